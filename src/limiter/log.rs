@@ -1,0 +1,255 @@
+//! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
+
+use super::run::{Place, Run};
+use super::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
+
+/// Only a log of more entries than this forgets what FORCE put beyond the limit: enough to keep
+/// small logs whole, few enough that a flood of forced requests takes a few kilobytes a key.
+const FORGETFUL_ABOVE: u64 = 1024;
+
+/// The units of one key, each with its own time.
+///
+/// All but the newest entry lie in a compact [`Run`]; the newest stays open here, since more
+/// units of the same millisecond join it.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    /// How long units are kept: the longest window that counted anything so far.
+    keep: Option<WindowMs>,
+    older: Run,
+    newest: Entry,
+    /// Where shorter windows began when they last counted: saves walking there from the front.
+    starts: Vec<Start>,
+}
+
+/// Units of one millisecond; none at all in an empty log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// When they were taken.
+    pub at: UnixMs,
+    /// How many.
+    pub units: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    window: WindowMs,
+    place: Place,
+}
+
+/// What counts in a window: from a place in the run to the newest unit.
+struct Held {
+    from: Place,
+    units: u64,
+}
+
+impl Log {
+    /// How long units are kept; `None` while it never held any.
+    pub fn keep(&self) -> Option<WindowMs> {
+        self.keep
+    }
+
+    /// Units held with a timestamp greater than `now - window`; a time before the newest
+    /// timestamp is read as that timestamp.
+    pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
+        self.held(window, now).units
+    }
+
+    /// Distinct timestamps that are still in the longest window.
+    pub fn entries(&self, now: UnixMs) -> u64 {
+        let Some(keep) = self.keep else { return 0 };
+        let held = self.held(keep, now);
+        if held.units == 0 { 0 } else { self.older.end().entries_since(&held.from.mark) + 1 }
+    }
+
+    /// Milliseconds from `now` until at most `room` units are in the window.
+    pub fn wait_until(&self, room: u64, window: WindowMs, now: UnixMs) -> u64 {
+        let held = self.held(window, now);
+        if held.units <= room {
+            return 0;
+        }
+        // The request fits when the entry that leaves too many units after it has left.
+        let end = self.older.end();
+        let last_to_leave = if room < self.newest.units {
+            self.newest.at
+        } else {
+            let before = self.older.seek(held.from, |mark| end.units_since(mark) + self.newest.units > room);
+            self.older.after(&before).map_or(self.newest.at, |after| UnixMs(after.mark.at_ms))
+        };
+        (last_to_leave + window).since(now)
+    }
+
+    /// Counts `units` at `now`, as far as the count does not saturate. `over` tells that they are
+    /// beyond a limit. Returns whether anything was counted.
+    #[inline]
+    pub fn add(&mut self, quotas: &[Quota], units: u64, now: UnixMs, over: bool) -> bool {
+        let now = now.max(self.newest.at);
+        let longest = longest(quotas);
+        let keep = self.longest_with(longest);
+        let held = self.held(keep, now);
+        let units = units.min(MAX_COUNT - held.units);
+        if units == 0 {
+            return false;
+        }
+        // No later request is read as of a time before this one: what is out now stays out.
+        if held.units == 0 {
+            *self = Log { keep: Some(longest), ..Log::default() };
+        } else {
+            self.older.drop_before(held.from);
+            self.keep = Some(keep);
+        }
+        self.push(Entry { at: now, units });
+        if over && self.keep == Some(longest) {
+            self.forget_beyond(quotas.iter().map(|quota| quota.limit).max().unwrap_or(0));
+        }
+        for quota in quotas.iter().filter(|quota| quota.window < keep) {
+            self.remember_start(quota.window, now);
+        }
+        true
+    }
+
+    /// Takes away up to `units` of those still in a window, the newest first. Returns whether
+    /// there were any.
+    pub fn give_back(&mut self, quotas: &[Quota], units: u64, now: UnixMs) -> bool {
+        let units = units.min(self.used(self.longest_with(longest(quotas)), now));
+        if units == 0 {
+            return false;
+        }
+        if units < self.newest.units {
+            self.newest.units -= units;
+            return true;
+        }
+        // The places of windows may lie in what goes now.
+        self.starts = Vec::new();
+        let rest = self.older.units() + self.newest.units - units;
+        let front = self.older.front();
+        let last = self.older.seek(front, |mark| mark.units_since(&front.mark) < rest);
+        self.newest = match self.older.after(&last) {
+            Some(after) if rest > 0 => {
+                Entry { at: UnixMs(after.mark.at_ms), units: rest - last.mark.units_since(&front.mark) }
+            }
+            _ => Entry { units: 0, ..self.newest },
+        };
+        self.older.truncate(last);
+        true
+    }
+
+    /// Whether it holds no unit at all.
+    pub fn is_empty(&self) -> bool {
+        self.newest.units == 0
+    }
+
+    /// Milliseconds from `now` until the last unit has left the longest window, those of `quotas`
+    /// among them, rounded up to an eighth of that window in absolute time: so the end moves
+    /// eight times a window, not at every request.
+    pub fn lifetime(&self, quotas: &[Quota], now: UnixMs) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
+        let keep = self.longest_with(longest(quotas));
+        let end = (self.newest.at + keep).0.next_multiple_of((keep.get() / 8).max(1));
+        UnixMs(end).since(now.max(self.newest.at))
+    }
+
+    /// Whether `quotas` name a window for longer than which it keeps its units.
+    pub fn keeps_too_little_for(&self, quotas: &[Quota]) -> bool {
+        !self.is_empty() && self.keep < Some(longest(quotas))
+    }
+
+    /// Whether its newest unit was taken later than `now`.
+    pub fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.newest.at > now && !self.is_empty()
+    }
+
+    /// Every entry held, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+        let older = self.older.iter().map(|(at_ms, units)| Entry { at: UnixMs(at_ms), units });
+        older.chain(std::iter::once(self.newest).filter(|entry| entry.units > 0))
+    }
+
+    /// A log of `entries`, later ones later, that keeps them for `keep`. `None` if an entry is
+    /// out of order, empty, older than `keep` or beyond the largest count: no log can be so.
+    pub fn restore(keep: WindowMs, entries: impl Iterator<Item = Option<Entry>>) -> Option<Log> {
+        let mut log = Log { keep: Some(keep), ..Log::default() };
+        let mut oldest = None;
+        for entry in entries {
+            let entry = entry?;
+            let held = log.older.units() + log.newest.units;
+            let later = log.is_empty() || entry.at > log.newest.at;
+            if entry.units == 0 || entry.units > MAX_COUNT - held || !later {
+                return None;
+            }
+            oldest = oldest.or(Some(entry.at));
+            log.push(entry);
+        }
+        (oldest? + keep > log.newest.at).then_some(log)
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        size_of::<Log>() + self.older.heap_bytes() + self.starts.capacity() * size_of::<Start>()
+    }
+
+    /// How many separate pieces of memory it holds.
+    pub fn allocations(&self) -> usize {
+        self.older.allocations()
+    }
+
+    /// See [`Run::relocate`].
+    pub fn relocate(&mut self, relocate: impl FnMut(Vec<u8>) -> Vec<u8>) {
+        self.older.relocate(relocate);
+    }
+
+    /// The longest window so far, `named` among them.
+    fn longest_with(&self, named: WindowMs) -> WindowMs {
+        self.keep.map_or(named, |keep| keep.max(named))
+    }
+
+    #[inline]
+    fn held(&self, window: WindowMs, now: UnixMs) -> Held {
+        let now = now.max(self.newest.at);
+        let start = self.starts.iter().find(|start| start.window == window);
+        let from = start.map_or(self.older.front(), |start| start.place);
+        let from = self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= now);
+        let open = if self.newest.at + window > now { self.newest.units } else { 0 };
+        Held { units: self.older.end().units_since(&from.mark) + open, from }
+    }
+
+    #[inline]
+    fn push(&mut self, entry: Entry) {
+        if self.newest.units > 0 && self.newest.at == entry.at {
+            self.newest.units += entry.units;
+            return;
+        }
+        if self.newest.units > 0 {
+            self.older.push(self.newest.at.0, self.newest.units);
+        }
+        self.newest = entry;
+    }
+
+    /// Forgets the oldest entries of a large log as long as `limit` units remain.
+    fn forget_beyond(&mut self, limit: u64) {
+        let end = *self.older.end();
+        let open = self.newest.units;
+        let from = self.older.seek(self.older.front(), |mark| {
+            end.entries_since(mark) >= FORGETFUL_ABOVE && end.units_since(mark) + open >= limit
+        });
+        self.older.drop_before(from);
+    }
+
+    fn remember_start(&mut self, window: WindowMs, now: UnixMs) {
+        let place = self.held(window, now).from;
+        if let Some(start) = self.starts.iter_mut().find(|start| start.window == window) {
+            start.place = place;
+            return;
+        }
+        if self.starts.len() == MAX_TIERS {
+            self.starts.remove(0);
+        }
+        self.starts.push(Start { window, place });
+    }
+}
+
+/// The longest window of `quotas`, which name at least one.
+fn longest(quotas: &[Quota]) -> WindowMs {
+    quotas.iter().map(|quota| quota.window).max().expect("a request names at least one window")
+}

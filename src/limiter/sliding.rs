@@ -1,0 +1,87 @@
+//! RL.SLIDING: this window's count and, of the one before, the share that still overlaps a
+//! window that ends now: `current + floor(previous * (window - elapsed) / window)`.
+//!
+//! Every function reads a counter that already stands at `now`. A count of 63 bits times a
+//! window of 39 fits 128 bits, so everything is exact.
+
+use super::counters::Counter;
+use super::{MAX_COUNT, UnixMs, WindowMs};
+
+/// Units that count at `now`, at most [`MAX_COUNT`].
+#[inline]
+pub fn used(counter: &Counter, now: UnixMs) -> u64 {
+    let window = counter.window.get();
+    let elapsed = now.since(counter.start());
+    (counter.current + scale(counter.previous, window - elapsed, window)).min(MAX_COUNT)
+}
+
+/// Milliseconds from `now` until at most `room` units count.
+///
+/// What counts only shrinks: in this window the previous units fade, in the next the current.
+#[inline]
+pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
+    if used(counter, now) <= room {
+        return 0;
+    }
+    let fits = if counter.current <= room {
+        let faded = fades_to(room - counter.current, counter.previous, counter.window);
+        UnixMs(counter.start().0 + faded)
+    } else {
+        UnixMs(counter.end().0 + fades_to(room, counter.current, counter.window))
+    };
+    fits.since(now)
+}
+
+/// The first millisecond at which nothing in it can count any more.
+#[inline]
+pub fn dies(counter: &Counter) -> UnixMs {
+    if counter.current > 0 { counter.end() + counter.window } else { counter.end() }
+}
+
+/// The first `elapsed`, at most `window`, with
+/// `floor(units * (window - elapsed) / window) <= room`.
+fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
+    if units <= room {
+        return 0;
+    }
+    // units * (window - elapsed) < (room + 1) * window
+    let overlap = ((u128::from(room) + 1) * u128::from(window.get()) - 1) / u128::from(units);
+    window.get() - overlap as u64
+}
+
+/// `floor(units * part / whole)`; `part` is at most `whole`.
+#[inline]
+fn scale(units: u64, part: u64, whole: u64) -> u64 {
+    match units.checked_mul(part) {
+        // Spares nearly every request the much longer division of 128 bits.
+        Some(product) => product / whole,
+        None => (u128::from(units) * u128::from(part) / u128::from(whole)) as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_elapsed_at_which_a_count_has_faded_is_exact() {
+        for window in 1..=12 {
+            for units in 0..=30 {
+                for room in 0..=31 {
+                    let first = (0..=window).find(|e| scale(units, window - e, window) <= room).unwrap();
+                    let window = WindowMs::new(window).unwrap();
+                    assert_eq!(fades_to(room, units, window), first, "{units} in {window:?} to {room}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scaling_is_exact_where_64_bits_do_not_hold_the_product() {
+        let day = WindowMs::MAX.get();
+        assert_eq!(scale(MAX_COUNT, day, day), MAX_COUNT);
+        assert_eq!(scale(MAX_COUNT, day - 1, day), MAX_COUNT - MAX_COUNT / day - 1);
+        assert_eq!(fades_to(MAX_COUNT - 1, MAX_COUNT, WindowMs::MAX), 1);
+        assert_eq!(fades_to(0, MAX_COUNT, WindowMs::MAX), day);
+    }
+}

@@ -1,0 +1,68 @@
+//! Unsigned integers in as few bytes as they need: 7 bits a byte, lowest first, the high bit set
+//! on all bytes but the last (LEB128).
+
+/// The longest encoding: 64 bits at 7 bits a byte.
+pub const MAX_LEN: usize = 10;
+
+/// Appends `value`.
+pub fn put(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// The integer at the start of `bytes` and how many bytes it takes.
+///
+/// `None` when the bytes end too early, hold more than 64 bits, or are longer than [`put`] would
+/// have made them: each value has one encoding.
+#[inline]
+pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
+    let first = *bytes.first()?;
+    if first < 0x80 {
+        return Some((u64::from(first), 1));
+    }
+    let mut value = u64::from(first & 0x7f);
+    for (i, &byte) in bytes.iter().enumerate().take(MAX_LEN).skip(1) {
+        let bits = u64::from(byte & 0x7f);
+        if i == MAX_LEN - 1 && bits > 1 {
+            return None;
+        }
+        value |= bits << (7 * i);
+        if byte < 0x80 {
+            return (byte != 0).then_some((value, i + 1));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_round_trips_and_no_shorter_or_longer_form_is_taken() {
+        for bits in 0..64 {
+            for value in [1u64 << bits, (1u64 << bits) - 1, u64::MAX >> bits] {
+                let mut bytes = Vec::new();
+                put(&mut bytes, value);
+                assert!(bytes.len() <= MAX_LEN);
+                assert_eq!(get(&bytes), Some((value, bytes.len())));
+                assert_eq!(get(&bytes[..bytes.len() - 1]), None, "cut short");
+                let last = bytes.len() - 1;
+                bytes[last] |= 0x80;
+                bytes.push(0);
+                assert_eq!(get(&bytes), None, "padded with a zero");
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_64_bits_are_refused() {
+        let mut bytes = [0xff; MAX_LEN];
+        bytes[MAX_LEN - 1] = 0x02;
+        assert_eq!(get(&bytes), None);
+        assert_eq!(get(&[0xff; 20]), None);
+    }
+}

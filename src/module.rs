@@ -1,0 +1,110 @@
+//! The one table of what is registered: the type, the commands, their ACL category.
+
+use std::ffi::{CStr, c_int};
+
+use redis_module::raw;
+
+use crate::server::registration::{Access, Argument, Description, Kind, Loading, Unloadable};
+use crate::{command, keyspace};
+
+const NAME: &CStr = c"rl";
+
+/// 1.0.0, as the server's MODULE LIST shows versions: two digits each for minor and patch.
+const VERSION: c_int = 1_00_00;
+
+const CATEGORY: &CStr = c"ratelimit";
+
+/// Where the server enters the module to load it.
+///
+/// # Safety
+///
+/// For the server alone: `ctx` is the context that it made for this.
+#[expect(unsafe_code, reason = "the server finds the module by this name and passes a raw context")]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    // SAFETY: `ctx` is what the server passed.
+    let loaded = unsafe { Loading::begin(ctx, NAME, VERSION) }.and_then(|loading| register(&loading));
+    match loaded {
+        Ok(()) => raw::REDISMODULE_OK as c_int,
+        Err(Unloadable) => raw::REDISMODULE_ERR as c_int,
+    }
+}
+
+fn register(loading: &Loading) -> Result<(), Unloadable> {
+    loading.declare_options();
+    keyspace::create_type(loading)?;
+    loading.create_category(CATEGORY);
+    loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;
+    loading.create_command::<command::Sliding>(&SLIDING, CATEGORY)?;
+    loading.create_command::<command::Log>(&LOG, CATEGORY)?;
+    loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
+    loading.create_command::<command::Info>(&INFO, CATEGORY)
+}
+
+const FIXED: Description = Description {
+    name: c"RL.FIXED",
+    summary: c"Limits requests by one count in each window, aligned to the Unix epoch.",
+    ..TAKE
+};
+
+const SLIDING: Description = Description {
+    name: c"RL.SLIDING",
+    summary:
+        c"Limits requests by this window's count and the last one's, weighted by how much of it overlaps.",
+    ..TAKE
+};
+
+const LOG: Description = Description {
+    name: c"RL.LOG",
+    summary: c"Limits requests exactly, by the time of every unit in the window.",
+    complexity: c"O(T) amortized, where T is the number of limit window pairs",
+    ..TAKE
+};
+
+const PEEK: Description = Description {
+    name: c"RL.PEEK",
+    flags: c"readonly fast",
+    access: Access::Read,
+    summary: c"Tells whether a request would be allowed, and takes nothing.",
+    tips: Some(c"nondeterministic_output"),
+    arguments: &[KEY, TIERS, COST, AT],
+    ..TAKE
+};
+
+const INFO: Description = Description {
+    name: c"RL.INFO",
+    flags: c"readonly fast",
+    arity: 2,
+    access: Access::Read,
+    summary: c"Shows what is counted in a key.",
+    complexity: c"O(1)",
+    tips: Some(c"nondeterministic_output"),
+    arguments: &[KEY],
+    ..TAKE
+};
+
+/// What RL.FIXED, RL.SLIDING and RL.LOG have in common.
+const TAKE: Description = Description {
+    name: c"",
+    flags: c"write deny-oom fast",
+    arity: -4,
+    access: Access::Update,
+    summary: c"",
+    complexity: c"O(T), where T is the number of limit window pairs",
+    since: c"1.0.0",
+    tips: None,
+    arguments: &[KEY, TIERS, COST, FORCE, AT],
+};
+
+const KEY: Argument = Argument::new(c"key", Kind::Key);
+const TIERS: Argument = Argument::blocks(
+    c"tier",
+    &[Argument::new(c"limit", Kind::Integer), Argument::new(c"window", Kind::Text)],
+);
+const COST: Argument = Argument::option(c"units", Kind::Integer, c"COST");
+const FORCE: Argument = Argument::option(c"force", Kind::Word, c"FORCE");
+const AT: Argument = Argument::option(c"unix-time-milliseconds", Kind::UnixTime, c"AT");

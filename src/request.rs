@@ -1,0 +1,361 @@
+//! From the arguments of a command to a [`Request`], or to the refusal that its caller reads.
+//!
+//! Every text that a user can be refused with stands here.
+
+use std::ffi::CStr;
+
+use crate::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, TooManyWindows, UnixMs, WindowMs};
+
+/// Why a command is answered with an error. The command has changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The server's own text for a wrong number of arguments.
+    Arity,
+    /// An error of this text, its code first.
+    Text(&'static CStr),
+}
+
+impl Refusal {
+    /// The key holds another type, or is counted by another algorithm.
+    pub const WRONG_TYPE: Refusal =
+        Refusal::Text(c"WRONGTYPE Operation against a key holding the wrong kind of value");
+    const LIMIT: Refusal = Refusal::Text(c"ERR limit must be an integer from 0 to 9007199254740991");
+    const WINDOW: Refusal = Refusal::Text(
+        c"ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d",
+    );
+    const SAME_WINDOW: Refusal = Refusal::Text(c"ERR window must be different in each limit window pair");
+    const PAIRS: Refusal = Refusal::Text(c"ERR limit window pairs must be from 1 to 8");
+    const COST: Refusal =
+        Refusal::Text(c"ERR COST must be an integer from -9007199254740991 to 9007199254740991");
+    const AT: Refusal =
+        Refusal::Text(c"ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991");
+    const SYNTAX: Refusal = Refusal::Text(c"ERR syntax error");
+    const LIVE_WINDOWS: Refusal =
+        Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
+    /// A panic was caught on the way: a bug of the module, not of its caller.
+    pub const INTERNAL: Refusal = Refusal::Text(c"ERR internal error of the rl module, see the server's log");
+}
+
+impl From<TooManyWindows> for Refusal {
+    fn from(_: TooManyWindows) -> Refusal {
+        Refusal::LIVE_WINDOWS
+    }
+}
+
+/// Which options a command takes besides COST and AT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Options {
+    /// FORCE too.
+    WithForce,
+    /// No others.
+    WithoutForce,
+}
+
+/// What a caller asks for: everything after the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    quotas: [Quota; MAX_TIERS],
+    tiers: usize,
+    /// Units to take or give back; 1 if not given.
+    pub cost: Cost,
+    /// Count the units even if the request is over the limit.
+    pub force: bool,
+    /// Decide as of this time instead of the clock's.
+    pub at: Option<UnixMs>,
+}
+
+impl Request {
+    /// The tiers in the order that they were named: 1 to [`MAX_TIERS`], each window different.
+    #[inline]
+    pub fn quotas(&self) -> &[Quota] {
+        &self.quotas[..self.tiers]
+    }
+
+    /// Reads `limit window [limit window ...]` and the options after it.
+    #[inline]
+    pub fn parse<'a>(args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Request, Refusal> {
+        let mut args = args.peekable();
+        let unused = Quota { limit: 0, window: WindowMs::MAX };
+        let mut request =
+            Request { quotas: [unused; MAX_TIERS], tiers: 0, cost: Cost(1), force: false, at: None };
+        // The first argument is a limit whatever it looks like, a later one if it begins as a
+        // number does: so a misspelt option is not taken for a limit.
+        while let Some(limit) = args.next_if(|arg| request.tiers == 0 || begins_a_number(arg)) {
+            let limit = parse_limit(limit).ok_or(Refusal::LIMIT)?;
+            let window = parse_window(args.next().ok_or(Refusal::Arity)?).ok_or(Refusal::WINDOW)?;
+            request.add(Quota { limit, window })?;
+        }
+        if request.tiers == 0 {
+            return Err(Refusal::Arity);
+        }
+        if args.peek().is_some() {
+            request.parse_options(args, options)?;
+        }
+        Ok(request)
+    }
+
+    #[inline]
+    fn add(&mut self, quota: Quota) -> Result<(), Refusal> {
+        if self.tiers == MAX_TIERS {
+            return Err(Refusal::PAIRS);
+        }
+        if self.quotas().iter().any(|other| other.window == quota.window) {
+            return Err(Refusal::SAME_WINDOW);
+        }
+        self.quotas[self.tiers] = quota;
+        self.tiers += 1;
+        Ok(())
+    }
+
+    fn parse_options<'a>(
+        &mut self,
+        mut args: impl Iterator<Item = &'a [u8]>,
+        options: Options,
+    ) -> Result<(), Refusal> {
+        let mut cost = None;
+        while let Some(name) = args.next() {
+            if name.eq_ignore_ascii_case(b"COST") && cost.is_none() {
+                let value = args.next().ok_or(Refusal::SYNTAX)?;
+                cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
+            } else if name.eq_ignore_ascii_case(b"AT") && self.at.is_none() {
+                let value = args.next().ok_or(Refusal::SYNTAX)?;
+                self.at = Some(UnixMs(parse_safe_integer(value).ok_or(Refusal::AT)?));
+            } else if name.eq_ignore_ascii_case(b"FORCE") && !self.force && options == Options::WithForce {
+                self.force = true;
+            } else {
+                return Err(Refusal::SYNTAX);
+            }
+        }
+        self.cost = cost.unwrap_or(self.cost);
+        Ok(())
+    }
+}
+
+fn begins_a_number(arg: &[u8]) -> bool {
+    arg.first().is_some_and(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.'))
+}
+
+fn parse_limit(arg: &[u8]) -> Option<u64> {
+    parse_safe_integer(arg)
+}
+
+fn parse_cost(arg: &[u8]) -> Option<Cost> {
+    let (units, sign) = match arg.strip_prefix(b"-") {
+        Some(units) => (units, -1),
+        None => (arg, 1),
+    };
+    let units = i64::try_from(parse_safe_integer(units)?).ok()?;
+    // As the server reads integers: no negative zero.
+    (units != 0 || sign > 0).then_some(Cost(sign * units))
+}
+
+fn parse_window(arg: &[u8]) -> Option<WindowMs> {
+    let digits = arg.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (number, unit) = arg.split_at(digits);
+    let unit_ms = match unit {
+        [] | [b's' | b'S'] => 1_000,
+        [b'm' | b'M', b's' | b'S'] => 1,
+        [b'm' | b'M'] => 60_000,
+        [b'h' | b'H'] => 3_600_000,
+        [b'd' | b'D'] => 86_400_000,
+        _ => return None,
+    };
+    WindowMs::new(parse_safe_integer(number)?.checked_mul(unit_ms)?)
+}
+
+/// A decimal integer from 0 to 2^53 - 1, written as the server writes integers: digits only, no
+/// leading zero.
+#[inline]
+fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
+    // 2^53 - 1 has 16 digits, and 16 digits cannot overflow 64 bits.
+    if arg.is_empty() || arg.len() > 16 || (arg[0] == b'0' && arg.len() > 1) {
+        return None;
+    }
+    let mut value = 0;
+    for byte in arg {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value * 10 + u64::from(digit);
+    }
+    (value <= MAX_SAFE_INTEGER).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Request, Refusal> {
+        parse_with(line, Options::WithForce)
+    }
+
+    fn parse_with(line: &str, options: Options) -> Result<Request, Refusal> {
+        Request::parse(line.split(' ').filter(|arg| !arg.is_empty()).map(str::as_bytes), options)
+    }
+
+    fn window_ms(window: &str) -> Result<u64, Refusal> {
+        parse(&format!("1 {window}")).map(|request| request.quotas()[0].window.get())
+    }
+
+    #[test]
+    fn windows_have_a_unit_in_either_case_or_are_seconds() {
+        for (window, ms) in [
+            ("1ms", 1),
+            ("1500MS", 1500),
+            ("7Ms", 7),
+            ("10", 10_000),
+            ("10s", 10_000),
+            ("10S", 10_000),
+            ("2m", 120_000),
+            ("2M", 120_000),
+            ("1h", 3_600_000),
+            ("1H", 3_600_000),
+            ("3650d", 315_360_000_000),
+            ("3650D", 315_360_000_000),
+            ("315360000000ms", 315_360_000_000),
+            ("315360000", 315_360_000_000),
+        ] {
+            assert_eq!(window_ms(window), Ok(ms), "{window}");
+        }
+    }
+
+    #[test]
+    fn other_windows_are_refused() {
+        for window in [
+            "0",
+            "0s",
+            "0ms",
+            "-1",
+            "-1s",
+            "+1",
+            "1.5s",
+            "s",
+            "ms",
+            "1 s",
+            "1w",
+            "1y",
+            "1mm",
+            "1sm",
+            "1µs",
+            "01",
+            "1e3",
+            "0x10",
+            "3651d",
+            "315360001",
+            "315360000001ms",
+            "99999999999999999999",
+            "9007199254740991d",
+            "1s\x00",
+            "\x001s",
+            "१s",
+            "inf",
+            "d",
+            "1dd",
+        ] {
+            assert_eq!(
+                window_ms(window),
+                if window == "1 s" { Err(Refusal::SYNTAX) } else { Err(Refusal::WINDOW) },
+                "{window:?}"
+            );
+        }
+        assert_eq!(
+            Request::parse([b"1".as_slice(), b""].into_iter(), Options::WithForce),
+            Err(Refusal::WINDOW)
+        );
+    }
+
+    #[test]
+    fn limits_go_from_0_to_the_largest_safe_integer() {
+        for limit in ["0", "1", "9007199254740991"] {
+            assert_eq!(
+                parse(&format!("{limit} 1s")).unwrap().quotas()[0].limit,
+                limit.parse::<u64>().unwrap()
+            );
+        }
+        for limit in [
+            "-1",
+            "9007199254740992",
+            "1.0",
+            "1e3",
+            "abc",
+            "0x1",
+            "+1",
+            "01",
+            "99999999999999999999999",
+            "-0",
+        ] {
+            assert_eq!(parse(&format!("{limit} 1s")), Err(Refusal::LIMIT), "{limit}");
+        }
+        assert_eq!(
+            Request::parse([b"".as_slice(), b"1s"].into_iter(), Options::WithForce),
+            Err(Refusal::LIMIT)
+        );
+    }
+
+    #[test]
+    fn up_to_8_pairs_keep_their_order() {
+        let request = parse("8 1s 7 2s 6 3s 5 4s 4 5s 3 6s 2 7s 1 8s cost 2").unwrap();
+        let limits: Vec<u64> = request.quotas().iter().map(|quota| quota.limit).collect();
+        assert_eq!(limits, [8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(parse("8 1s 7 2s 6 3s 5 4s 4 5s 3 6s 2 7s 1 8s 0 9s"), Err(Refusal::PAIRS));
+    }
+
+    #[test]
+    fn equal_windows_are_refused_however_they_are_written() {
+        assert_eq!(parse("1 60s 2 1m"), Err(Refusal::SAME_WINDOW));
+        assert_eq!(parse("1 1 2 1000ms"), Err(Refusal::SAME_WINDOW));
+    }
+
+    #[test]
+    fn options_come_in_any_order_and_either_case_each_once() {
+        let all = parse("1 1s COST -5 FORCE AT 9007199254740991").unwrap();
+        assert_eq!((all.cost, all.force, all.at), (Cost(-5), true, Some(UnixMs::MAX)));
+        assert_eq!(parse("1 1s at 9007199254740991 force cost -5"), Ok(all.clone()));
+        assert_eq!(parse("1 1s fOrCe At 9007199254740991 cOsT -5"), Ok(all));
+        let none = parse("1 1s").unwrap();
+        assert_eq!((none.cost, none.force, none.at), (Cost(1), false, None));
+        for line in [
+            "COST 1 COST 1",
+            "FORCE FORCE",
+            "AT 1 AT 1",
+            "COST",
+            "AT",
+            "FORCE COST",
+            "bogus",
+            "FORCE 1 2s",
+            "COST 1 2 3s",
+        ] {
+            assert_eq!(parse(&format!("1 1s {line}")), Err(Refusal::SYNTAX), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_peek_takes_no_force() {
+        assert_eq!(parse_with("1 1s FORCE", Options::WithoutForce), Err(Refusal::SYNTAX));
+        assert!(parse_with("1 1s COST 2 AT 3", Options::WithoutForce).is_ok());
+    }
+
+    #[test]
+    fn cost_and_at_are_safe_integers() {
+        for (cost, value) in
+            [("0", 0), ("-1", -1), ("9007199254740991", (1 << 53) - 1), ("-9007199254740991", 1 - (1 << 53))]
+        {
+            assert_eq!(parse(&format!("1 1s COST {cost}")).unwrap().cost, Cost(value));
+        }
+        for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
+            let args = [b"1".as_slice(), b"1s", b"COST", cost.as_bytes()];
+            assert_eq!(Request::parse(args.into_iter(), Options::WithForce), Err(Refusal::COST), "{cost}");
+        }
+        for at in ["-1", "9007199254740992", "now", "1.5"] {
+            assert_eq!(parse(&format!("1 1s AT {at}")), Err(Refusal::AT), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_limit_without_a_window_is_a_wrong_number_of_arguments() {
+        assert_eq!(parse("1"), Err(Refusal::Arity));
+        assert_eq!(parse("1 1s 2"), Err(Refusal::Arity));
+        assert_eq!(parse(""), Err(Refusal::Arity));
+    }
+}

@@ -1,0 +1,209 @@
+//! The server around the module: the call under way, the clock, the replication stream, the log
+//! and the allocator. With `keyspace` the only room that holds unsafe code.
+#![allow(unsafe_code)]
+
+mod allocator;
+pub mod registration;
+
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+
+use redis_module::raw;
+
+use crate::limiter::{Cost, UnixMs};
+use crate::request::Refusal;
+
+/// Calls a function of the module API that Redis 7.0 has; `Loading` saw that they are there.
+macro_rules! api {
+    ($function:ident($($arg:expr),* $(,)?)) => {
+        redis_module::raw::$function.expect("a function of Redis 7.0")($($arg),*)
+    };
+}
+pub(crate) use api;
+
+/// A command: what is to be done when it is called.
+pub trait Command {
+    /// Answers the call, or refuses it having changed nothing.
+    fn run(call: &Call) -> Result<(), Refusal>;
+}
+
+/// A command under way: its arguments and the ways to answer.
+pub struct Call<'a> {
+    ctx: *mut raw::RedisModuleCtx,
+    args: &'a [*mut raw::RedisModuleString],
+}
+
+/// How the server enters a command. A panic answers this client and leaves the server running.
+///
+/// # Safety
+///
+/// For the server alone: `ctx` and the `argc` strings of `argv` are valid until it returns.
+pub unsafe extern "C" fn entry<C: Command>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the caller passes `argc` strings, at least the command's name.
+    let args = unsafe { slice::from_raw_parts(argv, argc as usize) };
+    let call = Call { ctx, args };
+    match catch_unwind(AssertUnwindSafe(|| C::run(&call))) {
+        Ok(Ok(())) => {}
+        Ok(Err(refusal)) => call.refuse(refusal),
+        Err(_) => call.refuse(Refusal::INTERNAL),
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+impl Call<'_> {
+    /// The context, for the rooms that talk to the server.
+    pub(crate) fn ctx(&self) -> *mut raw::RedisModuleCtx {
+        self.ctx
+    }
+
+    /// The key that the command names: its first argument.
+    pub(crate) fn key_name(&self) -> *mut raw::RedisModuleString {
+        self.args[1]
+    }
+
+    /// The arguments after the key.
+    #[inline]
+    pub fn args_after_key(&self) -> impl Iterator<Item = &[u8]> {
+        self.args[2..].iter().map(|arg| {
+            let mut len = 0;
+            // SAFETY: the string lives as long as the call, and its bytes are not changed.
+            unsafe {
+                let bytes = api!(RedisModule_StringPtrLen(*arg, &mut len));
+                slice::from_raw_parts(bytes.cast::<u8>(), len)
+            }
+        })
+    }
+
+    /// Marks the key as modified, for WATCH and for client-side caching.
+    pub fn signal_modified(&self) {
+        // SAFETY: both live as long as the call.
+        unsafe { api!(RedisModule_SignalModifiedKey(self.ctx, self.key_name())) };
+    }
+
+    /// Publishes a keyspace event about the key.
+    pub fn notify(&self, event: Event) {
+        let (class, name) = match event {
+            Event::Limited => (raw::REDISMODULE_NOTIFY_MODULE, c"rl.limited"),
+            Event::Deleted => (raw::REDISMODULE_NOTIFY_GENERIC, c"del"),
+        };
+        // SAFETY: all live as long as the call.
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), self.key_name())) };
+    }
+
+    /// Sends to replicas and to the append-only file what this call did, with its time:
+    /// `command key limit window ... [COST n] FORCE AT ms`, the first `tiers` pairs of this call.
+    pub fn replicate(&self, command: &CStr, tiers: usize, cost: Cost, at: UnixMs) {
+        let key_and_pairs = &self.args[1..2 + 2 * tiers];
+        let pairs = key_and_pairs.as_ptr();
+        let count = key_and_pairs.len();
+        let (name, at) = (command.as_ptr(), at.0 as c_longlong);
+        let [cost_word, force, at_word] = [c"COST", c"FORCE", c"AT"].map(CStr::as_ptr);
+        // SAFETY: each format is followed by arguments of its types: v an array and its length,
+        // c a C string, l a long long.
+        unsafe {
+            if cost == Cost(1) {
+                let format = c"vccl".as_ptr();
+                api!(RedisModule_Replicate(self.ctx, name, format, pairs, count, force, at_word, at));
+            } else {
+                let (format, cost) = (c"vclccl".as_ptr(), cost.0 as c_longlong);
+                api!(RedisModule_Replicate(
+                    self.ctx, name, format, pairs, count, cost_word, cost, force, at_word, at
+                ));
+            }
+        }
+    }
+
+    /// Answers an array of integers.
+    #[inline]
+    pub fn reply_integers(&self, integers: &[i64]) {
+        self.reply_array(integers.len());
+        for integer in integers {
+            self.reply_integer(*integer);
+        }
+    }
+
+    /// Answers an array of which `len` answers are to follow.
+    #[inline]
+    pub fn reply_array(&self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithArray(self.ctx, len as c_long)) };
+    }
+
+    /// Answers a map of which `len` keys and values are to follow; in RESP2 a flat array.
+    pub fn reply_map(&self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithMap(self.ctx, len as c_long)) };
+    }
+
+    /// Answers an integer.
+    #[inline]
+    pub fn reply_integer(&self, integer: i64) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, integer as c_longlong)) };
+    }
+
+    /// Answers a bulk string.
+    pub fn reply_text(&self, text: &CStr) {
+        // SAFETY: the context lives as long as the call, and the server copies the text.
+        unsafe { api!(RedisModule_ReplyWithCString(self.ctx, text.as_ptr())) };
+    }
+
+    /// Answers null.
+    pub fn reply_null(&self) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        // SAFETY: the context lives as long as the call, and the server copies the text.
+        unsafe {
+            match refusal {
+                Refusal::Arity => api!(RedisModule_WrongArity(self.ctx)),
+                Refusal::Text(text) => api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())),
+            }
+        };
+    }
+}
+
+/// The keyspace events that this module publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// `rl.limited`, of the module class: a request was over a limit.
+    Limited,
+    /// `del`, of the generic class: giving back left nothing to remember, so the key went.
+    Deleted,
+}
+
+/// The server's clock.
+///
+/// Where the server offers it (Redis 7.2 and newer, Valkey) the time that it has read for this
+/// command, which stands still inside MULTI and scripts; in Redis 7.0 the time of this moment.
+#[inline]
+pub fn now() -> UnixMs {
+    // SAFETY: both functions only read.
+    let ms = unsafe {
+        match raw::RedisModule_CachedMicroseconds {
+            Some(cached_microseconds) => cached_microseconds() / 1000,
+            None => api!(RedisModule_Milliseconds()),
+        }
+    };
+    // A clock before 1970 reads as 1970.
+    UnixMs(u64::try_from(ms).unwrap_or(0)).min(UnixMs::MAX)
+}
+
+/// Writes a warning to the server's log.
+pub fn log_warning(message: &str) {
+    log(std::ptr::null_mut(), message);
+}
+
+fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
+    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    let (level, format): (*const c_char, *const c_char) = (c"warning".as_ptr(), c"%s".as_ptr());
+    // SAFETY: the format takes one C string; the server accepts a null context.
+    unsafe { api!(RedisModule_Log(ctx, level, format, message.as_ptr())) };
+}

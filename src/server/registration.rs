@@ -1,0 +1,260 @@
+//! Telling the server, while it loads the module, which commands there are and what they take.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::{null, null_mut};
+
+use redis_module::raw;
+
+use super::{Command, api, entry, log};
+
+/// The module being loaded.
+pub struct Loading {
+    ctx: *mut raw::RedisModuleCtx,
+}
+
+/// What the server is told about a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
+pub struct Description {
+    /// In upper case.
+    pub name: &'static CStr,
+    /// The server's command flags, separated by spaces.
+    pub flags: &'static CStr,
+    /// The number of arguments with the name; negative: at least as many.
+    pub arity: c_int,
+    /// How it uses its key, the first argument.
+    pub access: Access,
+    /// What it does, in one line.
+    pub summary: &'static CStr,
+    /// In big O notation.
+    pub complexity: &'static CStr,
+    /// The first version of the module that had it.
+    pub since: &'static CStr,
+    /// Hints for clients and proxies, separated by spaces.
+    pub tips: Option<&'static CStr>,
+    /// Everything after the name.
+    pub arguments: &'static [Argument],
+}
+
+/// How a command uses its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads it.
+    Read,
+    /// Reads it and writes what follows from that.
+    Update,
+}
+
+/// An argument of a command.
+pub struct Argument {
+    /// Its name.
+    pub name: &'static CStr,
+    /// What it is.
+    pub kind: Kind,
+    /// The word before its value, or the word itself.
+    pub token: Option<&'static CStr>,
+    /// Whether it may be left out.
+    pub optional: bool,
+    /// Whether it may be repeated.
+    pub multiple: bool,
+    /// What a block consists of.
+    pub parts: &'static [Argument],
+}
+
+impl Argument {
+    /// A mandatory argument without a token.
+    pub const fn new(name: &'static CStr, kind: Kind) -> Argument {
+        Argument { name, kind, token: None, optional: false, multiple: false, parts: &[] }
+    }
+
+    /// One that may be left out and is named by a token.
+    pub const fn option(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
+        Argument { token: Some(token), optional: true, ..Argument::new(name, kind) }
+    }
+
+    /// One or more of a group.
+    pub const fn blocks(name: &'static CStr, parts: &'static [Argument]) -> Argument {
+        Argument { multiple: true, parts, ..Argument::new(name, Kind::Block) }
+    }
+}
+
+/// What an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The key.
+    Key,
+    /// An integer.
+    Integer,
+    /// Any text.
+    Text,
+    /// A time.
+    UnixTime,
+    /// A word that stands for itself.
+    Word,
+    /// A group of arguments.
+    Block,
+}
+
+/// The module cannot be loaded; the log says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unloadable;
+
+impl Loading {
+    /// Makes the server's functions known and names the module.
+    ///
+    /// # Safety
+    ///
+    /// For `RedisModule_OnLoad` alone, first of all: `ctx` is what the server passed to it.
+    pub unsafe fn begin(
+        ctx: *mut raw::RedisModuleCtx,
+        name: &CStr,
+        version: c_int,
+    ) -> Result<Loading, Unloadable> {
+        let api = raw::REDISMODULE_APIVER_1 as c_int;
+        // SAFETY: the caller passes the server's context.
+        if unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) } != OK {
+            return Err(Unloadable);
+        }
+        let loading = Loading { ctx };
+        // SAFETY: the functions were set just now.
+        if unsafe { raw::RedisModule_SetCommandInfo }.is_none() {
+            return Err(loading.failed("this server is older than Redis 7.0"));
+        }
+        std::panic::set_hook(Box::new(|panic| super::log_warning(&format!("rl: {panic}"))));
+        Ok(loading)
+    }
+
+    /// Tells what the module takes upon itself: to notice when a read of stored bytes fails, to
+    /// be loaded while it serves, and to mark keys as modified only when they are.
+    pub fn declare_options(&self) {
+        let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
+            | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD
+            | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+        // SAFETY: the context is the loading one.
+        unsafe { api!(RedisModule_SetModuleOptions(self.ctx, options as c_int)) };
+    }
+
+    /// Creates a native type of this name of 9 characters, whose stored form has this version.
+    pub fn create_type(
+        &self,
+        name: &CStr,
+        encoding_version: c_int,
+        mut methods: raw::RedisModuleTypeMethods,
+    ) -> Result<*mut raw::RedisModuleType, Unloadable> {
+        // SAFETY: the server copies name and methods.
+        let created = unsafe {
+            api!(RedisModule_CreateDataType(self.ctx, name.as_ptr(), encoding_version, &mut methods))
+        };
+        if created.is_null() { Err(self.failed("cannot create the native type")) } else { Ok(created) }
+    }
+
+    /// Creates an ACL category, where the server has such of modules (Redis 7.4, Valkey 8).
+    pub fn create_category(&self, name: &CStr) {
+        // SAFETY: the server copies the name.
+        let added = unsafe { raw::RedisModule_AddACLCategory.map(|add| add(self.ctx, name.as_ptr())) };
+        if added.is_some_and(|status| status != OK) {
+            log(self.ctx, "rl: the ACL category of the module's commands cannot be created");
+        }
+    }
+
+    /// Creates a command of that category and tells the server all about it.
+    pub fn create_command<C: Command>(&self, about: &Description, category: &CStr) -> Result<(), Unloadable> {
+        let (name, flags) = (about.name.as_ptr(), about.flags.as_ptr());
+        // SAFETY: the server copies the strings; `entry` is made to be entered by it.
+        let created =
+            unsafe { api!(RedisModule_CreateCommand(self.ctx, name, Some(entry::<C>), flags, 1, 1, 1)) };
+        if created != OK {
+            return Err(self.failed("cannot create a command: is its name taken?"));
+        }
+        // SAFETY: the command was created just now.
+        let command = unsafe { api!(RedisModule_GetCommand(self.ctx, name)) };
+        if let (Some(set), Some(_)) =
+            // SAFETY: the statics of functions are written once, at load.
+            unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) }
+        {
+            // SAFETY: the server copies the name of the category.
+            unsafe { set(command, category.as_ptr()) };
+        }
+        if describe(command, about) != OK {
+            return Err(self.failed("cannot describe a command"));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, why: &str) -> Unloadable {
+        log(self.ctx, &format!("rl: not loaded: {why}"));
+        Unloadable
+    }
+}
+
+const OK: c_int = raw::REDISMODULE_OK as c_int;
+
+fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int {
+    let version = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let key_flags = match about.access {
+        Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        Access::Update => {
+            raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
+        }
+    };
+    // SAFETY: all zero is the end of a list, and means one key from the first argument on.
+    let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
+    key_specs[0].flags = u64::from(key_flags);
+    key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    key_specs[0].bs.index.pos = 1;
+
+    // The lists of parts, which must not move while the list of arguments points to them.
+    let mut parts: Vec<Vec<raw::RedisModuleCommandArg>> =
+        about.arguments.iter().map(|arg| list(arg.parts)).collect();
+    let mut arguments = list(about.arguments);
+    for (argument, parts) in arguments.iter_mut().zip(&mut parts) {
+        argument.subargs = if parts.len() > 1 { parts.as_mut_ptr() } else { null_mut() };
+    }
+    let info = raw::RedisModuleCommandInfo {
+        version: &version,
+        summary: about.summary.as_ptr(),
+        complexity: about.complexity.as_ptr(),
+        since: about.since.as_ptr(),
+        history: null_mut(),
+        tips: pointer(about.tips),
+        arity: about.arity,
+        key_specs: key_specs.as_mut_ptr(),
+        args: arguments.as_mut_ptr(),
+    };
+    // SAFETY: every list ends with a zeroed element, and the server copies all of it.
+    unsafe { api!(RedisModule_SetCommandInfo(command, &info)) }
+}
+
+/// The server's form of `arguments`, ended by a zeroed one.
+fn list(arguments: &[Argument]) -> Vec<raw::RedisModuleCommandArg> {
+    // SAFETY: numbers and pointers, for which zero is a value.
+    let end = || unsafe { std::mem::zeroed::<raw::RedisModuleCommandArg>() };
+    let each = |argument: &Argument| {
+        let flag = |set, flag: u32| if set { flag } else { 0 };
+        let flags = flag(argument.optional, raw::REDISMODULE_CMD_ARG_OPTIONAL)
+            | flag(argument.multiple, raw::REDISMODULE_CMD_ARG_MULTIPLE);
+        raw::RedisModuleCommandArg {
+            name: argument.name.as_ptr(),
+            type_: match argument.kind {
+                Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+                Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+                Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+                Kind::UnixTime => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_UNIX_TIME,
+                Kind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+                Kind::Block => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
+            },
+            key_spec_index: if argument.kind == Kind::Key { 0 } else { -1 },
+            token: pointer(argument.token),
+            flags: flags as c_int,
+            ..end()
+        }
+    };
+    arguments.iter().map(each).chain(std::iter::once_with(end)).collect()
+}
+
+fn pointer(text: Option<&CStr>) -> *const c_char {
+    text.map_or(null(), CStr::as_ptr)
+}
