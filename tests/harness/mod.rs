@@ -1,0 +1,357 @@
+//! Real servers with the module loaded: each on a free loopback port, in a temporary folder, and
+//! gone when the test is, whatever became of it.
+//!
+//! `REDIS_SERVER` names the server to run, `redis-server` if it is not set.
+
+use std::env;
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisError, RedisResult, Value};
+use tempfile::TempDir;
+
+/// How long a condition may take to come true before the test fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A figure reply: limited, limit, remaining, retry after, reset after.
+pub type Figures = [i64; 5];
+
+/// The module, built as users build it.
+pub fn module() -> &'static Path {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--release", "--lib", "--quiet"])
+            .current_dir(root)
+            .status()
+            .expect("cargo runs");
+        assert!(built.success(), "the module does not build");
+        let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+        target.join("release/libredis_rl.so")
+    })
+}
+
+/// A server. Dropping it ends it.
+pub struct Server {
+    child: Child,
+    port: u16,
+    args: Vec<String>,
+    folder: TempDir,
+}
+
+impl Server {
+    /// A server with the module and without persistence.
+    pub fn start() -> Server {
+        Server::with(&[])
+    }
+
+    /// A server with these settings too, as `--name value`.
+    pub fn with(settings: &[(&str, &str)]) -> Server {
+        let folder = TempDir::new().expect("a temporary folder");
+        let mut args = Vec::new();
+        let base = [
+            ("save", ""),
+            ("appendonly", "no"),
+            ("repl-diskless-sync-delay", "0"),
+            ("enable-debug-command", "local"),
+            ("enable-module-command", "local"),
+            ("loadmodule", module().to_str().expect("a path in UTF-8")),
+        ];
+        for (name, value) in base.iter().chain(settings) {
+            args.extend([format!("--{name}"), (*value).to_owned()]);
+        }
+        let (child, port) = launch(folder.path(), &args);
+        Server { child, port, args, folder }
+    }
+
+    /// A server that replicates `master`, once it does.
+    pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
+        let replica = Server::with(settings);
+        replica.call(&format!("REPLICAOF 127.0.0.1 {}", master.port)).expect("REPLICAOF");
+        wait_for("the replica to be online", || replica.info("master_link_status") == "up");
+        replica
+    }
+
+    /// Ends the server at once, as a crash would, and starts it again on what it left on disk.
+    pub fn crash_and_restart(&mut self) {
+        self.child.kill().expect("the server runs");
+        self.relaunch();
+    }
+
+    /// Shuts the server down and starts it again on what it left on disk.
+    pub fn restart(&mut self) {
+        // The connection breaks before it answers.
+        let _ = self.call("SHUTDOWN");
+        self.relaunch();
+    }
+
+    fn relaunch(&mut self) {
+        self.child.wait().expect("the server ends");
+        (self.child, self.port) = launch(self.folder.path(), &self.args);
+    }
+
+    /// The folder it keeps its files in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A new connection that speaks RESP2.
+    pub fn connect(&self) -> Connection {
+        self.connect_with("resp2")
+    }
+
+    /// A new connection that speaks RESP3.
+    pub fn connect_resp3(&self) -> Connection {
+        self.connect_with("resp3")
+    }
+
+    fn connect_with(&self, protocol: &str) -> Connection {
+        connect(self.port, protocol).expect("the server answers")
+    }
+
+    /// The reply to a command whose arguments are separated by spaces.
+    pub fn call(&self, line: &str) -> RedisResult<Value> {
+        command(line).query(&mut self.connect())
+    }
+
+    /// The reply to a command that has to succeed.
+    pub fn value(&self, line: &str) -> Value {
+        self.call(line).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    /// The five figures that a command answers.
+    pub fn figures(&self, line: &str) -> Figures {
+        figures(&self.value(line))
+    }
+
+    /// The integer that a command answers.
+    pub fn integer(&self, line: &str) -> i64 {
+        match self.value(line) {
+            Value::Int(integer) => integer,
+            other => panic!("{line}: {other:?} is no integer"),
+        }
+    }
+
+    /// The error that a command answers, as it goes over the wire.
+    pub fn error(&self, line: &str) -> String {
+        match self.call(line) {
+            Ok(value) => panic!("{line}: {value:?} is no error"),
+            Err(error) => error_text(&error),
+        }
+    }
+
+    /// A field of INFO.
+    pub fn info(&self, field: &str) -> String {
+        let info: String = command("INFO everything").query(&mut self.connect()).expect("INFO");
+        let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap_or_else(|| panic!("INFO has no {field}")).to_owned()
+    }
+
+    /// The digests of all its keys: equal in two servers that hold the same.
+    pub fn digest(&self) -> String {
+        format!("{:?}", self.value("DEBUG DIGEST"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a server in `folder` and waits until it has loaded what it found there.
+fn launch(folder: &Path, args: &[String]) -> (Child, u16) {
+    let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
+    for _ in 0..10 {
+        let port = free_port();
+        let log = File::create(folder.join("log")).expect("a log file");
+        let mut command = Command::new(&program);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder).args(args);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        end_with_this_thread(&mut command);
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {program:?}: {error}"));
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if child.try_wait().expect("its status").is_some() {
+                break;
+            }
+            if is_ready(port) {
+                return (child, port);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+        // Somebody else may have taken the port in the meantime.
+        assert!(log.contains("Address already in use"), "the server does not start:\n{log}");
+    }
+    panic!("no free port");
+}
+
+fn is_ready(port: u16) -> bool {
+    let ping = |mut connection| command("PING").query::<String>(&mut connection);
+    connect(port, "resp2").and_then(ping).is_ok_and(|pong| pong == "PONG")
+}
+
+fn connect(port: u16, protocol: &str) -> RedisResult<Connection> {
+    let url = format!("redis://127.0.0.1:{port}/?protocol={protocol}");
+    let connection = redis::Client::open(url)?.get_connection_with_timeout(PATIENCE)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    Ok(connection)
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// Has the system end the process when the test that starts it ends, even if that is killed.
+#[expect(unsafe_code, reason = "there is no safe way to ask for a signal on the parent's death")]
+fn end_with_this_thread(command: &mut Command) {
+    // SAFETY: prctl may be called between fork and exec, and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
+/// A command whose arguments are separated by spaces.
+pub fn command(line: &str) -> redis::Cmd {
+    let mut words = line.split_whitespace();
+    let mut command = redis::cmd(words.next().expect("a command"));
+    command.arg(words.collect::<Vec<_>>());
+    command
+}
+
+/// The five integers of a reply.
+pub fn figures(value: &Value) -> Figures {
+    let Value::Array(items) = value else { panic!("{value:?} is no array") };
+    let integers: Vec<i64> = items
+        .iter()
+        .map(|item| match item {
+            Value::Int(integer) => *integer,
+            other => panic!("{other:?} is no integer"),
+        })
+        .collect();
+    integers.try_into().unwrap_or_else(|_| panic!("{value:?} has not five figures"))
+}
+
+/// An error as it goes over the wire: its code, a space, its text.
+pub fn error_text(error: &RedisError) -> String {
+    [error.code(), error.detail()].into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// Waits until `condition` holds.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What a server sends to its replicas.
+pub struct ReplicationStream {
+    commands: Commands<BufReader<TcpStream>>,
+    marks: u32,
+}
+
+impl ReplicationStream {
+    /// Attaches to a server as a replica does.
+    pub fn of(server: &Server) -> ReplicationStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).expect("the server answers");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(b"PSYNC ? -1\r\n").expect("the server listens");
+        let mut reader = BufReader::new(stream);
+        assert!(read_line(&mut reader).starts_with("+FULLRESYNC"));
+        // The snapshot: newlines while it is made, its length, its bytes.
+        let mut header = String::new();
+        while header.is_empty() {
+            header = read_line(&mut reader);
+        }
+        let length = header.strip_prefix('$').and_then(|len| len.parse().ok()).expect("a snapshot");
+        std::io::copy(&mut reader.by_ref().take(length), &mut std::io::sink()).expect("the snapshot");
+        ReplicationStream { commands: Commands::of(reader), marks: 0 }
+    }
+
+    /// The commands sent since the last call, their arguments joined by spaces, without those
+    /// that keep the connection alive or choose the database.
+    pub fn commands(&mut self, server: &Server) -> Vec<String> {
+        self.marks += 1;
+        let mark = format!("PUBLISH end-of-commands {}", self.marks);
+        server.value(&mark);
+        let mut commands = Vec::new();
+        loop {
+            let command = self.commands.next().expect("a command");
+            if command == mark {
+                return commands;
+            }
+            if !["PING", "SELECT", "REPLCONF"].iter().any(|name| command.starts_with(name)) {
+                commands.push(command);
+            }
+        }
+    }
+}
+
+/// Every command of an append-only file in the order of its parts, but for those that choose the
+/// database.
+pub fn commands_in_aof(server: &Server) -> Vec<String> {
+    let mut parts: Vec<PathBuf> = std::fs::read_dir(server.folder().join("appendonlydir"))
+        .expect("an append-only folder")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "aof"))
+        .collect();
+    // "base" sorts before "incr".
+    parts.sort();
+    let mut commands = Vec::new();
+    for part in parts {
+        let part = Commands::of(File::open(part).expect("a part"));
+        commands.extend(part.filter(|command| !command.starts_with("SELECT")));
+    }
+    commands
+}
+
+/// The commands in a stream, their arguments joined by spaces, until it ends.
+struct Commands<R> {
+    parser: redis::Parser,
+    reader: R,
+}
+
+impl<R: Read> Commands<R> {
+    fn of(reader: R) -> Commands<R> {
+        Commands { parser: redis::Parser::new(), reader }
+    }
+}
+
+impl<R: Read> Iterator for Commands<R> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        let words: Vec<String> =
+            redis::from_redis_value(self.parser.parse_value(&mut self.reader).ok()?).expect("a command");
+        Some(words.join(" "))
+    }
+}
+
+fn read_line(reader: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    std::io::BufRead::read_line(reader, &mut line).expect("a line");
+    line.trim_end().to_owned()
+}

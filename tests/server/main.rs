@@ -1,0 +1,14 @@
+//! The contract, sentence by sentence, on a real server.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod clock;
+mod designs;
+mod keyspace;
+mod limits;
+mod persistence;
+mod registration;
+mod replication;
+mod refusals;
+mod replies;

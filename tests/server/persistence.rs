@@ -1,0 +1,1 @@
+//! What a restart, a copy and a dump keep.

@@ -1,0 +1,1 @@
+//! What replicas and the append-only file are sent.
