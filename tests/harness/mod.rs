@@ -55,19 +55,27 @@ impl Server {
 
     /// A server with these settings too, as `--name value`.
     pub fn with(settings: &[(&str, &str)]) -> Server {
+        let module = ("loadmodule", module().to_str().expect("a path in UTF-8"));
+        Server::bare(&[&[module], settings].concat())
+    }
+
+    /// A server that has not loaded the module.
+    pub fn without_module() -> Server {
+        Server::bare(&[])
+    }
+
+    fn bare(settings: &[(&str, &str)]) -> Server {
         let folder = TempDir::new().expect("a temporary folder");
-        let mut args = Vec::new();
         let base = [
             ("save", ""),
             ("appendonly", "no"),
             ("repl-diskless-sync-delay", "0"),
             ("enable-debug-command", "local"),
             ("enable-module-command", "local"),
-            ("loadmodule", module().to_str().expect("a path in UTF-8")),
         ];
-        for (name, value) in base.iter().chain(settings) {
-            args.extend([format!("--{name}"), (*value).to_owned()]);
-        }
+        let pairs = base.iter().chain(settings);
+        let args: Vec<String> =
+            pairs.flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]).collect();
         let (child, port) = launch(folder.path(), &args);
         Server { child, port, args, folder }
     }
@@ -158,6 +166,12 @@ impl Server {
         let info: String = command("INFO everything").query(&mut self.connect()).expect("INFO");
         let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap_or_else(|| panic!("INFO has no {field}")).to_owned()
+    }
+
+    /// Its clock, in Unix milliseconds.
+    pub fn clock_ms(&self) -> i64 {
+        let (seconds, micros): (i64, i64) = command("TIME").query(&mut self.connect()).expect("TIME");
+        seconds * 1_000 + micros / 1_000
     }
 
     /// The digests of all its keys: equal in two servers that hold the same.

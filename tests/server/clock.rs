@@ -1,0 +1,91 @@
+//! The clock that decides when no time is given.
+
+use redis::{ConnectionLike, Value};
+
+use crate::harness::{Server, command, figures};
+
+#[test]
+fn without_at_the_servers_clock_decides() {
+    let server = Server::start();
+    let day = 86_400_000;
+    for (name, end) in [("RL.FIXED", true), ("RL.LOG", false)] {
+        let before = server.clock_ms();
+        let [_, _, _, _, reset_after] = server.figures(&format!("{name} {name} 5 100d"));
+        let after = server.clock_ms();
+        if end {
+            let window_end = (before / (100 * day) + 1) * 100 * day;
+            assert!((window_end - after..=window_end - before).contains(&reset_after), "{reset_after}");
+        } else {
+            assert_eq!(reset_after, 100 * day);
+        }
+    }
+}
+
+#[test]
+fn a_time_given_and_the_clock_are_the_same_time() {
+    let server = Server::start();
+    let now = server.clock_ms();
+    server.value(&format!("RL.LOG k 1 1h AT {now}"));
+    let [limited, _, _, retry_after, _] = server.figures("RL.LOG k 1 1h");
+    assert_eq!(limited, 1);
+    assert!(retry_after <= 3_600_000 && retry_after > 3_500_000, "{retry_after}");
+}
+
+/// Whether this server has a clock that stands still during a command.
+fn has_cached_clock(server: &Server) -> bool {
+    !server.info("redis_version").starts_with("7.0")
+}
+
+#[test]
+fn the_clock_stands_still_inside_multi_where_the_server_offers_that() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let mut pipeline = redis::pipe();
+    pipeline.atomic();
+    for _ in 0..5_000 {
+        pipeline.cmd("RL.LOG").arg(&["k", "10000", "1h"]);
+    }
+    let replies: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
+    assert!(replies.iter().all(|reply| reply[0] == 0));
+    let Value::Array(info) = server.value("RL.INFO k") else { panic!("not an array") };
+    if has_cached_clock(&server) {
+        assert_eq!(info[5], Value::Int(1), "all in one millisecond");
+    }
+    assert_eq!(replies[4_999][2], 5_000);
+}
+
+#[test]
+fn commands_work_inside_a_script() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let script = redis::Script::new(
+        "local first = redis.call('RL.SLIDING', KEYS[1], ARGV[1], '10s', 'AT', '0')
+         local second = redis.call('RL.SLIDING', KEYS[1], ARGV[1], '10s', 'AT', '0')
+         return {first, second, redis.call('RL.PEEK', KEYS[1], ARGV[1], '10s', 'AT', '0')}",
+    );
+    let replies: Vec<Vec<i64>> = script.key("k").arg(1).invoke(&mut connection).unwrap();
+    assert_eq!(replies[0][0], 0);
+    assert_eq!(replies[1][0], 1);
+    assert_eq!(replies[2], replies[1]);
+    let error = redis::Script::new("return redis.call('RL.FIXED', KEYS[1], 'x', '10s')")
+        .key("k")
+        .invoke::<Value>(&mut connection);
+    assert!(error.unwrap_err().to_string().contains("limit must be an integer"));
+}
+
+#[test]
+fn commands_work_inside_a_transaction() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    command("MULTI").query::<()>(&mut connection).unwrap();
+    for line in ["RL.FIXED k 1 10s AT 0", "RL.FIXED k 1 10s AT 0", "RL.FIXED k x 10s", "RL.PEEK k 1 10s AT 0"]
+    {
+        command(line).query::<()>(&mut connection).unwrap();
+    }
+    let outcome = connection.req_command(&command("EXEC")).unwrap();
+    let Value::Array(replies) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(figures(&replies[0])[0], 0);
+    assert_eq!(figures(&replies[1])[0], 1);
+    assert!(matches!(replies[2], Value::ServerError(_)));
+    assert_eq!(figures(&replies[3])[0], 1);
+}

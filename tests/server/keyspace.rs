@@ -1,0 +1,235 @@
+//! Keys as the rest of the server sees them: their time to live, events, WATCH, tracking.
+
+use std::time::Duration;
+
+use redis::{PushKind, Value};
+
+use crate::harness::{Server, command};
+
+const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+#[test]
+fn no_key_is_without_a_time_to_live() {
+    let server = Server::start();
+    for name in COMMANDS {
+        for arguments in
+            ["5 10s", "5 1ms AT 0", "5 3650d", "5 10s 6 1d", "0 10s FORCE", "5 10s AT 9007199254740991"]
+        {
+            server.value("DEL k");
+            server.value(&format!("{name} k {arguments}"));
+            assert!(server.integer("PTTL k") > 0, "{name} {arguments}");
+            server.value(&format!("{name} k {arguments} COST 2"));
+            server.value(&format!("{name} k {arguments} COST -1"));
+            assert!(server.integer("PTTL k") > 0, "{name} {arguments}");
+        }
+    }
+}
+
+#[test]
+fn a_key_goes_when_nothing_in_it_can_matter_any_more() {
+    let server = Server::start();
+    let day = 86_400_000;
+    let into_day = server.clock_ms() % day;
+    assert!(into_day < day - 60_000, "run again after midnight");
+    for (name, longest) in
+        [("RL.FIXED", day - into_day), ("RL.SLIDING", 2 * day - into_day), ("RL.LOG", day + day / 8)]
+    {
+        server.value(&format!("{name} {name} 5 1d 5 10s"));
+        let ttl = server.integer(&format!("PTTL {name}"));
+        assert!(ttl <= longest, "{name}: {ttl}");
+        let [_, _, _, _, reset_after] = server.figures(&format!("RL.PEEK {name} 5 1d"));
+        assert!(ttl >= reset_after, "{name} goes before it is reset");
+    }
+}
+
+#[test]
+fn a_fixed_window_expires_to_the_millisecond() {
+    let server = Server::start();
+    server.value("RL.FIXED k 5 1h");
+    let hour = 3_600_000;
+    assert_eq!(server.integer("PEXPIRETIME k") % hour, 0);
+    server.value("RL.SLIDING s 5 1h");
+    assert_eq!(server.integer("PEXPIRETIME s") % hour, 0);
+}
+
+#[test]
+fn the_time_to_live_moves_only_when_it_has_to() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 100 100d"));
+        let expires = server.integer(&format!("PEXPIRETIME {name}"));
+        for _ in 0..20 {
+            server.value(&format!("{name} {name} 100 100d COST 2"));
+        }
+        assert_eq!(server.integer(&format!("PEXPIRETIME {name}")), expires, "{name}");
+        // A longer tier has it move.
+        server.value(&format!("{name} {name} 100 100d 100 3650d"));
+        assert!(server.integer(&format!("PEXPIRETIME {name}")) > expires, "{name}");
+    }
+}
+
+#[test]
+fn a_key_that_lost_its_time_to_live_gets_it_back_when_it_counts() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value(&format!("{name} k 100 100d"));
+        server.value("PERSIST k");
+        server.value(&format!("{name} k 100 100d"));
+        assert!(server.integer("PTTL k") > 0, "{name}");
+        server.value("PEXPIRE k 50000");
+        server.value(&format!("{name} k 100 100d"));
+        assert!(server.integer("PTTL k") > 50_000, "{name}");
+        server.value("DEL k");
+    }
+}
+
+#[test]
+fn a_key_written_with_at_stays_at_least_a_minute_by_the_servers_clock() {
+    let server = Server::start();
+    for name in COMMANDS {
+        for at in ["0", "9007199254740991"] {
+            server.value(&format!("{name} k 5 1ms AT {at}"));
+            let ttl = server.integer("PTTL k");
+            assert!((59_000..=60_000).contains(&ttl), "{name}: {ttl}");
+            server.value("DEL k");
+            server.value(&format!("{name} k 5 10d AT {at}"));
+            let ttl = server.integer("PTTL k");
+            assert!(ttl > 60_000 && ttl <= 20 * 86_400_000, "{name}: {ttl}");
+            server.value("DEL k");
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_was_told_outlasts_the_key() {
+    let server = Server::start();
+    server.value("RL.LOG k 1 10s");
+    let [limited, _, _, retry_after, _] = server.figures("RL.LOG k 1 1h");
+    assert_eq!(limited, 1);
+    assert!(retry_after > 3_500_000);
+    assert!(server.integer("PTTL k") >= retry_after);
+}
+
+#[test]
+fn an_expired_window_is_as_good_as_a_missing_key() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value(&format!("{name} k 1 1ms"));
+        crate::harness::wait_for("the window to pass", || server.figures("RL.PEEK k 1 1ms")[0] == 0);
+        crate::harness::wait_for("the key to go", || server.integer("EXISTS k") == 0);
+    }
+}
+
+#[test]
+fn a_limited_request_publishes_an_event_and_nothing_else_does() {
+    let server = Server::with(&[("notify-keyspace-events", "KEA")]);
+    let mut listener = server.connect();
+    let mut events = listener.as_pubsub();
+    events.psubscribe("__key*__:*").unwrap();
+    events.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    for name in COMMANDS {
+        server.value(&format!("{name} k 1 10s AT 0"));
+        server.value("RL.PEEK k 1 10s AT 0");
+        server.value(&format!("{name} k 1 10s COST 0 AT 0"));
+        server.value(&format!("{name} k 1 10s AT 0"));
+        server.value(&format!("{name} k 1 10s AT 0 FORCE"));
+        server.value(&format!("{name} k 1 10s AT 0 COST -2"));
+        server.value("SET end 1");
+        let mut seen = Vec::new();
+        while seen.last().is_none_or(|last: &String| last != "__keyevent@0__:set end") {
+            let message = events.get_message().unwrap();
+            let payload: String = message.get_payload().unwrap();
+            seen.push(format!("{} {payload}", message.get_channel_name()));
+        }
+        let about = |what: &str| seen.iter().filter(|event| event.contains(what)).count();
+        assert_eq!(about("__keyevent@0__:rl.limited k"), 2, "{name}: {seen:?}");
+        assert_eq!(about("__keyspace@0__:k rl.limited"), 2, "{name}: {seen:?}");
+        assert_eq!(about("__keyevent@0__:del k"), 1, "{name}: given back to nothing: {seen:?}");
+        assert_eq!(about("rl.") + about("del"), 6, "{name}: {seen:?}");
+    }
+}
+
+#[test]
+fn the_event_is_of_the_module_class() {
+    let server = Server::with(&[("notify-keyspace-events", "Ed")]);
+    let mut listener = server.connect();
+    let mut events = listener.as_pubsub();
+    events.subscribe("__keyevent@0__:rl.limited").unwrap();
+    events.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    server.value("RL.LOG k 0 10s");
+    assert_eq!(events.get_message().unwrap().get_payload::<String>().unwrap(), "k");
+}
+
+/// Lines after which a watched key has changed or not.
+fn watched() -> Vec<(String, bool)> {
+    let mut lines = Vec::new();
+    for name in COMMANDS {
+        for (options, changes) in [
+            ("9 10s", true),
+            ("1 10s", false),
+            ("1 10s FORCE", true),
+            ("9 10s COST 0", false),
+            ("9 10s COST -1", true),
+            ("9 10s COST 10", false),
+        ] {
+            lines.push((format!("{name} {name} {options} AT 0"), changes));
+        }
+        lines.push((format!("RL.PEEK {name} 9 10s AT 0"), false));
+        lines.push((format!("RL.INFO {name}"), false));
+    }
+    lines
+}
+
+#[test]
+fn only_a_change_to_what_is_counted_fails_a_watch() {
+    let server = Server::start();
+    for (line, changes) in watched() {
+        let key = line.split(' ').nth(1).unwrap();
+        server.value("FLUSHALL");
+        if let Some(name) = COMMANDS.iter().find(|name| **name == key) {
+            server.value(&format!("{name} {key} 9 10s AT 0"));
+        }
+        let mut watcher = server.connect();
+        command(&format!("WATCH {key}")).query::<()>(&mut watcher).unwrap();
+        server.value(&line);
+        command("MULTI").query::<()>(&mut watcher).unwrap();
+        command("PING").query::<()>(&mut watcher).unwrap();
+        let outcome: Value = command("EXEC").query(&mut watcher).unwrap();
+        assert_eq!(outcome == Value::Nil, changes, "{line}");
+    }
+}
+
+#[test]
+fn only_a_change_to_what_is_counted_invalidates_client_caches() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 9 10s AT 0"));
+    }
+    let (sender, invalidations) = std::sync::mpsc::channel();
+    let url = format!("redis://127.0.0.1:{}/?protocol=resp3", server.port());
+    let mut cache = redis::Client::open(url).unwrap().get_connection().unwrap();
+    cache.set_push_sender(sender);
+    command("CLIENT TRACKING ON").query::<()>(&mut cache).unwrap();
+    for (line, changes) in watched() {
+        let key = line.split(' ').nth(1).unwrap();
+        if !server.call(&format!("EXISTS {key}")).is_ok_and(|there| there == Value::Int(1)) {
+            server.value(&format!("{key} {key} 9 10s AT 0"));
+        }
+        command(&format!("RL.PEEK {key} 9 10s AT 0")).query::<()>(&mut cache).unwrap();
+        server.value(&line);
+        // The invalidation, if there is one, comes before this reply.
+        command("PING").query::<()>(&mut cache).unwrap();
+        let invalidated = invalidations.try_iter().any(|push| push.kind == PushKind::Invalidate);
+        assert_eq!(invalidated, changes, "{line}");
+    }
+}
+
+#[test]
+fn other_databases_have_limiters_of_their_own() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    command("RL.FIXED k 1 10s AT 0").query::<()>(&mut connection).unwrap();
+    command("SELECT 1").query::<()>(&mut connection).unwrap();
+    let there: Vec<i64> = command("RL.FIXED k 1 10s AT 0").query(&mut connection).unwrap();
+    assert_eq!(there[0], 0);
+}

@@ -1,0 +1,312 @@
+//! What counts as used, and until when.
+
+use crate::harness::Server;
+
+const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+/// Remaining of a peek with a large limit, subtracted from it.
+fn used(server: &Server, window: &str, at: u64) -> i64 {
+    1_000_000 - server.figures(&format!("RL.PEEK k 1000000 {window} AT {at}"))[2]
+}
+
+#[test]
+fn fixed_windows_are_aligned_to_the_epoch() {
+    let server = Server::start();
+    server.value("RL.FIXED k 9 10s AT 19999");
+    assert_eq!(used(&server, "10s", 19_999), 1);
+    assert_eq!(used(&server, "10s", 20_000), 0);
+    assert_eq!(server.figures("RL.FIXED k 9 10s AT 20000"), [0, 9, 8, -1, 10_000]);
+}
+
+#[test]
+fn a_sliding_counter_weighs_the_window_before_by_what_still_overlaps() {
+    let server = Server::start();
+    server.value("RL.SLIDING k 100 10s COST 7 AT 15000");
+    for (at, counted) in
+        [(15_000, 7), (19_999, 7), (20_000, 7), (20_001, 6), (25_000, 3), (28_571, 1), (28_572, 0)]
+    {
+        assert_eq!(used(&server, "10s", at), counted, "at {at}");
+    }
+    server.value("RL.SLIDING k 100 10s COST 2 AT 25000");
+    assert_eq!(used(&server, "10s", 25_000), 2 + 3);
+    assert_eq!(used(&server, "10s", 30_000), 2);
+    assert_eq!(used(&server, "10s", 40_000), 0);
+}
+
+#[test]
+fn a_unit_in_a_log_is_free_again_exactly_one_window_later() {
+    let server = Server::start();
+    server.value("RL.LOG k 3 10s AT 12345");
+    server.value("RL.LOG k 3 10s COST 2 AT 15000");
+    assert_eq!(used(&server, "10s", 22_344), 3);
+    assert_eq!(used(&server, "10s", 22_345), 2);
+    assert_eq!(used(&server, "10s", 24_999), 2);
+    assert_eq!(used(&server, "10s", 25_000), 0);
+}
+
+#[test]
+fn waiting_exactly_retry_after_is_enough_and_one_ms_less_is_not() {
+    let server = Server::start();
+    for name in COMMANDS {
+        for (first, second, cost) in
+            [(1_000, 4_321, 1), (1_000, 4_321, 4), (9_999, 10_000, 3), (0, 10_001, 5)]
+        {
+            server.value("DEL k");
+            server.value(&format!("{name} k 5 10s 7 1m COST 3 AT {first}"));
+            server.value(&format!("{name} k 5 10s 7 1m COST 2 AT {second}"));
+            let now = second + 5;
+            let [limited, _, _, retry_after, reset_after] =
+                server.figures(&format!("{name} k 5 10s 7 1m COST {cost} AT {now}"));
+            if limited == 0 {
+                continue;
+            }
+            let peek =
+                |wait: i64| server.figures(&format!("RL.PEEK k 5 10s 7 1m COST {cost} AT {}", now + wait))[0];
+            assert_eq!((peek(retry_after - 1), peek(retry_after)), (1, 0), "{name} after {retry_after} ms");
+            assert!(reset_after >= retry_after || cost > 5);
+        }
+    }
+}
+
+#[test]
+fn reset_after_is_the_wait_of_a_request_for_the_whole_limit() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 5 10s COST 2 AT 1000"));
+        server.value(&format!("{name} {name} 5 10s COST 2 AT 11000"));
+        let reset_after = server.figures(&format!("RL.PEEK {name} 5 10s AT 12000"))[4];
+        let whole = server.figures(&format!("RL.PEEK {name} 5 10s COST 5 AT 12000"));
+        assert_eq!((whole[0], whole[3]), (1, reset_after), "{name}");
+        let at = 12_000 + reset_after;
+        assert_eq!(server.figures(&format!("RL.PEEK {name} 5 10s COST 5 AT {at}"))[0], 0, "{name}");
+        assert_eq!(server.figures(&format!("RL.PEEK {name} 5 10s COST 5 AT {}", at - 1))[0], 1, "{name}");
+    }
+}
+
+#[test]
+fn all_tiers_allow_a_request_or_nothing_is_counted_in_any() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value("DEL k");
+        assert_eq!(server.figures(&format!("{name} k 10 10s 2 100s COST 2 AT 0"))[0], 0);
+        let before = server.digest();
+        assert_eq!(server.figures(&format!("{name} k 10 10s 2 100s AT 0"))[0], 1);
+        assert_eq!(server.digest(), before, "{name}");
+        assert_eq!((used(&server, "10s", 0), used(&server, "100s", 0)), (2, 2), "{name}");
+    }
+}
+
+#[test]
+fn force_counts_over_the_limit_and_says_so() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value("DEL k");
+        assert_eq!(
+            server.figures(&format!("{name} k 2 10s FORCE COST 2 AT 0"))[..4],
+            [0, 2, 0, -1],
+            "{name}"
+        );
+        let [limited, limit, remaining, retry_after, _] =
+            server.figures(&format!("{name} k 2 10s FORCE COST 2 AT 0"));
+        assert_eq!((limited, limit, remaining), (1, 2, 0), "{name}");
+        assert_eq!(used(&server, "10s", 0), 4, "{name}");
+        // The wait is that of the same request with all that was counted.
+        let peek = |at: i64| server.figures(&format!("RL.PEEK k 2 10s COST 2 AT {at}"))[0];
+        assert_eq!((peek(retry_after - 1), peek(retry_after)), (1, 0), "{name}");
+    }
+}
+
+#[test]
+fn counts_saturate() {
+    let server = Server::start();
+    let max = 9_007_199_254_740_991u64;
+    for name in COMMANDS {
+        server.value("DEL k");
+        let mut connection = server.connect();
+        let mut pipeline = redis::pipe();
+        for _ in 0..1_025 {
+            pipeline.cmd(name).arg(&["k", "1", "3650d", "FORCE", "AT", "0", "COST", &max.to_string()]);
+        }
+        let replies: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
+        assert_eq!(replies[1_024][..3], [1, 1, 0], "{name}");
+        let whole = server.figures(&format!("RL.PEEK k {max} 3650d COST {max} AT 0"));
+        assert_eq!((whole[0], whole[2]), (1, 0), "{name}");
+        // Full: what was counted is what can be given back.
+        server.value(&format!("{name} k 1 3650d COST -{max} AT 0"));
+        assert_eq!(server.figures(&format!("RL.PEEK k {max} 3650d AT 0"))[2], 0, "{name}");
+    }
+}
+
+#[test]
+fn a_cost_of_zero_takes_nothing_and_creates_no_key() {
+    let server = Server::start();
+    for name in COMMANDS {
+        assert_eq!(server.figures(&format!("{name} k 5 10s COST 0 AT 0")), [0, 5, 5, -1, 0]);
+        assert_eq!(server.figures(&format!("{name} k 5 10s COST 0 FORCE AT 0")), [0, 5, 5, -1, 0]);
+        assert_eq!(server.integer("EXISTS k"), 0, "{name}");
+        server.value(&format!("{name} k 1 10s AT 0"));
+        assert_eq!(server.figures(&format!("{name} k 1 10s COST 0 AT 0"))[..4], [0, 1, 0, -1], "{name}");
+        server.value("DEL k");
+    }
+}
+
+#[test]
+fn giving_back_takes_the_newest_units_first_and_stops_at_empty() {
+    let server = Server::start();
+    server.value("RL.FIXED k 9 10s COST 5 AT 1000");
+    server.value("RL.FIXED k 9 10s COST 3 AT 12000");
+    assert_eq!(server.figures("RL.FIXED k 9 10s COST -2 AT 12000"), [0, 9, 8, -1, 8_000]);
+    assert_eq!(server.figures("RL.FIXED k 9 10s COST -7 AT 12000"), [0, 9, 9, -1, 0]);
+    assert_eq!(server.integer("EXISTS k"), 0, "nothing is left to remember");
+
+    server.value("RL.SLIDING k 9 10s COST 5 AT 1000");
+    server.value("RL.SLIDING k 9 10s COST 3 AT 12000");
+    server.value("RL.SLIDING k 9 10s COST -4 AT 12000");
+    assert_eq!(used(&server, "10s", 12_000), 3, "none of this window, 4 * 0.8 of the last");
+    server.value("RL.SLIDING k 9 10s COST -9 AT 12000");
+    assert_eq!(server.integer("EXISTS k"), 0);
+
+    for at in [1_000, 2_000, 2_000, 3_000] {
+        server.value(&format!("RL.LOG k 9 10s AT {at}"));
+    }
+    server.value("RL.LOG k 9 10s COST -2 AT 4000");
+    assert_eq!((used(&server, "10s", 4_000), used(&server, "10s", 11_000)), (2, 1), "1000 and 2000 are left");
+    server.value("RL.LOG k 9 10s COST -9 AT 4000");
+    assert_eq!(server.integer("EXISTS k"), 0);
+}
+
+#[test]
+fn giving_back_to_a_missing_key_creates_none() {
+    let server = Server::start();
+    for name in COMMANDS {
+        assert_eq!(server.figures(&format!("{name} k 5 10s COST -3 AT 0")), [0, 5, 5, -1, 0]);
+        assert_eq!(server.integer("EXISTS k"), 0, "{name}");
+    }
+}
+
+#[test]
+fn units_that_have_left_the_window_cannot_be_given_back() {
+    let server = Server::start();
+    server.value("RL.FIXED k 9 10s COST 5 AT 1000");
+    assert_eq!(server.figures("RL.FIXED k 9 10s COST -5 AT 10000"), [0, 9, 9, -1, 0]);
+    assert_eq!(used(&server, "10s", 9_999), 5, "a fixed window gives back of this window alone");
+    server.value("DEL k");
+    server.value("RL.LOG k 9 10s AT 1000");
+    server.value("RL.LOG k 9 10s AT 5000");
+    server.value("RL.LOG k 9 10s COST -5 AT 11000");
+    assert_eq!(used(&server, "10s", 11_000), 0);
+}
+
+#[test]
+fn changing_the_limit_takes_effect_at_once_and_counts_stay() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value("DEL k");
+        server.value(&format!("{name} k 5 10s COST 4 AT 0"));
+        assert_eq!(server.figures(&format!("{name} k 3 10s AT 0"))[..3], [1, 3, 0], "{name}");
+        assert_eq!(server.figures(&format!("{name} k 3 10s COST 0 AT 0"))[..3], [0, 3, 0], "{name}");
+        assert_eq!(server.figures(&format!("{name} k 8 10s AT 0"))[..3], [0, 8, 3], "{name}");
+    }
+}
+
+#[test]
+fn each_window_length_has_a_counter_of_its_own() {
+    let server = Server::start();
+    for name in ["RL.FIXED", "RL.SLIDING"] {
+        server.value("DEL k");
+        server.value(&format!("{name} k 5 10s COST 4 AT 0"));
+        assert_eq!(
+            server.figures(&format!("{name} k 5 20s AT 0"))[..3],
+            [0, 5, 4],
+            "{name}: a new one is empty"
+        );
+        assert_eq!((used(&server, "10s", 0), used(&server, "20s", 0)), (4, 1), "{name}");
+    }
+}
+
+#[test]
+fn a_key_holds_at_most_8_live_window_lengths_and_old_ones_go() {
+    let server = Server::start();
+    for name in ["RL.FIXED", "RL.SLIDING"] {
+        server.value("DEL k");
+        for seconds in 1..=8 {
+            server.value(&format!("{name} k 5 {seconds}h AT 0"));
+        }
+        let before = server.digest();
+        let error = server.error(&format!("{name} k 5 9h AT 0"));
+        assert_eq!(error, "ERR window must be one of at most 8 in a key that still count");
+        assert_eq!(server.digest(), before, "{name}: the error changed nothing");
+        assert_eq!(
+            server.figures(&format!("{name} k 5 8h AT 0"))[..3],
+            [0, 5, 3],
+            "{name}: a known one goes on"
+        );
+        // The window of an hour is over, so there is room.
+        let over = if name == "RL.FIXED" { 3_600_000 } else { 7_200_000 };
+        assert_eq!(server.figures(&format!("{name} k 5 9h AT {over}"))[..3], [0, 5, 4], "{name}");
+    }
+}
+
+#[test]
+fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_for_the_longest() {
+    let server = Server::start();
+    for at in [0, 4_000, 8_000] {
+        server.value(&format!("RL.LOG k 9 10s AT {at}"));
+    }
+    assert_eq!((used(&server, "5s", 8_000), used(&server, "1s", 8_000)), (2, 1));
+    // A longer window counts what is still there, and from now on keeps it.
+    server.value("RL.LOG k 9 1m AT 9000");
+    assert_eq!((used(&server, "1m", 9_000), used(&server, "10s", 9_000)), (4, 4));
+    assert_eq!((used(&server, "1m", 59_999), used(&server, "1m", 60_000)), (4, 3));
+    // A shorter one does not make it forget.
+    server.value("RL.LOG k 9 1s AT 20000");
+    assert_eq!((used(&server, "1m", 20_000), used(&server, "1s", 20_000)), (5, 1));
+}
+
+#[test]
+fn a_large_log_under_force_forgets_only_beyond_the_largest_limit() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let mut pipeline = redis::pipe();
+    for at in 0..5_000 {
+        pipeline.cmd("RL.LOG").arg(&["k", "10", "1s", "2000", "1h", "FORCE", "AT", &at.to_string()]);
+    }
+    let _: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
+    let counted = used(&server, "1h", 5_000);
+    assert!((2_000..2_100).contains(&counted), "{counted}");
+    assert_eq!(used(&server, "1s", 5_000), 999);
+    // Those that are left are the newest: the first of the limit's 2000 leaves at its time.
+    let [limited, _, _, retry_after, _] = server.figures("RL.PEEK k 2000 1h AT 5000");
+    assert_eq!((limited, retry_after), (1, 3_000 + 3_600_000 - 5_000));
+}
+
+#[test]
+fn time_never_runs_back_for_a_key() {
+    let server = Server::start();
+    // A time before the window that a counter is in is read as that window's start.
+    server.value("RL.FIXED k 3 10s COST 2 AT 25000");
+    assert_eq!(server.figures("RL.FIXED k 3 10s AT 5000"), [0, 3, 0, -1, 25_000]);
+    assert_eq!(used(&server, "10s", 25_000), 3);
+    let [limited, _, _, retry_after, _] = server.figures("RL.FIXED k 3 10s AT 5000");
+    assert_eq!((limited, retry_after), (1, 25_000), "it is still exactly so long until it is allowed");
+
+    server.value("DEL k");
+    server.value("RL.SLIDING k 8 10s COST 4 AT 15000");
+    server.value("RL.SLIDING k 8 10s COST 2 AT 25000");
+    assert_eq!(used(&server, "10s", 1_000), 2 + 4);
+    assert_eq!(server.figures("RL.SLIDING k 8 10s COST 2 AT 1000")[..3], [0, 8, 0]);
+    assert_eq!(used(&server, "10s", 25_000), 4 + 2);
+
+    // A time before a log's newest timestamp is read as that timestamp.
+    server.value("DEL k");
+    server.value("RL.LOG k 3 10s AT 1000");
+    server.value("RL.LOG k 3 10s AT 9000");
+    server.value("RL.LOG k 3 10s AT 2000");
+    assert_eq!((used(&server, "10s", 11_000), used(&server, "10s", 18_999)), (2, 2));
+    assert_eq!(used(&server, "10s", 19_000), 0);
+    assert_eq!(
+        server.figures("RL.LOG k 2 10s AT 500")[..4],
+        [1, 2, 0, 18_500],
+        "1000 and two of 9000 are there"
+    );
+}

@@ -8,7 +8,7 @@ mod designs;
 mod keyspace;
 mod limits;
 mod persistence;
+mod refusals;
 mod registration;
 mod replication;
-mod refusals;
 mod replies;

@@ -1,0 +1,162 @@
+//! Every error: its text, and that it has changed nothing.
+
+use redis::Value;
+
+use crate::harness::{Server, error_text};
+
+const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";
+const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
+const SAME_WINDOW: &str = "ERR window must be different in each limit window pair";
+const PAIRS: &str = "ERR limit window pairs must be from 1 to 8";
+const COST: &str = "ERR COST must be an integer from -9007199254740991 to 9007199254740991";
+const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991";
+const SYNTAX: &str = "ERR syntax error";
+const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// Arguments after the key, and what they are refused with.
+const REFUSED: [(&str, &str); 31] = [
+    ("-1 10s", LIMIT),
+    ("9007199254740992 10s", LIMIT),
+    ("1.5 10s", LIMIT),
+    ("many 10s", LIMIT),
+    ("COST 10s", LIMIT),
+    ("1 10s -1 20s", LIMIT),
+    ("1 0", WINDOW),
+    ("1 -10s", WINDOW),
+    ("1 1.5s", WINDOW),
+    ("1 10w", WINDOW),
+    ("1 s", WINDOW),
+    ("1 3651d", WINDOW),
+    ("1 315360000001ms", WINDOW),
+    ("1 99999999999999999999d", WINDOW),
+    ("1 10s 1 COST", WINDOW),
+    ("1 10s 2 10000ms", SAME_WINDOW),
+    ("1 10s 2 10", SAME_WINDOW),
+    ("1 1s 1 2s 1 3s 1 4s 1 5s 1 6s 1 7s 1 8s 1 9s", PAIRS),
+    ("1 10s COST", SYNTAX),
+    ("1 10s COST 9007199254740992", COST),
+    ("1 10s COST -9007199254740992", COST),
+    ("1 10s COST one", COST),
+    ("1 10s AT", SYNTAX),
+    ("1 10s AT -1", AT),
+    ("1 10s AT 9007199254740992", AT),
+    ("1 10s AT now", AT),
+    ("1 10s COST 1 COST 1", SYNTAX),
+    ("1 10s AT 1 AT 1", SYNTAX),
+    ("1 10s BOGUS", SYNTAX),
+    ("1 10s COST 1 2 20s", SYNTAX),
+    ("1 10s COST 1 AT 1 %s\u{7f}", SYNTAX),
+];
+
+#[test]
+fn bad_arguments_are_named_with_their_range_and_change_nothing() {
+    let server = Server::start();
+    for (name, key) in [("RL.FIXED", "f"), ("RL.SLIDING", "s"), ("RL.LOG", "l"), ("RL.PEEK", "f")] {
+        if name != "RL.PEEK" {
+            server.value(&format!("{name} {key} 5 10s COST 2 AT 0"));
+        }
+        let before = server.digest();
+        for (arguments, error) in REFUSED {
+            assert_eq!(server.error(&format!("{name} {key} {arguments}")), error, "{name} {arguments}");
+            assert_eq!(server.error(&format!("{name} missing {arguments}")), error, "{name} {arguments}");
+        }
+        assert_eq!(server.digest(), before, "{name}");
+    }
+    assert_eq!(server.error("RL.FIXED f 1 10s FORCE FORCE"), SYNTAX);
+    assert_eq!(server.error("RL.PEEK f 1 10s FORCE"), SYNTAX, "a peek takes nothing, forced or not");
+    assert_eq!(server.integer("DBSIZE"), 3);
+}
+
+#[test]
+fn a_wrong_number_of_arguments_is_the_servers_own_error() {
+    let server = Server::start();
+    for line in [
+        "RL.FIXED",
+        "RL.SLIDING k",
+        "RL.LOG k 1",
+        "RL.PEEK k 1",
+        "RL.INFO",
+        "RL.INFO k k",
+        "RL.FIXED k 1 10s 2",
+    ] {
+        let name = line.split(' ').next().unwrap();
+        let error = server.error(line).to_lowercase();
+        assert_eq!(
+            error,
+            format!("err wrong number of arguments for '{}' command", name.to_lowercase()),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_key_of_another_type_is_left_as_it_is() {
+    let server = Server::start();
+    for (key, make) in [
+        ("string", "SET string 1"),
+        ("list", "RPUSH list 1"),
+        ("hash", "HSET hash f 1"),
+        ("set", "SADD set 1"),
+        ("zset", "ZADD zset 1 m"),
+        ("stream", "XADD stream * f v"),
+    ] {
+        server.value(make);
+        let before = server.digest();
+        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"] {
+            assert_eq!(server.error(&format!("{name} {key} 1 10s")), WRONGTYPE, "{name} on a {key}");
+        }
+        assert_eq!(server.error(&format!("RL.INFO {key}")), WRONGTYPE);
+        assert_eq!(server.digest(), before);
+    }
+}
+
+#[test]
+fn a_key_of_another_algorithm_is_left_as_it_is() {
+    let server = Server::start();
+    let names = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+    for name in names {
+        server.value(&format!("{name} {name} 5 10s AT 0"));
+    }
+    let before = server.digest();
+    for name in names {
+        for key in names.iter().filter(|key| **key != name) {
+            for options in ["", "COST 0", "COST -1", "FORCE", "AT 0"] {
+                assert_eq!(server.error(&format!("{name} {key} 5 10s {options}")), WRONGTYPE);
+            }
+        }
+        assert_eq!(server.error(&format!("INCR {name}")), WRONGTYPE);
+        assert_eq!(server.error(&format!("GET {name}")), WRONGTYPE);
+    }
+    assert_eq!(server.digest(), before);
+}
+
+#[test]
+fn errors_are_ascii_and_never_echo_arguments() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let hostile: [&[u8]; 6] = [b"\r\n+OK\r\n", b"secret", b"\xff\xfe\xfd", b"", b"\0", &[b'7'; 1 << 20]];
+    for place in 0..4 {
+        for bytes in hostile {
+            let mut arguments: [&[u8]; 4] = [b"1", b"10s", b"COST", b"1"];
+            arguments[place] = bytes;
+            let error =
+                redis::cmd("RL.FIXED").arg("secret").arg(&arguments[..]).query::<Value>(&mut connection);
+            let text = error_text(&error.unwrap_err());
+            assert!(text.is_ascii() && !text.contains(['\r', '\n']), "{text:?}");
+            assert!(!text.contains("secret") && !text.contains("777"), "{text:?}");
+        }
+    }
+    assert_eq!(server.value("PING"), Value::SimpleString("PONG".into()));
+}
+
+#[test]
+fn out_of_memory_is_the_servers_own_error_and_counts_nothing() {
+    let server = Server::start();
+    server.value("RL.FIXED k 5 10s AT 0");
+    let before = server.digest();
+    server.value("CONFIG SET maxmemory 1");
+    assert!(server.error("RL.FIXED k 5 10s AT 0").starts_with("OOM "));
+    assert_eq!(server.figures("RL.PEEK k 5 10s AT 0")[2], 4, "reading goes on");
+    server.value("CONFIG SET maxmemory 0");
+    assert_eq!(server.digest(), before);
+}
