@@ -1,0 +1,37 @@
+# What can be done here: `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help build run test lint check clean setup
+
+PORT ?= 6379
+REDIS_SERVER ?= redis-server
+MODULE := $(CURDIR)/target/release/libredis_rl.so
+export REDIS_SERVER
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  settings: PORT=6379 for run, REDIS_SERVER=path for the server that runs and tests use"
+
+build: setup ## Build the module: target/release/libredis_rl.so
+	cargo build --release --locked --lib
+
+run: build ## Start a server with the module, on port 6379 or PORT=...
+	@if (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null; then \
+		echo "port $(PORT) is taken: choose another, as in make run PORT=$$(($(PORT) + 1))" >&2; exit 1; fi
+	@mkdir -p target/run
+	$(REDIS_SERVER) --port $(PORT) --dir target/run --loadmodule $(MODULE)
+
+test: build ## Run every test: the arithmetic, and the commands on real servers
+	cargo test --locked
+
+lint: setup ## Check the format and the lints
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- --deny warnings
+
+check: lint test ## Check format, lints and tests: what CI runs
+
+clean: ## Remove everything that was built
+	cargo clean
+
+setup:
+	@tools/install-missing $(REDIS_SERVER)
