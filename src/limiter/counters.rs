@@ -170,8 +170,8 @@ impl Counters {
         if quotas.len() + self.iter().count() <= MAX_TIERS {
             return true;
         }
-        let new = quotas.iter().filter(|quota| self.find(quota.window).is_none()).count();
-        new + self.live_windows(now).count() <= MAX_TIERS
+        let named = |window| quotas.iter().any(|quota| quota.window == window);
+        quotas.len() + self.live_windows(now).filter(|window| !named(*window)).count() <= MAX_TIERS
     }
 
     /// Counts `units` in the window of `now`, up to [`MAX_COUNT`]. There must be room for it.

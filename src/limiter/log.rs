@@ -91,14 +91,16 @@ impl Log {
             return false;
         }
         // No later request is read as of a time before this one: what is out now stays out.
-        if held.units == 0 {
-            *self = Log { keep: Some(longest), ..Log::default() };
+        let keep = if held.units == 0 {
+            *self = Log::default();
+            longest
         } else {
             self.older.drop_before(held.from);
-            self.keep = Some(keep);
-        }
+            keep
+        };
+        self.keep = Some(keep);
         self.push(Entry { at: now, units });
-        if over && self.keep == Some(longest) {
+        if over && keep == longest {
             self.forget_beyond(quotas.iter().map(|quota| quota.limit).max().unwrap_or(0));
         }
         for quota in quotas.iter().filter(|quota| quota.window < keep) {

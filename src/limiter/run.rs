@@ -161,7 +161,8 @@ impl Run {
     /// that entry; the end if it refuses none. It must accept a first stretch and refuse the rest.
     #[inline]
     pub fn seek(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> Place {
-        let mut place = if from < self.front { self.front } else { from };
+        // A place at the front may be of a time when another entry was to come first.
+        let mut place = if from <= self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
             return place;
         };

@@ -229,7 +229,8 @@ fn connect(port: u16, protocol: &str) -> RedisResult<Connection> {
     Ok(connection)
 }
 
-fn free_port() -> u16 {
+/// A port on 127.0.0.1 that nobody listens on.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()
 }
@@ -252,6 +253,15 @@ pub fn command(line: &str) -> redis::Cmd {
     let mut command = redis::cmd(words.next().expect("a command"));
     command.arg(words.collect::<Vec<_>>());
     command
+}
+
+/// Commands to be sent all at once, the arguments of each separated by spaces.
+pub fn pipeline(lines: impl IntoIterator<Item = impl AsRef<str>>) -> redis::Pipeline {
+    let mut pipeline = redis::pipe();
+    for line in lines {
+        pipeline.add_command(command(line.as_ref()));
+    }
+    pipeline
 }
 
 /// The five integers of a reply.
@@ -317,7 +327,9 @@ impl ReplicationStream {
             if command == mark {
                 return commands;
             }
-            if !["PING", "SELECT", "REPLCONF"].iter().any(|name| command.starts_with(name)) {
+            // Valkey 9.1 writes some of them in lower case.
+            let name = command.split(' ').next().unwrap_or_default().to_ascii_uppercase();
+            if !["PING", "SELECT", "REPLCONF"].contains(&name.as_str()) {
                 commands.push(command);
             }
         }
@@ -358,9 +370,9 @@ impl<R: Read> Iterator for Commands<R> {
     type Item = String;
 
     fn next(&mut self) -> Option<String> {
-        let words: Vec<String> =
+        let words: Vec<Vec<u8>> =
             redis::from_redis_value(self.parser.parse_value(&mut self.reader).ok()?).expect("a command");
-        Some(words.join(" "))
+        Some(String::from_utf8_lossy(&words.join(&b' ')).into_owned())
     }
 }
 
@@ -368,4 +380,23 @@ fn read_line(reader: &mut BufReader<TcpStream>) -> String {
     let mut line = String::new();
     std::io::BufRead::read_line(reader, &mut line).expect("a line");
     line.trim_end().to_owned()
+}
+
+/// Numbers that look random and are the same in every run (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number from 0 to `end - 1`.
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % end as u64) as usize
+    }
+
+    /// One of `choices`.
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
 }

@@ -1,1 +1,719 @@
-//! What a restart, a copy and a dump keep.
+//! What a restart, a copy and a dump keep: every count, and when the key goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use redis::{Cmd, Connection, Value};
+
+use crate::harness::{Random, Server, command, commands_in_aof, free_port, pipeline, wait_for};
+
+/// Later than any clock: what is counted there does not change while a test runs. No window of
+/// more than 1 ms begins there.
+const NOW: i64 = 4_000_000_000_001;
+const HOUR: i64 = 3_600_000;
+
+/// The largest limit, cost and time.
+const MOST: i64 = 9_007_199_254_740_991;
+
+/// Calls, and when to make each: milliseconds before `NOW`.
+const CONTENT: &[(&str, &[i64])] = &[
+    ("RL.FIXED fixed:one 5 60s COST 3", &[0]),
+    ("RL.FIXED fixed:two 5 60s", &[0, 0]),
+    ("RL.FIXED fixed:long 5 3650d COST 20000000 FORCE", &[0]),
+    ("RL.FIXED fixed:tiers 9 1s 50 1m 500 1h COST 2", &[5_000, 100, 0]),
+    ("RL.FIXED fixed:eight 9 1ms 9 7ms 9 1s 9 1m 9 1h 9 1d 9 365d 9 3650d", &[2, 0]),
+    // The shorter windows are over and still in there.
+    ("RL.FIXED fixed:over 9 1ms 9 1s 9 1m", &[HOUR]),
+    ("RL.FIXED fixed:over 9 1m", &[0]),
+    ("RL.SLIDING sliding:one 9 1h COST 2", &[0]),
+    ("RL.SLIDING sliding:both 9 1h COST 3", &[HOUR, 0]),
+    ("RL.SLIDING sliding:refunded 9 1h COST 3", &[HOUR, 0]),
+    ("RL.SLIDING sliding:refunded 9 1h COST -4", &[0]),
+    ("RL.SLIDING sliding:eight 9 1ms 9 7ms 9 1s 9 1m 9 1h 9 1d 9 365d 9 3650d", &[HOUR, 1, 0]),
+    ("RL.SLIDING sliding:over 9 1ms 9 1s 9 1m COST 3", &[HOUR]),
+    ("RL.SLIDING sliding:over 9 1m", &[60_000, 0]),
+    ("RL.LOG log:one 9 1h", &[0]),
+    ("RL.LOG log:instant 9 1ms COST 4", &[0, 0]),
+    ("RL.LOG log:bursts 900 1h COST 7", &[10, 10, 9, 0, 0]),
+    ("RL.LOG log:gaps 900 1d", &[20 * HOUR, 7 * HOUR, 16_384, 128, 127, 1, 0]),
+    ("RL.LOG log:tiers 9 1ms 90 1s 900 3650d", &[99 * HOUR, 1_000, 999, 1, 0]),
+    ("RL.LOG log:refunded 99 1h COST 5", &[5_000, 4_000, 0]),
+    ("RL.LOG log:refunded 99 1h COST -7", &[0]),
+];
+
+/// Calls that bring counts to 2^63 - 1 together, how often, and when.
+const SATURATING: &[(&str, usize, i64)] = &[
+    ("RL.FIXED saturated:fixed 9 1h", 1_025, 0),
+    ("RL.SLIDING saturated:sliding 9 1h", 1_025, HOUR),
+    ("RL.SLIDING saturated:sliding 9 1h", 1_025, 0),
+    ("RL.LOG saturated:log 9 2h", 500, HOUR),
+    ("RL.LOG saturated:log 9 2h", 525, 0),
+];
+
+/// Makes keys of all kinds.
+fn fill(server: &Server) {
+    let mut lines = Vec::new();
+    for (call, times) in CONTENT {
+        lines.extend(times.iter().map(|before| format!("{call} AT {}", NOW - before)));
+    }
+    for (call, calls, before) in SATURATING {
+        let line = format!("{call} COST {MOST} FORCE AT {}", NOW - before);
+        lines.extend(vec![line; *calls]);
+    }
+    lines.extend(long_log("log:long", 5_000));
+    // More units, in more entries, than a call that names the whole window would let stand.
+    let half = MOST / 2;
+    lines.push(format!("RL.LOG log:vast 9 2h AT {}", NOW - 2_000));
+    lines
+        .extend((0..1_500).map(|i| format!("RL.LOG log:vast {MOST} 1ms COST {half} AT {}", NOW - 1_500 + i)));
+    let mut pipeline = pipeline(lines);
+    pipeline.cmd("RL.LOG").arg(b"any bytes \0\r\n\xff").arg(&["9", "1h", "AT"]).arg(NOW);
+    pipeline.exec(&mut server.connect()).expect("all of them are counted");
+}
+
+/// Calls that make a log of so many entries, from 1 ms to an hour apart.
+fn long_log(key: &str, entries: usize) -> impl Iterator<Item = String> {
+    let gaps = [1, 2, 127, 128, 129, 16_383, 16_384, HOUR];
+    let costs = [1, 1, 1, 2, 127, 128, 1_i64 << 40];
+    let mut at = NOW - entries as i64 * HOUR / 4;
+    (0..entries).map(move |i| {
+        at += gaps[i % gaps.len()];
+        format!("RL.LOG {key} {MOST} 3650d COST {} AT {at}", costs[i % costs.len()])
+    })
+}
+
+/// A key as it can be told from outside.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    figures: Vec<Value>,
+    expires_at: i64,
+}
+
+/// Every key of the connection's database.
+fn all(connection: &mut Connection) -> BTreeMap<Vec<u8>, Seen> {
+    let keys: Vec<Vec<u8>> = command("KEYS *").query(connection).expect("KEYS");
+    keys.into_iter().map(|key| (key.clone(), seen(connection, &key))).collect()
+}
+
+fn seen(connection: &mut Connection, key: &[u8]) -> Seen {
+    let mut pipeline = redis::pipe();
+    pipeline.cmd("PEXPIRETIME").arg(key);
+    pipeline.cmd("DEBUG").arg("DIGEST-VALUE").arg(key);
+    pipeline.cmd("RL.INFO").arg(key);
+    for window in ["1ms", "7ms", "1s", "60s", "1h", "1d", "3650d"] {
+        for after in [-1_000, 0, 1, 999, HOUR, 30 * HOUR] {
+            let peek = pipeline.cmd("RL.PEEK").arg(key).arg(MOST).arg(window);
+            peek.arg("COST").arg(MOST).arg("AT").arg(NOW + after);
+        }
+    }
+    let mut figures: Vec<Value> = pipeline.query(connection).expect("readable keys");
+    let Value::Int(expires_at) = figures.remove(0) else { panic!("no time") };
+    assert!(expires_at > 0, "a key without a time to live: {}", key.escape_ascii());
+    without_waits(&mut figures[1]);
+    Seen { figures, expires_at }
+}
+
+/// Takes the waits out of RL.INFO: they get shorter while a test runs.
+fn without_waits(info: &mut Value) {
+    let Value::Array(fields) = info else { panic!("no map") };
+    let Value::Array(windows) = &mut fields[3] else { panic!("no windows") };
+    for window in windows {
+        let Value::Array(fields) = window else { panic!("no map") };
+        assert_eq!(fields.drain(4..).count(), 2);
+    }
+}
+
+/// Nothing is lost or changed, but that keys may go up to `later_ms` later.
+#[track_caller]
+fn assert_kept(before: &BTreeMap<Vec<u8>, Seen>, after: &BTreeMap<Vec<u8>, Seen>, later_ms: i64) {
+    assert!(before.keys().eq(after.keys()), "{:?} {:?}", before.keys(), after.keys());
+    for ((key, old), new) in before.iter().zip(after.values()) {
+        assert_eq!(old.figures, new.figures, "{}", key.escape_ascii());
+        let later = new.expires_at - old.expires_at;
+        assert!((0..=later_ms).contains(&later), "{} goes {later} ms later", key.escape_ascii());
+    }
+}
+
+#[test]
+fn a_restart_on_a_snapshot_keeps_every_count() {
+    let mut server = Server::start();
+    fill(&server);
+    let before = all(&mut server.connect());
+    server.value("SAVE");
+    server.restart();
+    assert_kept(&before, &all(&mut server.connect()), 0);
+    server.value("DEBUG RELOAD");
+    assert_kept(&before, &all(&mut server.connect()), 0);
+}
+
+#[test]
+fn a_restart_on_an_append_only_file_keeps_every_count() {
+    for preamble in ["yes", "no"] {
+        let settings = [("appendonly", "yes"), ("appendfsync", "always"), ("aof-use-rdb-preamble", preamble)];
+        let mut server = Server::with(&settings);
+        fill(&server);
+        let before = all(&mut server.connect());
+        // Counted again on loading, a key written with AT lives as long as then, from now on.
+        server.crash_and_restart();
+        assert_kept(&before, &all(&mut server.connect()), 20_000);
+        server.restart();
+        let before = all(&mut server.connect());
+
+        server.value("BGREWRITEAOF");
+        wait_for("the rewrite", || {
+            server.info("aof_rewrite_in_progress") == "0" && server.info("aof_rewrite_scheduled") == "0"
+        });
+        assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
+        assert_kept(&before, &all(&mut server.connect()), 0);
+        let rewritten = commands_in_aof(&server);
+        if preamble == "yes" {
+            assert_eq!(rewritten, [""; 0], "all is in the base, a snapshot");
+        } else {
+            let expires = rewritten.iter().filter(|command| command.starts_with("PEXPIREAT ")).count();
+            let counts = rewritten.iter().filter(|command| command.contains(" FORCE AT ")).count();
+            assert_eq!(expires, before.len());
+            assert_eq!(expires + counts, rewritten.len());
+        }
+        server.crash_and_restart();
+        assert_kept(&before, &all(&mut server.connect()), 0);
+
+        // The rewritten file goes on with what is counted after it.
+        let mut connection = server.connect();
+        before.keys().for_each(|key| change(&mut connection, key));
+        let changed = all(&mut connection);
+        server.restart();
+        assert_kept(&changed, &all(&mut server.connect()), 20_000);
+    }
+}
+
+/// Gives back and takes: whatever the key holds, it holds something else then.
+fn change(connection: &mut Connection, key: &[u8]) {
+    let info: Vec<Value> = redis::cmd("RL.INFO").arg(key).query(connection).expect("RL.INFO");
+    let algorithm: String = redis::from_redis_value(info[1].clone()).expect("its algorithm");
+    for cost in [-2, 1] {
+        let mut take = redis::cmd(&format!("RL.{algorithm}"));
+        take.arg(key).arg(&["9", "3650d", "FORCE", "COST"]).arg(cost).arg("AT").arg(NOW);
+        take.exec(connection).expect("a change");
+    }
+}
+
+#[test]
+fn a_dump_restores_every_count() {
+    let server = Server::start();
+    fill(&server);
+    let mut connection = server.connect();
+    for (key, before) in all(&mut connection) {
+        let dump = dump(&mut connection, &key);
+        for replace in [&[][..], &["REPLACE"]] {
+            let mut restore = redis::cmd("RESTORE");
+            restore.arg("restored").arg(before.expires_at).arg(&dump).arg("ABSTTL").arg(replace);
+            restore.exec(&mut connection).expect("RESTORE");
+            assert_eq!(seen(&mut connection, b"restored"), before, "{}", key.escape_ascii());
+            assert_eq!(self::dump(&mut connection, b"restored"), dump, "{}", key.escape_ascii());
+            change(&mut connection, b"restored");
+        }
+        server.value("DEL restored");
+    }
+}
+
+fn dump(connection: &mut Connection, key: &[u8]) -> Vec<u8> {
+    redis::cmd("DUMP").arg(key).query(connection).expect("DUMP")
+}
+
+#[test]
+fn a_key_restored_without_a_time_to_live_gets_one_when_it_counts() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        for (arguments, shortest) in [("5 3650d", 1), (&format!("5 10s AT {NOW}"), 59_000)] {
+            server.value("DEL k");
+            server.value(&format!("{name} k {arguments}"));
+            let dump = dump(&mut connection, b"k");
+            restore(&dump).exec(&mut connection).expect("RESTORE");
+            assert_eq!(server.integer("PTTL k"), -1);
+            assert_eq!(server.figures(&format!("{name} k {arguments}"))[..3], [0, 5, 3]);
+            assert!(server.integer("PTTL k") >= shortest, "{name} {arguments}");
+        }
+    }
+}
+
+/// Restores `k`, to stay for ever.
+fn restore(payload: &[u8]) -> Cmd {
+    let mut restore = redis::cmd("RESTORE");
+    restore.arg("k").arg(0).arg(payload).arg("REPLACE");
+    restore
+}
+
+#[test]
+fn a_copy_is_equal_and_from_then_on_independent() {
+    let server = Server::start();
+    fill(&server);
+    let mut connection = server.connect();
+    for (key, before) in all(&mut connection) {
+        redis::cmd("COPY").arg(&key).arg("copy").exec(&mut connection).expect("COPY");
+        assert_eq!(seen(&mut connection, b"copy"), before, "{}", key.escape_ascii());
+        change(&mut connection, b"copy");
+        assert_ne!(seen(&mut connection, b"copy").figures, before.figures, "{}", key.escape_ascii());
+        assert_eq!(seen(&mut connection, &key), before, "{}", key.escape_ascii());
+        server.value("DEL copy");
+        assert_eq!(seen(&mut connection, &key), before, "{}", key.escape_ascii());
+    }
+}
+
+#[test]
+fn renaming_and_moving_between_databases_keep_every_count() {
+    let server = Server::start();
+    fill(&server);
+    let mut connection = server.connect();
+    let before = all(&mut connection);
+    for key in before.keys() {
+        redis::cmd("RENAME").arg(key).arg("renamed").exec(&mut connection).expect("RENAME");
+        redis::cmd("RENAME").arg("renamed").arg(key).exec(&mut connection).expect("RENAME");
+    }
+    assert_kept(&before, &all(&mut connection), 0);
+    for key in before.keys() {
+        redis::cmd("MOVE").arg(key).arg(1).exec(&mut connection).expect("MOVE");
+    }
+    assert!(all(&mut connection).is_empty());
+    command("SELECT 1").exec(&mut connection).expect("SELECT");
+    assert_kept(&before, &all(&mut connection), 0);
+    command("SWAPDB 0 1").exec(&mut connection).expect("SWAPDB");
+    assert!(all(&mut connection).is_empty());
+    assert_kept(&before, &all(&mut server.connect()), 0);
+}
+
+#[test]
+fn migrating_to_another_server_keeps_every_count() {
+    let [from, to] = [Server::start(), Server::start()];
+    fill(&from);
+    let before = all(&mut from.connect());
+    migrate(&from, &to, before.keys());
+    assert_eq!(from.integer("DBSIZE"), 0);
+    assert_kept(&before, &all(&mut to.connect()), SENDING_MS);
+}
+
+/// A time to live is sent as what is left of it.
+const SENDING_MS: i64 = 5_000;
+
+fn migrate<'a>(from: &Server, to: &Server, keys: impl Iterator<Item = &'a Vec<u8>>) {
+    let mut migrate = redis::cmd("MIGRATE");
+    migrate.arg("127.0.0.1").arg(to.port()).arg("").arg(0).arg(10_000).arg("KEYS");
+    migrate.arg(keys.collect::<Vec<_>>()).exec(&mut from.connect()).expect("MIGRATE");
+}
+
+#[test]
+fn a_slot_of_a_cluster_moves_with_every_count() {
+    let bus_ports = [free_port(), free_port()].map(|port| port.to_string());
+    let nodes = bus_ports
+        .each_ref()
+        .map(|bus_port| Server::with(&[("cluster-enabled", "yes"), ("cluster-port", bus_port)]));
+    let [from, to] = &nodes;
+    from.value("CLUSTER ADDSLOTSRANGE 0 16383");
+    from.value(&format!("CLUSTER MEET 127.0.0.1 {} {}", to.port(), bus_ports[1]));
+    let text = |node: &Server, line| command(line).query::<String>(&mut node.connect()).expect("a text");
+    let knows_both = |node| text(node, "CLUSTER INFO").contains("cluster_known_nodes:2");
+    let is_up = |node| text(node, "CLUSTER INFO").contains("cluster_state:ok");
+    wait_for("the cluster", || nodes.iter().all(|node| knows_both(node) && is_up(node)));
+
+    let names = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+    for name in names {
+        from.value(&format!("{name} {{slot}}{name} 9 1h 90 1d COST 5 AT {NOW}"));
+    }
+    let before = all(&mut from.connect());
+    let slot = from.integer("CLUSTER KEYSLOT {slot}");
+    let [from_id, to_id] = nodes.each_ref().map(|node| text(node, "CLUSTER MYID"));
+    to.value(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}"));
+    from.value(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}"));
+    migrate(from, to, before.keys());
+    for node in [to, from] {
+        node.value(&format!("CLUSTER SETSLOT {slot} NODE {to_id}"));
+    }
+    assert_kept(&before, &all(&mut to.connect()), SENDING_MS);
+    for name in names {
+        assert!(from.error(&format!("{name} {{slot}}{name} 9 1h")).starts_with("MOVED "));
+        assert_eq!(to.figures(&format!("{name} {{slot}}{name} 9 1h AT {NOW}"))[..3], [0, 9, 3]);
+    }
+}
+
+#[test]
+fn a_large_log_is_freed_in_the_background() {
+    let server = Server::start();
+    for free in ["UNLINK k", "FLUSHALL ASYNC"] {
+        let freed: usize = server.info("lazyfreed_objects").parse().expect("a number");
+        pipeline(long_log("k", 40_000)).exec(&mut server.connect()).expect("all of them are counted");
+        let size = server.integer("MEMORY USAGE k");
+        let used = || server.info("used_memory").parse::<i64>().expect("a number");
+        let full = used();
+        server.value(free);
+        wait_for("the log to be freed", || {
+            server.info("lazyfreed_objects").parse::<usize>().expect("a number") > freed
+                && server.info("lazyfree_pending_objects") == "0"
+                && full - used() > size / 2
+        });
+        assert_eq!(server.integer("DBSIZE"), 0);
+    }
+}
+
+#[test]
+fn active_defrag_keeps_every_count() {
+    let server = Server::start();
+    // Only a server that was built with an allocator of its own offers it.
+    if server.call("CONFIG SET activedefrag yes").is_err() {
+        return;
+    }
+    fill(&server);
+    let mut connection = server.connect();
+    let keys: Vec<Vec<u8>> = all(&mut connection).into_keys().collect();
+    let copy = |key: &[u8], i: usize| [key, i.to_string().as_bytes()].concat();
+    let mut pipeline = redis::pipe();
+    for i in 0..300 {
+        keys.iter().for_each(|key| _ = pipeline.cmd("COPY").arg(key).arg(copy(key, i)));
+    }
+    // Nine copies of ten go and leave holes.
+    for i in (0..300).filter(|i| i % 10 > 0) {
+        keys.iter().for_each(|key| _ = pipeline.cmd("DEL").arg(copy(key, i)));
+    }
+    pipeline.exec(&mut connection).expect("copies");
+    let before = all(&mut connection);
+    for setting in ["ignore-bytes 1", "threshold-lower 1", "cycle-min 90", "cycle-max 95"] {
+        server.value(&format!("CONFIG SET active-defrag-{setting}"));
+    }
+    let moved = || server.info("active_defrag_key_hits").parse::<u64>().expect("a number");
+    wait_for("keys to be moved", || moved() > 100);
+    assert_kept(&before, &all(&mut connection), 0);
+}
+
+#[test]
+fn a_unit_in_a_log_takes_a_byte_or_two_and_counters_do_not_grow() {
+    let server = Server::start();
+    let usage = |lines: Vec<String>| {
+        pipeline(lines).exec(&mut server.connect()).expect("all of them are counted");
+        server.integer("MEMORY USAGE k SAMPLES 0")
+    };
+    for (gap, most) in [(60, 1.4), (1_000, 2.4), (16_000, 2.4)] {
+        let log = |units: i64| (0..units).map(|i| format!("RL.LOG k 9000 10d AT {}", i * gap)).collect();
+        let [some, more] = [1_000, 9_000].map(|units| {
+            server.value("DEL k");
+            usage(log(units))
+        });
+        let per_unit = (more - some) as f64 / 8_000.0;
+        assert!((1.0..most).contains(&per_unit), "{per_unit} bytes a unit, {gap} ms apart");
+    }
+    for name in ["RL.FIXED", "RL.SLIDING"] {
+        for pairs in ["9000 1d", "9000 1d 9000 2d"] {
+            server.value("DEL k");
+            let takes = |units: i64| (0..units).map(|i| format!("{name} k {pairs} AT {i}")).collect();
+            assert_eq!(usage(takes(1)), usage(takes(5_000)), "{name} {pairs}");
+        }
+    }
+}
+
+#[test]
+fn digests_are_equal_for_equal_content_and_different_otherwise() {
+    let server = Server::start();
+    let digest = |lines: &[&str]| {
+        server.value("DEL k");
+        pipeline(lines).exec(&mut server.connect()).expect("all of them are counted");
+        format!("{:?}", server.value("DEBUG DIGEST-VALUE k"))
+    };
+    let mut all = BTreeSet::new();
+    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        let digest = |lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|line| format!("{name} k {line}")).collect();
+            digest(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+        };
+        let one = digest(&["5 10s AT 15000"]);
+        assert_eq!(one, digest(&["9 10s FORCE COST 3 AT 15000", "9 10s COST -2 AT 15000"]), "{name}");
+        assert_eq!(one, digest(&["1 10s AT 15000", "1 10s AT 15000", "1 10s COST 0 AT 90000"]), "{name}");
+        let different = [
+            digest(&["5 10s COST 2 AT 15000"]),
+            digest(&["5 10s AT 25000"]),
+            digest(&["5 11s AT 15000"]),
+            digest(&["5 10s AT 15000", "5 1d AT 15000"]),
+            digest(&["5 10s AT 15000", "5 10s COST 2 AT 22000"]),
+            one,
+        ];
+        all.extend(different);
+    }
+    assert_eq!(all.len(), 3 * 6);
+}
+
+#[test]
+fn what_a_key_comes_to_hold_can_always_be_loaded() {
+    let server = Server::start();
+    for name in ["RL.FIXED", "RL.SLIDING"] {
+        server.value(&format!("{name} {name} 9 1ms 9 2s 9 3s 9 4s 9 5s 9 6s 9 7s 9 8s AT 1000000"));
+        // The shortest window is over: named again beside a new one, it is the ninth.
+        let _ = server.call(&format!("{name} {name} 9 1ms 9 9s AT 1000100"));
+    }
+    let before = all(&mut server.connect());
+    server.value("DEBUG RELOAD");
+    assert_kept(&before, &all(&mut server.connect()), 0);
+}
+
+/// A dump, taken apart.
+struct Dump {
+    /// The server's, up to the length of the module's bytes.
+    head: Vec<u8>,
+    body: Vec<u8>,
+    /// The server's: its version and a checksum, which the tests have it ignore.
+    foot: Vec<u8>,
+}
+
+impl Dump {
+    /// The type, the module's name in 9 bytes and that a string follows.
+    const HEAD: usize = 11;
+    /// The end of the value, the version in 2 bytes, the checksum in 8.
+    const FOOT: usize = 11;
+
+    fn of(bytes: &[u8]) -> Dump {
+        let (head, rest) = bytes.split_at(Dump::HEAD);
+        let (rest, foot) = rest.split_at(rest.len() - Dump::FOOT);
+        // The length takes 6, 14 or 32 bits.
+        let length = [1, 2, 5][usize::from(rest[0] >> 6)];
+        Dump { head: head.to_vec(), body: rest[length..].to_vec(), foot: foot.to_vec() }
+    }
+
+    /// The same with other bytes of the module's.
+    fn with(&self, body: &[u8]) -> Vec<u8> {
+        let length = (body.len() as u32).to_be_bytes();
+        [self.head.as_slice(), &[0x80], &length, body, &self.foot].concat()
+    }
+}
+
+/// A server that lets every payload through to the module.
+fn credulous_server() -> Server {
+    let server = Server::with(&[("sanitize-dump-payload", "no"), ("rdbcompression", "no")]);
+    server.value("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
+    server
+}
+
+/// The format's version, a tag, and integers of 7 bits a byte.
+fn body(tag: u8, integers: &[u64]) -> Vec<u8> {
+    let mut bytes = vec![1, tag];
+    for mut integer in integers.iter().copied() {
+        while integer > 0x7f {
+            bytes.push(integer as u8 | 0x80);
+            integer >>= 7;
+        }
+        bytes.push(integer as u8);
+    }
+    bytes
+}
+
+#[test]
+fn payloads_that_no_limiter_has_are_refused() {
+    const FIXED: u8 = 1;
+    const SLIDING: u8 = 2;
+    const LOG: u8 = 3;
+    const DAYS_3650: u64 = 315_360_000_000;
+    const LAST: u64 = MOST as u64;
+    const FULL: u64 = i64::MAX as u64;
+    let server = credulous_server();
+    let mut connection = server.connect();
+    server.value("RL.FIXED k 5 10s");
+    let dump = Dump::of(&self::dump(&mut connection, b"k"));
+
+    let eight: Vec<u64> = (1..=8).flat_map(|window| [window, 5, 1]).collect();
+    let nine: Vec<u64> = (1..=9).flat_map(|window| [window, 5, 1]).collect();
+    for sound in [
+        body(FIXED, &[60_000, 5, 1]),
+        body(FIXED, &[1, LAST, FULL]),
+        body(FIXED, &eight),
+        body(SLIDING, &[DAYS_3650, LAST / DAYS_3650, FULL, FULL]),
+        body(SLIDING, &[60_000, 5, 0, 1]),
+        body(SLIDING, &[60_000, 0, 1, 0]),
+        body(LOG, &[1, LAST, FULL]),
+        body(LOG, &[1_000, 0, 1, 0, 2, 998, 1]),
+    ] {
+        restore(&dump.with(&sound)).exec(&mut connection).unwrap_or_else(|_| panic!("{sound:?}"));
+        assert_eq!(Dump::of(&self::dump(&mut connection, b"k")).body, sound);
+    }
+
+    server.value("DEL k");
+    let no_body: &[Vec<u8>] = &[vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
+    let unknown_tags = [0, 4, 0xff].map(|tag| body(tag, &[60_000, 5, 1]));
+    let counters = [
+        body(FIXED, &[]),
+        body(SLIDING, &[]),
+        body(FIXED, &nine),
+        body(FIXED, &[60_000, 5]),
+        body(FIXED, &[60_000, 5, 1, 0]),
+        body(FIXED, &[0, 5, 1]),
+        body(FIXED, &[DAYS_3650 + 1, 5, 1]),
+        body(FIXED, &[60_000, LAST / 60_000 + 1, 1]),
+        body(FIXED, &[60_000, u64::MAX, 1]),
+        body(FIXED, &[60_000, 5, 0]),
+        body(FIXED, &[60_000, 5, FULL + 1]),
+        body(FIXED, &[60_000, 5, 1, 60_000, 6, 1]),
+        body(FIXED, &[60_000, 5, 1, 59_999, 5, 1]),
+        body(SLIDING, &[60_000, 5, 0, 0]),
+        body(SLIDING, &[60_000, 5, 1, FULL + 1]),
+        body(SLIDING, &[60_000, 0, 1, 1]),
+    ];
+    let logs = [
+        body(LOG, &[]),
+        body(LOG, &[1_000]),
+        body(LOG, &[1_000, 5]),
+        body(LOG, &[0, 5, 1]),
+        body(LOG, &[DAYS_3650 + 1, 5, 1]),
+        body(LOG, &[1_000, LAST + 1, 1]),
+        body(LOG, &[1_000, LAST, 1, 1]),
+        body(LOG, &[1_000, 5, 1, u64::MAX]),
+        body(LOG, &[1_000, 5, 0]),
+        body(LOG, &[1_000, 5, FULL + 1]),
+        body(LOG, &[1_000, 5, FULL, 1]),
+        body(LOG, &[1_000, 5, 2, 0, FULL - 1, 1]),
+        body(LOG, &[1_000, 5, 1, 1_000]),
+        body(LOG, &[1_000, 5, 1, 999, 1]),
+        body(LOG, &[1_000, 5, 1, 0]),
+        body(LOG, &[1_000, 5, 1, 0, 2]),
+        body(LOG, &[1_000, 5, 1, 0, 0, 1]),
+        body(LOG, &[1_000, 5, 1, 0, 1, 1]),
+        body(LOG, &[1_000, 5, 1, 0, 2, 0]),
+    ];
+    let integers: [&[u8]; 4] = [
+        // Longer than it has to be.
+        &[1, FIXED, 60, 5, 0x81, 0x00],
+        // More than 64 bits.
+        &[1, FIXED, 60, 5, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02],
+        &[1, FIXED, 60, 5, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01],
+        // Without an end.
+        &[1, FIXED, 60, 5, 0x80],
+    ];
+    for unsound in [no_body, &unknown_tags, &counters, &logs, &integers.map(<[u8]>::to_vec)].concat() {
+        let refusal = restore(&dump.with(&unsound)).exec(&mut connection);
+        assert!(refusal.is_err_and(|error| error.to_string().contains("Bad data")), "{unsound:?}");
+        assert_eq!(server.integer("EXISTS k"), 0);
+    }
+}
+
+#[test]
+fn payloads_with_other_bytes_are_refused_or_make_keys_that_work() {
+    let (server, dumps) = credulous_server_and_dumps();
+    let mut connection = server.connect();
+    let mut random = Random(1);
+    let mut restored = 0;
+    for _ in 0..6_000 {
+        let Dump { mut body, .. } = Dump::of(&dumps[random.below(dumps.len())]);
+        // What matters in a long one is near its ends.
+        body.truncate(1_000);
+        for _ in 0..=random.below(3) {
+            damage(&mut body, &mut random);
+        }
+        if let Some(dump) = refused_or_working(&mut connection, &Dump::of(&dumps[0]).with(&body)) {
+            assert_eq!(Dump::of(&dump).body, body, "one content has one form");
+            restored += 1;
+        }
+    }
+    assert!((500..5_500).contains(&restored), "{restored} of them made a key");
+    assert_nothing_panicked(&server);
+}
+
+#[test]
+fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_keys_that_work() {
+    let (server, dumps) = credulous_server_and_dumps();
+    let mut connection = server.connect();
+    let mut random = Random(2);
+    for _ in 0..2_000 {
+        let mut payload = dumps[random.below(dumps.len())].clone();
+        // Neither the type, which decides whose bytes these are, nor the version and checksum.
+        let around = (1..Dump::HEAD + 3).chain([payload.len() - Dump::FOOT]);
+        let at = random.of(&around.collect::<Vec<_>>());
+        payload[at] = random.below(256) as u8;
+        refused_or_working(&mut connection, &payload);
+    }
+    assert_nothing_panicked(&server);
+}
+
+#[test]
+fn payloads_cut_short_or_made_longer_are_refused_or_make_keys_that_work() {
+    let (server, dumps) = credulous_server_and_dumps();
+    let mut connection = server.connect();
+    for payload in &dumps {
+        let dump = Dump::of(payload);
+        let (length, footer) = (dump.body.len(), &dump.foot[1..]);
+        for cut in (0..length.min(150)).chain(length.saturating_sub(50)..length) {
+            let shorter = &dump.body[..cut];
+            if let Some(dump) = refused_or_working(&mut connection, &dump.with(shorter)) {
+                assert_eq!(Dump::of(&dump).body, shorter, "one content has one form");
+            }
+            // The length is still that of the whole: the server reads on where the footer begins.
+            refused_or_working(&mut connection, &[&payload[..Dump::HEAD + 1 + cut], footer].concat());
+        }
+        for byte in [0x00, 0x01, 0x7f, 0x80, 0xff] {
+            for more in [1, 9, 2_000] {
+                let longer = [dump.body.as_slice(), &vec![byte; more]].concat();
+                if let Some(dump) = refused_or_working(&mut connection, &dump.with(&longer)) {
+                    assert_eq!(Dump::of(&dump).body, longer, "one content has one form");
+                }
+            }
+        }
+    }
+    assert_nothing_panicked(&server);
+}
+
+fn credulous_server_and_dumps() -> (Server, Vec<Vec<u8>>) {
+    let server = credulous_server();
+    fill(&server);
+    let mut connection = server.connect();
+    let dumps = all(&mut connection).keys().map(|key| dump(&mut connection, key)).collect();
+    (server, dumps)
+}
+
+fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
+    let at = random.below(bytes.len().min(40));
+    // Near an end: most of what a payload tells stands there.
+    let at = if random.below(2) == 0 { at } else { bytes.len() - 1 - at };
+    match random.below(6) {
+        0 => bytes[at] ^= 1 << random.below(8),
+        1 => bytes[at] = random.of(&[0x00, 0x01, 0x02, 0x7f, 0x80, 0xff]),
+        2 => bytes[at] = random.below(256) as u8,
+        3 => bytes.insert(at, random.of(&[0x00, 0x01, 0x7f, 0x80, 0xff])),
+        4 if bytes.len() > 1 => drop(bytes.remove(at)),
+        _ => bytes.extend_from_within(at..),
+    }
+}
+
+/// The dump of the key that this payload makes, if it makes one, which is then put to use.
+fn refused_or_working(connection: &mut Connection, payload: &[u8]) -> Option<Vec<u8>> {
+    if let Err(refusal) = restore(payload).exec(connection) {
+        assert_eq!(refusal.code(), Some("ERR"), "{refusal} to {}", payload.escape_ascii());
+        return None;
+    }
+    let restored = dump(connection, b"k");
+    let mut lines =
+        vec!["RL.INFO k".to_owned(), "MEMORY USAGE k".to_owned(), "COPY k copy REPLACE".to_owned()];
+    for at in [String::new(), "AT 0".to_owned(), format!("AT {NOW}"), format!("AT {MOST}")] {
+        lines.push(format!("RL.PEEK k 5 1ms 6 1h 7 3650d COST {MOST} {at}"));
+        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+            for request in ["", "COST 9 FORCE", "COST 9007199254740991 FORCE", "COST -2"] {
+                lines.push(format!("{name} k 5 1ms 6 1h 7 3650d {request} {at}"));
+            }
+        }
+    }
+    lines.push("RL.INFO k".to_owned());
+    let replies: Vec<Value> = pipeline(&lines).ignore_errors().query(connection).expect("replies");
+    for (line, reply) in lines.iter().zip(replies) {
+        if let Value::ServerError(error) = reply {
+            let told = ["wrong kind of value", "at most 8 in a key"];
+            let text = error.details().unwrap_or_default();
+            assert!(
+                told.iter().any(|part| text.contains(part)),
+                "{line}: {text} after {}",
+                payload.escape_ascii()
+            );
+        }
+    }
+    for key in ["k", "copy"] {
+        let used: Option<Vec<u8>> = redis::cmd("DUMP").arg(key).query(connection).expect("DUMP");
+        if let Some(used) = used {
+            restore(&used).exec(connection).expect("what came of it can be stored");
+        }
+    }
+    Some(restored)
+}
+
+fn assert_nothing_panicked(server: &Server) {
+    let log = std::fs::read_to_string(server.folder().join("log")).expect("a log");
+    assert!(!log.contains("panicked"), "{log}");
+}

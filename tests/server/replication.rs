@@ -1,1 +1,415 @@
-//! What replicas and the append-only file are sent.
+//! What replicas and the append-only file are sent, and that they come to hold the same.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use redis::{Connection, Value};
+
+use crate::harness::{Random, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for};
+
+const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+/// The largest cost.
+const MOST: i64 = 9_007_199_254_740_991;
+
+/// Brings a time in the past to one in the future.
+const AHEAD: i64 = 3_000_000_000_000;
+
+/// Writes each command to disk before it answers.
+const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "always")];
+
+/// Commands in the order that they are called, and what each sends; X stands for an algorithm.
+const SENT: &[(&str, &str)] = &[
+    // Counted: with its time, and its cost if that is not 1.
+    ("RL.X k 5 10s AT 15000", "RL.X k 5 10s FORCE AT 15000"),
+    ("rl.x k 5 10S cost 1 at 15000", "RL.X k 5 10S FORCE AT 15000"),
+    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.X k 5 10s 50 1M COST 2 FORCE AT 15001"),
+    ("RL.X {any}:key! 5 10 AT 0", "RL.X {any}:key! 5 10 FORCE AT 0"),
+    // Before the newest: as of the time that was given.
+    ("RL.X k 5 10s AT 3", "RL.X k 5 10s FORCE AT 3"),
+    // Limited, by any tier.
+    ("RL.X k 5 10s AT 15002", ""),
+    ("RL.X k 5 10s 1 1m 99 1h AT 15002", ""),
+    ("RL.X k 5 10s COST 9007199254740991 AT 15002", ""),
+    ("RL.X new 0 10s AT 15002", ""),
+    // Limited, but counted.
+    ("RL.X k 5 10s FORCE AT 15002", "RL.X k 5 10s FORCE AT 15002"),
+    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.X k 5 10s COST 7 FORCE AT 15002"),
+    // Nothing to count.
+    ("RL.X k 5 10s COST 0 AT 15003", ""),
+    ("RL.X k 5 10s COST 0 FORCE AT 15003", ""),
+    ("RL.X new 5 10s COST 0 FORCE AT 15003", ""),
+    ("RL.PEEK k 5 10s AT 15003", ""),
+    ("RL.PEEK k 5 10s COST -9 AT 15003", ""),
+    ("RL.PEEK new 5 10s AT 15003", ""),
+    ("RL.INFO k", ""),
+    ("RL.INFO new", ""),
+    // Errors.
+    ("RL.X k 5 10s COST 1 FORCE AT -1", ""),
+    ("RL.X k 5 10s 5 10000ms FORCE", ""),
+    ("RL.X k 5 10s FORCE FORCE", ""),
+    ("RL.X k 5", ""),
+    ("RL.X text 5 10s FORCE", ""),
+    ("RL.Y k 5 10s FORCE", ""),
+    // Given back.
+    ("RL.X k 5 10s COST -2 AT 15004", "RL.X k 5 10s COST -2 FORCE AT 15004"),
+    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.X k 5 10s COST -1 FORCE AT 15004"),
+    ("RL.X new 5 10s COST -1 AT 15004", ""),
+    ("RL.X k 5 10s COST -1 AT 99000", ""),
+    ("RL.X {any}:key! 5 10 COST -99 AT 0", "RL.X {any}:key! 5 10 COST -99 FORCE AT 0"),
+    ("RL.X {any}:key! 5 10 COST -99 AT 0", ""),
+];
+
+/// The calls of `SENT` for an algorithm.
+fn calls(name: &str) -> impl Iterator<Item = (String, String)> {
+    let other = COMMANDS[usize::from(name == COMMANDS[0])];
+    SENT.iter().map(move |row| {
+        let [call, sent] = [row.0, row.1].map(|line| line.replace("RL.X", name).replace("RL.Y", other));
+        (call.replace("rl.x", &name.to_lowercase()), sent)
+    })
+}
+
+#[test]
+fn what_was_counted_is_sent_with_its_time_and_nothing_else_is() {
+    for name in COMMANDS {
+        let server = Server::with(&APPEND_ONLY);
+        let mut stream = ReplicationStream::of(&server);
+        server.value("SET text 1");
+        let mut all = vec!["SET text 1".to_owned()];
+        assert_eq!(stream.commands(&server), all);
+        for (call, sent) in calls(name) {
+            let _ = server.call(&call);
+            let sent: Vec<String> = Some(sent).filter(|sent| !sent.is_empty()).into_iter().collect();
+            assert_eq!(stream.commands(&server), sent, "{call}");
+            all.extend(sent);
+        }
+        assert_eq!(commands_in_aof(&server), all);
+    }
+}
+
+#[test]
+fn what_counts_nothing_moves_no_offset_and_writes_nothing() {
+    for name in COMMANDS {
+        let server = Server::with(&[&APPEND_ONLY[..], &[("repl-ping-replica-period", "3600")]].concat());
+        let mut stream = ReplicationStream::of(&server);
+        server.value("SET text 1");
+        assert_eq!(stream.commands(&server), ["SET text 1"]);
+        let offsets = || ["master_repl_offset", "aof_current_size"].map(|field| server.info(field));
+        for (call, sent) in calls(name) {
+            let before = offsets();
+            let _ = server.call(&call);
+            for (before, after) in before.iter().zip(offsets()) {
+                assert_eq!(*before == after, sent.is_empty(), "{call}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_at_the_servers_time_of_the_request_is_sent() {
+    let server = Server::start();
+    let mut stream = ReplicationStream::of(&server);
+    for name in COMMANDS {
+        for cost in ["", " COST 3", " COST -2"] {
+            let earliest = server.clock_ms();
+            server.value(&format!("{name} {name} 5 3650d{cost}"));
+            let latest = server.clock_ms();
+            let sent = stream.commands(&server);
+            let [sent] = sent.as_slice() else { panic!("{sent:?} is not one command") };
+            let at = sent.strip_prefix(&format!("{name} {name} 5 3650d{cost} FORCE AT ")).expect("its time");
+            assert!((earliest..=latest).contains(&at.parse().expect("a time")), "{sent}");
+        }
+    }
+}
+
+#[test]
+fn a_request_that_a_full_count_has_no_room_for_sends_nothing() {
+    let server = Server::start();
+    let mut stream = ReplicationStream::of(&server);
+    for name in COMMANDS {
+        let fill = format!("{name} {name} 5 10s COST {MOST} FORCE AT 15000");
+        // 2^63 - 1 is 1024 times 2^53 - 1 and 1023.
+        pipeline(vec![&fill; 1_030]).exec(&mut server.connect()).expect("replies");
+        assert_eq!(stream.commands(&server), vec![fill.clone(); 1_025]);
+        server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
+        assert_eq!(stream.commands(&server), [""; 0]);
+        let room = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
+        pipeline([&room, &fill, &fill]).exec(&mut server.connect()).expect("replies");
+        assert_eq!(stream.commands(&server), [room, fill]);
+    }
+}
+
+#[test]
+fn transactions_and_scripts_send_what_their_commands_count() {
+    let server = Server::with(&APPEND_ONLY);
+    let mut stream = ReplicationStream::of(&server);
+    let mut all = Vec::new();
+    for name in COMMANDS {
+        let calls = [
+            format!("{name} {name} 5 10s COST 4 AT 15000"),
+            format!("{name} {name} 5 10s COST 4 AT 15000"),
+            format!("RL.PEEK {name} 5 10s AT 15000"),
+            format!("{name} {name} 5 10s COST 1 AT 15000"),
+            format!("{name} {name} 5 10s COST -2 AT 15000"),
+        ];
+        let sent = [
+            "MULTI".to_owned(),
+            format!("{name} {name} 5 10s COST 4 FORCE AT 15000"),
+            format!("{name} {name} 5 10s FORCE AT 15000"),
+            format!("{name} {name} 5 10s COST -2 FORCE AT 15000"),
+            "EXEC".to_owned(),
+        ];
+        pipeline(&calls).atomic().exec(&mut server.connect()).expect("EXEC");
+        assert_eq!(stream.commands(&server), sent);
+        all.extend(sent.clone());
+
+        server.value(&format!("DEL {name}"));
+        all.extend(stream.commands(&server));
+        let script: String =
+            calls.iter().map(|call| format!("redis.call('{}')\n", call.replace(' ', "','"))).collect();
+        command("EVAL").arg(script).arg(0).exec(&mut server.connect()).expect("EVAL");
+        assert_eq!(stream.commands(&server), sent);
+        all.extend(sent);
+
+        // Of only limited ones nothing is left.
+        pipeline(&calls[1..3]).atomic().exec(&mut server.connect()).expect("EXEC");
+        assert_eq!(stream.commands(&server), [""; 0]);
+    }
+    assert_eq!(commands_in_aof(&server), all);
+}
+
+/// Requests of all kinds, the same for the same seed.
+struct Traffic {
+    random: Random,
+    now: i64,
+}
+
+/// Whose time the requests to a key go by.
+#[derive(Clone, Copy, Debug)]
+enum Time {
+    Given,
+    Servers,
+    Both,
+}
+
+impl Traffic {
+    fn of(seed: u64) -> Traffic {
+        Traffic { random: Random(seed), now: 1_000_000_000_000 }
+    }
+
+    /// Requests by whosever time.
+    fn lines(&mut self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.line(&[Time::Given, Time::Servers, Time::Both])).collect()
+    }
+
+    /// Requests that are answered the same by every server.
+    fn lines_with_at(&mut self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.line(&[Time::Given])).collect()
+    }
+
+    fn line(&mut self, times: &[Time]) -> String {
+        let random = &mut self.random;
+        let name = random.of(&COMMANDS);
+        let time = random.of(times);
+        let key = format!("{time:?}:{name}:{}", random.below(3));
+        self.now += random.of(&[0, 0, 1, 7, 100, 999, 60_000]);
+        let at = self.now - random.of(&[0, 0, 0, 0, 0, 0, 1, 50, 2_000, 90_000]);
+        let at = match (time, random.below(3)) {
+            (Time::Servers, _) | (Time::Both, 0) => String::new(),
+            (Time::Both, 1) => format!("AT {}", at + AHEAD),
+            _ => format!("AT {at}"),
+        };
+        let pairs = random.of(&[
+            "5 10s",
+            "9 1m 7 10s",
+            "3 1ms 50 1h 400 1d",
+            "1000 3650d",
+            "0 7s",
+            "9 100ms 30 1s 99 10s 200 1m 300 1h 400 6h 500 1d 600 30d",
+        ]);
+        let cost = random.of(&["", "", "", "COST 1", "COST 2", "COST 40", "COST 0", "COST -1", "COST -9"]);
+        let force = random.of(&["", "", "", "FORCE"]);
+        match random.below(60) {
+            0 => format!("DEL {key}"),
+            1 => format!("RL.PEEK {key} {pairs} {cost} {at}"),
+            2 => format!("RL.INFO {key}"),
+            3 => format!("{name} {key} {pairs} COST {MOST} FORCE {at}"),
+            4 => format!("{name} {key} {pairs} COST -{MOST} {at}"),
+            // Now and then the wrong type.
+            5 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
+            _ => format!("{name} {key} {pairs} {cost} {force} {at}"),
+        }
+    }
+}
+
+/// The replies, errors among them.
+fn send(connection: &mut Connection, lines: &[String]) -> Vec<Value> {
+    pipeline(lines).ignore_errors().query(connection).expect("replies")
+}
+
+/// Waits until a replica has received all that its master sent, then compares what they hold.
+fn assert_same(master: &Server, replica: &Server) {
+    wait_for("the replica to catch up", || {
+        replica.info("slave_repl_offset") == master.info("master_repl_offset")
+    });
+    assert_eq!(replica.digest(), master.digest());
+    for server in [master, replica] {
+        let mut connection = server.connect();
+        let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
+        let times = keys.iter().map(|key| format!("PTTL {key}"));
+        let times: Vec<i64> = pipeline(times).query(&mut connection).expect("PTTL");
+        for (key, time) in keys.iter().zip(times) {
+            assert_ne!(time, -1, "{key} has no time to live");
+        }
+    }
+}
+
+/// A master whose keys stay until somebody asks for them, for digests that stand still.
+fn master(settings: &[(&str, &str)]) -> Server {
+    let server = Server::with(settings);
+    server.value("DEBUG SET-ACTIVE-EXPIRE 0");
+    server
+}
+
+#[test]
+fn replicas_and_their_replicas_hold_what_the_master_holds() {
+    let master = master(&[]);
+    let replica = Server::replica_of(&master, &[]);
+    let replicas_replica = Server::replica_of(&replica, &[]);
+    let mut connection = master.connect();
+    for seed in 1..=5 {
+        send(&mut connection, &Traffic::of(seed).lines(2_000));
+        assert_same(&master, &replica);
+        assert_same(&replica, &replicas_replica);
+    }
+    redis::cmd("RL.LOG")
+        .arg(b"any bytes \0\r\n\xff")
+        .arg("9")
+        .arg("1h")
+        .exec(&mut connection)
+        .expect("counted");
+    wait_for("the key", || replicas_replica.digest() == master.digest());
+}
+
+#[test]
+fn the_append_only_file_is_written_what_replicas_are_sent() {
+    let mut server = master(&APPEND_ONLY);
+    let mut stream = ReplicationStream::of(&server);
+    send(&mut server.connect(), &Traffic::of(6).lines(3_000));
+    let digest = server.digest();
+    assert_eq!(commands_in_aof(&server), stream.commands(&server));
+    server.crash_and_restart();
+    assert_eq!(server.digest(), digest);
+}
+
+#[test]
+fn a_rewritten_append_only_file_holds_what_any_traffic_left() {
+    let mut server = Server::with(&[("appendonly", "yes"), ("aof-use-rdb-preamble", "no")]);
+    for seed in 11..=15 {
+        send(&mut server.connect(), &Traffic::of(seed).lines_with_at(1_000));
+        let digest = server.digest();
+        server.value("BGREWRITEAOF");
+        wait_for("the rewrite", || server.info("aof_rewrite_in_progress") == "0");
+        server.restart();
+        assert_eq!(server.digest(), digest);
+    }
+}
+
+#[test]
+fn the_append_only_file_of_a_replica_holds_the_same_effects() {
+    let master = master(&[]);
+    let mut stream = ReplicationStream::of(&master);
+    let mut replica = Server::replica_of(&master, &APPEND_ONLY);
+    wait_for("its first file", || {
+        ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|field| replica.info(field) == "0")
+    });
+    send(&mut master.connect(), &Traffic::of(7).lines_with_at(3_000));
+    assert_same(&master, &replica);
+    assert_eq!(commands_in_aof(&replica), stream.commands(&master));
+    replica.crash_and_restart();
+    assert_eq!(replica.digest(), master.digest());
+}
+
+#[test]
+fn a_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
+    for load in ["disabled", "swapdb"] {
+        let master = master(&[]);
+        let attached = AtomicBool::new(false);
+        let replica = thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut connection, mut traffic) = (master.connect(), Traffic::of(8));
+                while !attached.load(Ordering::Relaxed) {
+                    send(&mut connection, &traffic.lines(50));
+                }
+                send(&mut connection, &traffic.lines(2_000));
+            });
+            wait_for("some keys", || master.integer("DBSIZE") > 10);
+            let replica = Server::replica_of(&master, &[("repl-diskless-load", load)]);
+            attached.store(true, Ordering::Relaxed);
+            replica
+        });
+        assert_same(&master, &replica);
+    }
+}
+
+#[test]
+fn a_replica_answers_peeks_as_its_master_does_and_refuses_to_count() {
+    let master = master(&[]);
+    let replica = Server::replica_of(&master, &[]);
+    let mut traffic = Traffic::of(9);
+    send(&mut master.connect(), &traffic.lines_with_at(2_000));
+    assert_same(&master, &replica);
+    let keys: Vec<String> = command("KEYS *").query(&mut master.connect()).expect("KEYS");
+    for key in &keys {
+        for (pairs, after) in [("5 10s", 0), ("9 1m COST 9", 1), ("50 1h 400 1d", 5_000), ("1 3650d", 0)] {
+            let peek = format!("RL.PEEK {key} {pairs} AT {}", traffic.now + after);
+            assert_eq!(replica.figures(&peek), master.figures(&peek), "{peek}");
+        }
+    }
+    for name in COMMANDS {
+        let key = keys.iter().find(|key| key.contains(name)).expect("such a key");
+        for key in [key, "new"] {
+            for request in ["", "COST 0", "COST -1", "FORCE"] {
+                let error = replica.error(&format!("{name} {key} 5 10s {request}"));
+                assert!(error.starts_with("READONLY "), "{error}");
+            }
+        }
+    }
+    assert_same(&master, &replica);
+}
+
+#[test]
+fn a_promoted_replica_goes_on_counting_as_its_master_would_have() {
+    let master = master(&[]);
+    let replica = Server::replica_of(&master, &[]);
+    let mut traffic = Traffic::of(10);
+    send(&mut master.connect(), &traffic.lines(2_000));
+    assert_same(&master, &replica);
+    replica.value("DEBUG SET-ACTIVE-EXPIRE 0");
+    replica.value("REPLICAOF NO ONE");
+    let lines = traffic.lines_with_at(3_000);
+    let [by_master, by_replica] = [&master, &replica].map(|server| send(&mut server.connect(), &lines));
+    for ((line, expected), reply) in lines.iter().zip(by_master).zip(by_replica) {
+        if !line.starts_with("RL.INFO") {
+            assert_eq!(reply, expected, "{line}");
+        }
+    }
+    assert_eq!(replica.digest(), master.digest());
+}
+
+#[test]
+fn a_key_that_expires_is_deleted_on_the_replica_by_its_master() {
+    // Deleted at once on every server, also where the default is to unlink.
+    let master = Server::with(&[("lazyfree-lazy-expire", "no")]);
+    let mut stream = ReplicationStream::of(&master);
+    let replica = Server::replica_of(&master, &[]);
+    for name in COMMANDS {
+        master.value(&format!("{name} k 5 1ms"));
+        wait_for("the key to go", || master.integer("DBSIZE") == 0);
+        // By itself the replica would have kept it for a minute.
+        wait_for("the replica's to go", || replica.integer("DBSIZE") == 0);
+        let sent = stream.commands(&master);
+        assert!(sent[0].starts_with(&format!("{name} k 5 1ms FORCE AT ")), "{sent:?}");
+        assert_eq!(sent[1..], ["DEL k"]);
+    }
+}

@@ -1,0 +1,176 @@
+//! Arguments: a valid request reads the same in whatever form it is written, and nothing else
+//! does any harm.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use redis_rl::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+use redis_rl::request::{Options, Request};
+
+use crate::cases;
+
+fn parse(args: &[Vec<u8>], options: Options) -> Option<Request> {
+    Request::parse(args.iter().map(Vec::as_slice), options).ok()
+}
+
+/// What a caller means, before it is written down.
+#[derive(Clone, Debug)]
+struct Meant {
+    quotas: Vec<Quota>,
+    cost: Option<i64>,
+    force: bool,
+    at: Option<u64>,
+}
+
+impl Meant {
+    fn is_meant_by(&self, request: &Request) -> bool {
+        request.quotas() == self.quotas
+            && request.cost == Cost(self.cost.unwrap_or(1))
+            && request.force == self.force
+            && request.at == self.at.map(UnixMs)
+    }
+
+    /// `style` chooses the windows' units, the order of the options, and the case of letters.
+    fn written(&self, style: &Style) -> Vec<Vec<u8>> {
+        let mut args = Vec::new();
+        for (quota, unit) in self.quotas.iter().zip(style.units) {
+            args.push(quota.limit.to_string());
+            args.push(window(quota.window.get(), unit));
+        }
+        for option in style.options {
+            match option {
+                "COST" => args.extend(self.cost.iter().flat_map(|cost| ["COST".into(), cost.to_string()])),
+                "AT" => args.extend(self.at.iter().flat_map(|at| ["AT".into(), at.to_string()])),
+                _ => args.extend(self.force.then(|| "FORCE".into())),
+            }
+        }
+        let mut lower = style.lower_case.iter().cycle();
+        let mut restyled =
+            |byte: u8| if lower.next() == Some(&true) { byte.to_ascii_lowercase() } else { byte };
+        args.into_iter().map(|arg| arg.bytes().map(&mut restyled).collect()).collect()
+    }
+}
+
+/// Written in that unit, or in milliseconds where it is not a multiple of it.
+fn window(ms: u64, (unit, unit_ms): (&str, u64)) -> String {
+    if ms.is_multiple_of(unit_ms) { format!("{}{unit}", ms / unit_ms) } else { format!("{ms}MS") }
+}
+
+#[derive(Clone, Debug)]
+struct Style {
+    units: [(&'static str, u64); MAX_TIERS],
+    options: [&'static str; 3],
+    lower_case: Vec<bool>,
+}
+
+fn meant() -> impl Strategy<Value = Meant> {
+    let unit_ms = prop::sample::select(vec![1, 1_000, 60_000, 3_600_000, 86_400_000]);
+    let window = (1..=3650u64, unit_ms).prop_map(|(number, unit_ms)| number * unit_ms);
+    let windows = vec(prop_oneof![window, 1..=WindowMs::MAX.get()], 1..=MAX_TIERS);
+    let limit = prop_oneof![0..100u64, 0..=MAX_SAFE_INTEGER, Just(MAX_SAFE_INTEGER)];
+    const MAX: i64 = MAX_SAFE_INTEGER as i64;
+    let cost = prop::option::of(prop_oneof![-9..9i64, -MAX..=MAX, Just(MAX), Just(-MAX)]);
+    let at = prop::option::of(prop_oneof![0..9u64, 0..=MAX_SAFE_INTEGER, Just(MAX_SAFE_INTEGER)]);
+    (windows, vec(limit, MAX_TIERS), cost, any::<bool>(), at).prop_map(
+        |(windows, limits, cost, force, at)| {
+            let mut quotas: Vec<Quota> = Vec::new();
+            for (window, limit) in windows.into_iter().filter_map(WindowMs::new).zip(limits) {
+                if quotas.iter().all(|quota| quota.window != window) {
+                    quotas.push(Quota { limit, window });
+                }
+            }
+            Meant { quotas, cost, force, at }
+        },
+    )
+}
+
+fn style() -> impl Strategy<Value = Style> {
+    let units = [("MS", 1), ("S", 1_000), ("", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000)];
+    let unit = prop::sample::select(units.to_vec());
+    let options = Just(["COST", "AT", "FORCE"]).prop_shuffle();
+    (prop::array::uniform8(unit), options, vec(any::<bool>(), 1..20))
+        .prop_map(|(units, options, lower_case)| Style { units, options, lower_case })
+}
+
+fn argument() -> impl Strategy<Value = Vec<u8>> {
+    let valid = ["0", "1", "5", "10", "60", "1s", "2M", "3h", "1d", "250ms", "9007199254740991", "3650d"];
+    let options = ["COST", "cost", "AT", "at", "FORCE", "Force"];
+    let nearly = [
+        "",
+        "-1",
+        "+1",
+        "-0",
+        "00",
+        "01",
+        "0s",
+        "1.5",
+        "1e3",
+        ".",
+        "-",
+        "s",
+        "ms",
+        "1w",
+        "1sm",
+        "3651d",
+        "FORC",
+        "COSTS",
+        "A",
+        "9007199254740992",
+        "-9007199254740991",
+        "-9007199254740992",
+        "18446744073709551616",
+        "9007199254740991d",
+        "1\0",
+        "١",
+    ];
+    let words = |words: &[&str]| {
+        prop::sample::select(words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>())
+    };
+    prop_oneof![
+        12 => words(&valid),
+        6 => words(&options),
+        2 => words(&nearly),
+        1 => vec(any::<u8>(), 0..24),
+    ]
+}
+
+proptest! {
+    #![proptest_config(cases(1000))]
+
+    #[test]
+    fn a_valid_request_reads_the_same_in_any_unit_order_and_case(meant in meant(), style in style()) {
+        let args = meant.written(&style);
+        let request = parse(&args, Options::WithForce).expect("a valid request");
+        prop_assert!(meant.is_meant_by(&request), "{:?}", request);
+        prop_assert_eq!(parse(&args, Options::WithoutForce), (!meant.force).then_some(request));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(5000))]
+
+    #[test]
+    fn whatever_is_taken_for_a_request_is_one(
+        args in vec(argument(), 0..12),
+        options in prop::sample::select(vec![Options::WithForce, Options::WithoutForce]),
+        style in style(),
+    ) {
+        let Some(request) = parse(&args, options) else { return Ok(()) };
+        let quotas = request.quotas();
+        prop_assert!((1..=MAX_TIERS).contains(&quotas.len()));
+        for (i, quota) in quotas.iter().enumerate() {
+            prop_assert!(quota.limit <= MAX_SAFE_INTEGER);
+            prop_assert!(quotas[..i].iter().all(|other| other.window != quota.window));
+        }
+        prop_assert!(request.cost.0.unsigned_abs() <= MAX_SAFE_INTEGER);
+        prop_assert!(request.at.is_none_or(|at| at <= UnixMs::MAX));
+        prop_assert!(options == Options::WithForce || !request.force);
+
+        let meant = Meant {
+            quotas: quotas.to_vec(),
+            cost: Some(request.cost.0),
+            force: request.force,
+            at: request.at.map(|at| at.0),
+        };
+        prop_assert_eq!(parse(&meant.written(&style), options), Some(request));
+    }
+}

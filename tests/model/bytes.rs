@@ -1,0 +1,264 @@
+//! Encodings: a limiter survives its bytes, and bytes that no limiter has are refused.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::TestCaseResult;
+use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::{Limiter, MAX_COUNT, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
+
+use crate::cases;
+use crate::history::{Act, Call, History, answer, history, huge, small};
+
+/// The first part of a history is counted; then its limiter and the one of its bytes live on.
+fn lives_on_unchanged(history: &History, cut: Index) -> TestCaseResult {
+    let mut first = history.clone();
+    let rest = first.calls.split_off(cut.index(history.calls.len()) + 1);
+    let mut original = first.limiter();
+    if original.is_empty() {
+        return Ok(());
+    }
+    let bytes = encode(&original);
+    let mut copy = decode(&bytes).expect("what was encoded is decoded");
+    prop_assert_eq!(encode(&copy), bytes);
+    for call in &rest {
+        prop_assert_eq!(answer(&mut original, call), answer(&mut copy, call), "{:?}", call);
+        prop_assert_eq!(encode(&original), encode(&copy));
+    }
+    Ok(())
+}
+
+/// Bytes are refused, or are what the limiter that they make would be encoded as.
+fn refused_or_the_one_form(bytes: &[u8]) -> TestCaseResult {
+    if let Some(limiter) = decode(bytes) {
+        prop_assert_eq!(encode(&limiter), bytes);
+        prop_assert!(!limiter.is_empty());
+        can_be_used(limiter)?;
+    }
+    Ok(())
+}
+
+/// A limiter from whatever bytes answers at any time, and what it becomes can be stored again.
+fn can_be_used(limiter: Limiter) -> TestCaseResult {
+    for now in [0, 1 << 40, MAX_SAFE_INTEGER] {
+        for act in [Act::Peek, Act::Take, Act::Force] {
+            for cost in [1, MAX_SAFE_INTEGER as i64, -1, -(MAX_SAFE_INTEGER as i64)] {
+                let mut limiter = limiter.clone();
+                let own = limiter.windows(UnixMs(now)).first().map(|state| state.window);
+                let mut quotas = vec![Quota { limit: 1, window: own.unwrap_or(WindowMs::MIN) }];
+                if own != Some(WindowMs::MAX) {
+                    quotas.push(Quota { limit: MAX_SAFE_INTEGER, window: WindowMs::MAX });
+                }
+                let _ = answer(&mut limiter, &Call { act, quotas, cost, now });
+                prop_assert!(limiter.windows(UnixMs(now)).iter().all(|state| state.used <= MAX_COUNT));
+                prop_assert!(limiter.is_empty() || decode(&encode(&limiter)).is_some());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Debug)]
+enum Damage {
+    FlipBit(Index, u32),
+    Replace(Index, u8),
+    Insert(Index, u8),
+    Remove(Index),
+    Repeat(Index),
+    CutAt(Index),
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let at = any::<Index>;
+    // The bytes around which lengths and signs turn are the more interesting ones.
+    let byte = || prop_oneof![any::<u8>(), prop::sample::select(vec![0, 1, 0x7f, 0x80, 0x81, 0xff])];
+    prop_oneof![
+        (at(), 0..8u32).prop_map(|(at, bit)| Damage::FlipBit(at, bit)),
+        (at(), byte()).prop_map(|(at, byte)| Damage::Replace(at, byte)),
+        (at(), byte()).prop_map(|(at, byte)| Damage::Insert(at, byte)),
+        at().prop_map(Damage::Remove),
+        at().prop_map(Damage::Repeat),
+        at().prop_map(Damage::CutAt),
+    ]
+}
+
+fn damaged(mut bytes: Vec<u8>, all: &[Damage]) -> Vec<u8> {
+    for one in all {
+        let length = bytes.len();
+        if length == 0 {
+            break;
+        }
+        match one {
+            Damage::FlipBit(at, bit) => bytes[at.index(length)] ^= 1 << bit,
+            Damage::Replace(at, byte) => bytes[at.index(length)] = *byte,
+            Damage::Insert(at, byte) => bytes.insert(at.index(length + 1), *byte),
+            Damage::Remove(at) => drop(bytes.remove(at.index(length))),
+            Damage::Repeat(at) => bytes.extend_from_within(at.index(length)..),
+            Damage::CutAt(at) => bytes.truncate(at.index(length)),
+        }
+    }
+    bytes
+}
+
+/// An integer, 7 bits a byte, the lowest first.
+fn integer(mut value: u64) -> Vec<u8> {
+    let mut bytes = vec![(value & 0x7f) as u8];
+    while value > 0x7f {
+        value >>= 7;
+        *bytes.last_mut().expect("never empty") |= 0x80;
+        bytes.push((value & 0x7f) as u8);
+    }
+    bytes
+}
+
+/// Well formed, with figures that may or may not be possible.
+fn plausible() -> impl Strategy<Value = Vec<u8>> {
+    let edges = [0, 1, WindowMs::MAX.get(), MAX_SAFE_INTEGER, MAX_COUNT, u64::MAX];
+    let near = (prop::sample::select(edges.to_vec()), -2..=2i64)
+        .prop_map(|(edge, off)| edge.saturating_add_signed(off));
+    let figure = prop_oneof![
+        1 => Just(0),
+        30 => 1..40u64,
+        2 => near,
+        2 => 0..=MAX_SAFE_INTEGER,
+        1 => any::<u64>(),
+    ];
+    (1..=3u8, vec(figure, 1..10)).prop_map(|(tag, figures)| {
+        let figures = figures.into_iter().flat_map(integer);
+        [1, tag].into_iter().chain(figures).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn a_limiter_and_the_one_of_its_bytes_live_on_alike(history in history(small()), cut: Index) {
+        lives_on_unchanged(&history, cut)?;
+    }
+
+    #[test]
+    fn a_limiter_of_huge_figures_and_the_one_of_its_bytes_live_on_alike(
+        history in history(huge()),
+        cut: Index,
+    ) {
+        lives_on_unchanged(&history, cut)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    #[test]
+    fn random_bytes_are_refused_or_the_one_form_of_something(
+        head in prop_oneof![Just(vec![]), (0..=4u8).prop_map(|tag| vec![1, tag])],
+        rest in vec(any::<u8>(), 0..40),
+    ) {
+        refused_or_the_one_form(&[head, rest].concat())?;
+    }
+
+    #[test]
+    fn impossible_figures_are_refused(bytes in plausible()) {
+        refused_or_the_one_form(&bytes)?;
+    }
+
+    #[test]
+    fn damaged_bytes_are_refused_or_the_one_form_of_something_else(
+        history in prop_oneof![history(small()).boxed(), history(huge()).boxed()],
+        damage in vec(damage(), 1..4),
+    ) {
+        refused_or_the_one_form(&damaged(encode(&history.limiter()), &damage))?;
+    }
+}
+
+const FIXED: u8 = 1;
+const SLIDING: u8 = 2;
+const LOG: u8 = 3;
+
+fn encoded(tag: u8, figures: &[u64]) -> Vec<u8> {
+    [1, tag].into_iter().chain(figures.iter().copied().flat_map(integer)).collect()
+}
+
+/// Counters of `count` windows, each of one unit.
+fn many(count: u64) -> Vec<u64> {
+    (1..=count).flat_map(|window| [window, 0, 1]).collect()
+}
+
+#[test]
+fn what_a_limiter_can_hold_is_decoded_up_to_its_last_figure() {
+    let longest = WindowMs::MAX.get();
+    for (tag, figures) in [
+        (FIXED, vec![longest, MAX_SAFE_INTEGER / longest, MAX_COUNT]),
+        (FIXED, vec![1, MAX_SAFE_INTEGER, 1]),
+        (FIXED, many(8)),
+        (SLIDING, vec![10, 0, 1, 0]),
+        (SLIDING, vec![10, 1, 0, MAX_COUNT]),
+        (LOG, vec![10, 0, MAX_COUNT]),
+        (LOG, vec![10, 0, MAX_COUNT - 1, 9]),
+        (LOG, vec![10, 0, MAX_COUNT - 2, 0, 2, 9]),
+        (LOG, vec![10, MAX_SAFE_INTEGER - 1, 1, 1]),
+    ] {
+        let bytes = encoded(tag, &figures);
+        let limiter = decode(&bytes).unwrap_or_else(|| panic!("{tag} {figures:?}"));
+        assert_eq!(encode(&limiter), bytes);
+    }
+}
+
+#[test]
+fn what_no_limiter_can_hold_is_refused() {
+    let longest = WindowMs::MAX.get();
+    for (why, tag, figures) in [
+        ("a tag before the first", 0, vec![10, 0, 1]),
+        ("a tag after the last", LOG + 1, vec![10, 0, 1]),
+        ("no counter", FIXED, vec![]),
+        ("no counter", SLIDING, vec![]),
+        ("an empty counter", FIXED, vec![10, 0, 0]),
+        ("an empty counter", SLIDING, vec![10, 5, 0, 0]),
+        ("an empty counter after another", FIXED, vec![10, 0, 1, 11, 0, 0]),
+        ("half a counter", FIXED, vec![10, 0]),
+        ("half a counter after another", SLIDING, vec![10, 0, 1, 0, 11, 0]),
+        ("a window of 0", FIXED, vec![0, 0, 1]),
+        ("a window of 0", LOG, vec![0, 0, 1]),
+        ("a window too long", FIXED, vec![longest + 1, 0, 1]),
+        ("a window too long", LOG, vec![longest + 1, 0, 1]),
+        ("a window after the last time", FIXED, vec![longest, MAX_SAFE_INTEGER / longest + 1, 1]),
+        ("a window after the last time", SLIDING, vec![1, MAX_SAFE_INTEGER + 1, 1, 0]),
+        ("a window number that overflows", FIXED, vec![longest, u64::MAX, 1]),
+        ("units before the first window", SLIDING, vec![10, 0, 1, 1]),
+        ("too many units", FIXED, vec![10, 0, MAX_COUNT + 1]),
+        ("too many units", SLIDING, vec![10, 1, MAX_COUNT + 1, 0]),
+        ("too many units", SLIDING, vec![10, 1, 0, MAX_COUNT + 1]),
+        ("equal windows", FIXED, vec![10, 0, 1, 10, 0, 1]),
+        ("windows in another order", FIXED, vec![11, 0, 1, 10, 0, 1]),
+        ("too many windows", FIXED, many(9)),
+        ("no entry", LOG, vec![]),
+        ("no entry", LOG, vec![10]),
+        ("half an entry", LOG, vec![10, 0]),
+        ("an empty entry", LOG, vec![10, 0, 0]),
+        ("an entry after the last time", LOG, vec![10, MAX_SAFE_INTEGER + 1, 1]),
+        ("a later entry after the last time", LOG, vec![10, MAX_SAFE_INTEGER, 1, 1]),
+        ("a time that overflows", LOG, vec![10, 5, 1, u64::MAX]),
+        ("units follow, but none do", LOG, vec![10, 0, 1, 0]),
+        ("units follow, but no time", LOG, vec![10, 0, 1, 0, 2]),
+        ("0 units follow", LOG, vec![10, 0, 1, 0, 0, 1]),
+        ("1 unit follows", LOG, vec![10, 0, 1, 0, 1, 1]),
+        ("two entries of one time", LOG, vec![10, 0, 1, 0, 2, 0]),
+        ("too many units", LOG, vec![10, 0, MAX_COUNT + 1]),
+        ("too many units in all", LOG, vec![10, 0, MAX_COUNT, 1]),
+        ("units that overflow", LOG, vec![10, 0, 1, 0, u64::MAX, 1]),
+        ("an entry that has left the window", LOG, vec![10, 0, 1, 10]),
+    ] {
+        assert!(decode(&encoded(tag, &figures)).is_none(), "{why}: {tag} {figures:?}");
+    }
+    for (why, bytes) in [
+        ("nothing", [].as_slice()),
+        ("no tag", &[1]),
+        ("another version", &[0, FIXED, 10, 0, 1]),
+        ("another version", &[2, FIXED, 10, 0, 1]),
+        ("a longer form of a number", &[1, FIXED, 10, 0x80, 0, 1]),
+        ("a number cut short", &[1, FIXED, 10, 0, 0x81]),
+        ("a number of 65 bits", &[1, LOG, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 1]),
+    ] {
+        assert!(decode(bytes).is_none(), "{why}");
+    }
+}

@@ -1,0 +1,244 @@
+//! Random histories of one key, and what a command does with each call of it.
+
+use std::fmt;
+use std::ops::{Range, RangeInclusive};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use redis_rl::limiter::{
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, TooManyWindows, UnixMs, Verdict, WindowMs,
+};
+
+use crate::naive::Model;
+
+/// A call of RL.FIXED, RL.SLIDING or RL.LOG, or of RL.PEEK.
+#[derive(Clone)]
+pub struct Call {
+    pub act: Act,
+    pub quotas: Vec<Quota>,
+    pub cost: i64,
+    pub now: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Act {
+    Peek,
+    Take,
+    Force,
+    /// FORCE, so many times over: the way to counts that saturate.
+    Flood(u32),
+}
+
+#[derive(Clone, Debug)]
+pub struct History {
+    pub algorithm: Algorithm,
+    pub calls: Vec<Call>,
+}
+
+impl History {
+    /// The limiter that is left by it.
+    pub fn limiter(&self) -> Limiter {
+        let mut limiter = Limiter::new(self.algorithm);
+        for call in &self.calls {
+            let _ = answer(&mut limiter, call);
+        }
+        limiter
+    }
+
+    /// Every window that is named in it, and the time of its last call.
+    pub fn windows_and_end(&self) -> (Vec<u64>, u64) {
+        let quotas = self.calls.iter().flat_map(|call| &call.quotas);
+        let mut windows: Vec<u64> = quotas.map(|quota| quota.window.get()).collect();
+        windows.sort();
+        windows.dedup();
+        (windows, self.calls.last().map_or(0, |call| call.now))
+    }
+}
+
+/// What comes of a call: its reply, and whether it goes to replicas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Answer {
+    pub verdict: Verdict,
+    pub changed: bool,
+}
+
+/// What a command does between its arguments and its reply; an emptied key is deleted.
+pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
+    let (quotas, cost, now) = (call.quotas.as_slice(), Cost(call.cost), UnixMs(call.now));
+    let (mut limited, mut changed) = (false, false);
+    for _ in 0..call.times() {
+        limited = limiter.refuses(quotas, cost, now);
+        changed = call.counts(limited) && limiter.record(quotas, cost, now, limited)?;
+    }
+    let verdict = limiter.verdict(quotas, cost, now, limited);
+    if limiter.is_empty() {
+        *limiter = Limiter::new(limiter.algorithm());
+    }
+    Ok(Answer { verdict, changed })
+}
+
+/// The same with the model.
+pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
+    let Call { quotas, cost, now, .. } = call;
+    let (mut limited, mut changed) = (false, false);
+    for _ in 0..call.times() {
+        limited = model.refuses(quotas, *cost, *now);
+        changed = call.counts(limited) && model.record(quotas, *cost, *now, limited)?;
+    }
+    Ok(Answer { verdict: model.verdict(quotas, *cost, *now, limited), changed })
+}
+
+impl Call {
+    pub fn counts(&self, limited: bool) -> bool {
+        let forced = matches!(self.act, Act::Force | Act::Flood(_));
+        self.act != Act::Peek && self.cost != 0 && (!limited || forced)
+    }
+
+    fn times(&self) -> u32 {
+        if let Act::Flood(times) = self.act { times } else { 1 }
+    }
+}
+
+/// As it would be typed, so that a failing history can be read and tried.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(if self.act == Act::Peek { "RL.PEEK key" } else { "RL.<algorithm> key" })?;
+        for quota in &self.quotas {
+            write!(f, " {} {}ms", quota.limit, quota.window.get())?;
+        }
+        write!(f, " COST {} AT {}", self.cost, self.now)?;
+        match self.act {
+            Act::Peek | Act::Take => Ok(()),
+            Act::Force => f.write_str(" FORCE"),
+            Act::Flood(times) => write!(f, " FORCE, {times} times"),
+        }
+    }
+}
+
+/// Which histories are drawn.
+pub struct Shape {
+    pub algorithms: &'static [Algorithm],
+    /// Lengths of the windows, in milliseconds, and how many different ones a history has.
+    pub window: BoxedStrategy<u64>,
+    pub windows: RangeInclusive<usize>,
+    pub tiers: RangeInclusive<usize>,
+    pub limit: BoxedStrategy<u64>,
+    pub cost: BoxedStrategy<i64>,
+    pub act: BoxedStrategy<Act>,
+    pub start: BoxedStrategy<u64>,
+    pub pace: BoxedStrategy<Pace>,
+    pub calls: Range<usize>,
+}
+
+/// How much later than the call before a call comes, or how much earlier.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    /// So many quarters of one of the windows, ...
+    pub quarters: i64,
+    pub of: Index,
+    /// ... and so many milliseconds.
+    pub ms: i64,
+}
+
+pub fn pace(
+    quarters: impl Strategy<Value = i64> + 'static,
+    ms: impl Strategy<Value = i64> + 'static,
+) -> BoxedStrategy<Pace> {
+    (quarters, any::<Index>(), ms).prop_map(|(quarters, of, ms)| Pace { quarters, of, ms }).boxed()
+}
+
+pub const ALL: &[Algorithm] = &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+
+/// Small figures: nearly every call meets a limit, an edge of a window, or both.
+pub fn small() -> Shape {
+    Shape {
+        algorithms: ALL,
+        window: (1..=40u64).boxed(),
+        windows: 1..=4,
+        tiers: 1..=3,
+        limit: prop_oneof![1 => Just(0), 12 => 1..=8u64].boxed(),
+        cost: prop_oneof![8 => Just(1), 4 => 2..=3i64, 1 => 4..=8i64, 1 => Just(0), 3 => -5..0i64].boxed(),
+        act: prop_oneof![2 => Just(Act::Peek), 5 => Just(Act::Take), 2 => Just(Act::Force)].boxed(),
+        start: prop_oneof![Just(0), 0..100u64, Just(1_700_000_000_000)].boxed(),
+        pace: pace(
+            Just(0),
+            prop_oneof![4 => Just(0), 8 => 1..=4i64, 4 => 5..=40i64, 1 => -60..0i64, 1 => 41..=300i64],
+        ),
+        calls: 1..50,
+    }
+}
+
+/// Figures over the whole range of the arguments, and counts that saturate.
+pub fn huge() -> Shape {
+    let cost = || up_to(MAX_SAFE_INTEGER).prop_map(|units| units as i64);
+    Shape {
+        window: up_to(WindowMs::MAX.get()).prop_map(|window| window.max(1)).boxed(),
+        limit: prop_oneof![1 => up_to(MAX_SAFE_INTEGER), 2 => 0..=MAX_SAFE_INTEGER].boxed(),
+        cost: prop_oneof![3 => cost(), 1 => cost().prop_map(|units| -units)].boxed(),
+        act: prop_oneof![
+            4 => Just(Act::Peek),
+            10 => Just(Act::Take),
+            5 => Just(Act::Force),
+            1 => (1000..1100u32).prop_map(Act::Flood),
+        ]
+        .boxed(),
+        start: prop_oneof![
+            up_to(MAX_SAFE_INTEGER),
+            MAX_SAFE_INTEGER - WindowMs::MAX.get()..=MAX_SAFE_INTEGER
+        ]
+        .boxed(),
+        pace: pace(prop_oneof![2 => Just(0), 6 => 0..=9i64, 1 => -9..=0i64], -2..=2i64),
+        calls: 1..40,
+        ..small()
+    }
+}
+
+/// Numbers of every length in bits alike, and the last few before `max`.
+fn up_to(max: u64) -> impl Strategy<Value = u64> {
+    let of_length = (0..max.ilog2(), any::<u64>()).prop_map(|(bits, number)| number & ((2 << bits) - 1));
+    prop_oneof![8 => of_length, 1 => max - 3..=max].prop_map(move |number| number.min(max))
+}
+
+/// More window lengths than a key has room for.
+pub fn crowded() -> Shape {
+    Shape {
+        algorithms: &[Algorithm::Fixed, Algorithm::Sliding],
+        windows: 8..=14,
+        tiers: 1..=8,
+        limit: (1..=20u64).boxed(),
+        pace: pace(Just(0), prop_oneof![12 => 0..=3i64, 4 => 4..=40i64, 1 => -60..0i64]),
+        ..small()
+    }
+}
+
+pub fn history(shape: Shape) -> impl Strategy<Value = History> {
+    let tier = (any::<Index>(), shape.limit);
+    let step = (shape.act, vec(tier, shape.tiers), shape.cost, shape.pace);
+    let parts = (
+        prop::sample::select(shape.algorithms),
+        vec(shape.window, shape.windows),
+        shape.start,
+        vec(step, shape.calls),
+    );
+    parts.prop_map(|(algorithm, windows, start, steps)| {
+        let mut clock = start;
+        let calls = steps.into_iter().map(|(act, tiers, cost, pace)| {
+            let mut quotas: Vec<Quota> = Vec::new();
+            for (index, limit) in tiers {
+                let window = WindowMs::new(*index.get(&windows)).expect("windows are drawn in range");
+                if quotas.iter().all(|quota| quota.window != window) {
+                    quotas.push(Quota { limit, window });
+                }
+            }
+            let step = *pace.of.get(&windows) as i64 / 4 * pace.quarters + pace.ms;
+            let now = clock.saturating_add_signed(step).min(MAX_SAFE_INTEGER);
+            // A peek looks ahead, and the next call comes as if it had not been.
+            if act != Act::Peek {
+                clock = now;
+            }
+            Call { act, quotas, cost, now }
+        });
+        History { algorithm, calls: calls.collect() }
+    })
+}

@@ -1,0 +1,385 @@
+//! The three algorithms as the README words them. Nothing here is fast, nothing is rounded twice,
+//! and no wait has a formula: it is looked for.
+//!
+//! All figures are `i128`, so that no sum, product or difference can overflow.
+
+use std::collections::BTreeMap;
+
+use redis_rl::limiter::{Algorithm, Quota, TooManyWindows, Verdict, WindowState};
+
+const MAX_COUNT: i128 = (1 << 63) - 1;
+const MAX_LIVE_WINDOWS: usize = 8;
+
+/// A log of more older timestamps than this forgets what FORCE put beyond the limit.
+const FORGETFUL_ABOVE: usize = 1024;
+
+/// How the first millisecond is found at which something fits.
+#[derive(Clone, Copy, Debug)]
+pub enum Search {
+    /// By trying one after the other: sure, and too slow for windows of years.
+    EveryMs,
+    /// By halving: what counts only shrinks while no call comes. That it does is seen where every
+    /// millisecond is tried.
+    Halving,
+}
+
+impl Search {
+    /// The first number from 0 on that `fits`.
+    fn first(self, fits: impl Fn(u64) -> bool) -> u64 {
+        match self {
+            Search::EveryMs => (0..).find(|&ms| fits(ms)).expect("every window ends"),
+            Search::Halving if fits(0) => 0,
+            Search::Halving => {
+                let (mut too_early, mut late_enough) = (0, 1);
+                while !fits(late_enough) {
+                    (too_early, late_enough) = (late_enough, late_enough * 2);
+                }
+                while late_enough - too_early > 1 {
+                    let middle = too_early + (late_enough - too_early) / 2;
+                    if fits(middle) { late_enough = middle } else { too_early = middle }
+                }
+                late_enough
+            }
+        }
+    }
+}
+
+/// One key.
+#[derive(Clone, Debug)]
+pub struct Model {
+    state: State,
+    search: Search,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Windows(Windows),
+    Log(Log),
+}
+
+/// RL.FIXED and RL.SLIDING: for each window length, what was counted in which of its windows.
+#[derive(Clone, Debug)]
+struct Windows {
+    sliding: bool,
+    lengths: BTreeMap<i128, Counted>,
+}
+
+#[derive(Clone, Debug)]
+struct Counted {
+    /// Number of the latest window that was counted in: time never runs back from there.
+    latest: i128,
+    /// Units by window number.
+    units: BTreeMap<i128, i128>,
+}
+
+/// RL.LOG: every timestamp with its units, oldest first.
+#[derive(Clone, Debug, Default)]
+struct Log {
+    entries: Vec<(i128, i128)>,
+    /// The longest window that counted anything since the log was last empty.
+    keep: i128,
+}
+
+impl Windows {
+    /// The number of the window that `now` is read as.
+    fn number(&self, window: i128, now: i128) -> i128 {
+        let latest = self.lengths.get(&window).map_or(0, |counted| counted.latest);
+        latest.max(now / window)
+    }
+
+    fn units(&self, window: i128, number: i128) -> i128 {
+        let counted = self.lengths.get(&window);
+        counted.and_then(|counted| counted.units.get(&number)).copied().unwrap_or(0)
+    }
+
+    fn current(&self, window: i128, now: i128) -> i128 {
+        self.units(window, self.number(window, now))
+    }
+
+    fn previous(&self, window: i128, now: i128) -> i128 {
+        if self.sliding { self.units(window, self.number(window, now) - 1) } else { 0 }
+    }
+
+    fn used(&self, window: i128, now: i128) -> i128 {
+        let start = self.number(window, now) * window;
+        let elapsed = (now - start).max(0);
+        let share = self.previous(window, now) * (window - elapsed) / window;
+        (self.current(window, now) + share).min(MAX_COUNT)
+    }
+
+    fn is_live(&self, window: i128, now: i128) -> bool {
+        self.current(window, now) > 0 || self.previous(window, now) > 0
+    }
+
+    fn live(&self, now: i128) -> impl Iterator<Item = i128> {
+        self.lengths.keys().copied().filter(move |&window| self.is_live(window, now))
+    }
+
+    fn has_room_for(&self, quotas: &[Quota], now: i128) -> bool {
+        let mut windows: Vec<i128> = self.live(now).chain(quotas.iter().map(window_of)).collect();
+        windows.sort();
+        windows.dedup();
+        windows.len() <= MAX_LIVE_WINDOWS
+    }
+
+    /// Returns whether any were counted: a full count takes no more.
+    fn take(&mut self, window: i128, units: i128, now: i128) -> bool {
+        let number = self.number(window, now);
+        let before = self.units(window, number);
+        let after = (before + units).min(MAX_COUNT);
+        if after == before {
+            return false;
+        }
+        if !self.lengths.contains_key(&window) {
+            // A new length sends away those that cannot count any more.
+            let live: Vec<i128> = self.live(now).collect();
+            self.lengths.retain(|window, _| live.contains(window));
+        }
+        self.put(window, number, after);
+        true
+    }
+
+    /// Returns whether there were any to give back.
+    fn give_back(&mut self, window: i128, units: i128, now: i128) -> bool {
+        let number = self.number(window, now);
+        let (current, previous) = (self.current(window, now), self.previous(window, now));
+        let from_current = units.min(current);
+        let from_previous = (units - from_current).min(previous);
+        if from_current + from_previous == 0 {
+            return false;
+        }
+        self.put(window, number - 1, previous - from_previous);
+        self.put(window, number, current - from_current);
+        if !self.is_live(window, now) {
+            self.lengths.remove(&window);
+        }
+        true
+    }
+
+    fn put(&mut self, window: i128, number: i128, units: i128) {
+        let counted = self.lengths.entry(window).or_insert(Counted { latest: 0, units: BTreeMap::new() });
+        counted.latest = number;
+        counted.units.insert(number, units);
+    }
+
+    /// Whether one of its windows begins later than `now`.
+    fn is_ahead_of(&self, now: i128) -> bool {
+        self.lengths.iter().any(|(window, counted)| counted.latest * window > now)
+    }
+}
+
+impl Log {
+    /// A time before the newest timestamp is read as that timestamp.
+    fn read(&self, now: i128) -> i128 {
+        self.entries.last().map_or(now, |newest| newest.0.max(now))
+    }
+
+    /// The entries that are in a window which ends at `now`.
+    fn within(&self, window: i128, now: i128) -> impl Iterator<Item = &(i128, i128)> {
+        let now = self.read(now);
+        self.entries.iter().filter(move |(at, _)| *at > now - window)
+    }
+
+    fn used(&self, window: i128, now: i128) -> i128 {
+        self.within(window, now).map(|(_, units)| units).sum()
+    }
+
+    /// The longest window, those that a call names among them.
+    fn keep_with(&self, quotas: &[Quota]) -> i128 {
+        let keep = if self.entries.is_empty() { 0 } else { self.keep };
+        keep.max(longest(quotas))
+    }
+
+    /// Returns whether any were counted: a full log takes no more.
+    fn take(&mut self, quotas: &[Quota], units: i128, now: i128, over: bool) -> bool {
+        let keep = self.keep_with(quotas);
+        let units = units.min(MAX_COUNT - self.used(keep, now));
+        if units == 0 {
+            return false;
+        }
+        let now = self.read(now);
+        self.entries = self.within(keep, now).copied().collect();
+        self.keep = if self.entries.is_empty() { longest(quotas) } else { keep };
+        match self.entries.last_mut() {
+            Some((at, already)) if *at == now => *already += units,
+            _ => self.entries.push((now, units)),
+        }
+        if over && self.keep == longest(quotas) {
+            self.forget_beyond(quotas.iter().map(|quota| i128::from(quota.limit)).max().unwrap_or(0));
+        }
+        true
+    }
+
+    /// Forgets the oldest entry, again and again, while enough would still be there after it.
+    fn forget_beyond(&mut self, limit: i128) {
+        let mut units: i128 = self.entries.iter().map(|(_, units)| units).sum();
+        let mut gone = 0;
+        while self.entries.len() - gone > FORGETFUL_ABOVE + 1 && units - self.entries[gone].1 >= limit {
+            units -= self.entries[gone].1;
+            gone += 1;
+        }
+        self.entries.drain(..gone);
+    }
+
+    /// Returns whether there were any to give back.
+    fn give_back(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
+        let mut left = units.min(self.used(self.keep_with(quotas), now));
+        if left == 0 {
+            return false;
+        }
+        while left > 0 {
+            let (at, newest) = self.entries.pop().expect("no more is given back than is there");
+            if newest > left {
+                self.entries.push((at, newest - left));
+            }
+            left -= newest.min(left);
+        }
+        true
+    }
+}
+
+impl Model {
+    pub fn new(algorithm: Algorithm, search: Search) -> Model {
+        let windows = |sliding| State::Windows(Windows { sliding, lengths: BTreeMap::new() });
+        let state = match algorithm {
+            Algorithm::Fixed => windows(false),
+            Algorithm::Sliding => windows(true),
+            Algorithm::Log => State::Log(Log::default()),
+        };
+        Model { state, search }
+    }
+
+    pub fn used(&self, window: u64, now: u64) -> u64 {
+        let (window, now) = (i128::from(window), i128::from(now));
+        figure(match &self.state {
+            State::Windows(windows) => windows.used(window, now),
+            State::Log(log) => log.used(window, now),
+        })
+    }
+
+    /// A request of cost c is allowed when used + c <= limit in every tier.
+    pub fn refuses(&self, quotas: &[Quota], cost: i64, now: u64) -> bool {
+        quotas.iter().any(|quota| self.tier_refuses(quota, cost, now))
+    }
+
+    fn tier_refuses(&self, quota: &Quota, cost: i64, now: u64) -> bool {
+        // A request of cost <= 0 is always allowed.
+        cost > 0
+            && i128::from(self.used(quota.window.get(), now)) + i128::from(cost) > i128::from(quota.limit)
+    }
+
+    /// Counts or gives back in all tiers, or in none. Returns whether that changed anything.
+    pub fn record(
+        &mut self,
+        quotas: &[Quota],
+        cost: i64,
+        now: u64,
+        over: bool,
+    ) -> Result<bool, TooManyWindows> {
+        let (units, now) = (i128::from(cost).abs(), i128::from(now));
+        match &mut self.state {
+            State::Log(log) if cost > 0 => Ok(log.take(quotas, units, now, over)),
+            State::Log(log) => Ok(log.give_back(quotas, units, now)),
+            State::Windows(windows) => {
+                if cost > 0 && !windows.has_room_for(quotas, now) {
+                    return Err(TooManyWindows);
+                }
+                let mut changed = false;
+                for quota in quotas {
+                    changed |= match cost > 0 {
+                        true => windows.take(window_of(quota), units, now),
+                        false => windows.give_back(window_of(quota), units, now),
+                    };
+                }
+                Ok(changed)
+            }
+        }
+    }
+
+    /// What the request is answered, as things stand.
+    pub fn verdict(&self, quotas: &[Quota], cost: i64, now: u64, limited: bool) -> Verdict {
+        let remaining = |quota: &Quota| quota.limit.saturating_sub(self.used(quota.window.get(), now));
+        let mut tier = quotas[0];
+        for quota in &quotas[1..] {
+            // Only a better one takes the place of an earlier one.
+            let better = if limited {
+                self.wait_of_tier(quota, cost, now) > self.wait_of_tier(&tier, cost, now)
+            } else {
+                remaining(quota) < remaining(&tier)
+            };
+            if better {
+                tier = *quota;
+            }
+        }
+        let hopeless = quotas.iter().any(|quota| i128::from(cost) > i128::from(quota.limit));
+        let retry = || self.search.first(|ms| !self.refuses(quotas, cost, now + ms));
+        Verdict {
+            limited,
+            limit: tier.limit,
+            remaining: remaining(&tier),
+            retry_after_ms: (limited && !hopeless).then(retry),
+            reset_after_ms: self.wait_of_tier(&tier, tier.limit as i64, now),
+        }
+    }
+
+    /// Milliseconds until one tier allows the request; the largest number if it never does.
+    fn wait_of_tier(&self, quota: &Quota, cost: i64, now: u64) -> u64 {
+        if i128::from(cost) > i128::from(quota.limit) {
+            return u64::MAX;
+        }
+        self.search.first(|ms| !self.tier_refuses(quota, cost, now + ms))
+    }
+
+    /// What RL.INFO shows.
+    pub fn windows(&self, now: u64) -> Vec<WindowState> {
+        let windows: Vec<i128> = match &self.state {
+            State::Windows(windows) => windows.live(i128::from(now)).collect(),
+            State::Log(log) if log.entries.is_empty() => Vec::new(),
+            State::Log(log) => vec![log.keep],
+        };
+        let state = |window: i128| {
+            let window = figure(window);
+            WindowState {
+                window: redis_rl::limiter::WindowMs::new(window).expect("a call named it"),
+                used: self.used(window, now),
+                reset_after_ms: self.search.first(|ms| self.used(window, now + ms) == 0),
+            }
+        };
+        windows.into_iter().map(state).collect()
+    }
+
+    /// Of a log, the distinct timestamps in its longest window.
+    pub fn entries(&self, now: u64) -> Option<u64> {
+        match &self.state {
+            State::Windows(_) => None,
+            State::Log(log) => Some(log.within(log.keep, i128::from(now)).count() as u64),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        match &self.state {
+            State::Windows(windows) => windows.lengths.is_empty(),
+            State::Log(log) => log.entries.is_empty(),
+        }
+    }
+
+    /// Whether it counted something at a time later than `now`.
+    pub fn is_ahead_of(&self, now: u64) -> bool {
+        match &self.state {
+            State::Windows(windows) => windows.is_ahead_of(i128::from(now)),
+            State::Log(log) => log.read(i128::from(now)) > i128::from(now),
+        }
+    }
+}
+
+fn window_of(quota: &Quota) -> i128 {
+    i128::from(quota.window.get())
+}
+
+fn longest(quotas: &[Quota]) -> i128 {
+    quotas.iter().map(window_of).max().unwrap_or(0)
+}
+
+fn figure(units: i128) -> u64 {
+    u64::try_from(units).expect("counts are within 0 and 2^63 - 1")
+}

@@ -1,0 +1,179 @@
+//! Every reply of a history is the model's, and so is all that RL.INFO shows after it.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::{Algorithm, Limiter, MAX_COUNT, Quota, UnixMs, WindowMs};
+
+use crate::cases;
+use crate::history::{ALL, Act, Call, History, Shape, answer, crowded, expected, history, huge, pace, small};
+use crate::naive::{Model, Search};
+
+fn agree(history: &History, search: Search) -> TestCaseResult {
+    let mut limiter = Limiter::new(history.algorithm);
+    let mut model = Model::new(history.algorithm, search);
+    let (windows, _) = history.windows_and_end();
+    for (i, call) in history.calls.iter().enumerate() {
+        let reply = answer(&mut limiter, call);
+        prop_assert_eq!(reply, expected(&mut model, call), "reply to call {}: {:?}", i, call);
+        agree_on_state(&limiter, &model, &windows, call.now)
+            .map_err(|error| TestCaseError::fail(format!("after call {i}, {call:?}: {error}")))?;
+    }
+    Ok(())
+}
+
+fn agree_on_state(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) -> TestCaseResult {
+    let at = UnixMs(now);
+    for &window in windows {
+        let used = limiter.used(WindowMs::new(window).unwrap(), at);
+        prop_assert_eq!(used, model.used(window, now), "units in {} ms", window);
+    }
+    prop_assert_eq!(limiter.windows(at), model.windows(now));
+    prop_assert_eq!(limiter.entries(at), model.entries(now));
+    prop_assert_eq!(limiter.is_empty(), model.is_empty());
+    prop_assert_eq!(limiter.is_ahead_of(at), model.is_ahead_of(now));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(800))]
+
+    #[test]
+    fn every_reply_is_the_one_that_the_model_finds_by_trying_every_millisecond(history in history(small())) {
+        agree(&history, Search::EveryMs)?;
+    }
+
+    #[test]
+    fn every_reply_is_exact_over_the_whole_range_of_the_arguments(history in history(huge())) {
+        agree(&history, Search::Halving)?;
+    }
+
+    #[test]
+    fn a_key_has_up_to_8_live_windows_and_refuses_to_take_more(history in history(crowded())) {
+        agree(&history, Search::EveryMs)?;
+        let (_, end) = history.windows_and_end();
+        prop_assert!(history.limiter().windows(UnixMs(end)).len() <= 8);
+    }
+
+    #[test]
+    fn a_replica_that_is_sent_what_changed_and_counts_it_by_force_holds_the_same(
+        history in history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
+    ) {
+        let mut limiter = Limiter::new(history.algorithm);
+        let mut replica = limiter.clone();
+        for call in &history.calls {
+            if answer(&mut limiter, call).is_ok_and(|answer| answer.changed) {
+                let sent = Call { act: Act::Force, ..call.clone() };
+                prop_assert!(answer(&mut replica, &sent).is_ok_and(|answer| answer.changed));
+            }
+            prop_assert_eq!(encode(&limiter), encode(&replica), "after {:?}", call);
+        }
+    }
+}
+
+/// A log of thousands of entries in one to three windows of some seconds.
+fn long_log() -> Shape {
+    Shape {
+        algorithms: &[Algorithm::Log],
+        window: (500..4_000u64).boxed(),
+        windows: 1..=3,
+        limit: prop_oneof![1_000..10_000u64, 2..1_000u64].boxed(),
+        cost: prop_oneof![20 => Just(1), 10 => 1..=8i64, 1 => 100..300i64].boxed(),
+        act: Just(Act::Take).boxed(),
+        pace: pace(Just(0), prop_oneof![40 => 0..=3i64, 1 => -20..0i64]),
+        calls: 4_000..6_000,
+        ..small()
+    }
+}
+
+/// The same with everything in it that FORCE and giving back can do.
+fn long_log_of_all_kinds() -> Shape {
+    Shape {
+        cost: prop_oneof![
+            40 => Just(1),
+            20 => 1..=8i64,
+            1 => 100..300i64,
+            6 => -8..0i64,
+            1 => -3_000..-100i64,
+        ]
+        .boxed(),
+        act: prop_oneof![Just(Act::Take), Just(Act::Force)].boxed(),
+        pace: pace(
+            Just(0),
+            prop_oneof![400 => 0..=3i64, 10 => -20..0i64, 2 => 100..1_500i64, 1 => 3_000..5_000i64],
+        ),
+        ..long_log()
+    }
+}
+
+/// Whether each call is refused, and at a few of them everything.
+fn agree_on_a_long_log(history: &History) -> TestCaseResult {
+    let mut limiter = Limiter::new(Algorithm::Log);
+    let mut model = Model::new(Algorithm::Log, Search::Halving);
+    let (windows, end) = history.windows_and_end();
+    for (i, call) in history.calls.iter().enumerate() {
+        let refuses = model.refuses(&call.quotas, call.cost, call.now);
+        let reply = answer(&mut limiter, call).unwrap().verdict;
+        prop_assert_eq!(reply.limited, refuses, "reply to call {}: {:?}", i, call);
+        if call.counts(refuses) {
+            let _ = model.record(&call.quotas, call.cost, call.now, refuses);
+        }
+        if i % 100 == 99 {
+            let wanted = model.verdict(&call.quotas, call.cost, call.now, refuses);
+            prop_assert_eq!(reply, wanted, "reply to call {}: {:?}", i, call);
+            agree_on_state(&limiter, &model, &windows, call.now)?;
+        }
+    }
+    let copy = decode(&encode(&limiter));
+    prop_assert_eq!(copy.is_some(), !limiter.is_empty());
+    agree_on_state(&copy.unwrap_or(limiter), &model, &windows, end)
+}
+
+proptest! {
+    #![proptest_config(cases(6))]
+
+    #[test]
+    fn a_long_log_answers_as_the_model_does(history in history(long_log())) {
+        agree_on_a_long_log(&history)?;
+    }
+
+    #[test]
+    fn a_long_log_forgets_what_the_model_forgets(history in history(long_log_of_all_kinds())) {
+        agree_on_a_long_log(&history)?;
+    }
+
+    /// Its own times: a clock that steps back is read as the newest time so far.
+    #[test]
+    fn a_log_never_admits_more_than_its_limit_in_any_span_of_a_window(
+        history in history(Shape { windows: 1..=1, tiers: 1..=1, ..long_log() }),
+        limit in 10..3_000u64,
+    ) {
+        let window = history.calls[0].quotas[0].window;
+        let mut limiter = Limiter::new(Algorithm::Log);
+        let mut newest = 0;
+        let mut granted: Vec<(u64, u64)> = Vec::new();
+        for call in &history.calls {
+            let call = Call { quotas: vec![Quota { limit, window }], ..call.clone() };
+            if !answer(&mut limiter, &call).unwrap().verdict.limited {
+                newest = call.now.max(newest);
+                granted.push((newest, call.cost as u64));
+            }
+        }
+        prop_assert!(!granted.is_empty());
+        for (i, last) in granted.iter().enumerate() {
+            let span = granted[..=i].iter().rev().take_while(|(at, _)| at + window.get() > last.0);
+            let units: u64 = span.map(|(_, units)| units).sum();
+            prop_assert!(units <= limit, "{} units in the span that ends at {}", units, last.0);
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_forced_calls_saturates_and_stays_there() {
+    for algorithm in ALL {
+        let quota = Quota { limit: 1, window: WindowMs::MAX };
+        let flood = Call { act: Act::Flood(1100), quotas: vec![quota], cost: (1 << 53) - 1, now: 0 };
+        let history = History { algorithm: *algorithm, calls: vec![flood.clone(), flood] };
+        assert_eq!(history.limiter().used(quota.window, UnixMs(0)), MAX_COUNT);
+    }
+}

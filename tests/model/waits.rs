@@ -1,0 +1,114 @@
+//! What waits promise, without a model: the same limiter asked again at later times.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, Wait};
+
+use crate::cases;
+use crate::history::{Call, History, history, huge, small};
+
+/// Which of the milliseconds of a wait are tried.
+type Tried = fn(u64) -> Vec<u64>;
+
+fn all(wait_ms: u64) -> Vec<u64> {
+    (0..wait_ms).collect()
+}
+
+fn first_and_last(wait_ms: u64) -> Vec<u64> {
+    if wait_ms == 0 { vec![] } else { vec![0, wait_ms / 2, wait_ms - 1] }
+}
+
+/// The last call of a history is only asked, not counted: is what it is told true?
+fn waits_are_exact(history: &History, tried: Tried) -> TestCaseResult {
+    let mut earlier = history.clone();
+    let Call { quotas, cost, now, .. } = earlier.calls.pop().expect("a history has a call");
+    let limiter = earlier.limiter();
+    let refuses = |quotas: &[Quota], cost, ms| limiter.refuses(quotas, Cost(cost), UnixMs(now + ms));
+    let limited = refuses(&quotas, cost, 0);
+    let verdict = limiter.verdict(&quotas, Cost(cost), UnixMs(now), limited);
+
+    match verdict.retry_after_ms {
+        Some(wait) => {
+            prop_assert!(wait > 0);
+            waits(&|ms| refuses(&quotas, cost, ms), wait, now, tried)?;
+        }
+        None => {
+            let hopeless = quotas.iter().any(|quota| cost > 0 && cost as u64 > quota.limit);
+            prop_assert_eq!(limited, hopeless, "-1 only when allowed, or when no wait can help");
+        }
+    }
+
+    // The figures are of one tier, but there may be several of its limit.
+    let exact = |quota: &Quota| {
+        let refuses = |ms| refuses(&[*quota], quota.limit as i64, ms);
+        waits(&refuses, verdict.reset_after_ms, now, tried)
+    };
+    let tiers: Vec<_> = quotas.iter().filter(|quota| quota.limit == verdict.limit).map(exact).collect();
+    prop_assert!(
+        tiers.iter().any(|tier| tier.is_ok()),
+        "reset after {}: {:?}",
+        verdict.reset_after_ms,
+        tiers
+    );
+    Ok(())
+}
+
+/// Refused at each millisecond before, allowed then.
+fn waits(refuses: &dyn Fn(u64) -> bool, wait_ms: u64, now: u64, tried: Tried) -> TestCaseResult {
+    for ms in tried(wait_ms).into_iter().filter(|ms| now + ms <= MAX_SAFE_INTEGER) {
+        prop_assert!(refuses(ms), "allowed {} ms after {}, before {}", ms, now, wait_ms);
+    }
+    if now + wait_ms <= MAX_SAFE_INTEGER {
+        prop_assert!(!refuses(wait_ms), "refused {} ms after {}", wait_ms, now);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(1200))]
+
+    #[test]
+    fn waiting_exactly_the_wait_is_enough_and_no_millisecond_less_is(history in history(small())) {
+        waits_are_exact(&history, all)?;
+    }
+
+    #[test]
+    fn waits_of_years_and_counts_of_63_bits_are_as_exact(history in history(huge())) {
+        waits_are_exact(&history, first_and_last)?;
+    }
+
+    #[test]
+    fn a_key_lives_until_nothing_in_it_counts_and_not_much_longer(history in history(small())) {
+        lives_long_enough(&history)?;
+    }
+
+    #[test]
+    fn a_key_of_huge_figures_lives_as_long_as_it_must(history in history(huge())) {
+        lives_long_enough(&history)?;
+    }
+}
+
+fn lives_long_enough(history: &History) -> TestCaseResult {
+    let limiter = history.limiter();
+    let quotas = &history.calls.last().expect("a history has a call").quotas;
+    // As of its own time: no call was later.
+    let now = history.calls.iter().map(|call| call.now).max().unwrap_or(0);
+    let lifetime = limiter.lifetime(quotas, UnixMs(now));
+    match &limiter {
+        Limiter::Counters(_) => {
+            let live = |at| !limiter.windows(UnixMs(at)).is_empty();
+            prop_assert!(!live(now + lifetime), "goes before the last of its windows");
+            prop_assert!(lifetime == 0 || live(now + lifetime - 1), "stays after the last of its windows");
+        }
+        Limiter::Log(log) => {
+            let named = quotas.iter().map(|quota| quota.window);
+            let window = named.chain(log.keep()).max().expect("a call names a window");
+            let Wait::Ms(exact) = limiter.wait_for(1, Quota { limit: 1, window }, UnixMs(now)) else {
+                unreachable!("1 is not more than 1")
+            };
+            prop_assert!(lifetime >= exact, "goes {} ms after, before {}", lifetime, exact);
+            prop_assert!(lifetime <= exact + window.get() / 8, "goes {} ms after {}", lifetime, exact);
+        }
+    }
+    Ok(())
+}
