@@ -1,7 +1,7 @@
 //! The commands, each as its verbs: parse, open, decide, commit, replicate, reply.
 
 use crate::keyspace::Slot;
-use crate::limiter::{Algorithm, Cost, Limiter, UnixMs, Verdict};
+use crate::limiter::{Algorithm, Cost, Limiter, Quota, UnixMs, Verdict};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command, Event};
 
@@ -77,8 +77,8 @@ fn take(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
     if emptied {
         slot.delete();
     }
-    settle_lifetime(&mut slot, &request, clock, changed);
-    let verdict = verdict.within(ms_until_gone(&slot, request.at, clock));
+    settle_lifetime(&mut slot, request.at, clock, changed);
+    let verdict = verdict.within(ms_until_gone(&slot, request.quotas(), request.at, clock));
     drop(slot);
 
     if changed {
@@ -107,7 +107,7 @@ fn peek(call: &Call) -> Result<(), Refusal> {
 
     let limited = limiter.refuses(request.quotas(), request.cost, now);
     let verdict = limiter.verdict(request.quotas(), request.cost, now, limited);
-    reply(call, &verdict.within(ms_until_gone(&slot, request.at, clock)));
+    reply(call, &verdict.within(ms_until_gone(&slot, request.quotas(), request.at, clock)));
     Ok(())
 }
 
@@ -129,7 +129,7 @@ fn info(call: &Call) -> Result<(), Refusal> {
     call.reply_text(name);
     call.reply_text(c"windows");
     let windows = limiter.windows(now);
-    let gone = ms_until_gone(&slot, None, now);
+    let gone = ms_until_gone(&slot, &[], None, now);
     call.reply_array(windows.len());
     for state in windows {
         call.reply_map(3);
@@ -147,37 +147,44 @@ fn info(call: &Call) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Moves the key's time to live where it has to move: later when what was counted, or a wait that
-/// is told, matters longer; earlier when the key is ahead of the server's clock, so that it heals
-/// by going within its own lifetime. Most requests leave it where it is.
+/// Moves the key's time to live where it has to move: later when what was counted matters longer;
+/// only earlier when the key is ahead of the server's clock, so that it heals by going within its
+/// own lifetime, whoever goes on counting in it. Most requests leave it where it is.
 #[inline]
-fn settle_lifetime(slot: &mut Slot, request: &Request, clock: UnixMs, changed: bool) {
+fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, changed: bool) {
     let Some(limiter) = slot.limiter() else { return };
-    let quotas = request.quotas();
-    let ahead = request.at.is_none() && limiter.is_ahead_of(clock);
-    let extend = changed || limiter.keeps_too_little_for(quotas);
-    if !ahead && !extend {
+    let ahead = at.is_none() && limiter.is_ahead_of(clock);
+    let unsettled = changed && (at.is_some() || !limiter.is_settled());
+    if !unsettled && !ahead {
         return;
     }
-    let lifetime = match request.at {
-        Some(at) => limiter.lifetime(quotas, at).max(MIN_LIFETIME_WITH_AT_MS),
-        None => limiter.lifetime(quotas, clock),
+    let lifetime = match at {
+        Some(at) => limiter.lifetime(at).max(MIN_LIFETIME_WITH_AT_MS),
+        None => limiter.lifetime(clock),
     };
     let end = UnixMs(clock.0 + lifetime);
     let moves = match slot.expires_at() {
-        Some(current) => (extend && current < end) || (ahead && current > end),
+        Some(current) if ahead => current > end,
+        Some(current) => current < end,
         None => true,
     };
     if moves {
         slot.expire_at(end);
     }
+    // Only the server's clock, going on as it did, says when the key goes.
+    let known = (at.is_none() && !ahead).then_some(end);
+    if let Some(limiter) = slot.limiter_mut() {
+        limiter.settle(known);
+    }
 }
 
-/// Milliseconds until a key that is ahead of the server's clock goes, and with it every wait;
-/// any other key goes only when it does not matter any more.
+/// Milliseconds until the key goes by the server's clock, and with it every wait, where that can
+/// be before the wait is over: when the key is ahead of the clock, and when a call names a longer
+/// window than a log has kept its units for.
 #[inline]
-fn ms_until_gone(slot: &Slot, at: Option<UnixMs>, clock: UnixMs) -> u64 {
-    if at.is_some() || !slot.limiter().is_some_and(|limiter| limiter.is_ahead_of(clock)) {
+fn ms_until_gone(slot: &Slot, quotas: &[Quota], at: Option<UnixMs>, clock: UnixMs) -> u64 {
+    let goes_early = |limiter: &Limiter| limiter.is_ahead_of(clock) || limiter.keeps_too_little_for(quotas);
+    if at.is_some() || !slot.limiter().is_some_and(goes_early) {
         return u64::MAX;
     }
     // The server keeps a key during the millisecond that it expires at.

@@ -105,6 +105,6 @@ const TIERS: Argument = Argument::blocks(
     c"tier",
     &[Argument::new(c"limit", Kind::Integer), Argument::new(c"window", Kind::Text)],
 );
-const COST: Argument = Argument::option(c"units", Kind::Integer, c"COST");
+const COST: Argument = Argument::option(c"n", Kind::Integer, c"COST");
 const FORCE: Argument = Argument::option(c"force", Kind::Word, c"FORCE");
 const AT: Argument = Argument::option(c"unix-time-milliseconds", Kind::UnixTime, c"AT");

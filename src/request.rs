@@ -6,7 +6,7 @@ use std::ffi::CStr;
 
 use crate::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, TooManyWindows, UnixMs, WindowMs};
 
-/// Why a command is answered with an error. The command has changed nothing.
+/// Why a command is answered with an error. But for [`Refusal::INTERNAL`] it has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The server's own text for a wrong number of arguments.
@@ -72,26 +72,36 @@ impl Request {
     }
 
     /// Reads `limit window [limit window ...]` and the options after it.
-    #[inline]
+    // Inlined, so that the request is made where it is used: it is too large to move each time.
+    #[inline(always)]
     pub fn parse<'a>(args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Request, Refusal> {
-        let mut args = args.peekable();
         let unused = Quota { limit: 0, window: WindowMs::MAX };
         let mut request =
             Request { quotas: [unused; MAX_TIERS], tiers: 0, cost: Cost(1), force: false, at: None };
+        request.read(args, options)?;
+        Ok(request)
+    }
+
+    #[inline]
+    fn read<'a>(
+        &mut self,
+        mut args: impl Iterator<Item = &'a [u8]>,
+        options: Options,
+    ) -> Result<(), Refusal> {
+        let mut next = args.next();
         // The first argument is a limit whatever it looks like, a later one if it begins as a
         // number does: so a misspelt option is not taken for a limit.
-        while let Some(limit) = args.next_if(|arg| request.tiers == 0 || begins_a_number(arg)) {
+        while let Some(limit) = next.filter(|arg| self.tiers == 0 || begins_a_number(arg)) {
             let limit = parse_limit(limit).ok_or(Refusal::LIMIT)?;
             let window = parse_window(args.next().ok_or(Refusal::Arity)?).ok_or(Refusal::WINDOW)?;
-            request.add(Quota { limit, window })?;
+            self.add(Quota { limit, window })?;
+            next = args.next();
         }
-        if request.tiers == 0 {
-            return Err(Refusal::Arity);
+        match next {
+            None if self.tiers == 0 => Err(Refusal::Arity),
+            None => Ok(()),
+            Some(option) => self.parse_options(option, args, options),
         }
-        if args.peek().is_some() {
-            request.parse_options(args, options)?;
-        }
-        Ok(request)
     }
 
     #[inline]
@@ -109,11 +119,13 @@ impl Request {
 
     fn parse_options<'a>(
         &mut self,
+        first: &'a [u8],
         mut args: impl Iterator<Item = &'a [u8]>,
         options: Options,
     ) -> Result<(), Refusal> {
+        let mut next = Some(first);
         let mut cost = None;
-        while let Some(name) = args.next() {
+        while let Some(name) = next {
             if name.eq_ignore_ascii_case(b"COST") && cost.is_none() {
                 let value = args.next().ok_or(Refusal::SYNTAX)?;
                 cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
@@ -125,6 +137,7 @@ impl Request {
             } else {
                 return Err(Refusal::SYNTAX);
             }
+            next = args.next();
         }
         self.cost = cost.unwrap_or(self.cost);
         Ok(())

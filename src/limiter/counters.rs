@@ -72,16 +72,39 @@ impl Counter {
     }
 }
 
+/// What of a counter counts at one time.
+pub struct Standing {
+    method: Method,
+    counter: Counter,
+    now: UnixMs,
+    /// Units.
+    pub used: u64,
+}
+
+impl Standing {
+    /// Milliseconds until at most `room` units count.
+    #[inline]
+    pub fn wait_until(&self, room: u64) -> u64 {
+        if self.used <= room {
+            return 0;
+        }
+        match self.method {
+            Method::Fixed => fixed::wait(&self.counter, self.now),
+            Method::Sliding => sliding::wait_until(&self.counter, room, self.now),
+        }
+    }
+}
+
 /// The counters of one key, at most [`MAX_TIERS`] of them, shortest window first.
 ///
-/// Nearly every key has a single counter with modest numbers, so that one is kept in 14 bytes
+/// Nearly every key has a single counter with modest numbers, so that one is kept in 15 bytes
 /// without a further allocation: with the rest of a [`Limiter`](super::Limiter) it fills 16.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters(Store);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
-    One { method: Method, current: [u8; 3], previous: [u8; 3], window: u32, number: u32 },
+    One { method: Method, settled: bool, current: [u8; 3], previous: [u8; 3], window: u32, number: u32 },
     Many(Box<Many>),
     None { method: Method },
 }
@@ -89,6 +112,7 @@ enum Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Many {
     method: Method,
+    settled: bool,
     counters: Vec<Counter>,
 }
 
@@ -135,6 +159,18 @@ impl Counters {
         Some(all)
     }
 
+    /// What counts in `window` at `now`.
+    #[inline]
+    pub fn standing(&self, window: WindowMs, now: UnixMs) -> Standing {
+        let counter = self.at(window, now);
+        let method = self.method();
+        let used = match method {
+            Method::Fixed => fixed::used(&counter),
+            Method::Sliding => sliding::used(&counter, now),
+        };
+        Standing { method, counter, now, used }
+    }
+
     /// The counter of `window` as it stands at `now`, or an empty one.
     #[inline]
     fn at(&self, window: WindowMs, now: UnixMs) -> Counter {
@@ -144,30 +180,10 @@ impl Counters {
         }
     }
 
-    /// Units of `window` that count at `now`.
-    #[inline]
-    pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
-        let counter = self.at(window, now);
-        match self.method() {
-            Method::Fixed => fixed::used(&counter),
-            Method::Sliding => sliding::used(&counter, now),
-        }
-    }
-
-    /// Milliseconds from `now` until at most `room` units of `window` count.
-    #[inline]
-    pub fn wait_until(&self, room: u64, window: WindowMs, now: UnixMs) -> u64 {
-        let counter = self.at(window, now);
-        match self.method() {
-            Method::Fixed => fixed::wait_until(&counter, room, now),
-            Method::Sliding => sliding::wait_until(&counter, room, now),
-        }
-    }
-
     /// Whether counters of `quotas` fit beside the others that can still count at `now`.
     #[inline]
     pub fn have_room_for(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        if quotas.len() + self.iter().count() <= MAX_TIERS {
+        if quotas.len() + self.len() <= MAX_TIERS {
             return true;
         }
         let named = |window| quotas.iter().any(|quota| quota.window == window);
@@ -198,9 +214,20 @@ impl Counters {
         given
     }
 
+    /// How many there are.
+    #[inline]
+    fn len(&self) -> usize {
+        match &self.0 {
+            Store::One { .. } => 1,
+            Store::Many(many) => many.counters.len(),
+            Store::None { .. } => 0,
+        }
+    }
+
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        matches!(self.0, Store::None { .. })
+        self.len() == 0
     }
 
     /// Milliseconds from `now` until none of them can count any more.
@@ -212,7 +239,30 @@ impl Counters {
     /// Whether one of them is in a window that begins later than `now`.
     #[inline]
     pub fn are_ahead_of(&self, now: UnixMs) -> bool {
-        self.iter().any(|counter| counter.start() > now)
+        match &self.0 {
+            Store::One { window, number, .. } => u64::from(*window) * u64::from(*number) > now.0,
+            Store::Many(many) => many.counters.iter().any(|counter| counter.start() > now),
+            Store::None { .. } => false,
+        }
+    }
+
+    /// Whether the key's time to live was settled since it last had to move.
+    #[inline]
+    pub fn are_settled(&self) -> bool {
+        match &self.0 {
+            Store::One { settled, .. } => *settled,
+            Store::Many(many) => many.settled,
+            Store::None { .. } => false,
+        }
+    }
+
+    /// Notes whether the key's time to live has been settled.
+    pub fn set_settled(&mut self, now_settled: bool) {
+        match &mut self.0 {
+            Store::One { settled, .. } => *settled = now_settled,
+            Store::Many(many) => many.settled = now_settled,
+            Store::None { .. } => {}
+        }
     }
 
     /// The windows that can still count at `now`, shortest first.
@@ -228,6 +278,7 @@ impl Counters {
         }
     }
 
+    #[inline]
     fn advance(&self, counter: Counter, now: UnixMs) -> Counter {
         let number = now.0 / counter.window.get();
         if number <= counter.number {
@@ -266,19 +317,24 @@ impl Counters {
     #[inline]
     fn put(&mut self, counter: Counter, now: UnixMs) {
         let method = self.method();
-        if let Store::Many(many) = &mut self.0
-            && let Some(old) = many.counters.iter_mut().find(|old| old.window == counter.window)
-        {
-            *old = counter;
-            return;
-        }
-        let alone = match self.one() {
-            Some(old) => old.window == counter.window || !self.lives(&old, now),
-            None => self.is_empty(),
-        };
-        if alone && let Some(one) = pack(method, &counter) {
-            self.0 = one;
-            return;
+        // A counter that had units in this window already dies no later than before.
+        let same_end = |old: &Counter| old.number == counter.number && old.current > 0;
+        match &mut self.0 {
+            Store::One { settled, window, .. } if u64::from(*window) == counter.window.get() => {
+                let settled = *settled && self.one().is_some_and(|old| same_end(&old));
+                if let Some(one) = pack(method, settled, &counter) {
+                    self.0 = one;
+                    return;
+                }
+            }
+            Store::Many(many) => {
+                if let Some(old) = many.counters.iter_mut().find(|old| old.window == counter.window) {
+                    many.settled &= same_end(old);
+                    *old = counter;
+                    return;
+                }
+            }
+            Store::One { .. } | Store::None { .. } => {}
         }
         let mut all: Vec<Counter> =
             self.iter().filter(|old| old.window != counter.window && self.lives(old, now)).collect();
@@ -287,14 +343,15 @@ impl Counters {
         self.replace(all);
     }
 
+    /// Puts these in the place of all; the time to live is to be settled anew.
     fn replace(&mut self, mut all: Vec<Counter>) {
         let method = self.method();
         self.0 = match all.as_slice() {
             [] => Store::None { method },
-            [only] if let Some(one) = pack(method, only) => one,
+            [only] if let Some(one) = pack(method, false, only) => one,
             _ => {
                 all.shrink_to_fit();
-                Store::Many(Box::new(Many { method, counters: all }))
+                Store::Many(Box::new(Many { method, settled: false, counters: all }))
             }
         };
     }
@@ -317,7 +374,7 @@ impl Counters {
 /// window number of less than 2^32 (until the year 2106 for all windows of a second or more) and
 /// counts of less than 2^24.
 #[inline]
-fn pack(method: Method, counter: &Counter) -> Option<Store> {
+fn pack(method: Method, settled: bool, counter: &Counter) -> Option<Store> {
     let small = |units: u64| {
         let [a, b, c, 0, 0, 0, 0, 0] = units.to_le_bytes() else {
             return None;
@@ -326,6 +383,7 @@ fn pack(method: Method, counter: &Counter) -> Option<Store> {
     };
     Some(Store::One {
         method,
+        settled,
         current: small(counter.current)?,
         previous: small(counter.previous)?,
         window: u32::try_from(counter.window.get()).ok()?,

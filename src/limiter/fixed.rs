@@ -11,10 +11,10 @@ pub fn used(counter: &Counter) -> u64 {
     counter.current
 }
 
-/// Milliseconds from `now` until at most `room` units count: the next window is empty.
+/// Milliseconds from `now` until fewer count: the next window is empty.
 #[inline]
-pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
-    if used(counter) <= room { 0 } else { counter.end().since(now) }
+pub fn wait(counter: &Counter, now: UnixMs) -> u64 {
+    counter.end().since(now)
 }
 
 /// The first millisecond at which nothing in it can count any more.

@@ -3,8 +3,8 @@
 use super::run::{Place, Run};
 use super::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 
-/// Only a log of more entries than this forgets what FORCE put beyond the limit: enough to keep
-/// small logs whole, few enough that a flood of forced requests takes a few kilobytes a key.
+/// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
+/// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
 const FORGETFUL_ABOVE: u64 = 1024;
 
 /// The units of one key, each with its own time.
@@ -17,6 +17,8 @@ pub struct Log {
     keep: Option<WindowMs>,
     older: Run,
     newest: Entry,
+    /// Until when the key's time to live is settled.
+    settled_until: UnixMs,
     /// Where shorter windows began when they last counted: saves walking there from the front.
     starts: Vec<Start>,
 }
@@ -36,10 +38,35 @@ struct Start {
     place: Place,
 }
 
-/// What counts in a window: from a place in the run to the newest unit.
-struct Held {
+/// What of a log counts in one window at one time.
+pub struct Standing<'a> {
+    log: &'a Log,
+    window: WindowMs,
+    now: UnixMs,
+    /// Where the window begins in the older entries.
     from: Place,
-    units: u64,
+    /// Units from there to the newest.
+    pub used: u64,
+}
+
+impl Standing<'_> {
+    /// Milliseconds until at most `room` units are in the window.
+    #[inline]
+    pub fn wait_until(&self, room: u64) -> u64 {
+        if self.used <= room {
+            return 0;
+        }
+        // The request fits when the entry that leaves too many units after it has left.
+        let Log { older, newest, .. } = self.log;
+        let last_to_leave = if room < newest.units {
+            newest.at
+        } else {
+            let end = older.end();
+            let before = older.seek(self.from, |mark| end.units_since(mark) + newest.units > room);
+            older.after(&before).map_or(newest.at, |after| UnixMs(after.mark.at_ms))
+        };
+        (last_to_leave + self.window).since(self.now)
+    }
 }
 
 impl Log {
@@ -48,34 +75,24 @@ impl Log {
         self.keep
     }
 
-    /// Units held with a timestamp greater than `now - window`; a time before the newest
+    /// The units held with a timestamp greater than `now - window`; a time before the newest
     /// timestamp is read as that timestamp.
-    pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
-        self.held(window, now).units
+    #[inline]
+    pub fn standing(&self, window: WindowMs, now: UnixMs) -> Standing<'_> {
+        let as_of = now.max(self.newest.at);
+        let start = self.starts.iter().find(|start| start.window == window);
+        let from = start.map_or(self.older.front(), |start| start.place);
+        let from = self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= as_of);
+        let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
+        let used = self.older.end().units_since(&from.mark) + open;
+        Standing { log: self, window, now, from, used }
     }
 
     /// Distinct timestamps that are still in the longest window.
     pub fn entries(&self, now: UnixMs) -> u64 {
         let Some(keep) = self.keep else { return 0 };
-        let held = self.held(keep, now);
-        if held.units == 0 { 0 } else { self.older.end().entries_since(&held.from.mark) + 1 }
-    }
-
-    /// Milliseconds from `now` until at most `room` units are in the window.
-    pub fn wait_until(&self, room: u64, window: WindowMs, now: UnixMs) -> u64 {
-        let held = self.held(window, now);
-        if held.units <= room {
-            return 0;
-        }
-        // The request fits when the entry that leaves too many units after it has left.
-        let end = self.older.end();
-        let last_to_leave = if room < self.newest.units {
-            self.newest.at
-        } else {
-            let before = self.older.seek(held.from, |mark| end.units_since(mark) + self.newest.units > room);
-            self.older.after(&before).map_or(self.newest.at, |after| UnixMs(after.mark.at_ms))
-        };
-        (last_to_leave + window).since(now)
+        let standing = self.standing(keep, now);
+        if standing.used == 0 { 0 } else { self.older.end().entries_since(&standing.from.mark) + 1 }
     }
 
     /// Counts `units` at `now`, as far as the count does not saturate. `over` tells that they are
@@ -85,23 +102,23 @@ impl Log {
         let now = now.max(self.newest.at);
         let longest = longest(quotas);
         let keep = self.longest_with(longest);
-        let held = self.held(keep, now);
-        let units = units.min(MAX_COUNT - held.units);
+        let Standing { from, used, .. } = self.standing(keep, now);
+        let units = units.min(MAX_COUNT - used);
         if units == 0 {
             return false;
         }
         // No later request is read as of a time before this one: what is out now stays out.
-        let keep = if held.units == 0 {
+        let keep = if used == 0 {
             *self = Log::default();
             longest
         } else {
-            self.older.drop_before(held.from);
+            self.older.drop_before(from);
             keep
         };
         self.keep = Some(keep);
-        self.push(Entry { at: now, units });
-        if over && keep == longest {
-            self.forget_beyond(quotas.iter().map(|quota| quota.limit).max().unwrap_or(0));
+        let grew = self.push(Entry { at: now, units });
+        if grew && over && keep == longest {
+            self.forget_oldest_beyond(quotas.iter().map(|quota| quota.limit).max().unwrap_or(0));
         }
         for quota in quotas.iter().filter(|quota| quota.window < keep) {
             self.remember_start(quota.window, now);
@@ -112,7 +129,7 @@ impl Log {
     /// Takes away up to `units` of those still in a window, the newest first. Returns whether
     /// there were any.
     pub fn give_back(&mut self, quotas: &[Quota], units: u64, now: UnixMs) -> bool {
-        let units = units.min(self.used(self.longest_with(longest(quotas)), now));
+        let units = units.min(self.standing(self.longest_with(longest(quotas)), now).used);
         if units == 0 {
             return false;
         }
@@ -140,21 +157,30 @@ impl Log {
         self.newest.units == 0
     }
 
-    /// Milliseconds from `now` until the last unit has left the longest window, those of `quotas`
-    /// among them, rounded up to an eighth of that window in absolute time: so the end moves
-    /// eight times a window, not at every request.
-    pub fn lifetime(&self, quotas: &[Quota], now: UnixMs) -> u64 {
-        if self.is_empty() {
-            return 0;
-        }
-        let keep = self.longest_with(longest(quotas));
+    /// Milliseconds from `now` until the last unit has left the longest window, rounded up to an
+    /// eighth of that window in absolute time: so the end moves eight times a window, not at
+    /// every request.
+    pub fn lifetime(&self, now: UnixMs) -> u64 {
+        let Some(keep) = self.keep.filter(|_| !self.is_empty()) else { return 0 };
         let end = (self.newest.at + keep).0.next_multiple_of((keep.get() / 8).max(1));
         UnixMs(end).since(now.max(self.newest.at))
     }
 
-    /// Whether `quotas` name a window for longer than which it keeps its units.
+    /// Whether one of `quotas` has a longer window than that for which units are kept.
+    #[inline]
     pub fn keeps_too_little_for(&self, quotas: &[Quota]) -> bool {
-        !self.is_empty() && self.keep < Some(longest(quotas))
+        quotas.iter().any(|quota| self.keep < Some(quota.window))
+    }
+
+    /// Whether the key's time to live was settled since it last had to move.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.keep.is_some_and(|keep| self.newest.at + keep <= self.settled_until)
+    }
+
+    /// Notes until when the key's time to live has been settled.
+    pub fn settle_until(&mut self, until: UnixMs) {
+        self.settled_until = until;
     }
 
     /// Whether its newest unit was taken later than `now`.
@@ -206,40 +232,35 @@ impl Log {
         self.keep.map_or(named, |keep| keep.max(named))
     }
 
+    /// Appends units no older than the newest; returns whether that made an entry of its own.
     #[inline]
-    fn held(&self, window: WindowMs, now: UnixMs) -> Held {
-        let now = now.max(self.newest.at);
-        let start = self.starts.iter().find(|start| start.window == window);
-        let from = start.map_or(self.older.front(), |start| start.place);
-        let from = self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= now);
-        let open = if self.newest.at + window > now { self.newest.units } else { 0 };
-        Held { units: self.older.end().units_since(&from.mark) + open, from }
-    }
-
-    #[inline]
-    fn push(&mut self, entry: Entry) {
+    fn push(&mut self, entry: Entry) -> bool {
         if self.newest.units > 0 && self.newest.at == entry.at {
             self.newest.units += entry.units;
-            return;
+            return false;
         }
         if self.newest.units > 0 {
             self.older.push(self.newest.at.0, self.newest.units);
         }
         self.newest = entry;
+        true
     }
 
-    /// Forgets the oldest entries of a large log as long as `limit` units remain.
-    fn forget_beyond(&mut self, limit: u64) {
-        let end = *self.older.end();
-        let open = self.newest.units;
-        let from = self.older.seek(self.older.front(), |mark| {
-            end.entries_since(mark) >= FORGETFUL_ABOVE && end.units_since(mark) + open >= limit
-        });
-        self.older.drop_before(from);
+    /// Forgets the oldest entry of a large log if `limit` units remain without it: so that forced
+    /// requests do not make it grow, and cost what others have counted as little as can be.
+    fn forget_oldest_beyond(&mut self, limit: u64) {
+        let front = self.older.front();
+        let (end, open) = (self.older.end(), self.newest.units);
+        if end.entries_since(&front.mark) > FORGETFUL_ABOVE
+            && let Some(second) = self.older.after(&front)
+            && end.units_since(&second.mark) + open >= limit
+        {
+            self.older.drop_before(second);
+        }
     }
 
     fn remember_start(&mut self, window: WindowMs, now: UnixMs) {
-        let place = self.held(window, now).from;
+        let place = self.standing(window, now).from;
         if let Some(start) = self.starts.iter_mut().find(|start| start.window == window) {
             start.place = place;
             return;

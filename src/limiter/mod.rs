@@ -152,6 +152,86 @@ impl Algorithm {
     }
 }
 
+/// What counts in one window at one time: found once, asked several times.
+pub enum Standing<'a> {
+    /// Of a counter.
+    Counter(counters::Standing),
+    /// Of a log.
+    Log(log::Standing<'a>),
+}
+
+impl Standing<'_> {
+    /// Units that count.
+    #[inline]
+    pub fn used(&self) -> u64 {
+        match self {
+            Standing::Counter(counter) => counter.used,
+            Standing::Log(log) => log.used,
+        }
+    }
+
+    /// The exact time until `units` more fit `quota`, if nothing else is counted: the retry after
+    /// of a request of that cost, and for the whole limit the reset after.
+    #[inline]
+    pub fn wait_for(&self, units: u64, quota: Quota) -> Wait {
+        match quota.limit.checked_sub(units) {
+            None => Wait::Never,
+            Some(_) if units == 0 => Wait::Ms(0),
+            Some(room) => Wait::Ms(self.wait_until(room)),
+        }
+    }
+
+    /// Milliseconds until at most `room` units count.
+    #[inline]
+    fn wait_until(&self, room: u64) -> u64 {
+        match self {
+            Standing::Counter(counter) => counter.wait_until(room),
+            Standing::Log(log) => log.wait_until(room),
+        }
+    }
+
+    /// Whether a request of this cost is over the limit.
+    #[inline]
+    fn refuses(&self, quota: Quota, cost: Cost) -> bool {
+        cost.0 > 0 && self.used() + cost.taken() > quota.limit
+    }
+}
+
+/// A quota and what counts in its window.
+struct Tier<'a> {
+    quota: Quota,
+    standing: Standing<'a>,
+}
+
+impl Tier<'_> {
+    #[inline]
+    fn remaining(&self) -> u64 {
+        self.quota.limit.saturating_sub(self.standing.used())
+    }
+
+    /// How long until a request of this cost fits: 0 ms if it does now.
+    #[inline]
+    fn wait_for(&self, cost: Cost) -> Wait {
+        self.standing.wait_for(cost.taken(), self.quota)
+    }
+
+    #[inline]
+    fn verdict(&self, cost: Cost, limited: bool) -> Verdict {
+        let ms = |wait| match wait {
+            Wait::Ms(ms) => Some(ms),
+            Wait::Never => None,
+        };
+        let Quota { limit, .. } = self.quota;
+        Verdict {
+            limited,
+            limit,
+            remaining: self.remaining(),
+            retry_after_ms: if limited { ms(self.wait_for(cost)) } else { None },
+            reset_after_ms: ms(self.standing.wait_for(limit, self.quota)).unwrap_or(0),
+        }
+    }
+}
+
 /// One window of a limiter, as RL.INFO shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowState {
@@ -198,45 +278,25 @@ impl Limiter {
         }
     }
 
-    /// Units that count at `now` in a window of this length.
+    /// What counts in a window of this length at `now`.
+    #[inline]
+    pub fn standing(&self, window: WindowMs, now: UnixMs) -> Standing<'_> {
+        match self {
+            Limiter::Counters(counters) => Standing::Counter(counters.standing(window, now)),
+            Limiter::Log(log) => Standing::Log(log.standing(window, now)),
+        }
+    }
+
+    /// Units that count in a window of this length at `now`.
     #[inline]
     pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
-        match self {
-            Limiter::Counters(counters) => counters.used(window, now),
-            Limiter::Log(log) => log.used(window, now),
-        }
-    }
-
-    /// The exact time from `now` until `units` more fit `quota`, if nothing else is counted: the
-    /// retry after of a request of that cost, and for the whole limit the reset after.
-    #[inline]
-    pub fn wait_for(&self, units: u64, quota: Quota, now: UnixMs) -> Wait {
-        match quota.limit.checked_sub(units) {
-            None => Wait::Never,
-            Some(_) if units == 0 => Wait::Ms(0),
-            Some(room) => Wait::Ms(self.wait_until(room, quota.window, now)),
-        }
-    }
-
-    /// Milliseconds from `now` until at most `room` units count in a window of this length.
-    #[inline]
-    fn wait_until(&self, room: u64, window: WindowMs, now: UnixMs) -> u64 {
-        match self {
-            Limiter::Counters(counters) => counters.wait_until(room, window, now),
-            Limiter::Log(log) => log.wait_until(room, window, now),
-        }
+        self.standing(window, now).used()
     }
 
     /// Whether a request of this cost is over the limit of any tier.
     #[inline]
     pub fn refuses(&self, quotas: &[Quota], cost: Cost, now: UnixMs) -> bool {
-        quotas.iter().any(|quota| self.tier_refuses(quota, cost, now))
-    }
-
-    #[inline]
-    fn tier_refuses(&self, quota: &Quota, cost: Cost, now: UnixMs) -> bool {
-        let units = cost.taken();
-        units > 0 && self.used(quota.window, now) + units > quota.limit
+        cost.0 > 0 && quotas.iter().any(|quota| self.standing(quota.window, now).refuses(*quota, cost))
     }
 
     /// Counts or gives back, in all tiers; `over` tells that the request was refused and is
@@ -275,40 +335,19 @@ impl Limiter {
     #[inline]
     pub fn verdict(&self, quotas: &[Quota], cost: Cost, now: UnixMs, limited: bool) -> Verdict {
         let [first, rest @ ..] = quotas else { unreachable!("a request names at least one tier") };
-        let mut tier = first;
-        let mut retry_after_ms = None;
-        if limited {
-            let refusing = quotas.iter().filter(|quota| self.tier_refuses(quota, cost, now));
-            let mut longest = Wait::Ms(0);
-            for quota in refusing {
-                let wait = self.wait_for(cost.taken(), *quota, now);
-                if wait > longest {
-                    (tier, longest) = (quota, wait);
-                }
+        let tier = |quota: &Quota| Tier { quota: *quota, standing: self.standing(quota.window, now) };
+        let mut shown = tier(first);
+        for other in rest.iter().map(tier) {
+            let more_telling = if limited {
+                other.wait_for(cost) > shown.wait_for(cost)
+            } else {
+                other.remaining() < shown.remaining()
+            };
+            if more_telling {
+                shown = other;
             }
-            if let Wait::Ms(ms) = longest {
-                retry_after_ms = Some(ms);
-            }
-        } else if !rest.is_empty() {
-            let remaining = |quota: &Quota| self.remaining(quota, now);
-            tier = quotas.iter().min_by_key(|quota| remaining(quota)).unwrap_or(first);
         }
-        let reset_after_ms = match self.wait_for(tier.limit, *tier, now) {
-            Wait::Ms(ms) => ms,
-            Wait::Never => unreachable!("the whole limit is not more than the limit"),
-        };
-        Verdict {
-            limited,
-            limit: tier.limit,
-            remaining: self.remaining(tier, now),
-            retry_after_ms,
-            reset_after_ms,
-        }
-    }
-
-    #[inline]
-    fn remaining(&self, quota: &Quota, now: UnixMs) -> u64 {
-        quota.limit.saturating_sub(self.used(quota.window, now))
+        shown.verdict(cost, limited)
     }
 
     /// Whether nothing is counted in it any more.
@@ -320,23 +359,40 @@ impl Limiter {
         }
     }
 
-    /// Milliseconds from `now` until nothing in it can matter to calls with these quotas and those
-    /// of before: for counters exact, for a log up to an eighth of its window more. At a time
-    /// before its own, as of its own.
+    /// Milliseconds from `now` until nothing in it can matter any more: for counters exact, for a
+    /// log up to an eighth of its window more. At a time before its own, as of its own.
     #[inline]
-    pub fn lifetime(&self, quotas: &[Quota], now: UnixMs) -> u64 {
+    pub fn lifetime(&self, now: UnixMs) -> u64 {
         match self {
             Limiter::Counters(counters) => counters.lifetime(now),
-            Limiter::Log(log) => log.lifetime(quotas, now),
+            Limiter::Log(log) => log.lifetime(now),
         }
     }
 
-    /// Whether a wait in `quotas` can be longer than what was counted so far is kept.
+    /// Whether a wait in `quotas` can be longer than what was counted is kept.
     #[inline]
     pub fn keeps_too_little_for(&self, quotas: &[Quota]) -> bool {
         match self {
             Limiter::Counters(_) => false,
             Limiter::Log(log) => log.keeps_too_little_for(quotas),
+        }
+    }
+
+    /// Whether the key is known to live as long as it has to: spares nearly every request a look
+    /// at its time to live.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        match self {
+            Limiter::Counters(counters) => counters.are_settled(),
+            Limiter::Log(log) => log.is_settled(),
+        }
+    }
+
+    /// Notes until when, by the server's clock, the key lives; `None` if that is not to be relied on.
+    pub fn settle(&mut self, until: Option<UnixMs>) {
+        match self {
+            Limiter::Counters(counters) => counters.set_settled(until.is_some()),
+            Limiter::Log(log) => log.settle_until(until.unwrap_or(UnixMs(0))),
         }
     }
 
@@ -356,10 +412,9 @@ impl Limiter {
             Limiter::Counters(counters) => counters.live_windows(now).collect(),
             Limiter::Log(log) => log.keep().into_iter().collect(),
         };
-        let state = |window| WindowState {
-            window,
-            used: self.used(window, now),
-            reset_after_ms: self.wait_until(0, window, now),
+        let state = |window| {
+            let standing = self.standing(window, now);
+            WindowState { window, used: standing.used(), reset_after_ms: standing.wait_until(0) }
         };
         windows.into_iter().map(state).collect()
     }

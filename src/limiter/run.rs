@@ -43,7 +43,7 @@ impl Mark {
 }
 
 /// A place between two entries. Later places compare greater.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
     /// Number of the block, counted from the first that this run ever had.
     block: u64,
@@ -53,10 +53,25 @@ pub struct Place {
     pub mark: Mark,
 }
 
+impl Place {
+    /// What places are told apart by: the totals follow from it.
+    #[inline]
+    fn key(&self) -> (u64, usize) {
+        (self.block, self.offset)
+    }
+}
+
+impl PartialEq for Place {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
 impl PartialOrd for Place {
     #[inline]
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some((self.block, self.offset).cmp(&(other.block, other.offset)))
+        Some(self.key().cmp(&other.key()))
     }
 }
 
@@ -133,7 +148,7 @@ impl Run {
     /// numbers go on, so that places of before are seen to lie before the front.
     fn restart(&mut self, at_ms: u64) {
         let before = Mark { at_ms: at_ms.wrapping_sub(1), ..self.end };
-        self.dropped += self.blocks.len() as u64;
+        self.dropped += self.blocks.len().max(1) as u64;
         self.blocks.truncate(1);
         if let Some(block) = self.blocks.front_mut() {
             block.bytes.clear();
@@ -161,8 +176,7 @@ impl Run {
     /// that entry; the end if it refuses none. It must accept a first stretch and refuse the rest.
     #[inline]
     pub fn seek(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> Place {
-        // A place at the front may be of a time when another entry was to come first.
-        let mut place = if from <= self.front { self.front } else { from };
+        let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
             return place;
         };

@@ -15,14 +15,11 @@ pub fn used(counter: &Counter, now: UnixMs) -> u64 {
     (counter.current + scale(counter.previous, window - elapsed, window)).min(MAX_COUNT)
 }
 
-/// Milliseconds from `now` until at most `room` units count.
+/// Milliseconds from `now` until at most `room` units count, when more do.
 ///
 /// What counts only shrinks: in this window the previous units fade, in the next the current.
 #[inline]
 pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
-    if used(counter, now) <= room {
-        return 0;
-    }
     let fits = if counter.current <= room {
         let faded = fades_to(room - counter.current, counter.previous, counter.window);
         UnixMs(counter.start().0 + faded)

@@ -1,6 +1,6 @@
 //! Telling the server, while it loads the module, which commands there are and what they take.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
 
 use redis_module::raw;
@@ -166,17 +166,33 @@ impl Loading {
         }
         // SAFETY: the command was created just now.
         let command = unsafe { api!(RedisModule_GetCommand(self.ctx, name)) };
-        if let (Some(set), Some(_)) =
-            // SAFETY: the statics of functions are written once, at load.
-            unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) }
-        {
-            // SAFETY: the server copies the name of the category.
-            unsafe { set(command, category.as_ptr()) };
-        }
+        self.categorize(command, about.access, category);
         if describe(command, about) != OK {
             return Err(self.failed("cannot describe a command"));
         }
         Ok(())
+    }
+
+    /// Puts a command into the server's categories of its kind, and into the module's own: where
+    /// the server lets modules do so (Redis 7.2; of their own 7.4 and Valkey 8).
+    fn categorize(&self, command: *mut raw::RedisModuleCommand, access: Access, own: &CStr) {
+        // SAFETY: the statics of functions are written once, at load.
+        let (set, add) =
+            unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) };
+        let Some(set) = set else { return };
+        let mut categories = match access {
+            Access::Read => b"read fast".to_vec(),
+            Access::Update => b"write fast".to_vec(),
+        };
+        if add.is_some() {
+            categories.push(b' ');
+            categories.extend(own.to_bytes());
+        }
+        let categories = CString::new(categories).unwrap_or_default();
+        // SAFETY: the server copies the names.
+        if unsafe { set(command, categories.as_ptr()) } != OK {
+            log(self.ctx, "rl: a command of the module cannot be put into its ACL categories");
+        }
     }
 
     fn failed(&self, why: &str) -> Unloadable {

@@ -202,23 +202,22 @@ impl Log {
         self.keep = if self.entries.is_empty() { longest(quotas) } else { keep };
         match self.entries.last_mut() {
             Some((at, already)) if *at == now => *already += units,
-            _ => self.entries.push((now, units)),
-        }
-        if over && self.keep == longest(quotas) {
-            self.forget_beyond(quotas.iter().map(|quota| i128::from(quota.limit)).max().unwrap_or(0));
+            _ => {
+                self.entries.push((now, units));
+                if over && self.keep == longest(quotas) {
+                    self.forget_beyond(quotas.iter().map(|quota| i128::from(quota.limit)).max().unwrap_or(0));
+                }
+            }
         }
         true
     }
 
-    /// Forgets the oldest entry, again and again, while enough would still be there after it.
+    /// Forgets the oldest entry if enough are still there after it.
     fn forget_beyond(&mut self, limit: i128) {
-        let mut units: i128 = self.entries.iter().map(|(_, units)| units).sum();
-        let mut gone = 0;
-        while self.entries.len() - gone > FORGETFUL_ABOVE + 1 && units - self.entries[gone].1 >= limit {
-            units -= self.entries[gone].1;
-            gone += 1;
+        let units: i128 = self.entries.iter().map(|(_, units)| units).sum();
+        if self.entries.len() > FORGETFUL_ABOVE + 1 && units - self.entries[0].1 >= limit {
+            self.entries.remove(0);
         }
-        self.entries.drain(..gone);
     }
 
     /// Returns whether there were any to give back.

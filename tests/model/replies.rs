@@ -25,7 +25,7 @@ fn agree(history: &History, search: Search) -> TestCaseResult {
 fn agree_on_state(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) -> TestCaseResult {
     let at = UnixMs(now);
     for &window in windows {
-        let used = limiter.used(WindowMs::new(window).unwrap(), at);
+        let used = limiter.used(WindowMs::new(window).expect("a window"), at);
         prop_assert_eq!(used, model.used(window, now), "units in {} ms", window);
     }
     prop_assert_eq!(limiter.windows(at), model.windows(now));
@@ -113,7 +113,7 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
     let (windows, end) = history.windows_and_end();
     for (i, call) in history.calls.iter().enumerate() {
         let refuses = model.refuses(&call.quotas, call.cost, call.now);
-        let reply = answer(&mut limiter, call).unwrap().verdict;
+        let reply = answer(&mut limiter, call).expect("room for its windows").verdict;
         prop_assert_eq!(reply.limited, refuses, "reply to call {}: {:?}", i, call);
         if call.counts(refuses) {
             let _ = model.record(&call.quotas, call.cost, call.now, refuses);

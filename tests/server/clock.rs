@@ -89,3 +89,25 @@ fn commands_work_inside_a_transaction() {
     assert!(matches!(replies[2], Value::ServerError(_)));
     assert_eq!(figures(&replies[3])[0], 1);
 }
+
+#[test]
+fn a_key_that_saw_the_future_heals_within_one_window_while_it_is_used() {
+    let server = Server::start();
+    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        let in_an_hour = server.clock_ms() + 3_600_000;
+        server.value(&format!("{name} k 100 30s AT {in_an_hour}"));
+        let longest = if name == "RL.SLIDING" { 60_000 } else { 30_000 + 30_000 / 8 };
+        let mut expires = i64::MAX;
+        for _ in 0..5 {
+            let [_, _, remaining, _, reset_after] = server.figures(&format!("{name} k 100 30s"));
+            let ttl = server.integer("PTTL k");
+            assert!(ttl <= longest && remaining < 99, "{name}: {ttl}");
+            // Every wait is over when the key goes, and nobody puts that off.
+            assert!(reset_after <= ttl + 50, "{name}: {reset_after} beyond {ttl}");
+            let now = server.integer("PEXPIRETIME k");
+            assert!(now <= expires, "{name}: put off");
+            expires = now;
+        }
+        server.value("DEL k");
+    }
+}

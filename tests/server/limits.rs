@@ -264,7 +264,7 @@ fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_for_the_longest() {
 }
 
 #[test]
-fn a_large_log_under_force_forgets_only_beyond_the_largest_limit() {
+fn a_large_log_under_force_forgets_only_beyond_the_largest_limit_and_does_not_grow() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -272,12 +272,23 @@ fn a_large_log_under_force_forgets_only_beyond_the_largest_limit() {
         pipeline.cmd("RL.LOG").arg(&["k", "10", "1s", "2000", "1h", "FORCE", "AT", &at.to_string()]);
     }
     let _: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
-    let counted = used(&server, "1h", 5_000);
-    assert!((2_000..2_100).contains(&counted), "{counted}");
+    assert_eq!(used(&server, "1h", 5_000), 2_000);
     assert_eq!(used(&server, "1s", 5_000), 999);
     // Those that are left are the newest: the first of the limit's 2000 leaves at its time.
     let [limited, _, _, retry_after, _] = server.figures("RL.PEEK k 2000 1h AT 5000");
     assert_eq!((limited, retry_after), (1, 3_000 + 3_600_000 - 5_000));
+    // A smaller limit takes no more from the others than the place of its own unit.
+    server.value("RL.LOG k 10 1h FORCE AT 5001");
+    assert_eq!(used(&server, "1h", 5_001), 2_000);
+}
+
+#[test]
+fn every_tier_of_a_log_holds() {
+    let server = Server::start();
+    let now = 1_700_000_000_000u64;
+    let allowed = |i: u64| server.figures(&format!("RL.LOG k 3 1s 8 1m AT {}", now + i * 100))[0] == 0;
+    let granted: Vec<u64> = (0..100).filter(|i| allowed(*i)).collect();
+    assert_eq!(granted, [0, 1, 2, 10, 11, 12, 20, 21]);
 }
 
 #[test]

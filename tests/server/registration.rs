@@ -8,7 +8,7 @@ const COMMANDS: [(&str, bool); 5] =
     [("RL.FIXED", true), ("RL.SLIDING", true), ("RL.LOG", true), ("RL.PEEK", false), ("RL.INFO", false)];
 
 fn texts(value: &Value) -> Vec<String> {
-    redis::from_redis_value_ref(value).unwrap()
+    redis::from_redis_value_ref(value).expect("texts")
 }
 
 #[test]
@@ -69,11 +69,18 @@ fn commands_belong_to_an_acl_category_where_modules_have_such() {
         let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
         assert!(infos.contains("@ratelimit"), "{name}: {infos}");
     }
-    server.value("ACL SETUSER limiter on nopass ~* -@all +@ratelimit");
-    let mut connection = server.connect();
-    command("AUTH limiter any").query::<()>(&mut connection).unwrap();
-    command("RL.FIXED k 5 10s AT 0").query::<()>(&mut connection).unwrap();
-    command("DEL k").query::<()>(&mut connection).unwrap_err();
+    for (categories, allowed, denied) in [
+        ("+@ratelimit", "RL.FIXED k 5 10s AT 0", "DEL k"),
+        ("+@write", "RL.LOG l 5 10s", "RL.PEEK l 5 10s"),
+        ("+@read", "RL.INFO l", "RL.LOG l 5 10s"),
+        ("+@fast -@write", "RL.PEEK l 5 10s", "RL.LOG l 5 10s"),
+    ] {
+        server.value(&format!("ACL SETUSER limiter reset on nopass ~* -@all {categories}"));
+        let mut connection = server.connect();
+        command("AUTH limiter any").query::<()>(&mut connection).unwrap();
+        command(allowed).query::<()>(&mut connection).unwrap_or_else(|error| panic!("{categories}: {error}"));
+        command(denied).query::<()>(&mut connection).unwrap_err();
+    }
 }
 
 #[test]
