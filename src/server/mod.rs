@@ -207,3 +207,40 @@ fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
     // SAFETY: the format takes one C string; the server accepts a null context.
     unsafe { api!(RedisModule_Log(ctx, level, format, message.as_ptr())) };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    thread_local! {
+        static REPLY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+
+    unsafe extern "C" fn note_error(_ctx: *mut raw::RedisModuleCtx, text: *const c_char) -> c_int {
+        // SAFETY: `refuse` passes a C string.
+        REPLY.set(unsafe { CStr::from_ptr(text) }.to_bytes().to_vec());
+        raw::REDISMODULE_OK as c_int
+    }
+
+    struct Panicking;
+
+    impl Command for Panicking {
+        fn run(_call: &Call) -> Result<(), Refusal> {
+            panic!("as a bug would");
+        }
+    }
+
+    #[test]
+    fn a_panic_answers_its_client_with_an_error_and_goes_no_further() {
+        // SAFETY: no other test has or needs a function to reply with.
+        unsafe { raw::RedisModule_ReplyWithError = Some(note_error) };
+        let mut args = [std::ptr::null_mut()];
+        // SAFETY: one argument is passed, and the command looks at nothing.
+        let status = unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 1) };
+        assert_eq!(status, raw::REDISMODULE_OK as c_int);
+        let Refusal::Text(text) = Refusal::INTERNAL else { unreachable!("it has a text") };
+        assert_eq!(REPLY.take(), text.to_bytes());
+    }
+}
