@@ -257,7 +257,7 @@ fn what_no_limiter_can_hold_is_refused() {
         ("another version", &[2, FIXED, 10, 0, 1]),
         ("a longer form of a number", &[1, FIXED, 10, 0x80, 0, 1]),
         ("a number cut short", &[1, FIXED, 10, 0, 0x81]),
-        ("a number of 65 bits", &[1, LOG, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 1]),
+        ("a number of 65 bits", &[1, FIXED, 10, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]),
     ] {
         assert!(decode(bytes).is_none(), "{why}");
     }

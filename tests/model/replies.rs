@@ -86,27 +86,30 @@ fn long_log() -> Shape {
     }
 }
 
-/// The same with everything in it that FORCE and giving back can do.
+/// The same with everything in it that FORCE and giving back can do. There must be much of FORCE,
+/// and little of the rest, for a log to be so long that it forgets.
 fn long_log_of_all_kinds() -> Shape {
     Shape {
+        window: (3_000..8_000u64).boxed(),
+        limit: (100..6_000u64).boxed(),
         cost: prop_oneof![
-            40 => Just(1),
-            20 => 1..=8i64,
-            1 => 100..300i64,
-            6 => -8..0i64,
-            1 => -3_000..-100i64,
+            400 => Just(1),
+            200 => 1..=8i64,
+            10 => 100..300i64,
+            30 => -8..0i64,
+            1 => -1_000..-100i64,
         ]
         .boxed(),
-        act: prop_oneof![Just(Act::Take), Just(Act::Force)].boxed(),
+        act: prop_oneof![1 => Just(Act::Take), 3 => Just(Act::Force)].boxed(),
         pace: pace(
             Just(0),
-            prop_oneof![400 => 0..=3i64, 10 => -20..0i64, 2 => 100..1_500i64, 1 => 3_000..5_000i64],
+            prop_oneof![4_000 => 0..=4i64, 20 => -20..0i64, 2 => 100..1_500i64, 1 => 5_000..8_000i64],
         ),
         ..long_log()
     }
 }
 
-/// Whether each call is refused, and at a few of them everything.
+/// Whether each call is refused, how many entries it leaves, and at a few of them everything.
 fn agree_on_a_long_log(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(Algorithm::Log);
     let mut model = Model::new(Algorithm::Log, Search::Halving);
@@ -118,6 +121,7 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
         if call.counts(refuses) {
             let _ = model.record(&call.quotas, call.cost, call.now, refuses);
         }
+        prop_assert_eq!(limiter.entries(UnixMs(call.now)), model.entries(call.now), "after {:?}", call);
         if i % 100 == 99 {
             let wanted = model.verdict(&call.quotas, call.cost, call.now, refuses);
             prop_assert_eq!(reply, wanted, "reply to call {}: {:?}", i, call);
@@ -175,5 +179,17 @@ fn a_flood_of_forced_calls_saturates_and_stays_there() {
         let flood = Call { act: Act::Flood(1100), quotas: vec![quota], cost: (1 << 53) - 1, now: 0 };
         let history = History { algorithm: *algorithm, calls: vec![flood.clone(), flood] };
         assert_eq!(history.limiter().used(quota.window, UnixMs(0)), MAX_COUNT);
+    }
+}
+
+#[test]
+fn a_log_forced_far_beyond_its_limit_keeps_the_limit_or_1025_entries() {
+    let window = WindowMs::new(10_000).expect("a window");
+    for (limit, kept) in [(100, 1025), (1_025, 1025), (1_026, 1026), (1_500, 1500)] {
+        let forced = |now| Call { act: Act::Force, quotas: vec![Quota { limit, window }], cost: 1, now };
+        let history = History { algorithm: Algorithm::Log, calls: (0..3_000).map(forced).collect() };
+        let limiter = history.limiter();
+        assert_eq!(limiter.entries(UnixMs(3_000)), Some(kept), "limit {limit}");
+        assert_eq!(limiter.used(window, UnixMs(3_000)), kept, "limit {limit}");
     }
 }
