@@ -36,6 +36,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 
 fn register(loading: &Loading) -> Result<(), Unloadable> {
     loading.declare_options();
+    loading.watch_for_listeners();
     keyspace::create_type(loading)?;
     loading.create_category(CATEGORY);
     loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;

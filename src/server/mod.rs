@@ -4,6 +4,7 @@
 
 mod allocator;
 pub mod registration;
+mod replication;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,27 +96,10 @@ impl Call<'_> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), self.key_name())) };
     }
 
-    /// Sends to replicas and to the append-only file what this call did, with its time:
-    /// `command key limit window ... [COST n] FORCE AT ms`, the first `tiers` pairs of this call.
+    /// Tells replicas and the append-only file what this call did to its first `tiers` windows.
+    #[inline]
     pub fn replicate(&self, command: &CStr, tiers: usize, cost: Cost, at: UnixMs) {
-        let key_and_pairs = &self.args[1..2 + 2 * tiers];
-        let pairs = key_and_pairs.as_ptr();
-        let count = key_and_pairs.len();
-        let (name, at) = (command.as_ptr(), at.0 as c_longlong);
-        let [cost_word, force, at_word] = [c"COST", c"FORCE", c"AT"].map(CStr::as_ptr);
-        // SAFETY: each format is followed by arguments of its types: v an array and its length,
-        // c a C string, l a long long.
-        unsafe {
-            if cost == Cost(1) {
-                let format = c"vccl".as_ptr();
-                api!(RedisModule_Replicate(self.ctx, name, format, pairs, count, force, at_word, at));
-            } else {
-                let (format, cost) = (c"vclccl".as_ptr(), cost.0 as c_longlong);
-                api!(RedisModule_Replicate(
-                    self.ctx, name, format, pairs, count, cost_word, cost, force, at_word, at
-                ));
-            }
-        }
+        replication::replicate(self, command, tiers, cost, at);
     }
 
     /// Answers an array of integers.

@@ -9,7 +9,7 @@ use super::{Command, api, entry, log};
 
 /// The module being loaded.
 pub struct Loading {
-    ctx: *mut raw::RedisModuleCtx,
+    pub(super) ctx: *mut raw::RedisModuleCtx,
 }
 
 /// What the server is told about a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
@@ -130,6 +130,11 @@ impl Loading {
             | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
         // SAFETY: the context is the loading one.
         unsafe { api!(RedisModule_SetModuleOptions(self.ctx, options as c_int)) };
+    }
+
+    /// Has the module know whether anybody listens to what it replicates.
+    pub fn watch_for_listeners(&self) {
+        super::replication::watch_for_listeners(self);
     }
 
     /// Creates a native type of this name of 9 characters, whose stored form has this version.
