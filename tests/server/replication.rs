@@ -330,25 +330,106 @@ fn the_append_only_file_of_a_replica_holds_the_same_effects() {
     assert_eq!(replica.digest(), master.digest());
 }
 
-#[test]
-fn a_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
-    for load in ["disabled", "swapdb"] {
-        let master = master(&[]);
-        let attached = AtomicBool::new(false);
-        let replica = thread::scope(|scope| {
-            scope.spawn(|| {
-                let (mut connection, mut traffic) = (master.connect(), Traffic::of(8));
-                while !attached.load(Ordering::Relaxed) {
+/// Runs `meanwhile` while other connections send random traffic, and some more after it.
+fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) -> T {
+    /// Ends the traffic even if `meanwhile` panics.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for connection in 0..2 {
+            let over = &over;
+            scope.spawn(move || {
+                let (mut connection, mut traffic) = (server.connect(), Traffic::of(seed + connection));
+                while !over.load(Ordering::Relaxed) {
                     send(&mut connection, &traffic.lines(50));
                 }
-                send(&mut connection, &traffic.lines(2_000));
+                send(&mut connection, &traffic.lines(500));
             });
-            wait_for("some keys", || master.integer("DBSIZE") > 10);
-            let replica = Server::replica_of(&master, &[("repl-diskless-load", load)]);
-            attached.store(true, Ordering::Relaxed);
-            replica
+        }
+        wait_for("some keys", || server.integer("DBSIZE") > 10);
+        let _over = Over(&over);
+        meanwhile()
+    })
+}
+
+#[test]
+fn a_first_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
+    for round in 0..6 {
+        let (diskless, load) = [("yes", "swapdb"), ("no", "disabled"), ("yes", "disabled")][round % 3];
+        // Nobody has listened to this master before.
+        let master = master(&[("repl-diskless-sync", diskless)]);
+        let replica = amid_traffic(&master, 100 + round as u64, || {
+            Server::replica_of(&master, &[("repl-diskless-load", load)])
         });
         assert_same(&master, &replica);
+    }
+}
+
+#[test]
+fn a_replica_that_was_cut_off_in_the_middle_of_traffic_catches_up() {
+    let master = master(&[]);
+    let replica = Server::replica_of(&master, &[]);
+    amid_traffic(&master, 200, || {
+        for _ in 0..5 {
+            master.value("CLIENT KILL TYPE replica");
+            wait_for("the replica to be back", || master.info("connected_slaves") == "1");
+        }
+    });
+    assert_same(&master, &replica);
+}
+
+#[test]
+fn a_promoted_replica_is_listened_to_by_the_next_in_the_middle_of_traffic() {
+    let master = master(&[]);
+    let replica = Server::replica_of(&master, &[]);
+    send(&mut master.connect(), &Traffic::of(300).lines(500));
+    assert_same(&master, &replica);
+    replica.value("REPLICAOF NO ONE");
+    amid_traffic(&replica, 301, || {
+        master.value(&format!("REPLICAOF 127.0.0.1 {}", replica.port()));
+        wait_for("the old master to follow", || master.info("master_link_status") == "up");
+    });
+    assert_same(&replica, &master);
+}
+
+#[test]
+fn an_append_only_file_that_is_turned_on_in_the_middle_of_traffic_holds_everything() {
+    for seed in [400, 500, 600] {
+        let server = Server::with(&[("appendfsync", "always")]);
+        amid_traffic(&server, seed, || {
+            for setting in ["yes", "no", "yes"] {
+                server.value(&format!("CONFIG SET appendonly {setting}"));
+                wait_for("the rewrite", || {
+                    let fields = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+                    fields.iter().all(|field| server.info(field) == "0")
+                });
+            }
+        });
+        server.value("DEBUG SET-ACTIVE-EXPIRE 0");
+        let before = server.digest();
+        server.value("DEBUG LOADAOF");
+        assert_eq!(server.digest(), before);
+    }
+}
+
+#[test]
+fn what_was_counted_is_a_change_for_the_next_snapshot_though_nobody_listens() {
+    let server = Server::start();
+    for (line, changes) in [
+        ("RL.FIXED k 2 10s AT 0", 1),
+        ("RL.FIXED k 2 10s AT 0", 2),
+        ("RL.FIXED k 2 10s AT 0", 2),
+        ("RL.FIXED k 2 10s COST -1 AT 0", 3),
+        ("RL.FIXED k 2 10s COST 0 AT 0", 3),
+        ("RL.PEEK k 2 10s AT 0", 3),
+    ] {
+        server.value(line);
+        assert_eq!(server.info("rdb_changes_since_last_save"), changes.to_string(), "{line}");
     }
 }
 
