@@ -1,7 +1,7 @@
 //! What a fixed or sliding window counter remembers: for each window length, the number of the
 //! window it is in and the units of that window and the one before.
 
-use super::{Algorithm, MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs, fixed, sliding};
+use super::{Algorithm, MAX_COUNT, MAX_TIERS, Memory, Quota, Standing, UnixMs, WindowMs, fixed, sliding};
 
 /// How the counters of a key are read. [`Algorithm`] without the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,19 +72,22 @@ impl Counter {
     }
 }
 
-/// What of a counter counts at one time.
-pub struct Standing {
+/// A counter as it stands at one time.
+pub(super) struct AtTime {
     method: Method,
     counter: Counter,
     now: UnixMs,
-    /// Units.
-    pub used: u64,
+    used: u64,
 }
 
-impl Standing {
-    /// Milliseconds until at most `room` units count.
+impl Standing for AtTime {
     #[inline]
-    pub fn wait_until(&self, room: u64) -> u64 {
+    fn used(&self) -> u64 {
+        self.used
+    }
+
+    #[inline]
+    fn wait_until(&self, room: u64) -> u64 {
         if self.used <= room {
             return 0;
         }
@@ -114,6 +117,21 @@ struct Many {
     method: Method,
     settled: bool,
     counters: Vec<Counter>,
+}
+
+impl Memory for Counters {
+    type Standing<'a> = AtTime;
+
+    #[inline]
+    fn standing(&self, window: WindowMs, now: UnixMs) -> AtTime {
+        let counter = self.at(window, now);
+        let method = self.method();
+        let used = match method {
+            Method::Fixed => fixed::used(&counter),
+            Method::Sliding => sliding::used(&counter, now),
+        };
+        AtTime { method, counter, now, used }
+    }
 }
 
 impl Counters {
@@ -157,18 +175,6 @@ impl Counters {
         let mut all = Counters::new(method);
         all.replace(counters);
         Some(all)
-    }
-
-    /// What counts in `window` at `now`.
-    #[inline]
-    pub fn standing(&self, window: WindowMs, now: UnixMs) -> Standing {
-        let counter = self.at(window, now);
-        let method = self.method();
-        let used = match method {
-            Method::Fixed => fixed::used(&counter),
-            Method::Sliding => sliding::used(&counter, now),
-        };
-        Standing { method, counter, now, used }
     }
 
     /// The counter of `window` as it stands at `now`, or an empty one.

@@ -1,7 +1,7 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 
 use super::run::{Place, Run};
-use super::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
+use super::{MAX_COUNT, MAX_TIERS, Memory, Quota, Standing, UnixMs, WindowMs};
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
 /// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
@@ -39,20 +39,24 @@ struct Start {
 }
 
 /// What of a log counts in one window at one time.
-pub struct Standing<'a> {
+pub(super) struct InWindow<'a> {
     log: &'a Log,
     window: WindowMs,
     now: UnixMs,
     /// Where the window begins in the older entries.
     from: Place,
     /// Units from there to the newest.
-    pub used: u64,
+    used: u64,
 }
 
-impl Standing<'_> {
-    /// Milliseconds until at most `room` units are in the window.
+impl Standing for InWindow<'_> {
     #[inline]
-    pub fn wait_until(&self, room: u64) -> u64 {
+    fn used(&self) -> u64 {
+        self.used
+    }
+
+    #[inline]
+    fn wait_until(&self, room: u64) -> u64 {
         if self.used <= room {
             return 0;
         }
@@ -69,23 +73,27 @@ impl Standing<'_> {
     }
 }
 
-impl Log {
-    /// How long units are kept; `None` while it never held any.
-    pub fn keep(&self) -> Option<WindowMs> {
-        self.keep
-    }
+impl Memory for Log {
+    type Standing<'a> = InWindow<'a>;
 
     /// The units held with a timestamp greater than `now - window`; a time before the newest
     /// timestamp is read as that timestamp.
     #[inline]
-    pub fn standing(&self, window: WindowMs, now: UnixMs) -> Standing<'_> {
+    fn standing(&self, window: WindowMs, now: UnixMs) -> InWindow<'_> {
         let as_of = now.max(self.newest.at);
         let start = self.starts.iter().find(|start| start.window == window);
         let from = start.map_or(self.older.front(), |start| start.place);
         let from = self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= as_of);
         let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
         let used = self.older.end().units_since(&from.mark) + open;
-        Standing { log: self, window, now, from, used }
+        InWindow { log: self, window, now, from, used }
+    }
+}
+
+impl Log {
+    /// How long units are kept; `None` while it never held any.
+    pub fn keep(&self) -> Option<WindowMs> {
+        self.keep
     }
 
     /// Distinct timestamps that are still in the longest window.
@@ -102,7 +110,7 @@ impl Log {
         let now = now.max(self.newest.at);
         let longest = longest(quotas);
         let keep = self.longest_with(longest);
-        let Standing { from, used, .. } = self.standing(keep, now);
+        let InWindow { from, used, .. } = self.standing(keep, now);
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
             return false;

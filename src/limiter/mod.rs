@@ -152,58 +152,43 @@ impl Algorithm {
     }
 }
 
-/// What counts in one window at one time: found once, asked several times.
-pub enum Standing<'a> {
-    /// Of a counter.
-    Counter(counters::Standing),
-    /// Of a log.
-    Log(log::Standing<'a>),
+/// What an algorithm remembers of one key.
+trait Memory {
+    type Standing<'a>: Standing
+    where
+        Self: 'a;
+
+    /// What counts in a window of this length at `now`.
+    fn standing(&self, window: WindowMs, now: UnixMs) -> Self::Standing<'_>;
 }
 
-impl Standing<'_> {
+/// What counts in one window at one time: found once, asked several times.
+trait Standing {
     /// Units that count.
-    #[inline]
-    pub fn used(&self) -> u64 {
-        match self {
-            Standing::Counter(counter) => counter.used,
-            Standing::Log(log) => log.used,
-        }
-    }
+    fn used(&self) -> u64;
+
+    /// Milliseconds until at most `room` units count.
+    fn wait_until(&self, room: u64) -> u64;
 
     /// The exact time until `units` more fit `quota`, if nothing else is counted: the retry after
     /// of a request of that cost, and for the whole limit the reset after.
     #[inline]
-    pub fn wait_for(&self, units: u64, quota: Quota) -> Wait {
+    fn wait_for(&self, units: u64, quota: Quota) -> Wait {
         match quota.limit.checked_sub(units) {
             None => Wait::Never,
             Some(_) if units == 0 => Wait::Ms(0),
             Some(room) => Wait::Ms(self.wait_until(room)),
         }
     }
-
-    /// Milliseconds until at most `room` units count.
-    #[inline]
-    fn wait_until(&self, room: u64) -> u64 {
-        match self {
-            Standing::Counter(counter) => counter.wait_until(room),
-            Standing::Log(log) => log.wait_until(room),
-        }
-    }
-
-    /// Whether a request of this cost is over the limit.
-    #[inline]
-    fn refuses(&self, quota: Quota, cost: Cost) -> bool {
-        cost.0 > 0 && self.used() + cost.taken() > quota.limit
-    }
 }
 
 /// A quota and what counts in its window.
-struct Tier<'a> {
+struct Tier<S> {
     quota: Quota,
-    standing: Standing<'a>,
+    standing: S,
 }
 
-impl Tier<'_> {
+impl<S: Standing> Tier<S> {
     #[inline]
     fn remaining(&self) -> u64 {
         self.quota.limit.saturating_sub(self.standing.used())
@@ -230,6 +215,32 @@ impl Tier<'_> {
             reset_after_ms: ms(self.standing.wait_for(limit, self.quota)).unwrap_or(0),
         }
     }
+}
+
+/// Whether a request of this cost is over the limit of any tier.
+#[inline]
+fn refuses(memory: &impl Memory, quotas: &[Quota], cost: Cost, now: UnixMs) -> bool {
+    let units = cost.taken();
+    units > 0 && quotas.iter().any(|quota| memory.standing(quota.window, now).used() + units > quota.limit)
+}
+
+/// See [`Limiter::verdict`].
+#[inline]
+fn verdict(memory: &impl Memory, quotas: &[Quota], cost: Cost, now: UnixMs, limited: bool) -> Verdict {
+    let [first, rest @ ..] = quotas else { unreachable!("a request names at least one tier") };
+    let tier = |quota: &Quota| Tier { quota: *quota, standing: memory.standing(quota.window, now) };
+    let mut shown = tier(first);
+    for other in rest.iter().map(tier) {
+        let more_telling = if limited {
+            other.wait_for(cost) > shown.wait_for(cost)
+        } else {
+            other.remaining() < shown.remaining()
+        };
+        if more_telling {
+            shown = other;
+        }
+    }
+    shown.verdict(cost, limited)
 }
 
 /// One window of a limiter, as RL.INFO shows it.
@@ -278,25 +289,29 @@ impl Limiter {
         }
     }
 
-    /// What counts in a window of this length at `now`.
-    #[inline]
-    pub fn standing(&self, window: WindowMs, now: UnixMs) -> Standing<'_> {
+    /// Units that count in a window of this length at `now`.
+    pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
         match self {
-            Limiter::Counters(counters) => Standing::Counter(counters.standing(window, now)),
-            Limiter::Log(log) => Standing::Log(log.standing(window, now)),
+            Limiter::Counters(counters) => counters.standing(window, now).used(),
+            Limiter::Log(log) => log.standing(window, now).used(),
         }
     }
 
-    /// Units that count in a window of this length at `now`.
-    #[inline]
-    pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
-        self.standing(window, now).used()
+    /// The exact time from `now` until `units` more fit `quota`, if nothing else is counted.
+    pub fn wait_for(&self, units: u64, quota: Quota, now: UnixMs) -> Wait {
+        match self {
+            Limiter::Counters(counters) => counters.standing(quota.window, now).wait_for(units, quota),
+            Limiter::Log(log) => log.standing(quota.window, now).wait_for(units, quota),
+        }
     }
 
     /// Whether a request of this cost is over the limit of any tier.
     #[inline]
     pub fn refuses(&self, quotas: &[Quota], cost: Cost, now: UnixMs) -> bool {
-        cost.0 > 0 && quotas.iter().any(|quota| self.standing(quota.window, now).refuses(*quota, cost))
+        match self {
+            Limiter::Counters(counters) => refuses(counters, quotas, cost, now),
+            Limiter::Log(log) => refuses(log.as_ref(), quotas, cost, now),
+        }
     }
 
     /// Counts or gives back, in all tiers; `over` tells that the request was refused and is
@@ -334,20 +349,10 @@ impl Limiter {
     /// the earlier named on a tie.
     #[inline]
     pub fn verdict(&self, quotas: &[Quota], cost: Cost, now: UnixMs, limited: bool) -> Verdict {
-        let [first, rest @ ..] = quotas else { unreachable!("a request names at least one tier") };
-        let tier = |quota: &Quota| Tier { quota: *quota, standing: self.standing(quota.window, now) };
-        let mut shown = tier(first);
-        for other in rest.iter().map(tier) {
-            let more_telling = if limited {
-                other.wait_for(cost) > shown.wait_for(cost)
-            } else {
-                other.remaining() < shown.remaining()
-            };
-            if more_telling {
-                shown = other;
-            }
+        match self {
+            Limiter::Counters(counters) => verdict(counters, quotas, cost, now, limited),
+            Limiter::Log(log) => verdict(log.as_ref(), quotas, cost, now, limited),
         }
-        shown.verdict(cost, limited)
     }
 
     /// Whether nothing is counted in it any more.
@@ -412,9 +417,14 @@ impl Limiter {
             Limiter::Counters(counters) => counters.live_windows(now).collect(),
             Limiter::Log(log) => log.keep().into_iter().collect(),
         };
-        let state = |window| {
-            let standing = self.standing(window, now);
-            WindowState { window, used: standing.used(), reset_after_ms: standing.wait_until(0) }
+        let reset_after = |window| match self.wait_for(1, Quota { limit: 1, window }, now) {
+            Wait::Ms(ms) => ms,
+            Wait::Never => unreachable!("1 is not more than 1"),
+        };
+        let state = |window| WindowState {
+            window,
+            used: self.used(window, now),
+            reset_after_ms: reset_after(window),
         };
         windows.into_iter().map(state).collect()
     }

@@ -101,9 +101,7 @@ fn lives_long_enough(history: &History) -> TestCaseResult {
         }
         Limiter::Log(log) => {
             let Some(window) = log.keep() else { return Ok(()) };
-            let Wait::Ms(exact) =
-                limiter.standing(window, UnixMs(now)).wait_for(1, Quota { limit: 1, window })
-            else {
+            let Wait::Ms(exact) = limiter.wait_for(1, Quota { limit: 1, window }, UnixMs(now)) else {
                 unreachable!("1 is not more than 1")
             };
             prop_assert!(lifetime >= exact, "goes {} ms after, before {}", lifetime, exact);
