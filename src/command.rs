@@ -53,7 +53,8 @@ impl Command for Info {
 /// RL.FIXED, RL.SLIDING and RL.LOG: decides, and counts or gives back.
 #[inline]
 fn take(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
-    let request = Request::parse(call.args_after_key(), Options::WithForce)?;
+    let mut request = Request::default();
+    request.read(call.args_after_key(), Options::WithForce)?;
     let clock = server::now();
     let now = request.at.unwrap_or(clock);
     let mut slot = Slot::open(call)?;
@@ -77,8 +78,12 @@ fn take(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
     if emptied {
         slot.delete();
     }
-    settle_lifetime(&mut slot, request.at, clock, changed);
-    let verdict = verdict.within(ms_until_gone(&slot, request.quotas(), request.at, clock));
+    let ahead = is_ahead(&slot, request.at, clock);
+    let settled = !changed || (request.at.is_none() && slot.limiter().is_none_or(Limiter::is_settled));
+    if ahead || !settled {
+        settle_lifetime(&mut slot, request.at, clock, ahead);
+    }
+    let verdict = cut_waits(verdict, &slot, quotas, request.at, clock, ahead);
     drop(slot);
 
     if changed {
@@ -97,7 +102,8 @@ fn take(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
 
 /// RL.PEEK: tells what a request would be answered.
 fn peek(call: &Call) -> Result<(), Refusal> {
-    let request = Request::parse(call.args_after_key(), Options::WithoutForce)?;
+    let mut request = Request::default();
+    request.read(call.args_after_key(), Options::WithoutForce)?;
     let clock = server::now();
     let now = request.at.unwrap_or(clock);
     let slot = Slot::open_to_read(call)?;
@@ -105,9 +111,11 @@ fn peek(call: &Call) -> Result<(), Refusal> {
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = slot.limiter().unwrap_or(&nothing);
 
-    let limited = limiter.refuses(request.quotas(), request.cost, now);
-    let verdict = limiter.verdict(request.quotas(), request.cost, now, limited);
-    reply(call, &verdict.within(ms_until_gone(&slot, request.quotas(), request.at, clock)));
+    let (quotas, cost) = (request.quotas(), request.cost);
+    let limited = limiter.refuses(quotas, cost, now);
+    let verdict = limiter.verdict(quotas, cost, now, limited);
+    let ahead = is_ahead(&slot, request.at, clock);
+    reply(call, &cut_waits(verdict, &slot, quotas, request.at, clock, ahead));
     Ok(())
 }
 
@@ -129,7 +137,7 @@ fn info(call: &Call) -> Result<(), Refusal> {
     call.reply_text(name);
     call.reply_text(c"windows");
     let windows = limiter.windows(now);
-    let gone = ms_until_gone(&slot, &[], None, now);
+    let gone = if is_ahead(&slot, None, now) { ms_until_gone(&slot, now) } else { u64::MAX };
     call.reply_array(windows.len());
     for state in windows {
         call.reply_map(3);
@@ -147,17 +155,19 @@ fn info(call: &Call) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Moves the key's time to live where it has to move: later when what was counted matters longer;
+/// Whether the key is ahead of the server's clock, which decides: that stepped back, or the key was
+/// written with a later time.
+#[inline(always)]
+fn is_ahead(slot: &Slot, at: Option<UnixMs>, clock: UnixMs) -> bool {
+    at.is_none() && slot.limiter().is_some_and(|limiter| limiter.is_ahead_of(clock))
+}
+
+/// Moves the key's time to live if it has to move: later when what was counted matters longer;
 /// only earlier when the key is ahead of the server's clock, so that it heals by going within its
-/// own lifetime, whoever goes on counting in it. Most requests leave it where it is.
-#[inline]
-fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, changed: bool) {
+/// own lifetime, whoever goes on counting in it. Most requests have no need of this.
+#[cold]
+fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, ahead: bool) {
     let Some(limiter) = slot.limiter() else { return };
-    let ahead = at.is_none() && limiter.is_ahead_of(clock);
-    let unsettled = changed && (at.is_some() || !limiter.is_settled());
-    if !unsettled && !ahead {
-        return;
-    }
     let lifetime = match at {
         Some(at) => limiter.lifetime(at).max(MIN_LIFETIME_WITH_AT_MS),
         None => limiter.lifetime(clock),
@@ -178,15 +188,28 @@ fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, changed: 
     }
 }
 
-/// Milliseconds until the key goes by the server's clock, and with it every wait, where that can
-/// be before the wait is over: when the key is ahead of the clock, and when a call names a longer
-/// window than a log has kept its units for.
-#[inline]
-fn ms_until_gone(slot: &Slot, quotas: &[Quota], at: Option<UnixMs>, clock: UnixMs) -> u64 {
-    let goes_early = |limiter: &Limiter| limiter.is_ahead_of(clock) || limiter.keeps_too_little_for(quotas);
-    if at.is_some() || !slot.limiter().is_some_and(goes_early) {
-        return u64::MAX;
+/// The verdict with no wait longer than the key lives by the server's clock, where that can be
+/// shorter: when the key is ahead of the clock, and when a call names a longer window than a log
+/// has kept its units for.
+#[inline(always)]
+fn cut_waits(
+    verdict: Verdict,
+    slot: &Slot,
+    quotas: &[Quota],
+    at: Option<UnixMs>,
+    clock: UnixMs,
+    ahead: bool,
+) -> Verdict {
+    let keeps_too_little = |limiter: &Limiter| limiter.keeps_too_little_for(quotas);
+    if ahead || (at.is_none() && slot.limiter().is_some_and(keeps_too_little)) {
+        return verdict.within(ms_until_gone(slot, clock));
     }
+    verdict
+}
+
+/// Milliseconds until the key goes by the server's clock.
+#[cold]
+fn ms_until_gone(slot: &Slot, clock: UnixMs) -> u64 {
     // The server keeps a key during the millisecond that it expires at.
     slot.expires_at().map_or(u64::MAX, |end| end.since(clock) + 1)
 }

@@ -64,6 +64,15 @@ pub struct Request {
     pub at: Option<UnixMs>,
 }
 
+impl Default for Request {
+    /// One that names no tiers yet.
+    #[inline(always)]
+    fn default() -> Request {
+        let unused = Quota { limit: 0, window: WindowMs::MAX };
+        Request { quotas: [unused; MAX_TIERS], tiers: 0, cost: Cost(1), force: false, at: None }
+    }
+}
+
 impl Request {
     /// The tiers in the order that they were named: 1 to [`MAX_TIERS`], each window different.
     #[inline]
@@ -72,18 +81,15 @@ impl Request {
     }
 
     /// Reads `limit window [limit window ...]` and the options after it.
-    // Inlined, so that the request is made where it is used: it is too large to move each time.
-    #[inline(always)]
     pub fn parse<'a>(args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Request, Refusal> {
-        let unused = Quota { limit: 0, window: WindowMs::MAX };
-        let mut request =
-            Request { quotas: [unused; MAX_TIERS], tiers: 0, cost: Cost(1), force: false, at: None };
+        let mut request = Request::default();
         request.read(args, options)?;
         Ok(request)
     }
 
-    #[inline]
-    fn read<'a>(
+    /// The same into a new request, where it is: it is too large to be moved at each command.
+    #[inline(always)]
+    pub fn read<'a>(
         &mut self,
         mut args: impl Iterator<Item = &'a [u8]>,
         options: Options,
@@ -117,6 +123,7 @@ impl Request {
         Ok(())
     }
 
+    #[inline(never)]
     fn parse_options<'a>(
         &mut self,
         first: &'a [u8],
@@ -162,6 +169,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
     (units != 0 || sign > 0).then_some(Cost(sign * units))
 }
 
+#[inline(always)]
 fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     let digits = arg.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let (number, unit) = arg.split_at(digits);
@@ -178,7 +186,7 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
 
 /// A decimal integer from 0 to 2^53 - 1, written as the server writes integers: digits only, no
 /// leading zero.
-#[inline]
+#[inline(always)]
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     // 2^53 - 1 has 16 digits, and 16 digits cannot overflow 64 bits.
     if arg.is_empty() || arg.len() > 16 || (arg[0] == b'0' && arg.len() > 1) {

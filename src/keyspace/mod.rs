@@ -39,7 +39,7 @@ pub struct Slot<'a> {
 
 impl<'a> Slot<'a> {
     /// Opens the key to read and write it. Refuses a key of another type.
-    #[inline]
+    #[inline(always)]
     pub fn open(call: &'a Call) -> Result<Slot<'a>, Refusal> {
         Slot::open_as(call, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
     }
@@ -50,7 +50,7 @@ impl<'a> Slot<'a> {
         Slot::open_as(call, raw::REDISMODULE_READ)
     }
 
-    #[inline]
+    #[inline(always)]
     fn open_as(call: &'a Call, mode: u32) -> Result<Slot<'a>, Refusal> {
         // SAFETY: context and name live as long as the call, and the slot no longer than that.
         let key = unsafe { api!(RedisModule_OpenKey(call.ctx(), call.key_name(), mode as c_int)) };

@@ -320,7 +320,7 @@ impl Counters {
 
     /// Writes `counter` in place of the one of its window; a new one takes the place of those
     /// that are dead at `now`.
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, counter: Counter, now: UnixMs) {
         let method = self.method();
         // A counter that had units in this window already dies no later than before.
@@ -342,6 +342,12 @@ impl Counters {
             }
             Store::One { .. } | Store::None { .. } => {}
         }
+        self.insert(counter, now);
+    }
+
+    /// As `put`, where other counters are moved or made.
+    #[cold]
+    fn insert(&mut self, counter: Counter, now: UnixMs) {
         let mut all: Vec<Counter> =
             self.iter().filter(|old| old.window != counter.window && self.lives(old, now)).collect();
         let place = all.partition_point(|old| old.window < counter.window);

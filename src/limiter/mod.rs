@@ -218,14 +218,14 @@ impl<S: Standing> Tier<S> {
 }
 
 /// Whether a request of this cost is over the limit of any tier.
-#[inline]
+#[inline(always)]
 fn refuses(memory: &impl Memory, quotas: &[Quota], cost: Cost, now: UnixMs) -> bool {
     let units = cost.taken();
     units > 0 && quotas.iter().any(|quota| memory.standing(quota.window, now).used() + units > quota.limit)
 }
 
 /// See [`Limiter::verdict`].
-#[inline]
+#[inline(always)]
 fn verdict(memory: &impl Memory, quotas: &[Quota], cost: Cost, now: UnixMs, limited: bool) -> Verdict {
     let [first, rest @ ..] = quotas else { unreachable!("a request names at least one tier") };
     let tier = |quota: &Quota| Tier { quota: *quota, standing: memory.standing(quota.window, now) };
