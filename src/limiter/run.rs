@@ -162,6 +162,10 @@ impl Run {
     #[inline]
     fn tail(&mut self, most: usize) -> &mut Vec<u8> {
         if self.blocks.back().is_none_or(|block| block.bytes.len() + most > BLOCK_BYTES) {
+            if self.blocks.capacity() == 0 {
+                // Most logs have one block all their life.
+                self.blocks.reserve_exact(1);
+            }
             self.blocks.push_back(Block { bytes: Vec::new(), before: self.end });
         }
         let last = self.blocks.len() - 1;
