@@ -87,10 +87,7 @@ impl Standing for AtTime {
     }
 
     #[inline]
-    fn wait_until(&self, room: u64) -> u64 {
-        if self.used <= room {
-            return 0;
-        }
+    fn wait_beyond(&self, room: u64) -> u64 {
         match self.method {
             Method::Fixed => fixed::wait(&self.counter, self.now),
             Method::Sliding => sliding::wait_until(&self.counter, room, self.now),

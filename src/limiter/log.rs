@@ -56,10 +56,7 @@ impl Standing for InWindow<'_> {
     }
 
     #[inline]
-    fn wait_until(&self, room: u64) -> u64 {
-        if self.used <= room {
-            return 0;
-        }
+    fn wait_beyond(&self, room: u64) -> u64 {
         // The request fits when the entry that leaves too many units after it has left.
         let Log { older, newest, .. } = self.log;
         let last_to_leave = if room < newest.units {

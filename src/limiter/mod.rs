@@ -167,8 +167,14 @@ trait Standing {
     /// Units that count.
     fn used(&self) -> u64;
 
+    /// Milliseconds until at most `room` units count, where more do now.
+    fn wait_beyond(&self, room: u64) -> u64;
+
     /// Milliseconds until at most `room` units count.
-    fn wait_until(&self, room: u64) -> u64;
+    #[inline]
+    fn wait_until(&self, room: u64) -> u64 {
+        if self.used() <= room { 0 } else { self.wait_beyond(room) }
+    }
 
     /// The exact time until `units` more fit `quota`, if nothing else is counted: the retry after
     /// of a request of that cost, and for the whole limit the reset after.
