@@ -3,22 +3,16 @@
 //!
 //! - `naive`: the three algorithms as the README words them, slow and obviously right.
 //! - `history`: random calls, and what a command does with one.
-//! - `replies`: every reply of a history is the model's.
-//! - `waits`: waits are exact to the millisecond, keys live long enough, a log never overflows.
+//! - `replies`: every reply of a history is the model's, and a log never admits too much.
+//! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
 //! - `arguments`: the parser takes what is valid in any form, and survives the rest.
 
-#[path = "model/arguments.rs"]
 mod arguments;
-#[path = "model/bytes.rs"]
 mod bytes;
-#[path = "model/history.rs"]
 mod history;
-#[path = "model/naive.rs"]
 mod naive;
-#[path = "model/replies.rs"]
 mod replies;
-#[path = "model/waits.rs"]
 mod waits;
 
 use proptest::test_runner::Config;
