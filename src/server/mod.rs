@@ -15,7 +15,7 @@ use redis_module::raw;
 use crate::limiter::{Cost, UnixMs};
 use crate::request::Refusal;
 
-/// Calls a function of the module API that Redis 7.0 has; `Loading` saw that they are there.
+/// Calls a function of the module API that Redis 7.0 has; `Loading` refuses older servers.
 macro_rules! api {
     ($function:ident($($arg:expr),* $(,)?)) => {
         redis_module::raw::$function.expect("a function of Redis 7.0")($($arg),*)
