@@ -1,7 +1,7 @@
 //! The commands, each as its verbs: parse, open, decide, commit, replicate, reply.
 
 use crate::keyspace::Slot;
-use crate::limiter::{Algorithm, Cost, Limiter, Quota, UnixMs, Verdict};
+use crate::limiter::{Algorithm, Limiter, Outlook, Taken, UnixMs, Verdict};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command, Event};
 
@@ -51,49 +51,83 @@ impl Command for Info {
 }
 
 /// RL.FIXED, RL.SLIDING and RL.LOG: decides, and counts or gives back.
-#[inline]
+#[inline(always)]
 fn take(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
-    let mut request = Request::default();
-    request.read(call.args_after_key(), Options::WithForce)?;
+    match call.two_args_after_key() {
+        // Nearly every request: what options and tiers ask for falls away from this copy.
+        Some([limit, window]) => take_as(call, algorithm, &Request::of_one_tier(limit, window)?),
+        None => take_in_full(call, algorithm),
+    }
+}
+
+#[inline(never)]
+fn take_in_full(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
+    take_as(call, algorithm, &Request::parse(call.args_after_key(), Options::WithForce)?)
+}
+
+#[inline(always)]
+fn take_as(call: &Call, algorithm: Algorithm, request: &Request) -> Result<(), Refusal> {
     let clock = server::now();
     let now = request.at.unwrap_or(clock);
     let mut slot = Slot::open(call)?;
-    let mut new = None;
-    let limiter = match slot.limiter_mut() {
-        Some(limiter) if limiter.algorithm() == algorithm => limiter,
-        Some(_) => return Err(Refusal::WRONG_TYPE),
-        None => new.insert(Limiter::new(algorithm)),
+    let Some(limiter) = slot.limiter_mut() else {
+        // A copy: so the original need not be in memory for all the others.
+        return take_first(call, slot, algorithm, &request.clone(), clock);
     };
+    let taken = limiter.take(algorithm, request.quotas(), request.cost, request.force, now);
+    conclude(call, slot, algorithm, request, clock, taken.ok_or(Refusal::WRONG_TYPE)??)
+}
 
-    let (quotas, cost) = (request.quotas(), request.cost);
-    let limited = limiter.refuses(quotas, cost, now);
-    let changed =
-        cost != Cost(0) && (!limited || request.force) && limiter.record(quotas, cost, now, limited)?;
-    let verdict = limiter.verdict(quotas, cost, now, limited);
-    let emptied = changed && limiter.is_empty();
-
-    if changed && let Some(new) = new {
-        slot.insert(new);
+/// The request that finds no key: makes one if it counts anything.
+#[cold]
+#[inline(never)]
+fn take_first(
+    call: &Call,
+    mut slot: Slot,
+    algorithm: Algorithm,
+    request: &Request,
+    clock: UnixMs,
+) -> Result<(), Refusal> {
+    let mut limiter = Limiter::new(algorithm);
+    let now = request.at.unwrap_or(clock);
+    let taken = limiter.take(algorithm, request.quotas(), request.cost, request.force, now);
+    let taken = taken.ok_or(Refusal::WRONG_TYPE)??;
+    if taken.changed {
+        slot.insert(limiter);
     }
-    if emptied {
+    conclude(call, slot, algorithm, request, clock, taken)
+}
+
+/// Commits, replicates and replies.
+#[inline(always)]
+fn conclude(
+    call: &Call,
+    mut slot: Slot,
+    algorithm: Algorithm,
+    request: &Request,
+    clock: UnixMs,
+    taken: Taken,
+) -> Result<(), Refusal> {
+    if taken.emptied {
         slot.delete();
     }
-    let ahead = is_ahead(&slot, request.at, clock);
-    let settled = !changed || (request.at.is_none() && slot.limiter().is_none_or(Limiter::is_settled));
-    if ahead || !settled {
-        settle_lifetime(&mut slot, request.at, clock, ahead);
-    }
-    let verdict = cut_waits(verdict, &slot, quotas, request.at, clock, ahead);
+    let lifetime_may_move = !taken.settled || (taken.changed && request.at.is_some());
+    let verdict = if taken.outlook == Outlook::Plain && !lifetime_may_move {
+        taken.verdict
+    } else {
+        taken.verdict.within(settle(&mut slot, request.at, clock, lifetime_may_move, taken.outlook))
+    };
     drop(slot);
 
-    if changed {
+    if taken.changed {
         call.signal_modified();
-        call.replicate(algorithm.command(), quotas.len(), cost, now);
+        let now = request.at.unwrap_or(clock);
+        call.replicate(algorithm.command(), request.quotas().len(), request.cost, now);
     }
-    if emptied {
+    if taken.emptied {
         call.notify(Event::Deleted);
     }
-    if limited {
+    if verdict.limited {
         call.notify(Event::Limited);
     }
     reply(call, &verdict);
@@ -102,20 +136,26 @@ fn take(call: &Call, algorithm: Algorithm) -> Result<(), Refusal> {
 
 /// RL.PEEK: tells what a request would be answered.
 fn peek(call: &Call) -> Result<(), Refusal> {
-    let mut request = Request::default();
-    request.read(call.args_after_key(), Options::WithoutForce)?;
+    match call.two_args_after_key() {
+        Some([limit, window]) => peek_as(call, &Request::of_one_tier(limit, window)?),
+        None => peek_as(call, &Request::parse(call.args_after_key(), Options::WithoutForce)?),
+    }
+}
+
+#[inline(always)]
+fn peek_as(call: &Call, request: &Request) -> Result<(), Refusal> {
     let clock = server::now();
     let now = request.at.unwrap_or(clock);
     let slot = Slot::open_to_read(call)?;
     // A missing key has nothing counted, by whichever algorithm.
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = slot.limiter().unwrap_or(&nothing);
-
-    let (quotas, cost) = (request.quotas(), request.cost);
-    let limited = limiter.refuses(quotas, cost, now);
-    let verdict = limiter.verdict(quotas, cost, now, limited);
-    let ahead = is_ahead(&slot, request.at, clock);
-    reply(call, &cut_waits(verdict, &slot, quotas, request.at, clock, ahead));
+    let (verdict, outlook) = limiter.peek(request.quotas(), request.cost, now);
+    let verdict = match outlook {
+        Outlook::Plain => verdict,
+        _ => verdict.within(longest_wait(&slot, request.at, clock, outlook)),
+    };
+    reply(call, &verdict);
     Ok(())
 }
 
@@ -137,7 +177,7 @@ fn info(call: &Call) -> Result<(), Refusal> {
     call.reply_text(name);
     call.reply_text(c"windows");
     let windows = limiter.windows(now);
-    let gone = if is_ahead(&slot, None, now) { ms_until_gone(&slot, now) } else { u64::MAX };
+    let gone = if limiter.is_ahead_of(now) { ms_until_gone(&slot, now) } else { u64::MAX };
     call.reply_array(windows.len());
     for state in windows {
         call.reply_map(3);
@@ -155,17 +195,28 @@ fn info(call: &Call) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether the key is ahead of the server's clock, which decides: that stepped back, or the key was
-/// written with a later time.
-#[inline(always)]
-fn is_ahead(slot: &Slot, at: Option<UnixMs>, clock: UnixMs) -> bool {
-    at.is_none() && slot.limiter().is_some_and(|limiter| limiter.is_ahead_of(clock))
+/// What few requests need: moves the key's time to live. Returns the longest wait to be told, in ms.
+#[cold]
+#[inline(never)]
+fn settle(
+    slot: &mut Slot,
+    at: Option<UnixMs>,
+    clock: UnixMs,
+    lifetime_may_move: bool,
+    outlook: Outlook,
+) -> u64 {
+    // Ahead of the server's clock, where that decides: it stepped back, or the key was written
+    // with a later time.
+    let ahead = at.is_none() && outlook == Outlook::Ahead;
+    if ahead || lifetime_may_move {
+        settle_lifetime(slot, at, clock, ahead);
+    }
+    longest_wait(slot, at, clock, outlook)
 }
 
 /// Moves the key's time to live if it has to move: later when what was counted matters longer;
 /// only earlier when the key is ahead of the server's clock, so that it heals by going within its
-/// own lifetime, whoever goes on counting in it. Most requests have no need of this.
-#[cold]
+/// own lifetime, whoever goes on counting in it.
 fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, ahead: bool) {
     let Some(limiter) = slot.limiter() else { return };
     let lifetime = match at {
@@ -188,23 +239,15 @@ fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, ahead: bo
     }
 }
 
-/// The verdict with no wait longer than the key lives by the server's clock, where that can be
-/// shorter: when the key is ahead of the clock, and when a call names a longer window than a log
-/// has kept its units for.
-#[inline(always)]
-fn cut_waits(
-    verdict: Verdict,
-    slot: &Slot,
-    quotas: &[Quota],
-    at: Option<UnixMs>,
-    clock: UnixMs,
-    ahead: bool,
-) -> Verdict {
-    let keeps_too_little = |limiter: &Limiter| limiter.keeps_too_little_for(quotas);
-    if ahead || (at.is_none() && slot.limiter().is_some_and(keeps_too_little)) {
-        return verdict.within(ms_until_gone(slot, clock));
+/// No wait in ms is longer than the key lives by the server's clock, where that can be shorter:
+/// when the key is ahead of the clock, and when a call names a longer window than a log has kept
+/// its units for.
+#[cold]
+fn longest_wait(slot: &Slot, at: Option<UnixMs>, clock: UnixMs, outlook: Outlook) -> u64 {
+    match outlook {
+        Outlook::Ahead | Outlook::KeepsTooLittle if at.is_none() => ms_until_gone(slot, clock),
+        _ => u64::MAX,
     }
-    verdict
 }
 
 /// Milliseconds until the key goes by the server's clock.
@@ -214,7 +257,7 @@ fn ms_until_gone(slot: &Slot, clock: UnixMs) -> u64 {
     slot.expires_at().map_or(u64::MAX, |end| end.since(clock) + 1)
 }
 
-#[inline]
+#[inline(always)]
 fn reply(call: &Call, verdict: &Verdict) {
     call.reply_integers(&[
         i64::from(verdict.limited),
@@ -225,7 +268,9 @@ fn reply(call: &Call, verdict: &Verdict) {
     ]);
 }
 
-/// For the reply: no figure is beyond 2^63 - 1.
+/// For the reply. No figure is beyond 2^63 - 1: limits, times and windows are at most 2^53, and
+/// counts at most 2^63 - 1.
+#[inline(always)]
 fn integer(figure: u64) -> i64 {
-    i64::try_from(figure).unwrap_or(i64::MAX)
+    figure as i64
 }

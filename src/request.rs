@@ -4,6 +4,8 @@
 
 use std::ffi::CStr;
 
+use arrayvec::ArrayVec;
+
 use crate::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, TooManyWindows, UnixMs, WindowMs};
 
 /// Why a command is answered with an error. But for [`Refusal::INTERNAL`] it has changed nothing.
@@ -54,8 +56,7 @@ pub enum Options {
 /// What a caller asks for: everything after the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    quotas: [Quota; MAX_TIERS],
-    tiers: usize,
+    quotas: ArrayVec<Quota, MAX_TIERS>,
     /// Units to take or give back; 1 if not given.
     pub cost: Cost,
     /// Count the units even if the request is over the limit.
@@ -64,62 +65,54 @@ pub struct Request {
     pub at: Option<UnixMs>,
 }
 
-impl Default for Request {
-    /// One that names no tiers yet.
-    #[inline(always)]
-    fn default() -> Request {
-        let unused = Quota { limit: 0, window: WindowMs::MAX };
-        Request { quotas: [unused; MAX_TIERS], tiers: 0, cost: Cost(1), force: false, at: None }
-    }
-}
-
 impl Request {
     /// The tiers in the order that they were named: 1 to [`MAX_TIERS`], each window different.
-    #[inline]
+    #[inline(always)]
     pub fn quotas(&self) -> &[Quota] {
-        &self.quotas[..self.tiers]
+        &self.quotas
     }
 
-    /// Reads `limit window [limit window ...]` and the options after it.
-    pub fn parse<'a>(args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Request, Refusal> {
-        let mut request = Request::default();
-        request.read(args, options)?;
+    /// Reads `limit window`, and nothing after them.
+    #[inline(always)]
+    pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Request, Refusal> {
+        let mut request = Request::of_no_tiers();
+        request.quotas.push(parse_quota(limit, Some(window))?);
         Ok(request)
     }
 
-    /// The same into a new request, where it is: it is too large to be moved at each command.
+    /// Reads `limit window [limit window ...]` and the options after it.
     #[inline(always)]
-    pub fn read<'a>(
-        &mut self,
-        mut args: impl Iterator<Item = &'a [u8]>,
-        options: Options,
-    ) -> Result<(), Refusal> {
+    pub fn parse<'a>(mut args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Request, Refusal> {
+        let mut request = Request::of_no_tiers();
         let mut next = args.next();
         // The first argument is a limit whatever it looks like, a later one if it begins as a
         // number does: so a misspelt option is not taken for a limit.
-        while let Some(limit) = next.filter(|arg| self.tiers == 0 || begins_a_number(arg)) {
-            let limit = parse_limit(limit).ok_or(Refusal::LIMIT)?;
-            let window = parse_window(args.next().ok_or(Refusal::Arity)?).ok_or(Refusal::WINDOW)?;
-            self.add(Quota { limit, window })?;
+        while let Some(limit) = next.filter(|arg| request.quotas.is_empty() || begins_a_number(arg)) {
+            request.add(parse_quota(limit, args.next())?)?;
             next = args.next();
         }
         match next {
-            None if self.tiers == 0 => Err(Refusal::Arity),
-            None => Ok(()),
-            Some(option) => self.parse_options(option, args, options),
+            None if request.quotas.is_empty() => return Err(Refusal::Arity),
+            None => {}
+            Some(option) => request.parse_options(option, args, options)?,
         }
+        Ok(request)
+    }
+
+    #[inline(always)]
+    fn of_no_tiers() -> Request {
+        Request { quotas: ArrayVec::new(), cost: Cost(1), force: false, at: None }
     }
 
     #[inline]
     fn add(&mut self, quota: Quota) -> Result<(), Refusal> {
-        if self.tiers == MAX_TIERS {
+        if self.quotas.is_full() {
             return Err(Refusal::PAIRS);
         }
-        if self.quotas().iter().any(|other| other.window == quota.window) {
+        if self.quotas.iter().any(|other| other.window == quota.window) {
             return Err(Refusal::SAME_WINDOW);
         }
-        self.quotas[self.tiers] = quota;
-        self.tiers += 1;
+        self.quotas.push(quota);
         Ok(())
     }
 
@@ -155,8 +148,11 @@ fn begins_a_number(arg: &[u8]) -> bool {
     arg.first().is_some_and(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.'))
 }
 
-fn parse_limit(arg: &[u8]) -> Option<u64> {
-    parse_safe_integer(arg)
+#[inline(always)]
+fn parse_quota(limit: &[u8], window: Option<&[u8]>) -> Result<Quota, Refusal> {
+    let limit = parse_safe_integer(limit).ok_or(Refusal::LIMIT)?;
+    let window = parse_window(window.ok_or(Refusal::Arity)?).ok_or(Refusal::WINDOW)?;
+    Ok(Quota { limit, window })
 }
 
 fn parse_cost(arg: &[u8]) -> Option<Cost> {
@@ -171,8 +167,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
 
 #[inline(always)]
 fn parse_window(arg: &[u8]) -> Option<WindowMs> {
-    let digits = arg.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let (number, unit) = arg.split_at(digits);
+    let (number, unit) = leading_integer(arg)?;
     let unit_ms = match unit {
         [] | [b's' | b'S'] => 1_000,
         [b'm' | b'M', b's' | b'S'] => 1,
@@ -181,26 +176,31 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
         [b'd' | b'D'] => 86_400_000,
         _ => return None,
     };
-    WindowMs::new(parse_safe_integer(number)?.checked_mul(unit_ms)?)
+    WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
-/// A decimal integer from 0 to 2^53 - 1, written as the server writes integers: digits only, no
-/// leading zero.
 #[inline(always)]
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
-    // 2^53 - 1 has 16 digits, and 16 digits cannot overflow 64 bits.
-    if arg.is_empty() || arg.len() > 16 || (arg[0] == b'0' && arg.len() > 1) {
-        return None;
-    }
-    let mut value = 0;
-    for byte in arg {
-        let digit = byte.wrapping_sub(b'0');
+    leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
+}
+
+/// The decimal integer from 0 to 2^53 - 1 that `arg` begins with, written as the server writes
+/// integers, without a leading zero; and the rest.
+#[inline(always)]
+fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
+    let (mut value, mut rest) = (0_u64, arg);
+    while let [byte, after @ ..] = rest {
+        let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));
         if digit > 9 {
-            return None;
+            break;
         }
-        value = value * 10 + u64::from(digit);
+        // 2^53 - 1 has 16 digits, and 16 digits cannot overflow; more are refused below.
+        value = value.wrapping_mul(10).wrapping_add(digit);
+        rest = after;
     }
-    (value <= MAX_SAFE_INTEGER).then_some(value)
+    let digits = arg.len() - rest.len();
+    let sound = (1..=16).contains(&digits) && value <= MAX_SAFE_INTEGER && (digits == 1 || arg[0] != b'0');
+    sound.then_some((value, rest))
 }
 
 #[cfg(test)]

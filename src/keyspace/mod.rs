@@ -13,8 +13,8 @@ use redis_module::raw;
 use crate::limiter::{Limiter, UnixMs};
 use crate::request::Refusal;
 use crate::server::Call;
-use crate::server::api;
 use crate::server::registration::{Loading, Unloadable};
+use crate::server::{api, functions};
 
 /// The native type, set once while the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
@@ -53,7 +53,7 @@ impl<'a> Slot<'a> {
     #[inline(always)]
     fn open_as(call: &'a Call, mode: u32) -> Result<Slot<'a>, Refusal> {
         // SAFETY: context and name live as long as the call, and the slot no longer than that.
-        let key = unsafe { api!(RedisModule_OpenKey(call.ctx(), call.key_name(), mode as c_int)) };
+        let key = unsafe { (functions().open_key)(call.ctx(), call.key_name(), mode as c_int) };
         // A missing key has no handle when opened to be read.
         let mut slot = Slot { key, limiter: null_mut(), call: PhantomData };
         if key.is_null() {
@@ -62,8 +62,8 @@ impl<'a> Slot<'a> {
         // SAFETY: the handle was opened just now. Values of our type are what `insert` and the
         // callbacks made: boxed limiters.
         unsafe {
-            if api!(RedisModule_ModuleTypeGetType(key)) == native_type() {
-                slot.limiter = api!(RedisModule_ModuleTypeGetValue(key)).cast();
+            if (functions().module_type_get_type)(key) == native_type() {
+                slot.limiter = (functions().module_type_get_value)(key).cast();
             } else if api!(RedisModule_KeyType(key)) as isize != raw::REDISMODULE_KEYTYPE_EMPTY {
                 return Err(Refusal::WRONG_TYPE);
             }
@@ -125,6 +125,6 @@ impl Drop for Slot<'_> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the handle is closed once; the server accepts a null one.
-        unsafe { api!(RedisModule_CloseKey(self.key)) };
+        unsafe { (functions().close_key)(self.key) };
     }
 }

@@ -1,7 +1,14 @@
 //! What a fixed or sliding window counter remembers: for each window length, the number of the
 //! window it is in and the units of that window and the one before.
 
-use super::{Algorithm, MAX_COUNT, MAX_TIERS, Memory, Quota, Standing, UnixMs, WindowMs, fixed, sliding};
+use std::ops::Deref;
+
+use arrayvec::ArrayVec;
+
+use super::{
+    Algorithm, MAX_COUNT, MAX_TIERS, Memory, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs, fixed,
+    sliding,
+};
 
 /// How the counters of a key are read. [`Algorithm`] without the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,25 +43,29 @@ pub struct Counter {
 
 impl Counter {
     /// An empty counter in the window of `now`.
+    #[inline(always)]
     pub fn new(window: WindowMs, now: UnixMs) -> Counter {
         Counter { window, number: now.0 / window.get(), current: 0, previous: 0 }
     }
 
     /// The first millisecond of the window it is in.
+    #[inline(always)]
     pub fn start(&self) -> UnixMs {
         UnixMs(self.number * self.window.get())
     }
 
     /// The first millisecond after the window it is in.
+    #[inline(always)]
     pub fn end(&self) -> UnixMs {
         self.start() + self.window
     }
 
-    /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns whether that took any.
-    fn add(&mut self, units: u64) -> bool {
+    /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many that took.
+    #[inline(always)]
+    fn add(&mut self, units: u64) -> u64 {
         let units = units.min(MAX_COUNT - self.current);
         self.current += units;
-        units > 0
+        units
     }
 
     /// Takes up to `units` from the current window, then from the one before. Returns whether
@@ -70,43 +81,208 @@ impl Counter {
     fn is_zero(&self) -> bool {
         self.current == 0 && self.previous == 0
     }
+
+    /// The same as it stands at `now`, which may be in a later window.
+    #[inline(always)]
+    fn advance(self, method: Method, now: UnixMs) -> Counter {
+        let number = now.0 / self.window.get();
+        if number <= self.number {
+            return self;
+        }
+        let previous = match method {
+            Method::Sliding if number == self.number + 1 => self.current,
+            _ => 0,
+        };
+        Counter { number, current: 0, previous, ..self }
+    }
 }
 
 /// A counter as it stands at one time.
 pub(super) struct AtTime {
-    method: Method,
     counter: Counter,
     now: UnixMs,
     used: u64,
 }
 
-impl Standing for AtTime {
-    #[inline]
-    fn used(&self) -> u64 {
-        self.used
+/// Counters and how they are read: known once, not looked up at every step.
+pub(super) struct ByMethod<C> {
+    counters: C,
+    method: Method,
+}
+
+impl<C: Deref<Target = Counters>> Memory for ByMethod<C> {
+    type Standing = AtTime;
+
+    #[inline(always)]
+    fn standing(&self, window: WindowMs, now: UnixMs) -> AtTime {
+        let counter = self.counters.at(self.method, window, now);
+        let used = match self.method {
+            Method::Fixed => fixed::used(&counter),
+            Method::Sliding => sliding::used(&counter, now),
+        };
+        AtTime { counter, now, used }
     }
 
-    #[inline]
-    fn wait_beyond(&self, room: u64) -> u64 {
+    #[inline(always)]
+    fn used(&self, standing: &AtTime) -> u64 {
+        standing.used
+    }
+
+    #[inline(always)]
+    fn wait_beyond(&self, standing: &AtTime, room: u64) -> u64 {
         match self.method {
-            Method::Fixed => fixed::wait(&self.counter, self.now),
-            Method::Sliding => sliding::wait_until(&self.counter, room, self.now),
+            Method::Fixed => fixed::wait(&standing.counter, standing.now),
+            Method::Sliding => sliding::wait_until(&standing.counter, room, standing.now),
         }
+    }
+
+    #[inline(always)]
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.counters.are_ahead_of(now)
+    }
+
+    /// The lifetime of a counter is exact.
+    #[inline(always)]
+    fn keeps_too_little_for(&self, _quota: &Quota) -> bool {
+        false
+    }
+}
+
+impl Recording for ByMethod<&mut Counters> {
+    #[inline(always)]
+    fn add(
+        &mut self,
+        tiers: &mut [Tier<AtTime>],
+        units: u64,
+        now: UnixMs,
+        _over: bool,
+    ) -> Result<bool, TooManyWindows> {
+        if tiers.len() + self.counters.len() > MAX_TIERS {
+            let windows: ArrayVec<_, MAX_TIERS> = tiers.iter().map(|tier| tier.quota.window).collect();
+            self.counters.make_sure_of_room_for(&windows, now)?;
+        }
+        let mut counted = false;
+        for Tier { standing, .. } in tiers {
+            let units = standing.counter.add(units);
+            if units > 0 {
+                standing.used = (standing.used + units).min(MAX_COUNT);
+                self.counters.put(standing.counter, now);
+                counted = true;
+            }
+        }
+        Ok(counted)
+    }
+
+    fn give_back(&mut self, tiers: &mut [Tier<AtTime>], units: u64, now: UnixMs) -> bool {
+        let mut given = false;
+        for Tier { quota, standing } in tiers {
+            if standing.counter.give_back(units) {
+                self.counters.put_or_remove(standing.counter, now);
+                given = true;
+            }
+            *standing = self.standing(quota.window, now);
+        }
+        given
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.counters.is_empty()
+    }
+
+    #[inline(always)]
+    fn is_settled(&self) -> bool {
+        self.counters.are_settled()
     }
 }
 
 /// The counters of one key, at most [`MAX_TIERS`] of them, shortest window first.
 ///
 /// Nearly every key has a single counter with modest numbers, so that one is kept in 15 bytes
-/// without a further allocation: with the rest of a [`Limiter`](super::Limiter) it fills 16.
+/// without a further allocation: with its tag, which tells its method too, it fills the 16 of a
+/// [`Limiter`](super::Limiter).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters(Store);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
-    One { method: Method, settled: bool, current: [u8; 3], previous: [u8; 3], window: u32, number: u32 },
+    Fixed(Small),
+    Sliding(Small),
     Many(Box<Many>),
-    None { method: Method },
+    None(Method),
+}
+
+/// A counter whose numbers are small: a window of less than 50 days, a window number of less than
+/// 2^32 (until the year 2106 for all windows of a second or more) and counts of less than 2^24.
+///
+/// In bytes, lowest first: nothing but bytes leaves room for a tag beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Small {
+    window: [u8; 4],
+    number: [u8; 4],
+    current: Count24,
+    previous: Count24,
+    settled: bool,
+}
+
+/// A count of less than 2^24.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Count24([u8; 2], u8);
+
+impl Count24 {
+    #[inline(always)]
+    fn new(units: u64) -> Count24 {
+        Count24((units as u16).to_le_bytes(), (units >> 16) as u8)
+    }
+
+    #[inline(always)]
+    fn get(self) -> u64 {
+        u64::from(u16::from_le_bytes(self.0)) | u64::from(self.1) << 16
+    }
+}
+
+impl Small {
+    /// `None` if a number is too large.
+    #[inline(always)]
+    fn pack(counter: &Counter, settled: bool) -> Option<Small> {
+        let Counter { window, number, current, previous } = *counter;
+        if (current | previous) >> 24 != 0 || (window.get() | number) >> 32 != 0 {
+            return None;
+        }
+        Some(Small {
+            window: (window.get() as u32).to_le_bytes(),
+            number: (number as u32).to_le_bytes(),
+            current: Count24::new(current),
+            previous: Count24::new(previous),
+            settled,
+        })
+    }
+
+    #[inline(always)]
+    fn window_ms(&self) -> u64 {
+        u64::from(u32::from_le_bytes(self.window))
+    }
+
+    #[inline(always)]
+    fn number(&self) -> u64 {
+        u64::from(u32::from_le_bytes(self.number))
+    }
+
+    /// The counter of this `window`, if it is.
+    #[inline(always)]
+    fn of(&self, window: WindowMs) -> Option<Counter> {
+        let counter = Counter {
+            window,
+            number: self.number(),
+            current: self.current.get(),
+            previous: self.previous.get(),
+        };
+        (self.window_ms() == window.get()).then_some(counter)
+    }
+
+    fn unpack(&self) -> Option<Counter> {
+        WindowMs::new(self.window_ms()).and_then(|window| self.of(window))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,43 +292,36 @@ struct Many {
     counters: Vec<Counter>,
 }
 
-impl Memory for Counters {
-    type Standing<'a> = AtTime;
-
-    #[inline]
-    fn standing(&self, window: WindowMs, now: UnixMs) -> AtTime {
-        let counter = self.at(window, now);
-        let method = self.method();
-        let used = match method {
-            Method::Fixed => fixed::used(&counter),
-            Method::Sliding => sliding::used(&counter, now),
-        };
-        AtTime { method, counter, now, used }
-    }
-}
-
 impl Counters {
     /// No counters.
     pub fn new(method: Method) -> Counters {
-        Counters(Store::None { method })
+        Counters(Store::None(method))
     }
 
     /// How they are read.
-    #[inline]
+    #[inline(always)]
     pub fn method(&self) -> Method {
         match &self.0 {
-            Store::One { method, .. } | Store::None { method } => *method,
+            Store::Fixed(_) => Method::Fixed,
+            Store::Sliding(_) => Method::Sliding,
             Store::Many(many) => many.method,
+            Store::None(method) => *method,
+        }
+    }
+
+    /// The only counter, if it is small.
+    #[inline(always)]
+    fn small(&self) -> Option<&Small> {
+        match &self.0 {
+            Store::Fixed(small) | Store::Sliding(small) => Some(small),
+            Store::Many(_) | Store::None(_) => None,
         }
     }
 
     /// The counters as they were last written, shortest window first.
     pub fn iter(&self) -> impl Iterator<Item = Counter> + '_ {
-        let (one, many) = match &self.0 {
-            Store::One { .. } => (self.one(), [].as_slice()),
-            Store::Many(many) => (None, many.counters.as_slice()),
-            Store::None { .. } => (None, [].as_slice()),
-        };
+        let one = self.small().and_then(Small::unpack);
+        let many = if let Store::Many(many) = &self.0 { many.counters.as_slice() } else { &[] };
         one.into_iter().chain(many.iter().copied())
     }
 
@@ -174,56 +343,50 @@ impl Counters {
         Some(all)
     }
 
+    /// These, to be changed, if they are read by `method`.
+    #[inline(always)]
+    pub(super) fn by(&mut self, method: Method) -> Option<ByMethod<&mut Counters>> {
+        (self.method() == method).then_some(ByMethod { counters: self, method })
+    }
+
+    /// These, to be read.
+    #[inline(always)]
+    pub(super) fn to_read(&self) -> ByMethod<&Counters> {
+        ByMethod { counters: self, method: self.method() }
+    }
+
     /// The counter of `window` as it stands at `now`, or an empty one.
-    #[inline]
-    fn at(&self, window: WindowMs, now: UnixMs) -> Counter {
+    #[inline(always)]
+    fn at(&self, method: Method, window: WindowMs, now: UnixMs) -> Counter {
         match self.find(window) {
-            Some(counter) => self.advance(counter, now),
+            Some(counter) => counter.advance(method, now),
             None => Counter::new(window, now),
         }
     }
 
-    /// Whether counters of `quotas` fit beside the others that can still count at `now`.
-    #[inline]
-    pub fn have_room_for(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        if quotas.len() + self.len() <= MAX_TIERS {
-            return true;
-        }
-        let named = |window| quotas.iter().any(|quota| quota.window == window);
-        quotas.len() + self.live_windows(now).filter(|window| !named(*window)).count() <= MAX_TIERS
-    }
-
-    /// Counts `units` in the window of `now`, up to [`MAX_COUNT`]. There must be room for it.
-    /// Returns whether that counted any.
-    #[inline]
-    pub fn add(&mut self, window: WindowMs, units: u64, now: UnixMs) -> bool {
-        let mut counter = self.at(window, now);
-        let counted = counter.add(units);
-        if counted {
+    /// Writes `counter`, or removes the one of its window if there is nothing left in it.
+    fn put_or_remove(&mut self, counter: Counter, now: UnixMs) {
+        if counter.is_zero() {
+            self.replace(self.iter().filter(|other| other.window != counter.window).collect());
+        } else {
             self.put(counter, now);
         }
-        counted
     }
 
-    /// Takes away up to `units`, the most recently counted first. Returns whether there were any.
-    pub fn give_back(&mut self, window: WindowMs, units: u64, now: UnixMs) -> bool {
-        let mut counter = self.at(window, now);
-        let given = counter.give_back(units);
-        if given && counter.is_zero() {
-            self.replace(self.iter().filter(|other| other.window != window).collect());
-        } else if given {
-            self.put(counter, now);
-        }
-        given
+    /// Whether counters of these windows fit beside the others that can still count at `now`.
+    #[cold]
+    fn make_sure_of_room_for(&self, windows: &[WindowMs], now: UnixMs) -> Result<(), TooManyWindows> {
+        let others = self.live_windows(now).filter(|window| !windows.contains(window)).count();
+        if windows.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
     }
 
     /// How many there are.
-    #[inline]
+    #[inline(always)]
     fn len(&self) -> usize {
         match &self.0 {
-            Store::One { .. } => 1,
+            Store::Fixed(_) | Store::Sliding(_) => 1,
             Store::Many(many) => many.counters.len(),
-            Store::None { .. } => 0,
+            Store::None(_) => 0,
         }
     }
 
@@ -240,31 +403,31 @@ impl Counters {
     }
 
     /// Whether one of them is in a window that begins later than `now`.
-    #[inline]
+    #[inline(always)]
     pub fn are_ahead_of(&self, now: UnixMs) -> bool {
         match &self.0 {
-            Store::One { window, number, .. } => u64::from(*window) * u64::from(*number) > now.0,
+            Store::Fixed(small) | Store::Sliding(small) => small.window_ms() * small.number() > now.0,
             Store::Many(many) => many.counters.iter().any(|counter| counter.start() > now),
-            Store::None { .. } => false,
+            Store::None(_) => false,
         }
     }
 
     /// Whether the key's time to live was settled since it last had to move.
-    #[inline]
+    #[inline(always)]
     pub fn are_settled(&self) -> bool {
         match &self.0 {
-            Store::One { settled, .. } => *settled,
+            Store::Fixed(small) | Store::Sliding(small) => small.settled,
             Store::Many(many) => many.settled,
-            Store::None { .. } => false,
+            Store::None(_) => false,
         }
     }
 
     /// Notes whether the key's time to live has been settled.
-    pub fn set_settled(&mut self, now_settled: bool) {
+    pub fn set_settled(&mut self, settled: bool) {
         match &mut self.0 {
-            Store::One { settled, .. } => *settled = now_settled,
-            Store::Many(many) => many.settled = now_settled,
-            Store::None { .. } => {}
+            Store::Fixed(small) | Store::Sliding(small) => small.settled = settled,
+            Store::Many(many) => many.settled = settled,
+            Store::None(_) => {}
         }
     }
 
@@ -281,19 +444,6 @@ impl Counters {
         }
     }
 
-    #[inline]
-    fn advance(&self, counter: Counter, now: UnixMs) -> Counter {
-        let number = now.0 / counter.window.get();
-        if number <= counter.number {
-            return counter;
-        }
-        let previous = match self.method() {
-            Method::Sliding if number == counter.number + 1 => counter.current,
-            _ => 0,
-        };
-        Counter { number, current: 0, previous, ..counter }
-    }
-
     /// The first millisecond at which `counter` cannot count any more.
     fn dies(&self, counter: &Counter) -> UnixMs {
         match self.method() {
@@ -306,12 +456,12 @@ impl Counters {
         self.dies(counter) > now
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, window: WindowMs) -> Option<Counter> {
         match &self.0 {
-            Store::One { .. } => self.one().filter(|counter| counter.window == window),
+            Store::Fixed(small) | Store::Sliding(small) => small.of(window),
             Store::Many(many) => many.counters.iter().find(|counter| counter.window == window).copied(),
-            Store::None { .. } => None,
+            Store::None(_) => None,
         }
     }
 
@@ -319,14 +469,14 @@ impl Counters {
     /// that are dead at `now`.
     #[inline(always)]
     fn put(&mut self, counter: Counter, now: UnixMs) {
-        let method = self.method();
         // A counter that had units in this window already dies no later than before.
         let same_end = |old: &Counter| old.number == counter.number && old.current > 0;
         match &mut self.0 {
-            Store::One { settled, window, .. } if u64::from(*window) == counter.window.get() => {
-                let settled = *settled && self.one().is_some_and(|old| same_end(&old));
-                if let Some(one) = pack(method, settled, &counter) {
-                    self.0 = one;
+            Store::Fixed(small) | Store::Sliding(small) => {
+                if let Some(old) = small.of(counter.window)
+                    && let Some(new) = Small::pack(&counter, small.settled && same_end(&old))
+                {
+                    *small = new;
                     return;
                 }
             }
@@ -337,14 +487,18 @@ impl Counters {
                     return;
                 }
             }
-            Store::One { .. } | Store::None { .. } => {}
+            Store::None(_) => {}
         }
-        self.insert(counter, now);
+        let Counter { window, number, current, previous } = counter;
+        self.insert(window, number, current, previous, now);
     }
 
-    /// As `put`, where other counters are moved or made.
+    /// As `put`, where other counters are moved or made. Its arguments fit registers: a counter
+    /// would have to be in memory at every request.
     #[cold]
-    fn insert(&mut self, counter: Counter, now: UnixMs) {
+    #[inline(never)]
+    fn insert(&mut self, window: WindowMs, number: u64, current: u64, previous: u64, now: UnixMs) {
+        let counter = Counter { window, number, current, previous };
         let mut all: Vec<Counter> =
             self.iter().filter(|old| old.window != counter.window && self.lives(old, now)).collect();
         let place = all.partition_point(|old| old.window < counter.window);
@@ -353,49 +507,20 @@ impl Counters {
     }
 
     /// Puts these in the place of all; the time to live is to be settled anew.
-    fn replace(&mut self, mut all: Vec<Counter>) {
+    fn replace(&mut self, mut counters: Vec<Counter>) {
         let method = self.method();
-        self.0 = match all.as_slice() {
-            [] => Store::None { method },
-            [only] if let Some(one) = pack(method, false, only) => one,
-            _ => {
-                all.shrink_to_fit();
-                Store::Many(Box::new(Many { method, settled: false, counters: all }))
+        let small = match counters.as_slice() {
+            [only] => Small::pack(only, false),
+            _ => None,
+        };
+        self.0 = match (small, method) {
+            _ if counters.is_empty() => Store::None(method),
+            (Some(small), Method::Fixed) => Store::Fixed(small),
+            (Some(small), Method::Sliding) => Store::Sliding(small),
+            (None, _) => {
+                counters.shrink_to_fit();
+                Store::Many(Box::new(Many { method, settled: false, counters }))
             }
         };
     }
-
-    #[inline]
-    fn one(&self) -> Option<Counter> {
-        let Store::One { current, previous, window, number, .. } = self.0 else {
-            return None;
-        };
-        Some(Counter {
-            window: WindowMs::new(u64::from(window))?,
-            number: u64::from(number),
-            current: u64::from(u32::from_le_bytes([current[0], current[1], current[2], 0])),
-            previous: u64::from(u32::from_le_bytes([previous[0], previous[1], previous[2], 0])),
-        })
-    }
-}
-
-/// `counter` in the small form, if its numbers are small enough: a window of less than 50 days, a
-/// window number of less than 2^32 (until the year 2106 for all windows of a second or more) and
-/// counts of less than 2^24.
-#[inline]
-fn pack(method: Method, settled: bool, counter: &Counter) -> Option<Store> {
-    let small = |units: u64| {
-        let [a, b, c, 0, 0, 0, 0, 0] = units.to_le_bytes() else {
-            return None;
-        };
-        Some([a, b, c])
-    };
-    Some(Store::One {
-        method,
-        settled,
-        current: small(counter.current)?,
-        previous: small(counter.previous)?,
-        window: u32::try_from(counter.window.get()).ok()?,
-        number: u32::try_from(counter.number).ok()?,
-    })
 }

@@ -1,7 +1,7 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 
 use super::run::{Place, Run};
-use super::{MAX_COUNT, MAX_TIERS, Memory, Quota, Standing, UnixMs, WindowMs};
+use super::{MAX_COUNT, MAX_TIERS, Memory, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs};
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
 /// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
@@ -39,8 +39,7 @@ struct Start {
 }
 
 /// What of a log counts in one window at one time.
-pub(super) struct InWindow<'a> {
-    log: &'a Log,
+pub(super) struct InWindow {
     window: WindowMs,
     now: UnixMs,
     /// Where the window begins in the older entries.
@@ -49,41 +48,119 @@ pub(super) struct InWindow<'a> {
     used: u64,
 }
 
-impl Standing for InWindow<'_> {
-    #[inline]
-    fn used(&self) -> u64 {
-        self.used
-    }
-
-    #[inline]
-    fn wait_beyond(&self, room: u64) -> u64 {
-        // The request fits when the entry that leaves too many units after it has left.
-        let Log { older, newest, .. } = self.log;
-        let last_to_leave = if room < newest.units {
-            newest.at
-        } else {
-            let end = older.end();
-            let before = older.seek(self.from, |mark| end.units_since(mark) + newest.units > room);
-            older.after(&before).map_or(newest.at, |after| UnixMs(after.mark.at_ms))
-        };
-        (last_to_leave + self.window).since(self.now)
-    }
-}
-
 impl Memory for Log {
-    type Standing<'a> = InWindow<'a>;
+    type Standing = InWindow;
 
     /// The units held with a timestamp greater than `now - window`; a time before the newest
     /// timestamp is read as that timestamp.
-    #[inline]
-    fn standing(&self, window: WindowMs, now: UnixMs) -> InWindow<'_> {
+    #[inline(always)]
+    fn standing(&self, window: WindowMs, now: UnixMs) -> InWindow {
         let as_of = now.max(self.newest.at);
         let start = self.starts.iter().find(|start| start.window == window);
         let from = start.map_or(self.older.front(), |start| start.place);
         let from = self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= as_of);
         let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
         let used = self.older.end().units_since(&from.mark) + open;
-        InWindow { log: self, window, now, from, used }
+        InWindow { window, now, from, used }
+    }
+
+    #[inline(always)]
+    fn used(&self, standing: &InWindow) -> u64 {
+        standing.used
+    }
+
+    #[inline(always)]
+    fn wait_beyond(&self, standing: &InWindow, room: u64) -> u64 {
+        // The request fits when the entry that leaves too many units after it has left.
+        let Log { older, newest, .. } = self;
+        let last_to_leave = if room < newest.units {
+            newest.at
+        } else {
+            let end = older.end();
+            let before = older.seek(standing.from, |mark| end.units_since(mark) + newest.units > room);
+            older.after(&before).map_or(newest.at, |after| UnixMs(after.mark.at_ms))
+        };
+        (last_to_leave + standing.window).since(standing.now)
+    }
+
+    #[inline(always)]
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.newest.at > now && !Log::is_empty(self)
+    }
+
+    /// A log keeps its units for the longest window that counted anything.
+    #[inline(always)]
+    fn keeps_too_little_for(&self, quota: &Quota) -> bool {
+        self.keep.is_some_and(|keep| keep < quota.window)
+    }
+}
+
+impl Recording for Log {
+    /// As far as the count does not saturate.
+    #[inline(always)]
+    fn add(
+        &mut self,
+        tiers: &mut [Tier<InWindow>],
+        units: u64,
+        now: UnixMs,
+        over: bool,
+    ) -> Result<bool, TooManyWindows> {
+        let now = now.max(self.newest.at);
+        let longest = longest(tiers);
+        let keep = self.longest_with(longest.quota.window);
+        // No later request is read as of a time before this one: what is out now stays out.
+        let (from, used) = if keep == longest.quota.window {
+            (longest.standing.from, longest.standing.used)
+        } else {
+            let InWindow { from, used, .. } = self.standing(keep, now);
+            (from, used)
+        };
+        let units = units.min(MAX_COUNT - used);
+        if units == 0 {
+            return Ok(false);
+        }
+        let named = longest.quota.window;
+        if used == 0 {
+            *self = Log { keep: Some(named), ..Log::default() };
+        } else {
+            self.older.drop_before(from);
+            self.keep = Some(keep);
+        }
+        let grew = self.push(Entry { at: now, units });
+        if grew && over && self.keep == Some(named) {
+            self.forget_oldest_beyond(tiers.iter().map(|tier| tier.quota.limit).max().unwrap_or(0));
+        }
+        for Tier { quota, standing } in tiers {
+            if self.keep == Some(quota.window) {
+                // All that is still held.
+                standing.from = self.older.front();
+                standing.used = self.older.units() + self.newest.units;
+            } else {
+                *standing = self.standing(quota.window, standing.now);
+                self.remember_start(quota.window, standing.from);
+            }
+        }
+        Ok(true)
+    }
+
+    fn give_back(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> bool {
+        let keep = self.longest_with(longest(tiers).quota.window);
+        let units = units.min(self.standing(keep, now).used);
+        self.take_away(units);
+        for Tier { quota, standing } in tiers {
+            *standing = self.standing(quota.window, now);
+        }
+        units > 0
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        Log::is_empty(self)
+    }
+
+    #[inline(always)]
+    fn is_settled(&self) -> bool {
+        Log::is_settled(self)
     }
 }
 
@@ -100,47 +177,14 @@ impl Log {
         if standing.used == 0 { 0 } else { self.older.end().entries_since(&standing.from.mark) + 1 }
     }
 
-    /// Counts `units` at `now`, as far as the count does not saturate. `over` tells that they are
-    /// beyond a limit. Returns whether anything was counted.
-    #[inline]
-    pub fn add(&mut self, quotas: &[Quota], units: u64, now: UnixMs, over: bool) -> bool {
-        let now = now.max(self.newest.at);
-        let longest = longest(quotas);
-        let keep = self.longest_with(longest);
-        let InWindow { from, used, .. } = self.standing(keep, now);
-        let units = units.min(MAX_COUNT - used);
+    /// Takes away the newest `units`, which are no more than it holds.
+    fn take_away(&mut self, units: u64) {
         if units == 0 {
-            return false;
-        }
-        // No later request is read as of a time before this one: what is out now stays out.
-        let keep = if used == 0 {
-            *self = Log::default();
-            longest
-        } else {
-            self.older.drop_before(from);
-            keep
-        };
-        self.keep = Some(keep);
-        let grew = self.push(Entry { at: now, units });
-        if grew && over && keep == longest {
-            self.forget_oldest_beyond(quotas.iter().map(|quota| quota.limit).max().unwrap_or(0));
-        }
-        for quota in quotas.iter().filter(|quota| quota.window < keep) {
-            self.remember_start(quota.window, now);
-        }
-        true
-    }
-
-    /// Takes away up to `units` of those still in a window, the newest first. Returns whether
-    /// there were any.
-    pub fn give_back(&mut self, quotas: &[Quota], units: u64, now: UnixMs) -> bool {
-        let units = units.min(self.standing(self.longest_with(longest(quotas)), now).used);
-        if units == 0 {
-            return false;
+            return;
         }
         if units < self.newest.units {
             self.newest.units -= units;
-            return true;
+            return;
         }
         // The places of windows may lie in what goes now.
         self.starts = Vec::new();
@@ -154,7 +198,6 @@ impl Log {
             _ => Entry { units: 0, ..self.newest },
         };
         self.older.truncate(last);
-        true
     }
 
     /// Whether it holds no unit at all.
@@ -171,12 +214,6 @@ impl Log {
         UnixMs(end).since(now.max(self.newest.at))
     }
 
-    /// Whether one of `quotas` has a longer window than that for which units are kept.
-    #[inline]
-    pub fn keeps_too_little_for(&self, quotas: &[Quota]) -> bool {
-        quotas.iter().any(|quota| self.keep < Some(quota.window))
-    }
-
     /// Whether the key's time to live was settled since it last had to move.
     #[inline]
     pub fn is_settled(&self) -> bool {
@@ -186,11 +223,6 @@ impl Log {
     /// Notes until when the key's time to live has been settled.
     pub fn settle_until(&mut self, until: UnixMs) {
         self.settled_until = until;
-    }
-
-    /// Whether its newest unit was taken later than `now`.
-    pub fn is_ahead_of(&self, now: UnixMs) -> bool {
-        self.newest.at > now && !self.is_empty()
     }
 
     /// Every entry held, oldest first.
@@ -233,12 +265,13 @@ impl Log {
     }
 
     /// The longest window so far, `named` among them.
+    #[inline(always)]
     fn longest_with(&self, named: WindowMs) -> WindowMs {
         self.keep.map_or(named, |keep| keep.max(named))
     }
 
     /// Appends units no older than the newest; returns whether that made an entry of its own.
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, entry: Entry) -> bool {
         if self.newest.units > 0 && self.newest.at == entry.at {
             self.newest.units += entry.units;
@@ -264,8 +297,7 @@ impl Log {
         }
     }
 
-    fn remember_start(&mut self, window: WindowMs, now: UnixMs) {
-        let place = self.standing(window, now).from;
+    fn remember_start(&mut self, window: WindowMs, place: Place) {
         if let Some(start) = self.starts.iter_mut().find(|start| start.window == window) {
             start.place = place;
             return;
@@ -277,7 +309,8 @@ impl Log {
     }
 }
 
-/// The longest window of `quotas`, which name at least one.
-fn longest(quotas: &[Quota]) -> WindowMs {
-    quotas.iter().map(|quota| quota.window).max().expect("a request names at least one window")
+/// The tier with the longest window of `tiers`, which are at least one.
+#[inline(always)]
+fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
+    tiers.iter().max_by_key(|tier| tier.quota.window).expect("a request names at least one window")
 }

@@ -14,6 +14,7 @@ use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::ops::Add;
 
+use arrayvec::ArrayVec;
 use counters::{Counters, Method};
 use log::Log;
 
@@ -35,7 +36,7 @@ impl UnixMs {
     pub const MAX: UnixMs = UnixMs(MAX_SAFE_INTEGER);
 
     /// Milliseconds from `earlier` to this time; 0 if it is not earlier.
-    #[inline]
+    #[inline(always)]
     pub fn since(self, earlier: UnixMs) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -121,6 +122,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// The same verdict where the key itself goes `ms` milliseconds from now.
+    #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
         Verdict {
             retry_after_ms: self.retry_after_ms.map(|wait| wait.min(ms)),
@@ -154,38 +156,62 @@ impl Algorithm {
 
 /// What an algorithm remembers of one key.
 trait Memory {
-    type Standing<'a>: Standing
-    where
-        Self: 'a;
+    /// What counts in one window at one time: found once, asked several times.
+    type Standing;
 
     /// What counts in a window of this length at `now`.
-    fn standing(&self, window: WindowMs, now: UnixMs) -> Self::Standing<'_>;
-}
+    fn standing(&self, window: WindowMs, now: UnixMs) -> Self::Standing;
 
-/// What counts in one window at one time: found once, asked several times.
-trait Standing {
     /// Units that count.
-    fn used(&self) -> u64;
+    fn used(&self, standing: &Self::Standing) -> u64;
 
     /// Milliseconds until at most `room` units count, where more do now.
-    fn wait_beyond(&self, room: u64) -> u64;
+    fn wait_beyond(&self, standing: &Self::Standing, room: u64) -> u64;
 
-    /// Milliseconds until at most `room` units count.
-    #[inline]
-    fn wait_until(&self, room: u64) -> u64 {
-        if self.used() <= room { 0 } else { self.wait_beyond(room) }
-    }
+    /// See [`Limiter::is_ahead_of`].
+    fn is_ahead_of(&self, now: UnixMs) -> bool;
+
+    /// Whether a wait in `quota` can be longer than what was counted is kept.
+    fn keeps_too_little_for(&self, quota: &Quota) -> bool;
 
     /// The exact time until `units` more fit `quota`, if nothing else is counted: the retry after
     /// of a request of that cost, and for the whole limit the reset after.
-    #[inline]
-    fn wait_for(&self, units: u64, quota: Quota) -> Wait {
+    #[inline(always)]
+    fn wait_for(&self, standing: &Self::Standing, units: u64, quota: Quota) -> Wait {
         match quota.limit.checked_sub(units) {
             None => Wait::Never,
-            Some(_) if units == 0 => Wait::Ms(0),
-            Some(room) => Wait::Ms(self.wait_until(room)),
+            Some(room) if units == 0 || self.used(standing) <= room => Wait::Ms(0),
+            Some(room) => Wait::Ms(self.wait_beyond(standing, room)),
         }
     }
+
+    #[inline(always)]
+    fn tier(&self, quota: &Quota, now: UnixMs) -> Tier<Self::Standing> {
+        Tier { quota: *quota, standing: self.standing(quota.window, now) }
+    }
+}
+
+/// A memory that is to be changed. Each change brings the standing of its tiers up to date.
+trait Recording: Memory {
+    /// Counts `units`, more than none, in all tiers; `over` tells that the request was refused and
+    /// is counted all the same. Returns whether anything was counted. On an error nothing changed.
+    fn add(
+        &mut self,
+        tiers: &mut [Tier<Self::Standing>],
+        units: u64,
+        now: UnixMs,
+        over: bool,
+    ) -> Result<bool, TooManyWindows>;
+
+    /// Takes away up to `units` in all tiers, the most recently counted first. Returns whether
+    /// there were any.
+    fn give_back(&mut self, tiers: &mut [Tier<Self::Standing>], units: u64, now: UnixMs) -> bool;
+
+    /// See [`Limiter::is_empty`].
+    fn is_empty(&self) -> bool;
+
+    /// See [`Limiter::is_settled`].
+    fn is_settled(&self) -> bool;
 }
 
 /// A quota and what counts in its window.
@@ -194,20 +220,26 @@ struct Tier<S> {
     standing: S,
 }
 
-impl<S: Standing> Tier<S> {
-    #[inline]
-    fn remaining(&self) -> u64 {
-        self.quota.limit.saturating_sub(self.standing.used())
+impl<S> Tier<S> {
+    #[inline(always)]
+    fn refuses(&self, memory: &impl Memory<Standing = S>, cost: Cost) -> bool {
+        let units = cost.taken();
+        units > 0 && memory.used(&self.standing) + units > self.quota.limit
     }
 
-    /// How long until a request of this cost fits: 0 ms if it does now.
-    #[inline]
-    fn wait_for(&self, cost: Cost) -> Wait {
-        self.standing.wait_for(cost.taken(), self.quota)
+    #[inline(always)]
+    fn remaining(&self, memory: &impl Memory<Standing = S>) -> u64 {
+        self.quota.limit.saturating_sub(memory.used(&self.standing))
     }
 
-    #[inline]
-    fn verdict(&self, cost: Cost, limited: bool) -> Verdict {
+    /// How long until `units` more fit: 0 ms if they do now.
+    #[inline(always)]
+    fn wait_for(&self, memory: &impl Memory<Standing = S>, units: u64) -> Wait {
+        memory.wait_for(&self.standing, units, self.quota)
+    }
+
+    #[inline(always)]
+    fn verdict(&self, memory: &impl Memory<Standing = S>, cost: Cost, limited: bool) -> Verdict {
         let ms = |wait| match wait {
             Wait::Ms(ms) => Some(ms),
             Wait::Never => None,
@@ -216,37 +248,136 @@ impl<S: Standing> Tier<S> {
         Verdict {
             limited,
             limit,
-            remaining: self.remaining(),
-            retry_after_ms: if limited { ms(self.wait_for(cost)) } else { None },
-            reset_after_ms: ms(self.standing.wait_for(limit, self.quota)).unwrap_or(0),
+            remaining: self.remaining(memory),
+            retry_after_ms: if limited { ms(self.wait_for(memory, cost.taken())) } else { None },
+            reset_after_ms: ms(self.wait_for(memory, limit)).unwrap_or(0),
         }
     }
 }
 
-/// Whether a request of this cost is over the limit of any tier.
+/// What to tell about a request: of the tiers that refuse it the one with the longest wait, or,
+/// if it was not `limited`, the tier with the fewest units left; the earlier named on a tie.
 #[inline(always)]
-fn refuses(memory: &impl Memory, quotas: &[Quota], cost: Cost, now: UnixMs) -> bool {
-    let units = cost.taken();
-    units > 0 && quotas.iter().any(|quota| memory.standing(quota.window, now).used() + units > quota.limit)
-}
-
-/// See [`Limiter::verdict`].
-#[inline(always)]
-fn verdict(memory: &impl Memory, quotas: &[Quota], cost: Cost, now: UnixMs, limited: bool) -> Verdict {
-    let [first, rest @ ..] = quotas else { unreachable!("a request names at least one tier") };
-    let tier = |quota: &Quota| Tier { quota: *quota, standing: memory.standing(quota.window, now) };
-    let mut shown = tier(first);
-    for other in rest.iter().map(tier) {
+fn verdict<M: Memory>(memory: &M, tiers: &[Tier<M::Standing>], cost: Cost, limited: bool) -> Verdict {
+    let [first, rest @ ..] = tiers else { unreachable!("a request names at least one tier") };
+    let mut shown = first;
+    for other in rest {
         let more_telling = if limited {
-            other.wait_for(cost) > shown.wait_for(cost)
+            other.wait_for(memory, cost.taken()) > shown.wait_for(memory, cost.taken())
         } else {
-            other.remaining() < shown.remaining()
+            other.remaining(memory) < shown.remaining(memory)
         };
         if more_telling {
             shown = other;
         }
     }
-    shown.verdict(cost, limited)
+    shown.verdict(memory, cost, limited)
+}
+
+/// See [`Limiter::take`].
+#[inline(always)]
+fn take<M: Recording>(
+    memory: &mut M,
+    quotas: &[Quota],
+    cost: Cost,
+    force: bool,
+    now: UnixMs,
+) -> Result<Taken, TooManyWindows> {
+    match quotas {
+        // Nearly every request: the walks over the tiers fall away.
+        [quota] => take_from(memory, &mut [memory.tier(quota, now)], cost, force, now),
+        _ => take_from_all(memory, quotas, cost, force, now),
+    }
+}
+
+#[inline(never)]
+fn take_from_all<M: Recording>(
+    memory: &mut M,
+    quotas: &[Quota],
+    cost: Cost,
+    force: bool,
+    now: UnixMs,
+) -> Result<Taken, TooManyWindows> {
+    let mut tiers: ArrayVec<_, MAX_TIERS> = quotas.iter().map(|quota| memory.tier(quota, now)).collect();
+    take_from(memory, &mut tiers, cost, force, now)
+}
+
+#[inline(always)]
+fn take_from<M: Recording>(
+    memory: &mut M,
+    tiers: &mut [Tier<M::Standing>],
+    cost: Cost,
+    force: bool,
+    now: UnixMs,
+) -> Result<Taken, TooManyWindows> {
+    let limited = tiers.iter().any(|tier| tier.refuses(memory, cost));
+    let changed = match cost.0 {
+        0 => false,
+        1.. if limited && !force => false,
+        1.. => memory.add(tiers, cost.taken(), now, limited)?,
+        ..0 => memory.give_back(tiers, cost.0.unsigned_abs(), now),
+    };
+    Ok(Taken {
+        changed,
+        emptied: changed && memory.is_empty(),
+        settled: !changed || memory.is_settled(),
+        outlook: outlook(memory, tiers, now),
+        verdict: verdict(memory, tiers, cost, limited),
+    })
+}
+
+/// See [`Limiter::peek`].
+#[inline(always)]
+fn peek<M: Memory>(memory: &M, quotas: &[Quota], cost: Cost, now: UnixMs) -> (Verdict, Outlook) {
+    let look = |tiers: &[Tier<M::Standing>]| {
+        let limited = tiers.iter().any(|tier| tier.refuses(memory, cost));
+        (verdict(memory, tiers, cost, limited), outlook(memory, tiers, now))
+    };
+    match quotas {
+        [quota] => look(&[memory.tier(quota, now)]),
+        _ => look(&quotas.iter().map(|quota| memory.tier(quota, now)).collect::<ArrayVec<_, MAX_TIERS>>()),
+    }
+}
+
+#[inline(always)]
+fn outlook<M: Memory>(memory: &M, tiers: &[Tier<M::Standing>], now: UnixMs) -> Outlook {
+    if memory.is_ahead_of(now) {
+        Outlook::Ahead
+    } else if tiers.iter().any(|tier| memory.keeps_too_little_for(&tier.quota)) {
+        Outlook::KeepsTooLittle
+    } else {
+        Outlook::Plain
+    }
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// What its caller is told.
+    pub verdict: Verdict,
+    /// Whether anything was counted or given back.
+    pub changed: bool,
+    /// Whether that left nothing.
+    pub emptied: bool,
+    /// Whether the key's time to live is known to be right: see [`Limiter::is_settled`].
+    pub settled: bool,
+    /// How what was counted stands to the time.
+    pub outlook: Outlook,
+}
+
+/// How a key stands to the time that it was asked at: nearly always `Plain`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// Its waits can be relied on as they are.
+    Plain,
+    /// See [`Limiter::is_ahead_of`].
+    Ahead,
+    /// A wait can be longer than what was counted is kept.
+    KeepsTooLittle,
+}
+
+fn used<M: Memory>(memory: &M, window: WindowMs, now: UnixMs) -> u64 {
+    memory.used(&memory.standing(window, now))
 }
 
 /// One window of a limiter, as RL.INFO shows it.
@@ -298,66 +429,54 @@ impl Limiter {
     /// Units that count in a window of this length at `now`.
     pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
         match self {
-            Limiter::Counters(counters) => counters.standing(window, now).used(),
-            Limiter::Log(log) => log.standing(window, now).used(),
+            Limiter::Counters(counters) => used(&counters.to_read(), window, now),
+            Limiter::Log(log) => used(log.as_ref(), window, now),
         }
     }
 
     /// The exact time from `now` until `units` more fit `quota`, if nothing else is counted.
     pub fn wait_for(&self, units: u64, quota: Quota, now: UnixMs) -> Wait {
         match self {
-            Limiter::Counters(counters) => counters.standing(quota.window, now).wait_for(units, quota),
-            Limiter::Log(log) => log.standing(quota.window, now).wait_for(units, quota),
+            Limiter::Counters(counters) => {
+                counters.to_read().tier(&quota, now).wait_for(&counters.to_read(), units)
+            }
+            Limiter::Log(log) => log.tier(&quota, now).wait_for(log.as_ref(), units),
         }
     }
 
-    /// Whether a request of this cost is over the limit of any tier.
-    #[inline]
-    pub fn refuses(&self, quotas: &[Quota], cost: Cost, now: UnixMs) -> bool {
-        match self {
-            Limiter::Counters(counters) => refuses(counters, quotas, cost, now),
-            Limiter::Log(log) => refuses(log.as_ref(), quotas, cost, now),
-        }
-    }
-
-    /// Counts or gives back, in all tiers; `over` tells that the request was refused and is
-    /// counted all the same. Returns whether anything was counted or given back.
+    /// Decides on a request, and counts it or gives back, in all tiers or in none: as one that is
+    /// limited by `algorithm`; `None` if this counts by another.
     ///
-    /// On an error nothing has changed.
-    #[inline]
-    pub fn record(
+    /// `force` counts the units even if the request is over a limit. On an error nothing has changed.
+    #[inline(always)]
+    pub fn take(
         &mut self,
+        algorithm: Algorithm,
         quotas: &[Quota],
         cost: Cost,
+        force: bool,
         now: UnixMs,
-        over: bool,
-    ) -> Result<bool, TooManyWindows> {
-        let units = cost.0.unsigned_abs();
-        match self {
-            Limiter::Counters(counters) if cost.0 > 0 => {
-                if !counters.have_room_for(quotas, now) {
-                    return Err(TooManyWindows);
-                }
-                let add = |counted, quota: &Quota| counters.add(quota.window, units, now) || counted;
-                Ok(quotas.iter().fold(false, add))
+    ) -> Option<Result<Taken, TooManyWindows>> {
+        match (algorithm, self) {
+            (Algorithm::Fixed, Limiter::Counters(counters)) => {
+                let mut memory = counters.by(Method::Fixed)?;
+                Some(take(&mut memory, quotas, cost, force, now))
             }
-            Limiter::Counters(counters) => {
-                let give = |given, quota: &Quota| counters.give_back(quota.window, units, now) || given;
-                Ok(quotas.iter().fold(false, give))
+            (Algorithm::Sliding, Limiter::Counters(counters)) => {
+                let mut memory = counters.by(Method::Sliding)?;
+                Some(take(&mut memory, quotas, cost, force, now))
             }
-            Limiter::Log(log) if cost.0 > 0 => Ok(log.add(quotas, units, now, over)),
-            Limiter::Log(log) => Ok(log.give_back(quotas, units, now)),
+            (Algorithm::Log, Limiter::Log(log)) => Some(take(log.as_mut(), quotas, cost, force, now)),
+            _ => None,
         }
     }
 
-    /// What to tell about a request, as things stand at `now`: of the tiers that refuse it the one
-    /// with the longest wait, or, if it was not `limited`, the tier with the fewest units left;
-    /// the earlier named on a tie.
-    #[inline]
-    pub fn verdict(&self, quotas: &[Quota], cost: Cost, now: UnixMs, limited: bool) -> Verdict {
+    /// What a request would be told, and as of when.
+    #[inline(always)]
+    pub fn peek(&self, quotas: &[Quota], cost: Cost, now: UnixMs) -> (Verdict, Outlook) {
         match self {
-            Limiter::Counters(counters) => verdict(counters, quotas, cost, now, limited),
-            Limiter::Log(log) => verdict(log.as_ref(), quotas, cost, now, limited),
+            Limiter::Counters(counters) => peek(&counters.to_read(), quotas, cost, now),
+            Limiter::Log(log) => peek(log.as_ref(), quotas, cost, now),
         }
     }
 
@@ -377,15 +496,6 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.lifetime(now),
             Limiter::Log(log) => log.lifetime(now),
-        }
-    }
-
-    /// Whether a wait in `quotas` can be longer than what was counted is kept.
-    #[inline]
-    pub fn keeps_too_little_for(&self, quotas: &[Quota]) -> bool {
-        match self {
-            Limiter::Counters(_) => false,
-            Limiter::Log(log) => log.keeps_too_little_for(quotas),
         }
     }
 

@@ -95,31 +95,31 @@ pub struct Run {
 
 impl Run {
     /// The place before the oldest entry held.
-    #[inline]
+    #[inline(always)]
     pub fn front(&self) -> Place {
         self.front
     }
 
     /// The totals after the newest entry held.
-    #[inline]
+    #[inline(always)]
     pub fn end(&self) -> &Mark {
         &self.end
     }
 
     /// Whether it holds no entry.
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.end.entries == self.front.mark.entries
     }
 
     /// Units held.
-    #[inline]
+    #[inline(always)]
     pub fn units(&self) -> u64 {
         self.end.units_since(&self.front.mark)
     }
 
     /// Appends an entry of `units`, at least one, later than all others.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, at_ms: u64, units: u64) {
         if self.is_empty() {
             self.restart(at_ms);
@@ -146,6 +146,7 @@ impl Run {
     ///
     /// That entry counts from the millisecond before it: a time between is never zero. Block
     /// numbers go on, so that places of before are seen to lie before the front.
+    #[cold]
     fn restart(&mut self, at_ms: u64) {
         let before = Mark { at_ms: at_ms.wrapping_sub(1), ..self.end };
         self.dropped += self.blocks.len().max(1) as u64;
@@ -159,7 +160,7 @@ impl Run {
     }
 
     /// The last block's bytes, with room for `most` more.
-    #[inline]
+    #[inline(always)]
     fn tail(&mut self, most: usize) -> &mut Vec<u8> {
         if self.blocks.back().is_none_or(|block| block.bytes.len() + most > BLOCK_BYTES) {
             if self.blocks.capacity() == 0 {
@@ -178,7 +179,7 @@ impl Run {
 
     /// The first place from `from` on whose next entry `passes` refuses, given the totals after
     /// that entry; the end if it refuses none. It must accept a first stretch and refuse the rest.
-    #[inline]
+    #[inline(always)]
     pub fn seek(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> Place {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
@@ -227,7 +228,7 @@ impl Run {
     }
 
     /// Forgets all entries before `place`.
-    #[inline]
+    #[inline(always)]
     pub fn drop_before(&mut self, place: Place) {
         while self.dropped < place.block && !self.blocks.is_empty() {
             self.blocks.pop_front();
@@ -268,7 +269,7 @@ impl Run {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn index(&self, place: &Place) -> Option<usize> {
         let index = place.block.wrapping_sub(self.dropped) as usize;
         (index < self.blocks.len()).then_some(index)
@@ -276,7 +277,7 @@ impl Run {
 }
 
 /// The place after the entry that starts at `place` within `bytes`; `None` at their end.
-#[inline]
+#[inline(always)]
 fn step(bytes: &[u8], place: &Place) -> Option<Place> {
     let mut offset = place.offset;
     let mut units = 1;

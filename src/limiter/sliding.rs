@@ -8,7 +8,7 @@ use super::counters::Counter;
 use super::{MAX_COUNT, UnixMs, WindowMs};
 
 /// Units that count at `now`, at most [`MAX_COUNT`].
-#[inline]
+#[inline(always)]
 pub fn used(counter: &Counter, now: UnixMs) -> u64 {
     let window = counter.window.get();
     let elapsed = now.since(counter.start());
@@ -18,7 +18,7 @@ pub fn used(counter: &Counter, now: UnixMs) -> u64 {
 /// Milliseconds from `now` until at most `room` units count, when more do.
 ///
 /// What counts only shrinks: in this window the previous units fade, in the next the current.
-#[inline]
+#[inline(always)]
 pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
     let fits = if counter.current <= room {
         let faded = fades_to(room - counter.current, counter.previous, counter.window);
@@ -30,7 +30,7 @@ pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
 }
 
 /// The first millisecond at which nothing in it can count any more.
-#[inline]
+#[inline(always)]
 pub fn dies(counter: &Counter) -> UnixMs {
     if counter.current > 0 { counter.end() + counter.window } else { counter.end() }
 }
@@ -47,7 +47,7 @@ fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
 }
 
 /// `floor(units * part / whole)`; `part` is at most `whole`.
-#[inline]
+#[inline(always)]
 fn scale(units: u64, part: u64, whole: u64) -> u64 {
     match units.checked_mul(part) {
         // Spares nearly every request the much longer division of 128 bits.

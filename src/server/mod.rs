@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod allocator;
+mod functions;
 pub mod registration;
 mod replication;
 
@@ -22,6 +23,7 @@ macro_rules! api {
     };
 }
 pub(crate) use api;
+pub(crate) use functions::functions;
 
 /// A command: what is to be done when it is called.
 pub trait Command {
@@ -68,22 +70,23 @@ impl Call<'_> {
     }
 
     /// The arguments after the key.
-    #[inline]
-    pub fn args_after_key(&self) -> impl Iterator<Item = &[u8]> {
-        self.args[2..].iter().map(|arg| {
-            let mut len = 0;
-            // SAFETY: the string lives as long as the call, and its bytes are not changed.
-            unsafe {
-                let bytes = api!(RedisModule_StringPtrLen(*arg, &mut len));
-                slice::from_raw_parts(bytes.cast::<u8>(), len)
-            }
-        })
+    #[inline(always)]
+    pub fn args_after_key(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.args[2..].iter().map(bytes)
+    }
+
+    /// The two arguments after the key, if there are just two.
+    #[inline(always)]
+    pub fn two_args_after_key(&self) -> Option<[&[u8]; 2]> {
+        let [_, _, first, second] = self.args else { return None };
+        Some([bytes(first), bytes(second)])
     }
 
     /// Marks the key as modified, for WATCH and for client-side caching.
+    #[inline(always)]
     pub fn signal_modified(&self) {
         // SAFETY: both live as long as the call.
-        unsafe { api!(RedisModule_SignalModifiedKey(self.ctx, self.key_name())) };
+        unsafe { (functions().signal_modified_key)(self.ctx, self.key_name()) };
     }
 
     /// Publishes a keyspace event about the key.
@@ -97,13 +100,13 @@ impl Call<'_> {
     }
 
     /// Tells replicas and the append-only file what this call did to its first `tiers` windows.
-    #[inline]
+    #[inline(always)]
     pub fn replicate(&self, command: &CStr, tiers: usize, cost: Cost, at: UnixMs) {
         replication::replicate(self, command, tiers, cost, at);
     }
 
     /// Answers an array of integers.
-    #[inline]
+    #[inline(always)]
     pub fn reply_integers(&self, integers: &[i64]) {
         self.reply_array(integers.len());
         for integer in integers {
@@ -112,10 +115,10 @@ impl Call<'_> {
     }
 
     /// Answers an array of which `len` answers are to follow.
-    #[inline]
+    #[inline(always)]
     pub fn reply_array(&self, len: usize) {
         // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplyWithArray(self.ctx, len as c_long)) };
+        unsafe { (functions().reply_with_array)(self.ctx, len as c_long) };
     }
 
     /// Answers a map of which `len` keys and values are to follow; in RESP2 a flat array.
@@ -125,10 +128,10 @@ impl Call<'_> {
     }
 
     /// Answers an integer.
-    #[inline]
+    #[inline(always)]
     pub fn reply_integer(&self, integer: i64) {
         // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, integer as c_longlong)) };
+        unsafe { (functions().reply_with_long_long)(self.ctx, integer as c_longlong) };
     }
 
     /// Answers a bulk string.
@@ -154,6 +157,17 @@ impl Call<'_> {
     }
 }
 
+/// The bytes of an argument.
+#[inline(always)]
+fn bytes(arg: &*mut raw::RedisModuleString) -> &[u8] {
+    let mut len = 0;
+    // SAFETY: the string lives as long as the list of arguments, and its bytes are not changed.
+    unsafe {
+        let bytes = (functions().string_ptr_len)(*arg, &mut len);
+        slice::from_raw_parts(bytes.cast::<u8>(), len)
+    }
+}
+
 /// The keyspace events that this module publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -171,9 +185,9 @@ pub enum Event {
 pub fn now() -> UnixMs {
     // SAFETY: both functions only read.
     let ms = unsafe {
-        match raw::RedisModule_CachedMicroseconds {
+        match functions().cached_microseconds {
             Some(cached_microseconds) => cached_microseconds() / 1000,
-            None => api!(RedisModule_Milliseconds()),
+            None => (functions().milliseconds)(),
         }
     };
     // A clock before 1970 reads as 1970.

@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 
 use redis_module::raw;
 
-use super::{Command, api, entry, log};
+use super::{Command, api, entry, functions, log};
 
 /// The module being loaded.
 pub struct Loading {
@@ -115,7 +115,7 @@ impl Loading {
         }
         let loading = Loading { ctx };
         // SAFETY: the functions were set just now.
-        if unsafe { raw::RedisModule_SetCommandInfo }.is_none() {
+        if unsafe { raw::RedisModule_SetCommandInfo.and(functions::find()) }.is_none() {
             return Err(loading.failed("this server is older than Redis 7.0"));
         }
         std::panic::set_hook(Box::new(|panic| super::log_warning(&format!("rl: {panic}"))));

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
+use super::functions::functions;
 use super::registration::Loading;
 use super::{Call, api};
 use crate::limiter::{Cost, UnixMs};
@@ -77,17 +78,18 @@ unsafe fn look_for_listeners(ctx: *mut raw::RedisModuleCtx) {
 
 /// Sends what a call did, with its time: `command key limit window ... [COST n] FORCE AT ms`, the
 /// first `tiers` pairs of the call.
-#[inline]
+#[inline(always)]
 pub(super) fn replicate(call: &Call, command: &CStr, tiers: usize, cost: Cost, at: UnixMs) {
     if LISTENED_TO.load(Ordering::Relaxed) {
         send(call, command, tiers, cost, at);
     } else {
         // Goes nowhere, but counts as a change since the last RDB snapshot.
         // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplicateVerbatim(call.ctx())) };
+        unsafe { (functions().replicate_verbatim)(call.ctx()) };
     }
 }
 
+#[inline(never)]
 fn send(call: &Call, command: &CStr, tiers: usize, cost: Cost, at: UnixMs) {
     let key_and_pairs = &call.args[1..2 + 2 * tiers];
     let (ctx, name): (_, *const c_char) = (call.ctx(), command.as_ptr());

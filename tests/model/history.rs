@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use redis_rl::limiter::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, TooManyWindows, UnixMs, Verdict, WindowMs,
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, Taken, TooManyWindows, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -66,14 +66,17 @@ pub struct Answer {
 /// What a command does between its arguments and its reply; an emptied key is deleted.
 pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
     let (quotas, cost, now) = (call.quotas.as_slice(), Cost(call.cost), UnixMs(call.now));
-    let (mut limited, mut changed) = (false, false);
-    for _ in 0..call.times() {
-        limited = limiter.refuses(quotas, cost, now);
-        changed = call.counts(limited) && limiter.record(quotas, cost, now, limited)?;
+    let algorithm = limiter.algorithm();
+    if call.act == Act::Peek {
+        return Ok(Answer { verdict: limiter.peek(quotas, cost, now).0, changed: false });
     }
-    let verdict = limiter.verdict(quotas, cost, now, limited);
+    let mut take = || limiter.take(algorithm, quotas, cost, call.forces(), now).expect("its algorithm");
+    for _ in 1..call.times() {
+        take()?;
+    }
+    let Taken { verdict, changed, .. } = take()?;
     if limiter.is_empty() {
-        *limiter = Limiter::new(limiter.algorithm());
+        *limiter = Limiter::new(algorithm);
     }
     Ok(Answer { verdict, changed })
 }
@@ -90,9 +93,12 @@ pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows
 }
 
 impl Call {
+    fn forces(&self) -> bool {
+        matches!(self.act, Act::Force | Act::Flood(_))
+    }
+
     pub fn counts(&self, limited: bool) -> bool {
-        let forced = matches!(self.act, Act::Force | Act::Flood(_));
-        self.act != Act::Peek && self.cost != 0 && (!limited || forced)
+        self.act != Act::Peek && self.cost != 0 && (!limited || self.forces())
     }
 
     fn times(&self) -> u32 {

@@ -23,9 +23,10 @@ fn waits_are_exact(history: &History, tried: Tried) -> TestCaseResult {
     let mut earlier = history.clone();
     let Call { quotas, cost, now, .. } = earlier.calls.pop().expect("a history has a call");
     let limiter = earlier.limiter();
-    let refuses = |quotas: &[Quota], cost, ms| limiter.refuses(quotas, Cost(cost), UnixMs(now + ms));
+    let peek = |quotas: &[Quota], cost, ms| limiter.peek(quotas, Cost(cost), UnixMs(now + ms)).0;
+    let refuses = |quotas: &[Quota], cost, ms| peek(quotas, cost, ms).limited;
     let limited = refuses(&quotas, cost, 0);
-    let verdict = limiter.verdict(&quotas, Cost(cost), UnixMs(now), limited);
+    let verdict = peek(&quotas, cost, 0);
 
     match verdict.retry_after_ms {
         Some(wait) => {
