@@ -4,6 +4,7 @@ use crate::keyspace::Slot;
 use crate::limiter::{Algorithm, Limiter, Outlook, Taken, UnixMs, Verdict};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command, Event};
+use crate::stats;
 
 /// A key written with AT stays at least this long, since event time may run slower than the
 /// server's clock.
@@ -92,7 +93,7 @@ fn take_first(
     let now = request.at.unwrap_or(clock);
     let taken = limiter.take(algorithm, request.quotas(), request.cost, request.force, now);
     let taken = taken.ok_or(Refusal::WRONG_TYPE)??;
-    if taken.changed {
+    if taken.changed() {
         slot.insert(limiter);
     }
     conclude(call, slot, algorithm, request, clock, taken)
@@ -108,10 +109,14 @@ fn conclude(
     clock: UnixMs,
     taken: Taken,
 ) -> Result<(), Refusal> {
+    // What is replayed comes with FORCE.
+    if !(request.force && call.is_replayed()) {
+        stats::taken(algorithm, request.cost, &taken);
+    }
     if taken.emptied {
         slot.delete();
     }
-    let lifetime_may_move = !taken.settled || (taken.changed && request.at.is_some());
+    let lifetime_may_move = !taken.settled || (taken.changed() && request.at.is_some());
     let verdict = if taken.outlook == Outlook::Plain && !lifetime_may_move {
         taken.verdict
     } else {
@@ -119,7 +124,7 @@ fn conclude(
     };
     drop(slot);
 
-    if taken.changed {
+    if taken.changed() {
         call.signal_modified();
         let now = request.at.unwrap_or(clock);
         call.replicate(algorithm.command(), request.quotas().len(), request.cost, now);
@@ -155,6 +160,7 @@ fn peek_as(call: &Call, request: &Request) -> Result<(), Refusal> {
         Outlook::Plain => verdict,
         _ => verdict.within(longest_wait(&slot, request.at, clock, outlook)),
     };
+    stats::peeked(&verdict);
     reply(call, &verdict);
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! - `command`: RL.FIXED, RL.SLIDING, RL.LOG, RL.PEEK and RL.INFO, each as its verbs.
 //! - `keyspace`: the native type, and a safe slot over one key.
 //! - `server`: the call under way, the clock, the replication stream, the log, the allocator.
+//! - `stats`: what INFO tells of the requests so far.
 //! - [`request`]: arguments to a request, or to the refusal that a user reads.
 //! - [`encoding`]: a limiter as bytes.
 //! - [`limiter`]: the arithmetic. Pure, as the two above it.
@@ -16,3 +17,4 @@ pub mod limiter;
 mod module;
 pub mod request;
 mod server;
+mod stats;

@@ -1,4 +1,5 @@
-//! The one table of what is registered: the type, the commands, their ACL category.
+//! The one table of what is registered: the type, the commands, their ACL category, the section
+//! of INFO.
 
 use std::ffi::{CStr, c_int};
 
@@ -37,6 +38,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 fn register(loading: &Loading) -> Result<(), Unloadable> {
     loading.declare_options();
     loading.watch_for_listeners();
+    loading.show_in_info()?;
     keyspace::create_type(loading)?;
     loading.create_category(CATEGORY);
     loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;

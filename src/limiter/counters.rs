@@ -68,14 +68,14 @@ impl Counter {
         units
     }
 
-    /// Takes up to `units` from the current window, then from the one before. Returns whether
-    /// there were any.
-    fn give_back(&mut self, units: u64) -> bool {
+    /// Takes up to `units` from the current window, then from the one before. Returns how many
+    /// there were.
+    fn give_back(&mut self, units: u64) -> u64 {
         let from_current = units.min(self.current);
         let from_previous = (units - from_current).min(self.previous);
         self.current -= from_current;
         self.previous -= from_previous;
-        from_current + from_previous > 0
+        from_current + from_previous
     }
 
     fn is_zero(&self) -> bool {
@@ -156,33 +156,34 @@ impl Recording for ByMethod<&mut Counters> {
         units: u64,
         now: UnixMs,
         _over: bool,
-    ) -> Result<bool, TooManyWindows> {
+    ) -> Result<u64, TooManyWindows> {
         if tiers.len() + self.counters.len() > MAX_TIERS {
             let windows: ArrayVec<_, MAX_TIERS> = tiers.iter().map(|tier| tier.quota.window).collect();
             self.counters.make_sure_of_room_for(&windows, now)?;
         }
-        let mut counted = false;
+        let mut counted = 0;
         for Tier { standing, .. } in tiers {
             let units = standing.counter.add(units);
             if units > 0 {
                 standing.used = (standing.used + units).min(MAX_COUNT);
                 self.counters.put(standing.counter, now);
-                counted = true;
+                counted = counted.max(units);
             }
         }
         Ok(counted)
     }
 
-    fn give_back(&mut self, tiers: &mut [Tier<AtTime>], units: u64, now: UnixMs) -> bool {
-        let mut given = false;
+    fn give_back(&mut self, tiers: &mut [Tier<AtTime>], units: u64, now: UnixMs) -> u64 {
+        let mut most = 0;
         for Tier { quota, standing } in tiers {
-            if standing.counter.give_back(units) {
+            let given = standing.counter.give_back(units);
+            if given > 0 {
                 self.counters.put_or_remove(standing.counter, now);
-                given = true;
+                most = most.max(given);
             }
             *standing = self.standing(quota.window, now);
         }
-        given
+        most
     }
 
     #[inline(always)]

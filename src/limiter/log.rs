@@ -104,7 +104,7 @@ impl Recording for Log {
         units: u64,
         now: UnixMs,
         over: bool,
-    ) -> Result<bool, TooManyWindows> {
+    ) -> Result<u64, TooManyWindows> {
         let now = now.max(self.newest.at);
         let longest = longest(tiers);
         let keep = self.longest_with(longest.quota.window);
@@ -117,7 +117,7 @@ impl Recording for Log {
         };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
-            return Ok(false);
+            return Ok(0);
         }
         let named = longest.quota.window;
         if used == 0 {
@@ -140,17 +140,17 @@ impl Recording for Log {
                 self.remember_start(quota.window, standing.from);
             }
         }
-        Ok(true)
+        Ok(units)
     }
 
-    fn give_back(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> bool {
+    fn give_back(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> u64 {
         let keep = self.longest_with(longest(tiers).quota.window);
         let units = units.min(self.standing(keep, now).used);
         self.take_away(units);
         for Tier { quota, standing } in tiers {
             *standing = self.standing(quota.window, now);
         }
-        units > 0
+        units
     }
 
     #[inline(always)]

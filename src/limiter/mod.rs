@@ -194,18 +194,19 @@ trait Memory {
 /// A memory that is to be changed. Each change brings the standing of its tiers up to date.
 trait Recording: Memory {
     /// Counts `units`, more than none, in all tiers; `over` tells that the request was refused and
-    /// is counted all the same. Returns whether anything was counted. On an error nothing changed.
+    /// is counted all the same. Returns how many were counted, as counts do not grow for ever. On
+    /// an error nothing changed.
     fn add(
         &mut self,
         tiers: &mut [Tier<Self::Standing>],
         units: u64,
         now: UnixMs,
         over: bool,
-    ) -> Result<bool, TooManyWindows>;
+    ) -> Result<u64, TooManyWindows>;
 
-    /// Takes away up to `units` in all tiers, the most recently counted first. Returns whether
-    /// there were any.
-    fn give_back(&mut self, tiers: &mut [Tier<Self::Standing>], units: u64, now: UnixMs) -> bool;
+    /// Takes away up to `units` in all tiers, the most recently counted first. Returns how many
+    /// went: of the tier that had the most.
+    fn give_back(&mut self, tiers: &mut [Tier<Self::Standing>], units: u64, now: UnixMs) -> u64;
 
     /// See [`Limiter::is_empty`].
     fn is_empty(&self) -> bool;
@@ -311,14 +312,15 @@ fn take_from<M: Recording>(
     now: UnixMs,
 ) -> Result<Taken, TooManyWindows> {
     let limited = tiers.iter().any(|tier| tier.refuses(memory, cost));
-    let changed = match cost.0 {
-        0 => false,
-        1.. if limited && !force => false,
+    let units = match cost.0 {
+        0 => 0,
+        1.. if limited && !force => 0,
         1.. => memory.add(tiers, cost.taken(), now, limited)?,
         ..0 => memory.give_back(tiers, cost.0.unsigned_abs(), now),
     };
+    let changed = units > 0;
     Ok(Taken {
-        changed,
+        units,
         emptied: changed && memory.is_empty(),
         settled: !changed || memory.is_settled(),
         outlook: outlook(memory, tiers, now),
@@ -355,14 +357,22 @@ fn outlook<M: Memory>(memory: &M, tiers: &[Tier<M::Standing>], now: UnixMs) -> O
 pub struct Taken {
     /// What its caller is told.
     pub verdict: Verdict,
-    /// Whether anything was counted or given back.
-    pub changed: bool,
+    /// Units counted, or given back: of the tier that had the most.
+    pub units: u64,
     /// Whether that left nothing.
     pub emptied: bool,
     /// Whether the key's time to live is known to be right: see [`Limiter::is_settled`].
     pub settled: bool,
     /// How what was counted stands to the time.
     pub outlook: Outlook,
+}
+
+impl Taken {
+    /// Whether anything was counted or given back.
+    #[inline(always)]
+    pub fn changed(&self) -> bool {
+        self.units > 0
+    }
 }
 
 /// How a key stands to the time that it was asked at: nearly always `Plain`.

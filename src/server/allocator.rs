@@ -2,6 +2,7 @@
 //! see it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redis_module::raw;
 
@@ -14,6 +15,14 @@ static ALLOCATOR: ServerAllocator = ServerAllocator;
 /// server's functions.
 struct ServerAllocator;
 
+/// Bytes that the module holds. Limiters are also freed by the server's other threads.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that the module holds, its limiters and all else, without what `malloc` adds.
+pub(super) fn bytes_held() -> usize {
+    HELD.load(Ordering::Relaxed)
+}
+
 /// What the server's allocator aligns to, being `malloc`'s.
 const ALIGNMENT: usize = 16;
 
@@ -22,6 +31,7 @@ const ALIGNMENT: usize = 16;
 unsafe impl GlobalAlloc for ServerAllocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's layout is valid; a static of functions is written once, at load.
         unsafe {
             match raw::RedisModule_Alloc {
@@ -35,6 +45,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: `memory` came from `alloc` or `realloc` with this layout.
         unsafe {
             match raw::RedisModule_Free {
@@ -46,6 +57,8 @@ unsafe impl GlobalAlloc for ServerAllocator {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // Wrapping, so one addition is enough.
+        HELD.fetch_add(new_size.wrapping_sub(layout.size()), Ordering::Relaxed);
         // SAFETY: `memory` came from `alloc` or `realloc` with this layout.
         unsafe {
             match raw::RedisModule_Realloc {

@@ -4,6 +4,7 @@
 
 mod allocator;
 mod functions;
+mod info;
 pub mod registration;
 mod replication;
 
@@ -15,6 +16,7 @@ use redis_module::raw;
 
 use crate::limiter::{Cost, UnixMs};
 use crate::request::Refusal;
+use crate::stats;
 
 /// Calls a function of the module API that Redis 7.0 has; `Loading` refuses older servers.
 macro_rules! api {
@@ -146,7 +148,16 @@ impl Call<'_> {
         unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
     }
 
+    /// Whether the command comes from a master, or out of the append-only file.
+    pub fn is_replayed(&self) -> bool {
+        let replayed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
+        // SAFETY: the context lives as long as the call.
+        let flags = unsafe { api!(RedisModule_GetContextFlags(self.ctx)) } as u32;
+        flags & replayed != 0
+    }
+
     fn refuse(&self, refusal: Refusal) {
+        stats::refused();
         // SAFETY: the context lives as long as the call, and the server copies the text.
         unsafe {
             match refusal {

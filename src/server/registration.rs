@@ -137,6 +137,11 @@ impl Loading {
         super::replication::watch_for_listeners(self);
     }
 
+    /// Has INFO show the module's section.
+    pub fn show_in_info(&self) -> Result<(), Unloadable> {
+        super::info::register(self)
+    }
+
     /// Creates a native type of this name of 9 characters, whose stored form has this version.
     pub fn create_type(
         &self,

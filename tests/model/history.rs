@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use redis_rl::limiter::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, Taken, TooManyWindows, UnixMs, Verdict, WindowMs,
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, TooManyWindows, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -74,11 +74,11 @@ pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindo
     for _ in 1..call.times() {
         take()?;
     }
-    let Taken { verdict, changed, .. } = take()?;
+    let taken = take()?;
     if limiter.is_empty() {
         *limiter = Limiter::new(algorithm);
     }
-    Ok(Answer { verdict, changed })
+    Ok(Answer { verdict: taken.verdict, changed: taken.changed() })
 }
 
 /// The same with the model.

@@ -1,0 +1,35 @@
+//! The module's section of INFO.
+
+use std::ffi::{CStr, c_int, c_ulonglong};
+
+use redis_module::raw;
+
+use super::registration::{Loading, Unloadable};
+use super::{allocator, api};
+use crate::stats;
+
+/// Has the server ask for the section.
+pub(super) fn register(loading: &Loading) -> Result<(), Unloadable> {
+    // SAFETY: the context is the loading one; the callback is there as long as the module.
+    let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(tell))) };
+    if status == raw::REDISMODULE_OK as c_int { Ok(()) } else { Err(Unloadable) }
+}
+
+/// Reads figures that are there: also fit for the report of a crash.
+unsafe extern "C" fn tell(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    let figures = stats::FIGURES.iter().map(|(name, counter)| (*name, counter.get()));
+    let held = (c"memory_bytes", allocator::bytes_held() as u64);
+    // SAFETY: the server passes a context that is valid during the call, and copies all texts.
+    unsafe {
+        // It leaves a section out that was not asked for.
+        if api!(RedisModule_InfoAddSection(ctx, c"stats".as_ptr())) != raw::REDISMODULE_OK as c_int {
+            return;
+        }
+        let version = CStr::from_bytes_with_nul(VERSION.as_bytes()).unwrap_or_default();
+        api!(RedisModule_InfoAddFieldCString(ctx, c"version".as_ptr(), version.as_ptr()));
+        for (name, figure) in figures.chain([held]) {
+            api!(RedisModule_InfoAddFieldULongLong(ctx, name.as_ptr(), figure as c_ulonglong));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What an operator asks: how many requests were allowed, limited and forced, and what they
+//! counted. Of this server since it started, in INFO.
+//!
+//! Requests of clients only: what comes from a master or out of the append-only file was decided
+//! elsewhere.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::limiter::{Algorithm, Cost, Taken, Verdict};
+
+/// A figure that only grows.
+#[derive(Debug)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    const ZERO: Counter = Counter(AtomicU64::new(0));
+
+    /// Commands run on one thread, the server's: so nothing is locked.
+    #[inline(always)]
+    fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The figure now.
+    #[inline(always)]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What came of the requests of one command.
+struct Outcomes {
+    allowed: Counter,
+    limited: Counter,
+    forced: Counter,
+}
+
+impl Outcomes {
+    const NONE: Outcomes = Outcomes { allowed: Counter::ZERO, limited: Counter::ZERO, forced: Counter::ZERO };
+}
+
+static FIXED: Outcomes = Outcomes::NONE;
+static SLIDING: Outcomes = Outcomes::NONE;
+static LOG: Outcomes = Outcomes::NONE;
+static PEEK: Outcomes = Outcomes::NONE;
+static UNITS_COUNTED: Counter = Counter::ZERO;
+static UNITS_GIVEN_BACK: Counter = Counter::ZERO;
+static ERRORS: Counter = Counter::ZERO;
+
+/// Every figure by its name in INFO.
+pub static FIGURES: [(&CStr, &Counter); 14] = [
+    (c"fixed_allowed", &FIXED.allowed),
+    (c"fixed_limited", &FIXED.limited),
+    (c"fixed_forced", &FIXED.forced),
+    (c"sliding_allowed", &SLIDING.allowed),
+    (c"sliding_limited", &SLIDING.limited),
+    (c"sliding_forced", &SLIDING.forced),
+    (c"log_allowed", &LOG.allowed),
+    (c"log_limited", &LOG.limited),
+    (c"log_forced", &LOG.forced),
+    (c"peek_allowed", &PEEK.allowed),
+    (c"peek_limited", &PEEK.limited),
+    (c"units_counted", &UNITS_COUNTED),
+    (c"units_given_back", &UNITS_GIVEN_BACK),
+    (c"errors", &ERRORS),
+];
+
+/// Notes what came of a request.
+#[inline(always)]
+pub fn taken(algorithm: Algorithm, cost: Cost, taken: &Taken) {
+    let outcomes = match algorithm {
+        Algorithm::Fixed => &FIXED,
+        Algorithm::Sliding => &SLIDING,
+        Algorithm::Log => &LOG,
+    };
+    let outcome = match (taken.verdict.limited, taken.changed()) {
+        (false, _) => &outcomes.allowed,
+        (true, false) => &outcomes.limited,
+        (true, true) => &outcomes.forced,
+    };
+    outcome.add(1);
+    if taken.changed() {
+        if cost.0 > 0 { UNITS_COUNTED.add(taken.units) } else { UNITS_GIVEN_BACK.add(taken.units) }
+    }
+}
+
+/// Notes what a peek was told.
+#[inline(always)]
+pub fn peeked(verdict: &Verdict) {
+    if verdict.limited { PEEK.limited.add(1) } else { PEEK.allowed.add(1) }
+}
+
+/// Notes that a command was answered with an error.
+pub fn refused() {
+    ERRORS.add(1);
+}
