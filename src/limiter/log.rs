@@ -57,8 +57,12 @@ impl Memory for Log {
     fn standing(&self, window: WindowMs, now: UnixMs) -> InWindow {
         let as_of = now.max(self.newest.at);
         let start = self.starts.iter().find(|start| start.window == window);
-        let from = start.map_or(self.older.front(), |start| start.place);
-        let from = self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= as_of);
+        let from = match start {
+            // Nearly every request but of a log that is full: all still count.
+            None if self.older.oldest_at_ms() > as_of.0.saturating_sub(window.get()) => self.older.front(),
+            None => self.start_of(self.older.front(), window, as_of),
+            Some(start) => self.start_of(start.place, window, as_of),
+        };
         let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
         let used = self.older.end().units_since(&from.mark) + open;
         InWindow { window, now, from, used }
@@ -262,6 +266,11 @@ impl Log {
     /// See [`Run::relocate`].
     pub fn relocate(&mut self, relocate: impl FnMut(Vec<u8>) -> Vec<u8>) {
         self.older.relocate(relocate);
+    }
+
+    /// Where a window that ends at `now` begins, at `from` or later.
+    fn start_of(&self, from: Place, window: WindowMs, now: UnixMs) -> Place {
+        self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= now)
     }
 
     /// The longest window so far, `named` among them.

@@ -85,10 +85,10 @@ struct Block {
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     blocks: VecDeque<Block>,
-    /// Blocks dropped so far: the number of the block that is now the first.
-    dropped: u64,
-    /// Before the oldest entry held.
+    /// Before the oldest entry held, in the first block.
     front: Place,
+    /// The time of that entry: spares nearly every request decoding it.
+    oldest_at_ms: u64,
     /// After the newest entry held.
     end: Mark,
 }
@@ -98,6 +98,12 @@ impl Run {
     #[inline(always)]
     pub fn front(&self) -> Place {
         self.front
+    }
+
+    /// The time of the oldest entry held; of the last that was held if there is none.
+    #[inline(always)]
+    pub fn oldest_at_ms(&self) -> u64 {
+        self.oldest_at_ms
     }
 
     /// The totals after the newest entry held.
@@ -149,13 +155,14 @@ impl Run {
     #[cold]
     fn restart(&mut self, at_ms: u64) {
         let before = Mark { at_ms: at_ms.wrapping_sub(1), ..self.end };
-        self.dropped += self.blocks.len().max(1) as u64;
+        let block = self.front.block + self.blocks.len().max(1) as u64;
         self.blocks.truncate(1);
         if let Some(block) = self.blocks.front_mut() {
             block.bytes.clear();
             block.before = before;
         }
-        self.front = Place { block: self.dropped, offset: 0, mark: before };
+        self.front = Place { block, offset: 0, mark: before };
+        self.oldest_at_ms = at_ms;
         self.end = before;
     }
 
@@ -192,7 +199,8 @@ impl Run {
                 if passes(&self.blocks[middle].before) { low = middle } else { high = middle }
             }
             index = low;
-            place = Place { block: self.dropped + index as u64, offset: 0, mark: self.blocks[index].before };
+            place =
+                Place { block: self.front.block + index as u64, offset: 0, mark: self.blocks[index].before };
         }
         let bytes = &self.blocks[index].bytes;
         while let Some(next) = step(bytes, &place) {
@@ -230,14 +238,22 @@ impl Run {
     /// Forgets all entries before `place`.
     #[inline(always)]
     pub fn drop_before(&mut self, place: Place) {
-        while self.dropped < place.block && !self.blocks.is_empty() {
-            self.blocks.pop_front();
-            self.dropped += 1;
+        if place > self.front {
+            self.advance_to(place);
         }
+    }
+
+    #[inline(never)]
+    fn advance_to(&mut self, place: Place) {
+        let dropped = (place.block - self.front.block) as usize;
+        self.blocks.drain(..dropped.min(self.blocks.len()));
         if self.blocks.len() < self.blocks.capacity() / 8 {
             self.blocks.shrink_to(self.blocks.len() * 2);
         }
         self.front = place;
+        if let Some(oldest) = self.after(&place) {
+            self.oldest_at_ms = oldest.mark.at_ms;
+        }
     }
 
     /// Forgets all entries from `place` on.
@@ -271,7 +287,7 @@ impl Run {
 
     #[inline(always)]
     fn index(&self, place: &Place) -> Option<usize> {
-        let index = place.block.wrapping_sub(self.dropped) as usize;
+        let index = place.block.wrapping_sub(self.front.block) as usize;
         (index < self.blocks.len()).then_some(index)
     }
 }
