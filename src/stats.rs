@@ -14,7 +14,9 @@ use crate::limiter::{Algorithm, Cost, Taken, Verdict};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    const ZERO: Counter = Counter(AtomicU64::new(0));
+    const fn zero() -> Counter {
+        Counter(AtomicU64::new(0))
+    }
 
     /// Commands run on one thread, the server's: so nothing is locked.
     #[inline(always)]
@@ -37,16 +39,18 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    const NONE: Outcomes = Outcomes { allowed: Counter::ZERO, limited: Counter::ZERO, forced: Counter::ZERO };
+    const fn none() -> Outcomes {
+        Outcomes { allowed: Counter::zero(), limited: Counter::zero(), forced: Counter::zero() }
+    }
 }
 
-static FIXED: Outcomes = Outcomes::NONE;
-static SLIDING: Outcomes = Outcomes::NONE;
-static LOG: Outcomes = Outcomes::NONE;
-static PEEK: Outcomes = Outcomes::NONE;
-static UNITS_COUNTED: Counter = Counter::ZERO;
-static UNITS_GIVEN_BACK: Counter = Counter::ZERO;
-static ERRORS: Counter = Counter::ZERO;
+static FIXED: Outcomes = Outcomes::none();
+static SLIDING: Outcomes = Outcomes::none();
+static LOG: Outcomes = Outcomes::none();
+static PEEK: Outcomes = Outcomes::none();
+static UNITS_COUNTED: Counter = Counter::zero();
+static UNITS_GIVEN_BACK: Counter = Counter::zero();
+static ERRORS: Counter = Counter::zero();
 
 /// Every figure by its name in INFO.
 pub static FIGURES: [(&CStr, &Counter); 14] = [
