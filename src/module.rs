@@ -73,7 +73,6 @@ const PEEK: Description = Description {
     flags: c"readonly fast",
     access: Access::Read,
     summary: c"Tells whether a request would be allowed, and takes nothing.",
-    tips: Some(c"nondeterministic_output"),
     arguments: &[KEY, TIERS, COST, AT],
     ..TAKE
 };
@@ -85,7 +84,6 @@ const INFO: Description = Description {
     access: Access::Read,
     summary: c"Shows what is counted in a key.",
     complexity: c"O(1)",
-    tips: Some(c"nondeterministic_output"),
     arguments: &[KEY],
     ..TAKE
 };
@@ -99,7 +97,8 @@ const TAKE: Description = Description {
     summary: c"",
     complexity: c"O(T), where T is the number of limit window pairs",
     since: c"1.0.0",
-    tips: None,
+    // The time of the call decides.
+    tips: Some(c"nondeterministic_output"),
     arguments: &[KEY, TIERS, COST, FORCE, AT],
 };
 

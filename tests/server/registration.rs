@@ -40,6 +40,7 @@ fn each_command_tells_its_flags_and_its_key() {
         let keys = server
             .value(&format!("COMMAND GETKEYS {name} key 1 10s").replace("RL.INFO key 1 10s", "RL.INFO key"));
         assert_eq!(texts(&keys), ["key"]);
+        assert_eq!(texts(&info[7]), ["nondeterministic_output"], "{name}: the time of the call decides");
     }
 }
 
@@ -48,7 +49,7 @@ fn each_command_is_documented() {
     let server = Server::start();
     for (name, writes) in COMMANDS {
         let docs = format!("{:?}", server.value(&format!("COMMAND DOCS {name}")));
-        for field in ["summary", "since", "complexity", "arguments"] {
+        for field in ["summary", "since", "group", "complexity", "arguments"] {
             assert!(docs.contains(field), "{name} has no {field}");
         }
         assert_eq!(docs.contains("FORCE"), writes, "{name}");
