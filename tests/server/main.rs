@@ -5,6 +5,7 @@ mod harness;
 
 mod clock;
 mod designs;
+mod docs;
 mod info;
 mod keyspace;
 mod limits;

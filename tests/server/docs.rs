@@ -1,0 +1,262 @@
+//! What README.md and the pages in docs show is what a server answers.
+//!
+//! A session is a run of lines in a code block, fenced or indented. Lines that begin with the
+//! prompt `127.0.0.1:6379> ` are commands; those after each, its answer. A line `$ redis-cli ...`
+//! before the first has the session run with these options. The sessions of a page run in order,
+//! each in a redis-cli of its own, on one server that starts empty.
+//!
+//! Answers are compared to the letter. Only where the server's clock decides, in a command without
+//! AT, may a time be another one than the page shows, as long as both fit the window. After
+//! `(error) NOPERM` each server has words of its own.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use redis_rl::request::{Options, Request};
+
+use crate::harness::Server;
+
+const PROMPT: &str = "127.0.0.1:6379> ";
+
+/// How often a page is tried: a window may end in the middle of a session.
+const ATTEMPTS: usize = 10;
+
+struct Session {
+    /// Of redis-cli.
+    options: Vec<String>,
+    exchanges: Vec<Exchange>,
+}
+
+struct Exchange {
+    line_number: usize,
+    command: String,
+    answer: Vec<String>,
+}
+
+#[test]
+fn every_session_in_the_docs_is_what_a_server_answers() {
+    for path in pages() {
+        let page = read(&path);
+        assert_eq!(
+            page.matches(PROMPT).count(),
+            commands_in(&page),
+            "{}: not in a code block",
+            path.display()
+        );
+        if let Some(difference) = difference(&page) {
+            panic!("{}, {difference}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_page_that_shows_something_else_is_found() {
+    let right = "\
+        ```\n\
+        127.0.0.1:6379> RL.FIXED k 5 1d\n\
+        1) (integer) 0\n2) (integer) 5\n3) (integer) 4\n4) (integer) -1\n5) (integer) 86400000\n\
+        127.0.0.1:6379> RL.LOG l 5 10s AT 20000\n\
+        1) (integer) 0\n2) (integer) 5\n3) (integer) 4\n4) (integer) -1\n5) (integer) 10000\n\
+        127.0.0.1:6379> DEL k\n\
+        (integer) 1\n\
+        ```\n";
+    assert_eq!(difference(right), None);
+    for (shown, instead) in [
+        ("3) (integer) 4", "3) (integer) 3"),
+        ("-1", "1"),
+        ("86400000", "86400001"),
+        ("86400000", "0"),
+        ("10000\n", "9999\n"),
+        ("(integer) 1\n```", "```"),
+        ("(integer) 1\n```", "(integer) 1\n(integer) 1\n```"),
+        ("(integer) 1\n```", "(integer) 2\n```"),
+    ] {
+        let wrong = right.replacen(shown, instead, 1);
+        assert!(first_difference(&sessions(&wrong)).is_some(), "{instead} instead of {shown}");
+    }
+}
+
+#[test]
+fn each_command_has_a_page_with_what_the_server_knows_about_it() {
+    let server = Server::start();
+    for name in ["rl.fixed", "rl.sliding", "rl.log", "rl.peek", "rl.info"] {
+        let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/commands/{name}.md")));
+        let docs: Vec<redis::Value> =
+            redis::from_redis_value(server.value(&format!("COMMAND DOCS {name}"))).expect("an entry");
+        let fields: HashMap<String, redis::Value> = redis::from_redis_value_ref(&docs[1]).expect("a map");
+        for field in ["summary", "since", "complexity"] {
+            let text: String = redis::from_redis_value_ref(&fields[field]).expect("text");
+            assert!(page.contains(&text), "the page of {name} has not this {field}: {text}");
+        }
+    }
+}
+
+#[test]
+fn each_figure_of_info_is_explained() {
+    let section: String = redis::from_redis_value(Server::start().value("INFO rl_stats")).expect("text");
+    let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md"));
+    for name in section.lines().filter_map(|line| Some(line.split_once(':')?.0)) {
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
+fn links_in_the_docs_lead_to_files() {
+    for path in pages() {
+        let page = read(&path);
+        let targets = page.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
+            let file = path.parent().expect("a folder").join(target);
+            assert!(file.exists(), "{} links to {target}", path.display());
+        }
+    }
+}
+
+/// README.md and everything in docs.
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut pages = vec![root.join("README.md")];
+    let mut folders = vec![root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir().expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).expect("a page")
+}
+
+fn commands_in(page: &str) -> usize {
+    sessions(page).iter().map(|session| session.exchanges.len()).sum()
+}
+
+fn sessions(page: &str) -> Vec<Session> {
+    let mut sessions: Vec<Session> = Vec::new();
+    let (mut in_fence, mut in_session) = (false, false);
+    for (line, line_number) in page.lines().zip(1..) {
+        if line.starts_with("```") {
+            (in_fence, in_session) = (!in_fence, false);
+            continue;
+        }
+        let Some(code) = (if in_fence { Some(line) } else { line.strip_prefix("    ") }) else {
+            in_session = false;
+            continue;
+        };
+        let (options, command) = (code.strip_prefix("$ redis-cli"), code.strip_prefix(PROMPT));
+        if options.is_some() || (command.is_some() && !in_session) {
+            let options = options.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
+            sessions.push(Session { options, exchanges: Vec::new() });
+            in_session = true;
+        }
+        let Some(session) = sessions.last_mut().filter(|_| in_session) else { continue };
+        if let Some(command) = command {
+            let command = command.to_owned();
+            session.exchanges.push(Exchange { line_number, command, answer: Vec::new() });
+        } else if let Some(exchange) = session.exchanges.last_mut() {
+            exchange.answer.push(code.to_owned());
+        }
+    }
+    sessions
+}
+
+/// The first difference between a page and what a server answers, if every attempt finds one.
+fn difference(page: &str) -> Option<String> {
+    let sessions = sessions(page);
+    let attempts: Option<Vec<String>> = (0..ATTEMPTS).map(|_| first_difference(&sessions)).collect();
+    attempts?.pop()
+}
+
+fn first_difference(sessions: &[Session]) -> Option<String> {
+    let server = Server::start();
+    sessions.iter().find_map(|session| compare(session, &run(session, &server)))
+}
+
+/// The lines that redis-cli prints to a person who enters the commands of a session.
+fn run(session: &Session, server: &Server) -> Vec<String> {
+    let mut cli = Command::new("redis-cli")
+        .args(["--no-raw", "-p", &server.port().to_string()])
+        .args(&session.options)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("redis-cli is installed");
+    let mut input = cli.stdin.take().expect("its input");
+    for exchange in &session.exchanges {
+        writeln!(input, "{}", exchange.command).expect("redis-cli reads");
+    }
+    drop(input);
+    let output = cli.wait_with_output().expect("its output").stdout;
+    String::from_utf8(output).expect("text").lines().map(str::to_owned).collect()
+}
+
+fn compare(session: &Session, answered: &[String]) -> Option<String> {
+    let mut answered = answered.iter();
+    for exchange in &session.exchanges {
+        for (index, shown) in exchange.answer.iter().enumerate() {
+            let answer = answered.next().map_or("nothing", String::as_str);
+            if !exchange.is_answered(index, answer) {
+                let Exchange { line_number, command, .. } = exchange;
+                return Some(format!("line {line_number}: {command}\n  shows: {shown}\nanswers: {answer}"));
+            }
+        }
+    }
+    answered.next().map(|more| format!("a session answers more: {more}"))
+}
+
+impl Exchange {
+    /// Whether `answer` is what the page shows in a line of the answer, or another time in the
+    /// place of its time.
+    fn is_answered(&self, index: usize, answer: &str) -> bool {
+        let shown = self.answer[index].as_str();
+        let both = |are: &dyn Fn(&str) -> bool| are(shown) && are(answer);
+        if both(&|line| line.starts_with("(error) NOPERM ")) {
+            return true;
+        }
+        let Some(longest_ms) = self.longest_ms(index) else { return shown == answer.trim_end() };
+        before_integer(shown) == before_integer(answer)
+            && (shown == answer
+                || both(&|line| integer(line).is_some_and(|ms| (1..=longest_ms).contains(&ms))))
+    }
+
+    /// The longest time that a line of the answer can tell, if it tells one by the server's clock.
+    fn longest_ms(&self, index: usize) -> Option<u64> {
+        let words: Vec<&str> = self.command.split(' ').collect();
+        if words[0] == "RL.INFO" {
+            // `reset_after_ms` stands before its time; `window_ms` of the same window above it.
+            let (above, line) = (&self.answer[..index], &self.answer[index]);
+            let name = if line.contains("=>") { line } else { above.last()? };
+            let window = above.iter().rposition(|line| line.contains("window_ms"))?;
+            let window_ms = self.answer[window..].iter().find_map(|line| integer(line))?;
+            return name.contains("reset_after_ms").then_some(2 * window_ms);
+        }
+        if !words[0].starts_with("RL.") || !["4) ", "5) "].contains(&self.answer[index].get(..3)?) {
+            return None;
+        }
+        let request =
+            Request::parse(words[2..].iter().map(|word| word.as_bytes()), Options::WithForce).ok()?;
+        let window_ms = request.quotas().iter().map(|quota| quota.window.get()).max()?;
+        // What the window before has counted goes on to count in this one.
+        let windows = if matches!(words[0], "RL.SLIDING" | "RL.PEEK") { 2 } else { 1 };
+        request.at.is_none().then_some(windows * window_ms)
+    }
+}
+
+const INTEGER: &str = "(integer) ";
+
+fn integer(line: &str) -> Option<u64> {
+    line.split_once(INTEGER)?.1.parse().ok()
+}
+
+fn before_integer(line: &str) -> Option<&str> {
+    Some(line.split_once(INTEGER)?.0)
+}
