@@ -3,6 +3,8 @@
 //!
 //! `REDIS_SERVER` names the server to run, `redis-server` if it is not set.
 
+mod clock;
+
 use std::env;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -16,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisError, RedisResult, Value};
 use tempfile::TempDir;
+
+use clock::Clock;
 
 /// How long a condition may take to come true before the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -44,6 +48,7 @@ pub struct Server {
     child: Child,
     port: u16,
     args: Vec<String>,
+    clock: Option<Clock>,
     folder: TempDir,
 }
 
@@ -55,17 +60,22 @@ impl Server {
 
     /// A server with these settings too, as `--name value`.
     pub fn with(settings: &[(&str, &str)]) -> Server {
-        let module = ("loadmodule", module().to_str().expect("a path in UTF-8"));
-        Server::bare(&[&[module], settings].concat())
+        Server::bare(&[&[load_module()], settings].concat(), None)
+    }
+
+    /// A server whose clock stands at this Unix time in milliseconds until the test sets it.
+    pub fn with_clock_at(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
+        Server::bare(&[&[load_module()], settings].concat(), Some(unix_ms))
     }
 
     /// A server that has not loaded the module.
     pub fn without_module() -> Server {
-        Server::bare(&[])
+        Server::bare(&[], None)
     }
 
-    fn bare(settings: &[(&str, &str)]) -> Server {
+    fn bare(settings: &[(&str, &str)], clock_at: Option<i64>) -> Server {
         let folder = TempDir::new().expect("a temporary folder");
+        let clock = clock_at.map(|unix_ms| Clock::at(unix_ms, folder.path()));
         let base = [
             ("save", ""),
             ("appendonly", "no"),
@@ -76,16 +86,21 @@ impl Server {
         let pairs = base.iter().chain(settings);
         let args: Vec<String> =
             pairs.flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]).collect();
-        let (child, port) = launch(folder.path(), &args);
-        Server { child, port, args, folder }
+        let (child, port) = launch(folder.path(), &args, clock.as_ref());
+        Server { child, port, args, clock, folder }
     }
 
     /// A server that replicates `master`, once it does.
     pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
         let replica = Server::with(settings);
-        replica.call(&format!("REPLICAOF 127.0.0.1 {}", master.port)).expect("REPLICAOF");
-        wait_for("the replica to be online", || replica.info("master_link_status") == "up");
+        replica.follow(master);
         replica
+    }
+
+    /// Makes it a replica of `master`, and waits until it is.
+    pub fn follow(&self, master: &Server) {
+        self.value(&format!("REPLICAOF 127.0.0.1 {}", master.port));
+        wait_for("the replica to be online", || self.info("master_link_status") == "up");
     }
 
     /// Ends the server at once, as a crash would, and starts it again on what it left on disk.
@@ -103,7 +118,7 @@ impl Server {
 
     fn relaunch(&mut self) {
         self.child.wait().expect("the server ends");
-        (self.child, self.port) = launch(self.folder.path(), &self.args);
+        (self.child, self.port) = launch(self.folder.path(), &self.args, self.clock.as_ref());
     }
 
     /// The folder it keeps its files in.
@@ -174,6 +189,18 @@ impl Server {
         seconds * 1_000 + micros / 1_000
     }
 
+    /// Sets the clock of a server that was started with one of its own.
+    pub fn set_clock(&self, unix_ms: i64) {
+        self.clock.as_ref().expect("a server with a clock of its own").set(unix_ms);
+        // Valkey 9.1 looks at the clock once in a millisecond.
+        wait_for("the server to look at its clock", || self.clock_ms() == unix_ms);
+    }
+
+    /// Moves such a clock forward, or back if `ms` is negative.
+    pub fn step_clock(&self, ms: i64) {
+        self.set_clock(self.clock_ms() + ms);
+    }
+
     /// The digests of all its keys: equal in two servers that hold the same.
     pub fn digest(&self) -> String {
         format!("{:?}", self.value("DEBUG DIGEST"))
@@ -187,8 +214,12 @@ impl Drop for Server {
     }
 }
 
+fn load_module() -> (&'static str, &'static str) {
+    ("loadmodule", module().to_str().expect("a path in UTF-8"))
+}
+
 /// Starts a server in `folder` and waits until it has loaded what it found there.
-fn launch(folder: &Path, args: &[String]) -> (Child, u16) {
+fn launch(folder: &Path, args: &[String], clock: Option<&Clock>) -> (Child, u16) {
     let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
     for _ in 0..10 {
         let port = free_port();
@@ -196,6 +227,9 @@ fn launch(folder: &Path, args: &[String]) -> (Child, u16) {
         let mut command = Command::new(&program);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder).args(args);
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        if let Some(clock) = clock {
+            clock.rule(&mut command);
+        }
         end_with_this_thread(&mut command);
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {program:?}: {error}"));
         let deadline = Instant::now() + PATIENCE;

@@ -22,6 +22,24 @@ fn without_at_the_servers_clock_decides() {
 }
 
 #[test]
+fn by_the_servers_clock_too_retry_after_is_enough_and_one_ms_less_is_not() {
+    let mut server = Server::with_clock_at(1_000_000_000_123, &[("appendonly", "yes")]);
+    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        let take = format!("{name} {name} 5 1h COST 4");
+        assert_eq!(server.figures(&take)[0], 0, "{name}");
+        let [limited, _, _, retry_after, _] = server.figures(&take);
+        assert_eq!(limited, 1, "{name}");
+        server.step_clock(retry_after - 1);
+        // A server that is started again goes on where its clock stood.
+        server.restart();
+        let [limited, _, _, retry_after, _] = server.figures(&take);
+        assert_eq!([limited, retry_after], [1, 1], "{name}");
+        server.step_clock(1);
+        assert_eq!(server.figures(&take)[0], 0, "{name}");
+    }
+}
+
+#[test]
 fn a_time_given_and_the_clock_are_the_same_time() {
     let server = Server::start();
     let now = server.clock_ms();
