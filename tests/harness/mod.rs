@@ -6,7 +6,7 @@
 mod clock;
 
 use std::env;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -22,7 +22,10 @@ use tempfile::TempDir;
 use clock::Clock;
 
 /// How long a condition may take to come true before the test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings of a server that has each command on disk before it answers.
+pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "always")];
 
 /// A figure reply: limited, limit, remaining, retry after, reset after.
 pub type Figures = [i64; 5];
@@ -86,13 +89,15 @@ impl Server {
         let pairs = base.iter().chain(settings);
         let args: Vec<String> =
             pairs.flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]).collect();
-        let (child, port) = launch(folder.path(), &args, clock.as_ref());
+        let (child, port) = launch(folder.path(), &args, clock.as_ref(), free_port);
         Server { child, port, args, clock, folder }
     }
 
-    /// A server that replicates `master`, once it does.
+    /// A server that replicates `master`, once it does. If the master's clock stands, its own stands
+    /// a second behind: nothing that replicas are sent may go by that.
     pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
-        let replica = Server::with(settings);
+        let clock_at = master.clock.as_ref().map(|_| master.clock_ms() - 1_000);
+        let replica = Server::bare(&[&[load_module()], settings].concat(), clock_at);
         replica.follow(master);
         replica
     }
@@ -105,8 +110,14 @@ impl Server {
 
     /// Ends the server at once, as a crash would, and starts it again on what it left on disk.
     pub fn crash_and_restart(&mut self) {
-        self.child.kill().expect("the server runs");
+        self.kill();
         self.relaunch();
+    }
+
+    /// Ends the server at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("a process of ours");
+        self.child.wait().expect("the server ends");
     }
 
     /// Shuts the server down and starts it again on what it left on disk.
@@ -116,9 +127,17 @@ impl Server {
         self.relaunch();
     }
 
-    fn relaunch(&mut self) {
+    /// Starts a server that has ended on what it left on disk, under the port that it had.
+    pub fn relaunch(&mut self) {
         self.child.wait().expect("the server ends");
-        (self.child, self.port) = launch(self.folder.path(), &self.args, self.clock.as_ref());
+        let port = || self.port;
+        (self.child, _) = launch(self.folder.path(), &self.args, self.clock.as_ref(), port);
+    }
+
+    /// The same, with a clock of its own that stands at this time by then.
+    pub fn relaunch_at(&mut self, unix_ms: i64) {
+        self.own_clock().set(unix_ms);
+        self.relaunch();
     }
 
     /// The folder it keeps its files in.
@@ -183,15 +202,25 @@ impl Server {
         value.unwrap_or_else(|| panic!("INFO has no {field}")).to_owned()
     }
 
+    /// Waits until no append-only file is being rewritten.
+    pub fn wait_for_rewrite(&self) {
+        let fields = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+        wait_for("the rewrite", || fields.iter().all(|field| self.info(field) == "0"));
+    }
+
     /// Its clock, in Unix milliseconds.
     pub fn clock_ms(&self) -> i64 {
         let (seconds, micros): (i64, i64) = command("TIME").query(&mut self.connect()).expect("TIME");
         seconds * 1_000 + micros / 1_000
     }
 
+    fn own_clock(&self) -> &Clock {
+        self.clock.as_ref().expect("a server that was started with a clock of its own")
+    }
+
     /// Sets the clock of a server that was started with one of its own.
     pub fn set_clock(&self, unix_ms: i64) {
-        self.clock.as_ref().expect("a server with a clock of its own").set(unix_ms);
+        self.own_clock().set(unix_ms);
         // Valkey 9.1 looks at the clock once in a millisecond.
         wait_for("the server to look at its clock", || self.clock_ms() == unix_ms);
     }
@@ -218,14 +247,16 @@ fn load_module() -> (&'static str, &'static str) {
     ("loadmodule", module().to_str().expect("a path in UTF-8"))
 }
 
-/// Starts a server in `folder` and waits until it has loaded what it found there.
-fn launch(folder: &Path, args: &[String], clock: Option<&Clock>) -> (Child, u16) {
+/// Starts a server in `folder` and waits until it has loaded what it found there. Another try, if
+/// somebody else listens on the port, is for the port that is told then.
+fn launch(folder: &Path, args: &[String], clock: Option<&Clock>, port: impl Fn() -> u16) -> (Child, u16) {
     let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
-    for _ in 0..10 {
-        let port = free_port();
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        let port = port();
         let log = File::create(folder.join("log")).expect("a log file");
         let mut command = Command::new(&program);
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder).args(args);
+        command.args(args).args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder);
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
         if let Some(clock) = clock {
             clock.rule(&mut command);
@@ -237,23 +268,28 @@ fn launch(folder: &Path, args: &[String], clock: Option<&Clock>) -> (Child, u16)
             if child.try_wait().expect("its status").is_some() {
                 break;
             }
-            if is_ready(port) {
+            if is_ready(port, &child) {
                 return (child, port);
             }
             thread::sleep(Duration::from_millis(5));
         }
         let _ = child.kill();
         let _ = child.wait();
-        let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+        let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
         // Somebody else may have taken the port in the meantime.
         assert!(log.contains("Address already in use"), "the server does not start:\n{log}");
     }
-    panic!("no free port");
+    panic!("the port is not free");
 }
 
-fn is_ready(port: u16) -> bool {
-    let ping = |mut connection| command("PING").query::<String>(&mut connection);
-    connect(port, "resp2").and_then(ping).is_ok_and(|pong| pong == "PONG")
+/// Whether the server has loaded what it found, and is not another one that was given the port.
+fn is_ready(port: u16, child: &Child) -> bool {
+    let answers = |mut connection: Connection| {
+        command("PING").exec(&mut connection)?;
+        command("INFO server").query::<String>(&mut connection)
+    };
+    let process = format!("process_id:{}", child.id());
+    connect(port, "resp2").and_then(answers).is_ok_and(|info| info.lines().any(|line| line == process))
 }
 
 fn connect(port: u16, protocol: &str) -> RedisResult<Connection> {
@@ -373,7 +409,7 @@ impl ReplicationStream {
 /// Every command of an append-only file in the order of its parts, but for those that choose the
 /// database.
 pub fn commands_in_aof(server: &Server) -> Vec<String> {
-    let mut parts: Vec<PathBuf> = std::fs::read_dir(server.folder().join("appendonlydir"))
+    let mut parts: Vec<PathBuf> = fs::read_dir(server.folder().join("appendonlydir"))
         .expect("an append-only folder")
         .map(|entry| entry.expect("an entry").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "aof"))

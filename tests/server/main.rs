@@ -14,3 +14,4 @@ mod refusals;
 mod registration;
 mod replication;
 mod replies;
+mod traffic;

@@ -1,0 +1,163 @@
+//! Random requests of all kinds, and whether two servers hold the same.
+
+use std::collections::BTreeMap;
+
+use redis::{Connection, Value};
+
+use crate::harness::{Random, Server, command, pipeline, wait_for};
+
+pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+/// The largest cost.
+const MOST: i64 = 9_007_199_254_740_991;
+
+/// Where the clocks of servers stand. No window of more than 1 ms begins there.
+pub const NOW: i64 = 1_700_000_000_123;
+
+/// The time that the first request gives.
+const START: i64 = 1_000_000_000_000;
+
+/// An hour after it.
+const HOUR_AFTER: i64 = START + 3_600_000;
+
+/// Brings a time in the past to one in the future.
+const AHEAD: i64 = 3_000_000_000_000;
+
+/// Requests of all kinds, the same for the same seed.
+pub struct Traffic {
+    random: Random,
+    keys: String,
+    /// About the time that the next request gives.
+    pub now: i64,
+}
+
+/// Whose time the requests to a key go by.
+#[derive(Clone, Copy, Debug)]
+enum Time {
+    Given,
+    Servers,
+    Both,
+}
+
+impl Traffic {
+    pub fn of(seed: u64) -> Traffic {
+        Traffic { random: Random(seed), keys: String::new(), now: START }
+    }
+
+    /// The same, to keys that begin in this way.
+    pub fn to_keys(keys: &str, seed: u64) -> Traffic {
+        Traffic { keys: keys.to_owned(), ..Traffic::of(seed) }
+    }
+
+    /// Requests by whosever time.
+    pub fn lines(&mut self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.line(&[Time::Given, Time::Servers, Time::Both])).collect()
+    }
+
+    /// Requests that are answered the same by every server.
+    pub fn lines_with_at(&mut self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.line(&[Time::Given])).collect()
+    }
+
+    fn line(&mut self, times: &[Time]) -> String {
+        let random = &mut self.random;
+        let name = random.of(&COMMANDS);
+        let time = random.of(times);
+        let key = format!("{}{time:?}:{name}:{}", self.keys, random.below(3));
+        self.now += random.of(&[0, 0, 1, 7, 100, 999, 60_000]);
+        let at = self.now - random.of(&[0, 0, 0, 0, 0, 0, 1, 50, 2_000, 90_000]);
+        let at = match (time, random.below(3)) {
+            (Time::Servers, _) | (Time::Both, 0) => String::new(),
+            (Time::Both, 1) => format!("AT {}", at + AHEAD),
+            _ => format!("AT {at}"),
+        };
+        let pairs = random.of(&[
+            "5 10s",
+            "9 1m 7 10s",
+            "3 1ms 50 1h 400 1d",
+            "1000 3650d",
+            "0 7s",
+            "9 100ms 30 1s 99 10s 200 1m 300 1h 400 6h 500 1d 600 30d",
+        ]);
+        let cost = random.of(&["", "", "", "COST 1", "COST 2", "COST 40", "COST 0", "COST -1", "COST -9"]);
+        let force = random.of(&["", "", "", "FORCE"]);
+        match random.below(60) {
+            0 => format!("DEL {key}"),
+            1 => format!("RL.PEEK {key} {pairs} {cost} {at}"),
+            2 => format!("RL.INFO {key}"),
+            3 => format!("{name} {key} {pairs} COST {MOST} FORCE {at}"),
+            4 => format!("{name} {key} {pairs} COST -{MOST} {at}"),
+            // Now and then the wrong type.
+            5 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
+            _ => format!("{name} {key} {pairs} {cost} {force} {at}"),
+        }
+    }
+
+    /// What a client sends at once: a request, several, or a transaction.
+    pub fn batch(&mut self) -> Vec<String> {
+        let count = 1 + self.random.below(16);
+        match self.random.below(3) {
+            0 => self.lines(1),
+            1 => self.lines(count),
+            _ => [vec!["MULTI".to_owned()], self.lines(count), vec!["EXEC".to_owned()]].concat(),
+        }
+    }
+}
+
+/// The replies, errors among them.
+pub fn send(connection: &mut Connection, lines: &[String]) -> Vec<Value> {
+    if lines.is_empty() {
+        return Vec::new();
+    }
+    pipeline(lines).ignore_errors().query(connection).expect("replies")
+}
+
+/// Waits until a replica has received all that its master sent, then compares what they hold and
+/// what they tell of it at the same time.
+#[track_caller]
+pub fn assert_same(master: &Server, replica: &Server) {
+    wait_for_offset(master, replica);
+    assert_eq!(replica.digest(), master.digest());
+    let its_time = replica.clock_ms();
+    replica.set_clock(master.clock_ms());
+    let [expected, told] = [master, replica].map(told);
+    replica.set_clock(its_time);
+    assert!(told.keys().eq(expected.keys()));
+    for ((key, expected), told) in expected.iter().zip(told.values()) {
+        assert_eq!(told, expected, "{key}");
+    }
+}
+
+/// Waits until a replica has received all that its master sent.
+pub fn wait_for_offset(master: &Server, replica: &Server) {
+    wait_for("the replica to catch up", || {
+        replica.info("slave_repl_offset") == master.info("master_repl_offset")
+    });
+}
+
+/// Peeks that every server answers the same which holds the same.
+pub fn peeks_with_at(key: &str) -> Vec<String> {
+    let pairs = ["5 10s", "9 1m COST 9", "50 1h 400 1d COST 30", "1 3650d", "3 1ms"];
+    let times = [0, HOUR_AFTER, HOUR_AFTER + AHEAD];
+    let peeks = pairs.iter().flat_map(|pairs| times.map(|at| format!("RL.PEEK {key} {pairs} AT {at}")));
+    peeks.collect()
+}
+
+/// What is told of every key.
+fn told(server: &Server) -> BTreeMap<String, Vec<Value>> {
+    let mut connection = server.connect();
+    let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
+    let told = keys.into_iter().map(|key| {
+        let mut lines = vec![format!("PTTL {key}"), format!("DEBUG DIGEST-VALUE {key}")];
+        lines.extend(peeks_with_at(&key));
+        // When a key goes each server decides by itself, and by that how long one lasts that saw
+        // the future, or a log of which a longer window is asked than it was counted in.
+        if !key.contains(&format!("{:?}:", Time::Both)) {
+            lines.extend([format!("RL.INFO {key}"), format!("RL.PEEK {key} 2 7s")]);
+        }
+        let mut told = send(&mut connection, &lines);
+        assert_ne!(told.remove(0), Value::Int(-1), "{key} has no time to live");
+        (key, told)
+    });
+    told.collect()
+}
