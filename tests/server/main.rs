@@ -4,8 +4,10 @@
 mod harness;
 
 mod clock;
+mod crash;
 mod designs;
 mod docs;
+mod histories;
 mod info;
 mod keyspace;
 mod limits;

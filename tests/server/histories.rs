@@ -1,0 +1,181 @@
+//! Clients whose server is killed while they send, and what is known of their requests then.
+//!
+//! `ROUNDS` says how often each test kills a server.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ops::{Deref, RangeInclusive};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+
+use redis::{Connection, Value};
+
+use crate::harness::{Server, command, pipeline};
+use crate::traffic::{NOW, Traffic, send};
+
+/// How many clients send at the same time.
+pub const CLIENTS: usize = 3;
+
+/// How often a test kills a server.
+pub fn rounds() -> usize {
+    env::var("ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
+}
+
+/// What a client sent and was answered before the server was gone.
+#[derive(Default)]
+pub struct Sent {
+    pub lines: Vec<String>,
+    /// Those to the first so many lines.
+    pub replies: Vec<Value>,
+}
+
+/// The clients of a server, while it is there.
+pub struct Clients<'a> {
+    server: &'a mut Server,
+    sent: &'a [Mutex<Sent>],
+    answers: Receiver<()>,
+}
+
+impl Clients<'_> {
+    /// Waits until they have been answered so many times more.
+    pub fn wait_for_answers(&self, count: usize) {
+        assert_eq!(self.answers.iter().take(count).count(), count, "the server is gone");
+    }
+
+    /// What each has sent and been answered by now.
+    pub fn sent(&self) -> impl Iterator<Item = MutexGuard<'_, Sent>> {
+        self.sent.iter().map(|sent| sent.lock().expect("no client panics"))
+    }
+}
+
+impl Deref for Clients<'_> {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        self.server
+    }
+}
+
+impl Drop for Clients<'_> {
+    /// Ends their traffic too, also when a test fails.
+    fn drop(&mut self) {
+        self.server.kill();
+    }
+}
+
+/// Has a client for each of `sources` send what that makes, batch after batch; does `meanwhile`,
+/// and kills the server in the middle of it all.
+pub fn kill_amid_traffic(
+    server: &mut Server,
+    sources: impl IntoIterator<Item = impl FnMut() -> Vec<String> + Send>,
+    meanwhile: impl FnOnce(&Clients),
+) -> Vec<Sent> {
+    let sources: Vec<_> = sources.into_iter().collect();
+    let sent: Vec<Mutex<Sent>> = sources.iter().map(|_| Mutex::default()).collect();
+    thread::scope(|scope| {
+        let (answered, answers) = mpsc::channel();
+        for (source, sent) in sources.into_iter().zip(&sent) {
+            let (connection, answered) = (server.connect(), answered.clone());
+            scope.spawn(move || send_until_killed(connection, source, sent, &answered));
+        }
+        drop(answered);
+        meanwhile(&Clients { server, sent: &sent, answers });
+    });
+    sent.into_iter().map(|sent| sent.into_inner().expect("no client panics")).collect()
+}
+
+fn send_until_killed(
+    mut connection: Connection,
+    mut source: impl FnMut() -> Vec<String>,
+    sent: &Mutex<Sent>,
+    answered: &Sender<()>,
+) {
+    loop {
+        let batch = source();
+        sent.lock().expect("no client panics").lines.extend_from_slice(&batch);
+        if connection.send_packed_command(&pipeline(&batch).get_packed_pipeline()).is_err() {
+            return;
+        }
+        for _ in batch {
+            let Ok(reply) = connection.recv_response() else { return };
+            sent.lock().expect("no client panics").replies.push(reply);
+            // Once the server is about to be killed nobody waits for answers.
+            let _ = answered.send(());
+        }
+    }
+}
+
+/// Clients with keys of their own, and a server that is never killed and is sent the same.
+pub struct Histories {
+    clients: Vec<Traffic>,
+    reference: Server,
+}
+
+impl Histories {
+    pub fn of(seed: u64) -> Histories {
+        let client = |client| Traffic::to_keys(&owner(client), seed + client as u64);
+        Histories { clients: (0..CLIENTS).map(client).collect(), reference: Server::with_clock_at(NOW, &[]) }
+    }
+
+    /// What each client sends, batch after batch.
+    pub fn batches(&mut self) -> impl Iterator<Item = impl FnMut() -> Vec<String> + Send> {
+        self.clients.iter_mut().map(|traffic| || traffic.batch())
+    }
+
+    /// Each client's keys hold what they do after so many of the lines that it sent: all of these,
+    /// in their order, and none of the others.
+    #[track_caller]
+    pub fn assert_carried_out(
+        &self,
+        server: &Server,
+        sent: &[Sent],
+        counts: impl IntoIterator<Item = RangeInclusive<usize>>,
+    ) {
+        for (client, (sent, counts)) in sent.iter().zip(counts).enumerate() {
+            let found = held(server, client);
+            let mut connection = self.reference.connect();
+            send(&mut connection, &sent.lines[..*counts.start()]);
+            let mut rest = sent.lines[*counts.start()..*counts.end()].iter();
+            while held(&self.reference, client) != found {
+                let line =
+                    rest.next().unwrap_or_else(|| panic!("client {client}: after none of {counts:?} lines"));
+                // It may be one that is answered with an error.
+                let _ = command(line).exec(&mut connection);
+            }
+        }
+    }
+
+    /// The server goes on from there as one that was never killed.
+    #[track_caller]
+    pub fn assert_goes_on(&mut self, server: &Server) {
+        for traffic in &mut self.clients {
+            let lines = traffic.lines_with_at(300);
+            let [expected, replies] =
+                [&self.reference, server].map(|server| send(&mut server.connect(), &lines));
+            for ((line, expected), reply) in lines.iter().zip(expected).zip(replies) {
+                assert_eq!(reply, expected, "{line}");
+            }
+        }
+    }
+}
+
+/// How the keys of a client begin.
+fn owner(client: usize) -> String {
+    format!("client-{client}:")
+}
+
+/// The digest of each of a client's keys.
+fn held(server: &Server, client: usize) -> BTreeMap<String, String> {
+    let mut connection = server.connect();
+    let keys: Vec<String> =
+        command(&format!("KEYS {}*", owner(client))).query(&mut connection).expect("KEYS");
+    if keys.is_empty() {
+        return BTreeMap::new();
+    }
+    let of_all = |name| pipeline(keys.iter().map(move |key| format!("{name} {key}")));
+    let times: Vec<i64> = of_all("PTTL").query(&mut connection).expect("times to live");
+    assert!(!times.contains(&-1), "a key without a time to live");
+    let digests: Vec<Vec<String>> = of_all("DEBUG DIGEST-VALUE").query(&mut connection).expect("digests");
+    keys.iter().cloned().zip(digests.concat()).collect()
+}
