@@ -93,6 +93,16 @@ impl Server {
         Server { child, port, args, clock, folder }
     }
 
+    /// A Sentinel, of the same program, with these lines of configuration.
+    pub fn sentinel(configuration: &str) -> Server {
+        let folder = TempDir::new().expect("a temporary folder");
+        let file = folder.path().join("sentinel.conf");
+        fs::write(&file, configuration).expect("a file for its configuration");
+        let args = vec![file.to_str().expect("a path in UTF-8").to_owned(), "--sentinel".to_owned()];
+        let (child, port) = launch(folder.path(), &args, None, free_port);
+        Server { child, port, args, clock: None, folder }
+    }
+
     /// A server that replicates `master`, once it does. If the master's clock stands, its own stands
     /// a second behind: nothing that replicas are sent may go by that.
     pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {

@@ -7,6 +7,7 @@ mod clock;
 mod crash;
 mod designs;
 mod docs;
+mod failover;
 mod histories;
 mod info;
 mod keyspace;
