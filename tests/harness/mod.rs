@@ -4,6 +4,7 @@
 //! `REDIS_SERVER` names the server to run, `redis-server` if it is not set.
 
 mod clock;
+pub mod cluster;
 
 use std::env;
 use std::fs::{self, File};
@@ -266,7 +267,11 @@ fn launch(folder: &Path, args: &[String], clock: Option<&Clock>, port: impl Fn()
         let port = port();
         let log = File::create(folder.join("log")).expect("a log file");
         let mut command = Command::new(&program);
-        command.args(args).args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder).args(args);
+        if args.iter().any(|arg| arg == "--cluster-enabled") {
+            // Where nodes talk to each other; if it is not set, 10,000 above the port.
+            command.args(["--cluster-port", &free_port().to_string()]);
+        }
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
         if let Some(clock) = clock {
             clock.rule(&mut command);

@@ -4,6 +4,7 @@
 mod harness;
 
 mod clock;
+mod cluster;
 mod crash;
 mod designs;
 mod docs;

@@ -1,0 +1,342 @@
+//! A cluster of six nodes: clients are redirected, slots move, masters hand over and fail, all
+//! under traffic, and nothing that was counted is lost or counted twice.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+
+use redis::cluster::ClusterConnection;
+use redis::{ConnectionLike, RedisResult, Value};
+
+use crate::harness::cluster::{Cluster, cluster_client};
+use crate::harness::{Random, Server, command, figures, pipeline, wait_for};
+
+const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+/// So long that none ends while a test runs.
+const WINDOW: &str = "3650d";
+
+/// The largest limit.
+const MOST: i64 = 9_007_199_254_740_991;
+
+/// A limit that is reached.
+const FEW: i64 = 300;
+
+/// Units that a request takes, at most.
+const MOST_AT_ONCE: usize = 3;
+
+const CLIENTS: u64 = 4;
+
+/// A key under traffic, and what its clients know of it.
+struct Key {
+    command: &'static str,
+    name: String,
+    slot: u16,
+    limit: i64,
+    /// Units that were granted.
+    granted: AtomicI64,
+    /// Those of them that a replica had when the client was answered.
+    replicated: AtomicI64,
+    /// Units of which no client knows whether they were granted.
+    unanswered: AtomicI64,
+}
+
+/// Keys of each algorithm: some in one slot, by their tag, and some in any. The first ones have a
+/// limit that is reached.
+fn keys(cluster: &Cluster) -> Vec<Key> {
+    let mut keys = Vec::new();
+    for command in COMMANDS {
+        for number in 0..4 {
+            for name in [format!("{{tenant}}:{command}:{number}"), format!("{command}:{number}")] {
+                keys.push(Key {
+                    command,
+                    slot: cluster.slot(&name),
+                    name,
+                    limit: if number == 0 { FEW } else { MOST },
+                    granted: AtomicI64::new(0),
+                    replicated: AtomicI64::new(0),
+                    unanswered: AtomicI64::new(0),
+                });
+            }
+        }
+    }
+    keys
+}
+
+impl Key {
+    /// Whether so few units are left that some requests are limited.
+    fn is_almost_full(&self) -> bool {
+        get(&self.granted) > self.limit - MOST_AT_ONCE as i64
+    }
+
+    /// The units that the cluster has counted.
+    fn used(&self, client: &mut impl ConnectionLike) -> i64 {
+        let peek = command(&format!("RL.PEEK {} {MOST} {WINDOW}", self.name)).query(client);
+        let [_, _, remaining, _, _] = figures(&peek.expect("figures"));
+        MOST - remaining
+    }
+}
+
+fn get(units: &AtomicI64) -> i64 {
+    units.load(Ordering::SeqCst)
+}
+
+fn add(units: &AtomicI64, more: i64) {
+    units.fetch_add(more, Ordering::SeqCst);
+}
+
+/// Clients that request units of random keys until they are told to stop.
+struct Traffic<'a> {
+    keys: &'a [Key],
+    masters_fail: bool,
+    stopped: AtomicBool,
+}
+
+impl Traffic<'_> {
+    /// Does something under traffic that has every request answered.
+    fn answered(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
+        let traffic = Traffic { keys, masters_fail: false, stopped: AtomicBool::new(false) };
+        traffic.run(addresses, meanwhile);
+    }
+
+    /// Does something under traffic in which masters fail: connections break, and each client waits
+    /// a while until a replica has what it was granted.
+    fn replicated(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
+        let traffic = Traffic { keys, masters_fail: true, stopped: AtomicBool::new(false) };
+        traffic.run(addresses, meanwhile);
+    }
+
+    fn run(&self, addresses: Vec<String>, meanwhile: impl FnOnce()) {
+        /// Stops the clients even if the test fails.
+        struct StopAtTheEnd<'a>(&'a AtomicBool);
+        impl Drop for StopAtTheEnd<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        thread::scope(|scope| {
+            let _stop = StopAtTheEnd(&self.stopped);
+            for seed in 0..CLIENTS {
+                let addresses = &addresses;
+                scope.spawn(move || self.request_until_stopped(addresses, Random(seed)));
+            }
+            meanwhile();
+        });
+    }
+
+    fn request_until_stopped(&self, addresses: &[String], mut random: Random) {
+        let mut client = cluster_client(addresses).expect("the cluster answers");
+        while !self.stopped.load(Ordering::SeqCst) {
+            let key = &self.keys[random.below(self.keys.len())];
+            let cost = 1 + random.below(MOST_AT_ONCE) as i64;
+            if let Err(error) = self.request(&mut client, key, cost) {
+                assert!(self.masters_fail, "{}: {error}", key.name);
+                add(&key.unanswered, cost);
+                client = self.client_when_served_again(addresses, key);
+            }
+        }
+    }
+
+    fn request(&self, client: &mut ClusterConnection, key: &Key, cost: i64) -> RedisResult<()> {
+        let request = format!("{} {} {} {WINDOW} COST {cost}", key.command, key.name, key.limit);
+        // On the same connection, so that it waits for a replica of the node that counted.
+        let mut lines = vec![request.as_str()];
+        lines.extend(self.masters_fail.then_some("WAIT 1 100"));
+        let packed = pipeline(&lines).get_packed_pipeline();
+        let replies = client.req_packed_commands(&packed, 0, lines.len())?;
+        let [limited, ..] = figures(&replies[0]);
+        if limited == 0 {
+            add(&key.granted, cost);
+            if replies.get(1) == Some(&Value::Int(1)) {
+                add(&key.replicated, cost);
+            }
+        }
+        Ok(())
+    }
+
+    /// A new client, once the key can be reached: no request is sent into the dark before that.
+    fn client_when_served_again(&self, addresses: &[String], key: &Key) -> ClusterConnection {
+        let mut found = None;
+        wait_for("the key to be served again", || {
+            found = cluster_client(addresses).ok();
+            let peek = command(&format!("RL.PEEK {} {MOST} {WINDOW}", key.name));
+            found.as_mut().is_some_and(|client| peek.exec(client).is_ok())
+        });
+        found.expect("a client")
+    }
+}
+
+/// Nothing that was granted is lost, and nothing was counted twice.
+fn assert_every_unit_counts_once(cluster: &Cluster, keys: &[Key]) {
+    let mut client = cluster_client(&cluster.addresses()).expect("the cluster answers");
+    for key in keys {
+        assert_eq!(key.used(&mut client), get(&key.granted), "{}", key.name);
+        assert!(get(&key.granted) <= key.limit, "{}", key.name);
+    }
+    wait_for("each key to be on one master", || {
+        let names = |master| command("KEYS *").query::<Vec<String>>(&mut cluster.node(master).connect());
+        let all: Vec<String> =
+            cluster.masters().into_iter().flat_map(|master| names(master).expect("keys")).collect();
+        all.len() == all.iter().collect::<BTreeSet<_>>().len()
+    });
+    for master in cluster.masters() {
+        let its_keys = keys.iter().filter(|key| cluster.owner(key.slot) == master);
+        let [master, replica] = [master, cluster.replica_of(master)].map(|node| cluster.node(node));
+        wait_for("the replica to hold the same", || master.digest() == replica.digest());
+        let mut reader = replica.connect();
+        command("READONLY").exec(&mut reader).expect("READONLY");
+        for key in its_keys {
+            assert_eq!(key.used(&mut reader), get(&key.granted), "{} on a replica", key.name);
+        }
+    }
+}
+
+fn wait_until_limits_are_reached(keys: &[Key]) {
+    wait_for("the limits to be reached", || {
+        keys.iter().filter(|key| key.limit == FEW).all(Key::is_almost_full)
+    });
+}
+
+/// Keys that nobody touches while their slot moves: several windows, a window before, many entries.
+struct KeysAtRest {
+    /// Each with the digest of its value and the Unix time in milliseconds that it goes at.
+    states: Vec<(String, Value, i64)>,
+}
+
+impl KeysAtRest {
+    /// In the slot of the keys with a tag.
+    fn in_the_slot_of_the_tag(cluster: &Cluster) -> KeysAtRest {
+        let node = cluster.node(cluster.owner(cluster.slot("{tenant}")));
+        let now = node.clock_ms();
+        let month = 30 * 24 * 3_600_000;
+        let mut lines = vec![
+            "RL.FIXED {tenant}:at-rest:fixed 50 1d 500 30d 5000 3650d COST 7".to_owned(),
+            format!("RL.SLIDING {{tenant}}:at-rest:sliding 50 30d 500 365d COST 7 AT {}", now - month),
+            "RL.SLIDING {tenant}:at-rest:sliding 50 30d 500 365d COST 3".to_owned(),
+        ];
+        lines.extend((0..300).map(|nth| {
+            let (units, at) = (1 + nth % 3, now - 300_000 + nth * 997);
+            format!("RL.LOG {{tenant}}:at-rest:log 1000 30d COST {units} AT {at}")
+        }));
+        pipeline(lines).exec(&mut node.connect()).expect("replies");
+        let names = ["fixed", "sliding", "log"].map(|name| format!("{{tenant}}:at-rest:{name}"));
+        KeysAtRest { states: names.into_iter().map(|name| KeysAtRest::state(node, name)).collect() }
+    }
+
+    fn state(node: &Server, name: String) -> (String, Value, i64) {
+        let digest = node.value(&format!("DEBUG DIGEST-VALUE {name}"));
+        let goes_at = node.integer(&format!("PEXPIRETIME {name}"));
+        (name, digest, goes_at)
+    }
+
+    /// They hold what they held, and go when they would have gone: about so, for MIGRATE sends the
+    /// time that is left.
+    fn assert_unchanged(&self, cluster: &Cluster) {
+        let node = cluster.node(cluster.owner(cluster.slot("{tenant}")));
+        for (name, digest, goes_at) in &self.states {
+            let (_, digest_now, goes_at_now) = KeysAtRest::state(node, name.clone());
+            assert_eq!(digest_now, *digest, "{name}");
+            assert!(goes_at_now.abs_diff(*goes_at) < 60_000, "{name}: {goes_at}, then {goes_at_now}");
+        }
+    }
+}
+
+/// Moves a slot to another master, one key after the other, and lets clients of each be redirected.
+fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
+    let from = cluster.owner(slot);
+    let (source, target) = (cluster.node(from), cluster.node(to));
+    target.value(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", cluster.id(from)));
+    source.value(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", cluster.id(to)));
+    while let Some(key) = one_key_of(source, slot) {
+        let before = times_asked(target);
+        source.value(&format!("MIGRATE 127.0.0.1 {} {key} 0 20000", target.port()));
+        let is_in_use = keys.iter().any(|in_use| in_use.name == key);
+        wait_for("a client to follow the key by ASK", || !is_in_use || times_asked(target) > before);
+    }
+    for node in [target, source] {
+        node.value(&format!("CLUSTER SETSLOT {slot} NODE {}", cluster.id(to)));
+    }
+    cluster.wait_for_owner(slot, to);
+}
+
+/// A key in a slot of this node.
+fn one_key_of(node: &Server, slot: u16) -> Option<String> {
+    let keys: Vec<String> =
+        command(&format!("CLUSTER GETKEYSINSLOT {slot} 1")).query(&mut node.connect()).expect("keys");
+    keys.into_iter().next()
+}
+
+/// How many commands came to this node by ASK.
+fn times_asked(node: &Server) -> u64 {
+    let statistics: String = command("INFO commandstats").query(&mut node.connect()).expect("INFO");
+    let calls = statistics.lines().find_map(|line| line.strip_prefix("cmdstat_asking:calls="));
+    calls.and_then(|calls| calls.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The slots of the keys, each once.
+fn slots_of(keys: &[Key]) -> BTreeSet<u16> {
+    keys.iter().map(|key| key.slot).collect()
+}
+
+#[test]
+fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() {
+    let cluster = Cluster::start();
+    let keys = keys(&cluster);
+    let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
+    let masters = cluster.masters();
+    Traffic::answered(cluster.addresses(), &keys, || {
+        // To the next master and back again.
+        for direction in [1, 2] {
+            for slot in slots_of(&keys) {
+                let from = masters.iter().position(|master| *master == cluster.owner(slot));
+                let to = masters[(from.expect("a master") + direction) % masters.len()];
+                move_key_by_key(&cluster, slot, to, &keys);
+            }
+        }
+        wait_until_limits_are_reached(&keys);
+    });
+    assert_every_unit_counts_once(&cluster, &keys);
+    at_rest.assert_unchanged(&cluster);
+}
+
+#[test]
+fn a_master_that_hands_over_under_traffic_loses_no_unit_and_counts_none_twice() {
+    let cluster = Cluster::start();
+    let keys = keys(&cluster);
+    Traffic::answered(cluster.addresses(), &keys, || {
+        for master in cluster.masters() {
+            cluster.hand_over(master);
+        }
+        wait_until_limits_are_reached(&keys);
+    });
+    assert_every_unit_counts_once(&cluster, &keys);
+}
+
+#[test]
+fn when_a_master_fails_every_unit_that_was_acknowledged_and_replicated_is_kept() {
+    let mut cluster = Cluster::start();
+    let keys = keys(&cluster);
+    let master = cluster.owner(keys[0].slot);
+    let its: Vec<&Key> = keys.iter().filter(|key| cluster.owner(key.slot) == master).collect();
+    let granted = || its.iter().map(|key| get(&key.granted)).sum::<i64>();
+    let replicated = || its.iter().map(|key| get(&key.replicated)).sum::<i64>();
+    Traffic::replicated(cluster.addresses(), &keys, || {
+        wait_for("units that its replica has", || replicated() > 500);
+        cluster.fail_over(master);
+        let before = granted();
+        wait_for("units from the new master", || granted() > before + 50);
+    });
+    let mut client = cluster_client(&cluster.addresses()).expect("the cluster answers");
+    for key in &keys {
+        let used = key.used(&mut client);
+        let [granted, replicated, unanswered] = [&key.granted, &key.replicated, &key.unanswered].map(get);
+        assert!(replicated <= used, "{}: {replicated} units replicated, {used} counted", key.name);
+        assert!(used <= granted + unanswered, "{}: {granted} + {unanswered} units, {used} counted", key.name);
+        // From here on each unit is known.
+        key.granted.store(used, Ordering::SeqCst);
+    }
+
+    cluster.revive();
+    Traffic::answered(cluster.addresses(), &keys, || wait_until_limits_are_reached(&keys));
+    assert_every_unit_counts_once(&cluster, &keys);
+}
