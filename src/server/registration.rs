@@ -123,13 +123,33 @@ impl Loading {
     }
 
     /// Tells what the module takes upon itself: to notice when a read of stored bytes fails, to
-    /// be loaded while it serves, and to mark keys as modified only when they are.
+    /// be loaded while it serves, to mark keys as modified only when they are, and to have its keys
+    /// moved between the nodes of a cluster a slot at a time.
     pub fn declare_options(&self) {
         let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
             | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD
-            | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+            | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
+            | self.handles_atomic_slot_migration();
         // SAFETY: the context is the loading one.
         unsafe { api!(RedisModule_SetModuleOptions(self.ctx, options as c_int)) };
+    }
+
+    /// The option, in Valkey alone, that says that keys may come before their slot does: no command
+    /// looks at a key that it is not given. Valkey 9 moves slots at once only if every module
+    /// says so.
+    fn handles_atomic_slot_migration(&self) -> u32 {
+        // VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION. Redis asks for nothing of the kind,
+        // and may come to use this bit for something else.
+        const OPTION: u32 = 1 << 5;
+        // SAFETY: the context is the loading one; the info is freed once.
+        let is_valkey = unsafe {
+            let info = api!(RedisModule_GetServerInfo(self.ctx, c"server".as_ptr()));
+            let version = api!(RedisModule_ServerInfoGetFieldC(info, c"valkey_version".as_ptr()));
+            let found = !version.is_null();
+            api!(RedisModule_FreeServerInfo(self.ctx, info));
+            found
+        };
+        if is_valkey { OPTION } else { 0 }
     }
 
     /// Has the module know whether anybody listens to what it replicates.

@@ -1,7 +1,7 @@
 //! A cluster of six nodes: clients are redirected, slots move, masters hand over and fail, all
 //! under traffic, and nothing that was counted is lost or counted twice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 
@@ -259,6 +259,54 @@ fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
     cluster.wait_for_owner(slot, to);
 }
 
+/// How a server moves slots at once, with all their keys.
+enum AtomicMove {
+    /// The source sends them (Valkey 9.0).
+    Export,
+    /// The target fetches them (Redis 8.4).
+    Import,
+}
+
+impl AtomicMove {
+    /// What this server has, if anything.
+    fn of(server: &Server) -> Option<AtomicMove> {
+        let has = |name: &str| {
+            server.value(&format!("COMMAND INFO cluster|{name}")) != Value::Array(vec![Value::Nil])
+        };
+        match (has("migrateslots"), has("migration")) {
+            (true, _) => Some(AtomicMove::Export),
+            (_, true) => Some(AtomicMove::Import),
+            _ => None,
+        }
+    }
+
+    /// Moves those of the slots that one master has to another.
+    fn run(&self, cluster: &Cluster, from: usize, to: usize, slots: &BTreeSet<u16>) {
+        let moving: Vec<u16> = slots.iter().copied().filter(|slot| cluster.owner(*slot) == from).collect();
+        let ranges: String = moving.iter().map(|slot| format!("{slot} {slot} ")).collect();
+        let (source, target) = (cluster.node(from), cluster.node(to));
+        let (asked, status) = match self {
+            AtomicMove::Export => {
+                source.value(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {ranges} NODE {}", cluster.id(to)));
+                (source, "CLUSTER GETSLOTMIGRATIONS")
+            }
+            AtomicMove::Import => {
+                target.value(&format!("CLUSTER MIGRATION IMPORT {ranges}"));
+                (target, "CLUSTER MIGRATION STATUS ALL")
+            }
+        };
+        wait_for("the slots to have moved", || {
+            let moves: Vec<HashMap<String, String>> =
+                command(status).query(&mut asked.connect()).expect("moves");
+            assert!(moves.iter().all(|one| one["state"] != "failed"), "{moves:?}");
+            moves.iter().all(|one| ["success", "completed"].contains(&one["state"].as_str()))
+        });
+        for slot in moving {
+            cluster.wait_for_owner(slot, to);
+        }
+    }
+}
+
 /// A key in a slot of this node.
 fn one_key_of(node: &Server, slot: u16) -> Option<String> {
     let keys: Vec<String> =
@@ -297,6 +345,32 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
     });
     assert_every_unit_counts_once(&cluster, &keys);
     at_rest.assert_unchanged(&cluster);
+}
+
+#[test]
+fn slots_that_move_at_once_under_traffic_lose_no_unit_and_count_none_twice() {
+    let cluster = Cluster::start();
+    let Some(how) = AtomicMove::of(cluster.node(0)) else {
+        println!("not tested: this server moves slots key by key only");
+        return;
+    };
+    let keys = keys(&cluster);
+    let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
+    let from = cluster.owner(cluster.slot("{tenant}"));
+    // So many more that there is traffic while they move.
+    let more = COMMANDS.iter().flat_map(|name| {
+        (0..3_000).map(move |number| format!("{name} {{tenant}}:more:{name}:{number} 5 {WINDOW}"))
+    });
+    pipeline(more).exec(&mut cluster.node(from).connect()).expect("replies");
+    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    Traffic::answered(cluster.addresses(), &keys, || {
+        for (from, to) in [(from, to), (to, from), (from, to)] {
+            how.run(&cluster, from, to, &slots_of(&keys));
+            at_rest.assert_unchanged(&cluster);
+        }
+        wait_until_limits_are_reached(&keys);
+    });
+    assert_every_unit_counts_once(&cluster, &keys);
 }
 
 #[test]
