@@ -1,25 +1,29 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint check clean setup
+.PHONY: help build run cluster test lint check clean setup
 
-PORT ?= 6379
 REDIS_SERVER ?= redis-server
 MODULE := $(CURDIR)/target/release/libredis_rl.so
 export REDIS_SERVER
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  settings: PORT=6379 for run, REDIS_SERVER=path for the server that runs and tests use"
+	@echo "  settings: PORT=6379 for run, PORT=7000 for cluster, REDIS_SERVER=path for the server that runs and tests use"
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib
 
+run: PORT ?= 6379
 run: build ## Start a server with the module, on port 6379 or PORT=...
 	@if (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null; then \
 		echo "port $(PORT) is taken: choose another, as in make run PORT=$$(($(PORT) + 1))" >&2; exit 1; fi
 	@mkdir -p target/run
 	$(REDIS_SERVER) --port $(PORT) --dir target/run --loadmodule $(MODULE)
+
+cluster: PORT ?= 7000
+cluster: build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
+	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
 test: build ## Run every test: the arithmetic, and the commands on real servers
 	cargo test --locked
