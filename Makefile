@@ -1,14 +1,14 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test lint check clean setup
+.PHONY: help build run cluster test lint check clean setup test-examples
 
 REDIS_SERVER ?= redis-server
 MODULE := $(CURDIR)/target/release/libredis_rl.so
 export REDIS_SERVER
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: PORT=6379 for run, PORT=7000 for cluster, REDIS_SERVER=path for the server that runs and tests use"
 
 build: setup ## Build the module: target/release/libredis_rl.so
@@ -28,11 +28,29 @@ cluster: build ## Start three masters and three replicas with the module, on por
 test: build ## Run every test: the arithmetic, and the commands on real servers
 	cargo test --locked
 
+test-examples: build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
+	cargo fmt --check --manifest-path examples/rust/Cargo.toml
+	cargo clippy --quiet --locked $(RUST_EXAMPLE) -- --deny warnings
+	cargo build --quiet --locked $(RUST_EXAMPLE)
+	cargo test --locked --test examples
+
+RUST_EXAMPLE := --manifest-path examples/rust/Cargo.toml --target-dir target/examples/rust
+
+# Where packages cannot be had the folder stays away, and the tests skip that example.
+target/examples/python: examples/python/requirements.txt
+	@rm -rf $@
+	python3 -m pip install --quiet --target $@ --requirement $< && touch $@ || rm -rf $@
+
+target/examples/node: examples/node/package.json examples/node/package-lock.json
+	@rm -rf $@ && mkdir -p $@
+	@cp $^ $@ && ln -s $(CURDIR)/examples/node/app.js $@
+	npm ci --silent --prefix $@ && touch $@ || rm -rf $@
+
 lint: setup ## Check the format and the lints
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- --deny warnings
 
-check: lint test ## Check format, lints and tests: what CI runs
+check: lint test test-examples ## Check format, lints and tests: what CI runs
 
 clean: ## Remove everything that was built
 	cargo clean

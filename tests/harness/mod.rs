@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use clock::Clock;
 
 /// How long a condition may take to come true before the test fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Settings of a server that has each command on disk before it answers.
 pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "always")];
@@ -241,6 +241,23 @@ impl Server {
         self.set_clock(self.clock_ms() + ms);
     }
 
+    /// Stops it as it stands: connections stay, and nothing is answered until `thaw`.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Has a server go on that `freeze` stopped.
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill touches no memory; the process is this one's child and not yet waited for.
+        let sent = unsafe { libc::kill(self.child.id() as i32, signal) };
+        assert_eq!(sent, 0, "the server runs");
+    }
+
     /// The digests of all its keys: equal in two servers that hold the same.
     pub fn digest(&self) -> String {
         format!("{:?}", self.value("DEBUG DIGEST"))
@@ -322,7 +339,7 @@ pub fn free_port() -> u16 {
 
 /// Has the system end the process when the test that starts it ends, even if that is killed.
 #[expect(unsafe_code, reason = "there is no safe way to ask for a signal on the parent's death")]
-fn end_with_this_thread(command: &mut Command) {
+pub fn end_with_this_thread(command: &mut Command) {
     // SAFETY: prctl may be called between fork and exec, and touches no memory.
     unsafe {
         command.pre_exec(|| {

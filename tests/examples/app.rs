@@ -1,0 +1,188 @@
+//! An example as a child process, and what it answers over HTTP.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Once;
+
+use tempfile::TempDir;
+
+use crate::harness::{self, PATIENCE, Server, wait_for};
+
+#[derive(Clone, Copy, Debug)]
+pub enum Language {
+    Python,
+    Node,
+    Rust,
+}
+
+impl Language {
+    /// What runs the example, if everything that it needs is there.
+    fn command(self) -> Option<Command> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let installed = root.join("target/examples").join(format!("{self:?}").to_lowercase());
+        if !installed.exists() {
+            return None;
+        }
+        Some(match self {
+            Language::Python => {
+                let mut python = Command::new("python3");
+                python.arg(root.join("examples/python/app.py")).env("PYTHONPATH", installed);
+                python
+            }
+            Language::Node => {
+                let mut node = Command::new("node");
+                // The file is a link, so that it finds the packages beside it.
+                node.args(["--preserve-symlinks", "--preserve-symlinks-main"]).arg(installed.join("app.js"));
+                node
+            }
+            Language::Rust => Command::new(installed.join("debug/redis-rl-example")),
+        })
+    }
+
+    /// Whether the example can be run here; if not, says so once. In CI it has to be.
+    pub fn is_there(self) -> bool {
+        static SAID: [Once; 3] = [const { Once::new() }; 3];
+        let is_there = self.command().is_some();
+        if !is_there {
+            let what = format!("the example in {self:?} is not installed: see make test-examples");
+            assert!(env::var_os("CI").is_none(), "{what}");
+            // Not by a macro, whose output is kept from sight when tests pass.
+            SAID[self as usize].call_once(|| {
+                let _ = writeln!(std::io::stderr(), "skipped: {what}");
+            });
+        }
+        is_there
+    }
+}
+
+/// An example that listens. Dropping it ends it.
+pub struct App {
+    process: Process,
+    url: String,
+}
+
+struct Process {
+    child: Child,
+    folder: TempDir,
+}
+
+impl App {
+    /// Runs the example on a server, with these environment variables.
+    pub fn start(language: Language, server: &Server, settings: &[(&str, &str)]) -> App {
+        App::start_on(language, server.port(), settings)
+    }
+
+    /// Runs the example, whether or not a server is at that port.
+    pub fn start_on(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> App {
+        let mut process = Process::spawn(language, redis_port, settings);
+        let mut url = None;
+        wait_for("the example to listen", || {
+            url = process.url();
+            assert!(url.is_some() || process.status().is_none(), "{language:?}: {}", process.log());
+            url.is_some()
+        });
+        App { url: url.expect("it listens"), process }
+    }
+
+    /// What the example says when it does not start with these settings.
+    pub fn refused(language: Language, settings: &[(&str, &str)]) -> String {
+        let mut process = Process::spawn(language, harness::free_port(), settings);
+        wait_for("the example to end", || process.status().is_some());
+        assert!(!process.status().is_some_and(|status| status.success()), "{language:?} ended well");
+        process.log()
+    }
+
+    /// The answer to a GET.
+    pub fn get(&self, path: &str) -> Answer {
+        self.answer(agent().get(format!("{}{path}", self.url)).call())
+    }
+
+    /// The answer to a GET that came through proxies.
+    pub fn get_forwarded(&self, path: &str, forwarded_for: &str) -> Answer {
+        let request = agent().get(format!("{}{path}", self.url));
+        self.answer(request.header("X-Forwarded-For", forwarded_for).call())
+    }
+
+    /// The answer to a POST of a text.
+    pub fn post(&self, path: &str, body: &str) -> Answer {
+        self.answer(agent().post(format!("{}{path}", self.url)).send(body))
+    }
+
+    fn answer(&self, response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
+        let mut response = response.unwrap_or_else(|error| panic!("{error}: {}", self.process.log()));
+        let field = |name| {
+            let value = response.headers().get(name)?;
+            Some(value.to_str().expect("a field in ASCII").to_owned())
+        };
+        Answer {
+            status: response.status().as_u16(),
+            policy: field("RateLimit-Policy"),
+            limit: field("RateLimit"),
+            retry_after: field("Retry-After").map(|seconds| seconds.parse().expect("whole seconds")),
+            content_type: field("Content-Type").unwrap_or_default(),
+            body: response.body_mut().read_to_string().expect("a body"),
+        }
+    }
+}
+
+impl Process {
+    fn spawn(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> Process {
+        let folder = TempDir::new().expect("a temporary folder");
+        let log = File::create(folder.path().join("log")).expect("a log file");
+        let mut command = language.command().expect("the example is there");
+        command
+            .env("PORT", "0")
+            .env("REDIS_URL", format!("redis://127.0.0.1:{redis_port}"))
+            // However busy the machine is, a server that answers is no server that is away.
+            .env("REDIS_TIMEOUT_MS", PATIENCE.as_millis().to_string())
+            .envs(settings.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a log file"))
+            .stderr(log);
+        harness::end_with_this_thread(&mut command);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        Process { child, folder }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Where it says that it listens.
+    fn url(&self) -> Option<String> {
+        let log = self.log();
+        let url = &log[log.find("http://127.0.0.1:")?..];
+        // Only a whole word: the rest may be yet to come.
+        Some(url[..url.find(char::is_whitespace)?].to_owned())
+    }
+
+    fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("its status")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The parts of an answer that matter here.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub policy: Option<String>,
+    pub limit: Option<String>,
+    pub retry_after: Option<i64>,
+    pub content_type: String,
+    pub body: String,
+}
+
+fn agent() -> ureq::Agent {
+    let config = ureq::Agent::config_builder();
+    config.http_status_as_error(false).timeout_global(Some(PATIENCE)).proxy(None).build().into()
+}

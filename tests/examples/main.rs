@@ -1,0 +1,263 @@
+//! The examples over HTTP, each on a real server: three languages, one behaviour.
+
+#[path = "../harness/mod.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod harness;
+
+mod app;
+
+use app::{Answer, App, Language};
+use harness::{Server, wait_for};
+
+/// Where a client on this machine is counted.
+const REQUESTS: &str = "requests:127.0.0.1";
+const TOKENS: &str = "tokens:127.0.0.1";
+
+/// A prompt of ten words: 26 tokens are reserved for it and 30 used.
+const LONG_PROMPT: &str = "one two three four five six seven eight nine ten";
+
+/// Has every test below run for every example that can be run here.
+macro_rules! in_every_language {
+    ($($test:ident)*) => {
+        mod python { $(#[test] fn $test() { super::run(super::Language::Python, super::$test); })* }
+        mod node { $(#[test] fn $test() { super::run(super::Language::Node, super::$test); })* }
+        mod rust { $(#[test] fn $test() { super::run(super::Language::Rust, super::$test); })* }
+    };
+}
+
+fn run(language: Language, test: fn(Language)) {
+    if language.is_there() {
+        test(language);
+    }
+}
+
+in_every_language! {
+    an_allowed_request_is_told_all_policies_and_what_is_left_of_the_tightest
+    of_two_tiers_the_one_with_the_fewest_units_left_is_told
+    a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds
+    an_expensive_request_takes_three_units
+    a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again
+    what_was_reserved_and_not_used_is_given_back
+    tokens_beyond_the_estimate_are_counted_even_over_the_limit
+    a_reservation_goes_back_whole_when_the_model_fails
+    a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims
+    a_forwarded_address_is_not_believed_where_no_proxy_is
+    requests_pass_without_fields_while_redis_is_away_and_fail_is_open
+    requests_are_answered_503_while_redis_is_away_and_fail_is_closed
+    a_redis_that_does_not_answer_is_not_waited_for
+    a_connection_that_broke_is_made_anew
+    settings_that_make_no_sense_are_refused_at_the_start
+}
+
+fn an_allowed_request_is_told_all_policies_and_what_is_left_of_the_tightest(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,5/1h")]);
+    let answer = app.get("/");
+    assert_eq!(answer.status, 200);
+    assert_eq!(
+        answer.policy.as_deref(),
+        Some(r#""requests-10m";q=3;w=600, "requests-1h";q=5;w=3600"#),
+        "{answer:?}"
+    );
+    assert_eq!(answer.limit.as_deref(), Some(r#""requests-10m";r=2;t=600"#));
+    assert_eq!(answer.retry_after, None);
+    assert_eq!(calls(&server), 1, "one call for both tiers");
+}
+
+fn of_two_tiers_the_one_with_the_fewest_units_left_is_told(language: Language) {
+    let server = Server::start();
+    let half_an_hour_ago = server.clock_ms() - 30 * 60 * 1_000;
+    server.value(&format!("RL.LOG {REQUESTS} 5 1h COST 3 AT {half_an_hour_ago}"));
+    let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,5/1h")]);
+    assert_eq!(app.get("/").limit.as_deref(), Some(r#""requests-1h";r=1;t=3600"#));
+}
+
+fn a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds(language: Language) {
+    let server = Server::start();
+    // They are free again in an hour and half a second: rounded down that would be too short.
+    let taken_at = server.clock_ms() - 23 * 3_600_000 + 500;
+    server.value(&format!("RL.LOG {REQUESTS} 2 1d COST 2 AT {taken_at}"));
+    let app = App::start(language, &server, &[("RATE_LIMITS", "2/1d,100/7d")]);
+
+    let longest = wait_in_seconds(&server);
+    let answer = app.get("/");
+    let shortest = wait_in_seconds(&server);
+
+    assert_eq!(answer.status, 429);
+    let wait = answer.retry_after.expect("a wait");
+    assert!((shortest..=longest).contains(&wait), "{wait} is not from {shortest} to {longest}");
+    assert_eq!(answer.limit, Some(format!(r#""requests-1d";r=0;t={wait}"#)));
+    assert_eq!(answer.policy.as_deref(), Some(r#""requests-1d";q=2;w=86400, "requests-7d";q=100;w=604800"#));
+    assert_exceeded(&answer, "requests-1d");
+    let then = server.clock_ms() + wait * 1_000;
+    assert_eq!(server.figures(&format!("RL.PEEK {REQUESTS} 2 1d 100 7d AT {then}"))[0], 0);
+}
+
+/// How long a request would have to wait by now, in whole seconds.
+fn wait_in_seconds(server: &Server) -> i64 {
+    let [_, _, _, retry_after_ms, _] = server.figures(&format!("RL.PEEK {REQUESTS} 2 1d 100 7d"));
+    assert!(retry_after_ms > 0, "the test took longer than an hour");
+    (retry_after_ms + 999) / 1_000
+}
+
+fn an_expensive_request_takes_three_units(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("RATE_LIMITS", "5/10m")]);
+    assert_eq!(app.get("/expensive").limit.as_deref(), Some(r#""requests-10m";r=2;t=600"#));
+    let limited = app.get("/expensive");
+    assert_eq!(limited.status, 429);
+    assert_exceeded(&limited, "requests-10m");
+    let cheap = app.get("/");
+    assert_eq!((cheap.status, cheap.limit.as_deref()), (200, Some(r#""requests-10m";r=1;t=600"#)));
+}
+
+fn a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("RATE_LIMITS", "2/10m"), ("TOKEN_LIMITS", "25/1h")]);
+    let answers = [
+        (app.get("/expensive"), "requests-10m", r#""requests-10m";r=2;t=0"#),
+        (app.post("/generate", LONG_PROMPT), "tokens-1h", r#""tokens-1h";r=25;t=0"#),
+    ];
+    for (answer, policy, limit) in answers {
+        assert_eq!(answer.status, 403);
+        assert_eq!(answer.retry_after, None);
+        assert_eq!(answer.limit.as_deref(), Some(limit));
+        assert_exceeded(&answer, policy);
+    }
+}
+
+fn what_was_reserved_and_not_used_is_given_back(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("TOKEN_LIMITS", "40/1h,100/1d")]);
+    // Of 19 that are reserved 9 are used: three words, and those twice.
+    let answer = app.post("/generate", "tell a story");
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.body, r#"{"reply":"tell a story tell a story","tokens":9}"#);
+    assert_eq!(
+        answer.policy.as_deref(),
+        Some(r#""tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400"#)
+    );
+    assert_eq!(answer.limit.as_deref(), Some(r#""tokens-1h";r=31;t=3600"#));
+    assert_eq!(tokens_left(&server, "40 1h"), 31);
+    assert_eq!(calls(&server), 2, "one to reserve, one to settle");
+}
+
+fn tokens_beyond_the_estimate_are_counted_even_over_the_limit(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("TOKEN_LIMITS", "28/1h")]);
+    let answer = app.post("/generate", LONG_PROMPT);
+    assert_eq!((answer.status, answer.limit.as_deref()), (200, Some(r#""tokens-1h";r=0;t=3600"#)));
+    assert_eq!(tokens_left(&server, "100 1h"), 70, "all 30 are counted");
+    let limited = app.post("/generate", "more");
+    assert_eq!(limited.status, 429);
+    assert!(limited.retry_after.is_some());
+    assert_exceeded(&limited, "tokens-1h");
+}
+
+fn a_reservation_goes_back_whole_when_the_model_fails(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("TOKEN_LIMITS", "100/1h")]);
+    assert_eq!(app.post("/generate", "").status, 500);
+    assert_eq!(tokens_left(&server, "100 1h"), 100);
+    assert_eq!(calls(&server), 2, "one to reserve, one to settle");
+}
+
+fn a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("RATE_LIMITS", "1/10m"), ("PROXIES", "1")]);
+    assert_eq!(app.get_forwarded("/", "192.0.2.1").status, 200);
+    assert_eq!(app.get_forwarded("/", "198.51.100.7, 192.0.2.1").status, 429);
+    assert_eq!(app.get_forwarded("/", "192.0.2.2").status, 200);
+    assert_eq!(server.integer("EXISTS requests:192.0.2.1 requests:192.0.2.2"), 2);
+    assert_eq!(server.integer("DBSIZE"), 2);
+}
+
+fn a_forwarded_address_is_not_believed_where_no_proxy_is(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("RATE_LIMITS", "1/10m")]);
+    assert_eq!(app.get_forwarded("/", "192.0.2.1").status, 200);
+    assert_eq!(app.get_forwarded("/", "192.0.2.2").status, 429);
+}
+
+fn requests_pass_without_fields_while_redis_is_away_and_fail_is_open(language: Language) {
+    let server = Server::start();
+    let port = server.port();
+    let app = App::start(language, &server, &[("FAIL", "open")]);
+    assert!(app.get("/").limit.is_some());
+    drop(server);
+    let started_without = App::start_on(language, port, &[]);
+    for app in [app, started_without] {
+        let answers = [app.get("/"), app.get("/"), app.get("/expensive"), app.post("/generate", LONG_PROMPT)];
+        for answer in answers {
+            assert_eq!(answer.status, 200);
+            assert_eq!((&answer.policy, &answer.limit, answer.retry_after), (&None, &None, None));
+        }
+    }
+}
+
+fn requests_are_answered_503_while_redis_is_away_and_fail_is_closed(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("FAIL", "closed")]);
+    assert_eq!(app.get("/").status, 200);
+    drop(server);
+    for answer in [app.get("/"), app.get("/expensive"), app.post("/generate", LONG_PROMPT)] {
+        assert_eq!(answer.status, 503);
+        assert_problem(&answer);
+        assert_eq!((&answer.policy, &answer.limit, answer.retry_after), (&None, &None, None));
+    }
+}
+
+fn a_redis_that_does_not_answer_is_not_waited_for(language: Language) {
+    let server = Server::start();
+    let settings = [("FAIL", "closed"), ("REDIS_TIMEOUT_MS", "300"), ("RATE_LIMITS", "100000/1h")];
+    let app = App::start(language, &server, &settings);
+    server.freeze();
+    assert_eq!(app.get("/").status, 503);
+    server.thaw();
+    wait_for("requests to be limited again", || app.get("/").limit.is_some());
+}
+
+fn a_connection_that_broke_is_made_anew(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("RATE_LIMITS", "100000/1h")]);
+    assert!(app.get("/").limit.is_some());
+    assert!(server.integer("CLIENT KILL TYPE normal") > 0);
+    wait_for("requests to be limited again", || app.get("/").limit.is_some());
+}
+
+fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
+    let refusals = [
+        ("RATE_LIMITS", "5/10s,5/1h", "must differ"),
+        ("RATE_LIMITS", "5/60m,100/1h", "must differ"),
+        ("TOKEN_LIMITS", "1000 an hour", "is no limit such as 5/10s"),
+        ("TOKEN_LIMITS", "1000/1500ms", "is no limit such as 5/10s"),
+        ("FAIL", "maybe", "FAIL is open or closed"),
+    ];
+    for (name, value, reason) in refusals {
+        let said = App::refused(language, &[(name, value)]);
+        assert!(said.contains(reason), "{name}={value}: {said}");
+    }
+}
+
+/// How many requests RL.LOG has decided.
+fn calls(server: &Server) -> u32 {
+    let statistics = server.info("cmdstat_RL.LOG");
+    let calls = statistics.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).expect("a number of calls")
+}
+
+fn tokens_left(server: &Server, tier: &str) -> i64 {
+    server.figures(&format!("RL.PEEK {TOKENS} {tier}"))[2]
+}
+
+/// The answer is a problem of the draft's type for an exceeded quota, and names the policy.
+fn assert_exceeded(answer: &Answer, policy: &str) {
+    assert_problem(answer);
+    assert!(answer.body.contains("https://iana.org/assignments/http-problem-types#quota-exceeded"));
+    assert!(answer.body.contains(&format!(r#""violated-policies":["{policy}"]"#)), "{answer:?}");
+}
+
+fn assert_problem(answer: &Answer) {
+    assert!(answer.content_type.starts_with("application/problem+json"), "{answer:?}");
+    assert!(answer.body.contains(&format!(r#""status":{}"#, answer.status)), "{answer:?}");
+}
