@@ -1,15 +1,20 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test lint check clean setup test-examples
+.PHONY: help build run cluster test lint check clean setup test-examples install uninstall dist check-dist
 
 REDIS_SERVER ?= redis-server
-MODULE := $(CURDIR)/target/release/libredis_rl.so
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+MODULE := $(TARGET)/release/libredis_rl.so
+# Where Debian keeps modules. Its units let the server execute files below /usr/lib, not /usr/local.
+PREFIX ?= /usr
+MODULEDIR ?= $(PREFIX)/lib/redis/modules
 export REDIS_SERVER
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  settings: PORT=6379 for run, PORT=7000 for cluster, REDIS_SERVER=path for the server that runs and tests use"
+	@echo "  settings: REDIS_SERVER=path for the server that runs and tests use, PORT=6379 for run, PORT=7000 for"
+	@echo "    cluster, DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib
@@ -52,8 +57,29 @@ lint: setup ## Check the format and the lints
 
 check: lint test test-examples ## Check format, lints and tests: what CI runs
 
+install: $(MODULE) ## Install the module into the server's module folder
+	install -D -m 755 $(MODULE) $(DESTDIR)$(MODULEDIR)/libredis_rl.so
+	@echo "To load it, add this line to redis.conf (or valkey.conf) and restart the server:"
+	@echo "loadmodule $(MODULEDIR)/libredis_rl.so"
+
+$(MODULE):
+	@echo "build the module first: make build" >&2; exit 1
+
+uninstall: ## Remove what install installed
+	rm -f $(DESTDIR)$(MODULEDIR)/libredis_rl.so
+
+dist: build ## Make a tarball, a Debian package and checksums: target/dist
+	@packaging/dist $(MODULE) $(TARGET)/dist
+
+check-dist: dist ## Install what dist made on this machine, load it, and remove it (as root)
+	@packaging/check $(MODULE) $(TARGET)/dist
+
 clean: ## Remove everything that was built
 	cargo clean
+
+# So that root can install what somebody else has built: root often has no cargo.
+$(MODULE): $(shell find src -name '*.rs')
+	@$(MAKE) build
 
 setup:
 	@tools/install-missing $(REDIS_SERVER)
