@@ -1,7 +1,7 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test lint check clean setup test-examples install uninstall dist check-dist
+.PHONY: help build run cluster test lint check clean setup test-examples install uninstall dist check-dist demo check-demo
 
 REDIS_SERVER ?= redis-server
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -11,10 +11,13 @@ PREFIX ?= /usr
 MODULEDIR ?= $(PREFIX)/lib/redis/modules
 export REDIS_SERVER
 
+# A package of its own, so that nothing it needs gets into the module.
+DEMO := --manifest-path demo/Cargo.toml --target-dir $(TARGET)/demo
+
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path for the server that runs and tests use, PORT=6379 for run, PORT=7000 for"
-	@echo "    cluster, DESTDIR, PREFIX and MODULEDIR for install"
+	@echo "    cluster, REDIS_URL for a server that the demo is to use, DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib
@@ -29,6 +32,9 @@ run: build ## Start a server with the module, on port 6379 or PORT=...
 cluster: PORT ?= 7000
 cluster: build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
+
+demo: $(if $(REDIS_URL),,build) ## Watch the three limiters under the same traffic: keys change it, q quits
+	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
 test: build ## Run every test: the arithmetic, and the commands on real servers
 	cargo test --locked
@@ -56,6 +62,11 @@ lint: setup ## Check the format and the lints
 	cargo clippy --locked --all-targets -- --deny warnings
 
 check: lint test test-examples ## Check format, lints and tests: what CI runs
+
+check-demo: build ## Check the demo: format, lints, and tests in a terminal of its own
+	cargo fmt --check --manifest-path demo/Cargo.toml
+	cargo clippy --locked --all-targets $(DEMO) -- --deny warnings
+	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
 install: $(MODULE) ## Install the module into the server's module folder
 	install -D -m 755 $(MODULE) $(DESTDIR)$(MODULEDIR)/libredis_rl.so

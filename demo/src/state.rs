@@ -1,0 +1,241 @@
+//! What the view shows and what is to be sent: no clock, no server, no terminal. Times are Unix
+//! milliseconds and come as parameters.
+
+use std::collections::VecDeque;
+
+/// The commands that get the same requests.
+pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+/// Requests allowed in a window.
+pub const LIMIT: u64 = 20;
+/// The window's length in milliseconds.
+pub const WINDOW_MS: u64 = 5_000;
+/// The time that a column of the charts stands for.
+pub const SLICE_MS: u64 = WINDOW_MS / 10;
+
+const HIGHEST_RATE: u64 = 50;
+/// Columns that are kept: those of a wide terminal.
+const SLICES: usize = 120;
+
+/// The traffic, and what became of it.
+pub struct Tour {
+    /// Requests a second.
+    pub rate: u64,
+    /// The window's edge at which a burst is to come; until then no other traffic does.
+    pub burst_at: Option<u64>,
+    /// One for each of `COMMANDS`.
+    pub lanes: [Lane; 3],
+    /// The time until which everything has been sent.
+    now: u64,
+    /// Thousandths of a request that are due but make no whole one yet.
+    thousandths: u64,
+}
+
+/// What one limiter made of the requests.
+#[derive(Clone, Default)]
+pub struct Lane {
+    /// Requests admitted.
+    pub admitted: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Units that the limiter says are left now.
+    pub remaining: u64,
+    /// The most requests admitted in any span of a window's length.
+    pub most: u64,
+    /// The latest columns, the newest first.
+    pub slices: VecDeque<Slice>,
+    /// When the requests of the last window's length were admitted.
+    times: VecDeque<u64>,
+}
+
+/// A column of the charts.
+#[derive(Clone, Copy, Default)]
+pub struct Slice {
+    /// Its time divided by `SLICE_MS`.
+    pub number: u64,
+    /// Requests admitted in it.
+    pub admitted: u64,
+    /// Requests refused in it.
+    pub refused: u64,
+}
+
+impl Slice {
+    /// Whether a window of the clock begins with it.
+    pub fn begins_a_window(&self) -> bool {
+        self.number.is_multiple_of(WINDOW_MS / SLICE_MS)
+    }
+}
+
+impl Tour {
+    /// Begins at `now` with some more traffic than the limit allows.
+    pub fn new(now: u64) -> Tour {
+        let lane = Lane { remaining: LIMIT, ..Lane::default() };
+        Tour { rate: 6, burst_at: None, lanes: [(); 3].map(|()| lane.clone()), now, thousandths: 0 }
+    }
+
+    /// Begins again at the same rate.
+    pub fn restart(&mut self) {
+        *self = Tour { rate: self.rate, ..Tour::new(self.now) };
+    }
+
+    /// The time until which everything has been sent.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// One request a second more.
+    pub fn faster(&mut self) {
+        self.rate = (self.rate + 1).min(HIGHEST_RATE);
+    }
+
+    /// One request a second less.
+    pub fn slower(&mut self) {
+        self.rate = self.rate.saturating_sub(1);
+    }
+
+    /// Plans a burst for the edge of two windows: the whole limit in the last millisecond of one, and
+    /// again in the first of the next. The first of the two is quiet, so that its limit is free.
+    pub fn burst(&mut self) {
+        self.burst_at = Some((self.now / WINDOW_MS + 2) * WINDOW_MS);
+    }
+
+    /// Goes on to `now`: the times of the requests to be sent by then, in order.
+    pub fn advance(&mut self, now: u64) -> Vec<u64> {
+        let mut due = Vec::new();
+        // After a long pause, such as a laptop's sleep, only the last window is made up for.
+        self.now = self.now.max(now.saturating_sub(WINDOW_MS));
+        let rate = if self.burst_at.is_some() { 0 } else { self.rate };
+        while self.now < now {
+            self.now += 1;
+            self.thousandths += rate;
+            if self.thousandths >= 1_000 {
+                self.thousandths -= 1_000;
+                due.push(self.now);
+            }
+        }
+        if let Some(edge) = self.burst_at.filter(|edge| *edge <= self.now) {
+            due.extend((0..LIMIT).flat_map(|_| [edge - 1, edge]));
+            due.sort_unstable();
+            self.burst_at = None;
+        }
+        for lane in &mut self.lanes {
+            lane.advance(self.now);
+        }
+        due
+    }
+}
+
+impl Lane {
+    /// Notes what became of a request that came at `at`.
+    pub fn record(&mut self, at: u64, admitted: bool) {
+        self.advance(at);
+        let slice = self.slices.iter_mut().find(|slice| slice.number == at / SLICE_MS);
+        if admitted {
+            self.admitted += 1;
+            self.times.push_back(at);
+            // A span of a window's length that ends with `at` begins after `at - WINDOW_MS`.
+            self.times.retain(|time| time + WINDOW_MS > at);
+            self.most = self.most.max(self.times.len() as u64);
+        } else {
+            self.refused += 1;
+        }
+        if let Some(slice) = slice {
+            slice.admitted += u64::from(admitted);
+            slice.refused += u64::from(!admitted);
+        }
+    }
+
+    /// Begins the columns up to `now`.
+    fn advance(&mut self, now: u64) {
+        let number = now / SLICE_MS;
+        let mut next = self.slices.front().map_or(number, |newest| newest.number + 1);
+        // After a long pause only those that will be kept.
+        next = next.max((number + 1).saturating_sub(SLICES as u64));
+        for number in next..=number {
+            self.slices.push_front(Slice { number, ..Slice::default() });
+        }
+        self.slices.truncate(SLICES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A window's edge.
+    const EDGE: u64 = 1_000 * WINDOW_MS;
+
+    #[test]
+    fn requests_come_evenly_at_the_rate() {
+        let mut tour = Tour::new(EDGE);
+        tour.rate = 4;
+        assert_eq!(tour.advance(EDGE + 1_000), [250, 500, 750, 1_000].map(|ms| EDGE + ms));
+        assert!(tour.advance(EDGE + 1_249).is_empty());
+        assert_eq!(tour.advance(EDGE + 1_250), [EDGE + 1_250]);
+    }
+
+    #[test]
+    fn a_burst_is_the_limit_on_either_side_of_an_edge_after_a_quiet_window() {
+        let mut tour = Tour::new(EDGE - WINDOW_MS - 1);
+        tour.burst();
+        assert!(tour.advance(EDGE - WINDOW_MS).is_empty());
+        assert!(tour.advance(EDGE - 1).is_empty());
+        let due = tour.advance(EDGE + 30);
+        assert_eq!(due, [[EDGE - 1; LIMIT as usize], [EDGE; LIMIT as usize]].concat());
+        assert_eq!(tour.advance(EDGE + 1_030).len() as u64, tour.rate);
+    }
+
+    #[test]
+    fn a_long_pause_is_not_made_up_for() {
+        let mut tour = Tour::new(EDGE);
+        tour.rate = 1;
+        assert_eq!(tour.advance(EDGE * 1_000).len() as u64, WINDOW_MS / 1_000);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_sends_nothing() {
+        let mut tour = Tour::new(EDGE);
+        assert!(tour.advance(EDGE - 5_000).is_empty());
+        assert_eq!(tour.now(), EDGE);
+    }
+
+    #[test]
+    fn the_rate_stays_between_nothing_and_the_highest() {
+        let mut tour = Tour::new(EDGE);
+        (0..100).for_each(|_| tour.slower());
+        assert_eq!(tour.rate, 0);
+        (0..100).for_each(|_| tour.faster());
+        assert_eq!(tour.rate, HIGHEST_RATE);
+    }
+
+    #[test]
+    fn the_most_in_a_window_counts_across_its_edge_but_no_longer_than_its_length() {
+        let mut lane = Lane::default();
+        for at in [EDGE - 1, EDGE, EDGE + WINDOW_MS - 2] {
+            lane.record(at, true);
+        }
+        assert_eq!(lane.most, 3);
+        lane.record(EDGE + WINDOW_MS - 1, true);
+        assert_eq!(lane.most, 3);
+    }
+
+    #[test]
+    fn a_request_counts_in_its_own_column_even_if_later_ones_have_begun() {
+        let mut lane = Lane::default();
+        lane.advance(EDGE - 1);
+        lane.advance(EDGE);
+        lane.record(EDGE - 1, true);
+        lane.record(EDGE, false);
+        let columns: Vec<_> = lane.slices.iter().map(|slice| (slice.admitted, slice.refused)).collect();
+        assert_eq!(columns, [(0, 1), (1, 0)]);
+        assert!(lane.slices[0].begins_a_window() && !lane.slices[1].begins_a_window());
+    }
+
+    #[test]
+    fn a_long_pause_keeps_no_more_columns_than_the_widest_terminal_shows() {
+        let mut lane = Lane::default();
+        lane.advance(EDGE);
+        lane.advance(EDGE * 1_000);
+        assert_eq!(lane.slices.len(), SLICES);
+        assert_eq!(lane.slices[0].number, EDGE * 1_000 / SLICE_MS);
+    }
+}

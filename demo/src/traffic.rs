@@ -1,0 +1,58 @@
+//! The requests on their way to a server, and its answers.
+
+use std::time::Duration;
+
+use redis::{Client, Connection, RedisResult};
+
+use crate::state::{COMMANDS, LIMIT, Tour, WINDOW_MS};
+
+/// How long the server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Sends the same requests to three keys, one for each limiter.
+pub struct Traffic {
+    connection: Connection,
+    keys: [String; 3],
+}
+
+impl Traffic {
+    /// Connects to the server at `url`; its keys begin with `name`.
+    pub fn to(url: &str, name: &str) -> RedisResult<Traffic> {
+        let connection = Client::open(url)?.get_connection_with_timeout(PATIENCE)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        Ok(Traffic { connection, keys: COMMANDS.map(|command| format!("{name}:{command}")) })
+    }
+
+    /// Sends what is due by `now`, notes what became of it, and asks what is left.
+    ///
+    /// Each request names its time, so that all three limiters decide on the very same ones.
+    pub fn send(&mut self, tour: &mut Tour, now: u64) -> RedisResult<()> {
+        let due = tour.advance(now);
+        let mut pipeline = redis::pipe();
+        let ask = |command: &str, key: &str, at: u64| {
+            let mut ask = redis::cmd(command);
+            ask.arg(key).arg(LIMIT).arg(format!("{WINDOW_MS}ms")).arg("AT").arg(at);
+            ask
+        };
+        for (command, key) in COMMANDS.iter().zip(&self.keys) {
+            for at in &due {
+                pipeline.add_command(ask(command, key, *at));
+            }
+            pipeline.add_command(ask("RL.PEEK", key, tour.now()));
+        }
+        // Limited, limit, remaining, retry after, reset after.
+        let replies: Vec<[i64; 5]> = pipeline.query(&mut self.connection)?;
+        for (lane, replies) in tour.lanes.iter_mut().zip(replies.chunks(due.len() + 1)) {
+            for (at, [limited, ..]) in due.iter().zip(replies) {
+                lane.record(*at, *limited == 0);
+            }
+            lane.remaining = replies.last().map_or(0, |[_, _, remaining, ..]| remaining.unsigned_abs());
+        }
+        Ok(())
+    }
+
+    /// Deletes the keys.
+    pub fn reset(&mut self) -> RedisResult<()> {
+        redis::cmd("DEL").arg(&self.keys).query(&mut self.connection)
+    }
+}
