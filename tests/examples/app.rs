@@ -136,8 +136,9 @@ impl Process {
         command
             .env("PORT", "0")
             .env("REDIS_URL", format!("redis://127.0.0.1:{redis_port}"))
-            // However busy the machine is, a server that answers is no server that is away.
-            .env("REDIS_TIMEOUT_MS", PATIENCE.as_millis().to_string())
+            // However busy the machine is, a server that answers is not away; and where nobody listens
+            // that is known at once, long before this.
+            .env("REDIS_TIMEOUT_MS", (3 * PATIENCE).as_millis().to_string())
             .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a log file"))
