@@ -1,7 +1,6 @@
 //! The examples over HTTP, each on a real server: three languages, one behaviour.
 
 #[path = "../harness/mod.rs"]
-#[expect(dead_code, reason = "other tests use the rest")]
 mod harness;
 
 mod app;

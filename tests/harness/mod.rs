@@ -2,6 +2,7 @@
 //! gone when the test is, whatever became of it.
 //!
 //! `REDIS_SERVER` names the server to run, `redis-server` if it is not set.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 mod clock;
 pub mod cluster;
