@@ -73,9 +73,6 @@ install: $(MODULE) ## Install the module into the server's module folder
 	@echo "To load it, add this line to redis.conf (or valkey.conf) and restart the server:"
 	@echo "loadmodule $(MODULEDIR)/libredis_rl.so"
 
-$(MODULE):
-	@echo "build the module first: make build" >&2; exit 1
-
 uninstall: ## Remove what install installed
 	rm -f $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 
