@@ -183,7 +183,8 @@ fn info(call: &Call) -> Result<(), Refusal> {
     call.reply_text(name);
     call.reply_text(c"windows");
     let windows = limiter.windows(now);
-    let gone = if limiter.is_ahead_of(now) { ms_until_gone(&slot, now) } else { u64::MAX };
+    let may_go_early = limiter.is_ahead_of(now) || !limiter.is_settled();
+    let gone = if may_go_early { ms_until_gone(&slot, now) } else { u64::MAX };
     call.reply_array(windows.len());
     for state in windows {
         call.reply_map(3);
@@ -246,8 +247,8 @@ fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, ahead: bo
 }
 
 /// No wait in ms is longer than the key lives by the server's clock, where that can be shorter:
-/// when the key is ahead of the clock, and when a call names a longer window than a log has kept
-/// its units for.
+/// when the key is ahead of the clock or was until lately, and when a call names a longer window
+/// than a log has kept its units for.
 #[cold]
 fn longest_wait(slot: &Slot, at: Option<UnixMs>, clock: UnixMs, outlook: Outlook) -> u64 {
     match outlook {

@@ -141,6 +141,11 @@ impl<C: Deref<Target = Counters>> Memory for ByMethod<C> {
         self.counters.are_ahead_of(now)
     }
 
+    #[inline(always)]
+    fn is_settled(&self) -> bool {
+        self.counters.are_settled()
+    }
+
     /// The lifetime of a counter is exact.
     #[inline(always)]
     fn keeps_too_little_for(&self, _quota: &Quota) -> bool {
@@ -189,11 +194,6 @@ impl Recording for ByMethod<&mut Counters> {
     #[inline(always)]
     fn is_empty(&self) -> bool {
         self.counters.is_empty()
-    }
-
-    #[inline(always)]
-    fn is_settled(&self) -> bool {
-        self.counters.are_settled()
     }
 }
 

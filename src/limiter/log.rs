@@ -92,6 +92,11 @@ impl Memory for Log {
         self.newest.at > now && !Log::is_empty(self)
     }
 
+    #[inline(always)]
+    fn is_settled(&self) -> bool {
+        Log::is_settled(self)
+    }
+
     /// A log keeps its units for the longest window that counted anything.
     #[inline(always)]
     fn keeps_too_little_for(&self, quota: &Quota) -> bool {
@@ -160,11 +165,6 @@ impl Recording for Log {
     #[inline(always)]
     fn is_empty(&self) -> bool {
         Log::is_empty(self)
-    }
-
-    #[inline(always)]
-    fn is_settled(&self) -> bool {
-        Log::is_settled(self)
     }
 }
 

@@ -171,6 +171,9 @@ trait Memory {
     /// See [`Limiter::is_ahead_of`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
+    /// See [`Limiter::is_settled`].
+    fn is_settled(&self) -> bool;
+
     /// Whether a wait in `quota` can be longer than what was counted is kept.
     fn keeps_too_little_for(&self, quota: &Quota) -> bool;
 
@@ -210,9 +213,6 @@ trait Recording: Memory {
 
     /// See [`Limiter::is_empty`].
     fn is_empty(&self) -> bool;
-
-    /// See [`Limiter::is_settled`].
-    fn is_settled(&self) -> bool;
 }
 
 /// A quota and what counts in its window.
@@ -345,7 +345,7 @@ fn peek<M: Memory>(memory: &M, quotas: &[Quota], cost: Cost, now: UnixMs) -> (Ve
 fn outlook<M: Memory>(memory: &M, tiers: &[Tier<M::Standing>], now: UnixMs) -> Outlook {
     if memory.is_ahead_of(now) {
         Outlook::Ahead
-    } else if tiers.iter().any(|tier| memory.keeps_too_little_for(&tier.quota)) {
+    } else if !memory.is_settled() || tiers.iter().any(|tier| memory.keeps_too_little_for(&tier.quota)) {
         Outlook::KeepsTooLittle
     } else {
         Outlook::Plain
@@ -382,7 +382,7 @@ pub enum Outlook {
     Plain,
     /// See [`Limiter::is_ahead_of`].
     Ahead,
-    /// A wait can be longer than what was counted is kept.
+    /// A wait can be longer than what was counted is kept, or the key is not known to live so long.
     KeepsTooLittle,
 }
 

@@ -4,6 +4,7 @@
 mod harness;
 
 mod clock;
+mod clock_steps;
 mod cluster;
 mod crash;
 mod designs;
