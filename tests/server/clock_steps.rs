@@ -1,13 +1,78 @@
 //! The server's clock steps forward and back, and stands on the edges of windows, days and years.
 
-use crate::harness::Server;
+use crate::harness::{Random, Server, wait_for};
 
 const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
 const SECOND: i64 = 1_000;
+const HOUR: i64 = 3_600_000;
+const DAY: i64 = 24 * HOUR;
 
 /// Within a window of each length.
 const NOW: i64 = 1_900_000_000_123;
+
+/// How long a key can matter that begins in a window now.
+fn longest_lifetime(name: &str, window: i64) -> i64 {
+    match name {
+        "RL.FIXED" => window,
+        "RL.SLIDING" => 2 * window,
+        _ => window + window / 8,
+    }
+}
+
+#[test]
+fn a_clock_that_steps_forward_counts_as_the_same_times_given_with_at_do() {
+    let by_clock = Server::with_clock_at(NOW, &[]);
+    let by_at = Server::start();
+    let mut random = Random(1);
+    for _ in 0..500 {
+        by_clock.step_clock(random.of(&[0, 0, 1, 7, 250, 999, 1_000, 60_000, HOUR, DAY]));
+        let now = by_clock.clock_ms();
+        let name = random.of(&COMMANDS);
+        let pairs = random.of(&["2 7ms", "3 1s", "5 1s 9 1m", "9 1h", "9 1h 20 1d", "50 30d 4 10s"]);
+        let cost = random.of(&["", "", "COST 2", "COST -1", "FORCE"]);
+        // A log that is kept for a shorter window than is named answers otherwise.
+        let request = format!("{name} {name}:{} {pairs} {cost}", pairs.replace(' ', ":"));
+        let given = by_at.figures(&format!("{request} AT {now}"));
+        assert_eq!(by_clock.figures(&request), given, "{request} at {now}");
+    }
+}
+
+#[test]
+fn after_a_step_back_nothing_is_free_early_and_every_wait_is_still_exact() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for name in COMMANDS {
+        for window in [10 * SECOND, HOUR, 30 * DAY] {
+            for step in [1, SECOND, 7 * SECOND, HOUR, DAY] {
+                // One unit, and the whole limit.
+                for cost in [1, 5] {
+                    let about = format!("{name} {window} ms, {step} ms back, {cost} units");
+                    server.set_clock(NOW);
+                    server.value("DEL k");
+                    let request = format!("{name} k 5 {window}ms COST");
+                    assert_eq!(server.figures(&format!("{request} 5"))[0], 0);
+                    let [_, _, _, rightful, _] = server.figures(&format!("{request} {cost}"));
+                    server.step_clock(-step);
+                    let [limited, _, remaining, retry_after, reset_after] =
+                        server.figures(&format!("{request} {cost}"));
+                    assert_eq!((limited, remaining), (1, 0), "{about}");
+                    assert!(retry_after >= rightful, "{about}: {retry_after}, not {rightful}");
+                    // The key is there during the millisecond that it expires at.
+                    let most = longest_lifetime(name, window) + 1;
+                    assert!(retry_after <= most, "{about}: heals in {retry_after}");
+                    if cost == 5 {
+                        assert_eq!(reset_after, retry_after, "{about}");
+                    }
+                    server.step_clock(retry_after - 1);
+                    let [limited, _, _, rest, _] = server.figures(&format!("{request} {cost}"));
+                    assert_eq!((limited, rest), (1, 1), "{about}");
+                    server.step_clock(1);
+                    assert_eq!(server.figures(&format!("{request} {cost}"))[0], 0, "{about}");
+                }
+            }
+        }
+    }
+}
 
 #[test]
 fn of_a_key_that_the_clock_has_caught_up_with_waits_end_when_it_goes() {
@@ -29,5 +94,188 @@ fn of_a_key_that_the_clock_has_caught_up_with_waits_end_when_it_goes() {
         assert_eq!(server.figures(&format!("{name} k 1 10s"))[0], 1, "{name}");
         server.step_clock(1);
         assert_eq!(server.figures(&format!("{name} k 1 10s"))[0], 0, "{name}");
+    }
+}
+
+#[test]
+fn a_key_that_is_used_on_after_a_step_back_heals_no_later() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for name in COMMANDS {
+        for step in [30 * SECOND, HOUR, DAY] {
+            server.set_clock(NOW);
+            server.value("DEL k");
+            server.value(&format!("{name} k 1000 10s COST 7"));
+            server.step_clock(-step);
+            let latest = server.clock_ms() + longest_lifetime(name, 10 * SECOND);
+            while server.integer("EXISTS k") == 1 {
+                let [limited, ..] = server.figures(&format!("{name} k 1000 10s"));
+                assert_eq!(limited, 0, "{name}");
+                let expires = server.integer("PEXPIRETIME k");
+                assert!(expires <= latest, "{name}, {step} ms back: {} ms too late", expires - latest);
+                server.step_clock(SECOND);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_was_wrong_for_a_moment_in_which_nobody_counted_changes_nothing() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 5 10s 9 1h 20 90d COST 4"));
+        let state = || {
+            let expires = server.integer(&format!("PEXPIRETIME {name}"));
+            (server.digest(), expires, server.figures(&format!("RL.PEEK {name} 5 10s 9 1h 20 90d COST 2")))
+        };
+        let before = state();
+        for step in [SECOND, HOUR, DAY] {
+            server.step_clock(-step);
+            server.figures(&format!("RL.PEEK {name} 5 10s 9 1h 20 90d COST 2"));
+            server.value(&format!("RL.INFO {name}"));
+            server.step_clock(step);
+            assert_eq!(state(), before, "{name}, {step} ms");
+        }
+    }
+}
+
+/// Time passes, and now and then the clock is put back. Once for each time that a key heals it may
+/// let through what was taken while it was ahead a second time, and never more than that.
+#[test]
+fn a_clock_that_is_put_back_again_and_again_lets_at_most_one_limit_more_through() {
+    const LIMIT: i64 = 20;
+    const WINDOW: i64 = 10 * SECOND;
+    for (name, usual) in [("RL.FIXED", 2 * LIMIT), ("RL.SLIDING", 2 * LIMIT), ("RL.LOG", LIMIT)] {
+        let server = Server::with_clock_at(NOW, &[]);
+        let mut random = Random(3);
+        let mut passed = 0;
+        let mut granted: Vec<(i64, i64)> = Vec::new();
+        for _ in 0..800 {
+            let pass = random.of(&[0, 1, 90, 900, 1_500, 4_000]);
+            passed += pass;
+            let back = if random.below(20) == 0 { random.of(&[SECOND, 9_999, HOUR, DAY]) } else { 0 };
+            server.step_clock(pass - back);
+            let cost = random.of(&[1, 3, LIMIT]);
+            let [limited, _, _, retry_after, _] =
+                server.figures(&format!("{name} k {LIMIT} {WINDOW}ms COST {cost}"));
+            if limited == 0 {
+                granted.push((passed, cost));
+            }
+            assert!(retry_after <= longest_lifetime(name, WINDOW) + 1, "{name}: {retry_after}");
+        }
+        for (from, _) in &granted {
+            let span = granted.iter().filter(|(at, _)| (*from..from + WINDOW).contains(at));
+            let units: i64 = span.map(|(_, cost)| cost).sum();
+            assert!(units <= usual + LIMIT, "{name}: {units} in the window from {from}");
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_starts_in_1970_and_is_put_right_counts_on() {
+    let mut server = Server::with_clock_at(0, &[("appendonly", "yes")]);
+    for name in COMMANDS {
+        let request = format!("{name} {name} 2 10s COST 2");
+        assert_eq!(server.figures(&request)[0], 0, "{name}");
+        assert_eq!(server.figures(&request)[0], 1, "{name}");
+    }
+    server.set_clock(NOW);
+    wait_for("the keys to go", || server.integer("DBSIZE") == 0);
+    for name in COMMANDS {
+        assert_eq!(server.figures(&format!("{name} {name} 2 10s COST 2"))[0], 0, "{name}");
+    }
+    // And one that starts there on files of today: as after any step back.
+    server.set_clock(5);
+    server.restart();
+    for name in COMMANDS {
+        let [limited, _, _, retry_after, _] = server.figures(&format!("{name} {name} 2 10s COST 2"));
+        assert_eq!(limited, 1, "{name}");
+        assert!(retry_after <= longest_lifetime(name, 10 * SECOND) + 1, "{name}: {retry_after}");
+    }
+}
+
+/// First milliseconds of days, years, and of what 31 and 32 bits of seconds can tell.
+const EDGES: [(&str, i64); 7] = [
+    ("2000-01-01", 946_684_800_000),
+    ("2024-02-29", 1_709_164_800_000),
+    ("2024-03-01", 1_709_251_200_000),
+    ("2027-01-01", 1_798_761_600_000),
+    ("2038-01-19 03:14:08", 1 << 31),
+    ("2100-03-01", 4_107_542_400_000),
+    ("2106-02-07 06:28:16", 1 << 32),
+];
+
+#[test]
+fn windows_end_to_the_millisecond_on_the_edges_of_days_and_years() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for (date, edge) in EDGES {
+        // Those of seconds.
+        let edge = if edge < 1 << 33 { edge * 1_000 } else { edge };
+        for window in [1, 1_000, 4_000, HOUR, DAY].into_iter().filter(|window| edge % window == 0) {
+            server.value("FLUSHALL");
+            server.set_clock(edge - 1);
+            for name in COMMANDS {
+                let request = format!("{name} {name} 1 {window}ms");
+                assert_eq!(server.figures(&request)[0], 0, "{name} before {date}");
+                let wait = match name {
+                    "RL.FIXED" => 1,
+                    // The first millisecond of the new window still overlaps all of the old one.
+                    "RL.SLIDING" => 2,
+                    _ => window,
+                };
+                assert_eq!(server.figures(&request), [1, 1, 0, wait, wait], "{name} before {date}");
+            }
+            server.set_clock(edge);
+            let request = format!("RL.FIXED RL.FIXED 1 {window}ms");
+            assert_eq!(server.figures(&request), [0, 1, 0, -1, window], "from {date}");
+            // The old window's time to live, which ends in this very millisecond, has moved on.
+            assert_eq!(server.integer("PEXPIRETIME RL.FIXED"), edge + window, "from {date}");
+        }
+    }
+}
+
+#[test]
+fn windows_of_any_length_end_to_the_millisecond() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for window in [1, 2, 3, 7, 10, 59, 333, 1_000, 1_001, 86_399_999] {
+        let start = NOW / window * window;
+        for into in [0, window / 2, window - 1] {
+            for name in COMMANDS {
+                server.set_clock(start + into);
+                server.value("DEL k");
+                let request = format!("{name} k 1 {window}ms");
+                assert_eq!(server.figures(&request)[0], 0);
+                let free = match name {
+                    "RL.FIXED" => start + window,
+                    // As above.
+                    "RL.SLIDING" => start + window + 1,
+                    _ => start + into + window,
+                };
+                let about = format!("{name} {window}ms, {into} ms into it");
+                server.set_clock(free - 1);
+                assert_eq!(server.figures(&request), [1, 1, 0, 1, 1], "{about}");
+                server.set_clock(free);
+                assert_eq!(server.figures(&request)[0], 0, "{about}");
+                assert!(server.integer("PEXPIRETIME k") >= free, "{about}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_written_with_at_goes_a_minute_later_to_the_millisecond() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for clock in [0, NOW, (1 << 32) * SECOND] {
+        for name in COMMANDS {
+            for at in [0, NOW, 9_007_199_254_740_991] {
+                server.set_clock(clock);
+                server.value("DEL k");
+                server.value(&format!("{name} k 1 1s AT {at}"));
+                server.step_clock(60_000);
+                assert_eq!(server.integer("EXISTS k"), 1, "{name} AT {at} at {clock}");
+                assert_eq!(server.figures(&format!("RL.PEEK k 1 1s AT {at}"))[0], 1);
+                server.step_clock(1);
+                assert_eq!(server.integer("EXISTS k"), 0, "{name} AT {at} at {clock}");
+            }
+        }
     }
 }
