@@ -14,6 +14,7 @@ mod histories;
 mod info;
 mod keyspace;
 mod limits;
+mod memory;
 mod persistence;
 mod refusals;
 mod registration;

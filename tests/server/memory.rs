@@ -1,0 +1,421 @@
+//! Memory: all of it comes back, and what happens when the server has none left.
+
+use redis::{Connection, Value};
+
+use crate::harness::{Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
+
+const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+/// Within a window of each length.
+const NOW: i64 = 1_900_000_000_123;
+
+/// Statistics of each command, and the slow ones, would take memory, too.
+const KEEPING_NO_RECORDS: [(&str, &str); 2] = [("latency-tracking", "no"), ("slowlog-log-slower-than", "-1")];
+
+fn used_memory(server: &Server) -> i64 {
+    server.info("used_memory").parse().expect("bytes")
+}
+
+/// Waits until no more than so many bytes are left above what was in use at first.
+fn wait_for_memory(server: &Server, what: &str, at_first: i64, left: i64) {
+    wait_for(&format!("the memory of {what}"), || used_memory(server) <= at_first + left);
+}
+
+/// Makes so many keys of all kinds; those of later rounds have other names.
+const FILL: &str = "
+    local names = {'RL.FIXED', 'RL.SLIDING', 'RL.LOG'}
+    for i = 0, ARGV[1] - 1 do
+        local call, kind = names[i % 3 + 1], math.floor(i / 3) % 3
+        local key = ARGV[2] .. ':' .. i
+        if kind == 0 then redis.call(call, key, 5, '1ms')
+        elseif kind == 1 then redis.call(call, key, 5, '10s')
+        else redis.call(call, key, 5, '1m', 50, '1h') end
+    end";
+
+#[test]
+fn a_million_keys_that_came_and_expired_leave_no_memory_behind() {
+    // Expired keys are looked for with all might.
+    let settings = [("active-expire-effort", "10"), ("hz", "500")];
+    let server = Server::with_clock_at(NOW, &[&KEEPING_NO_RECORDS[..], &settings].concat());
+    let round = |keys: i64, round: i64| {
+        command("EVAL")
+            .arg(FILL)
+            .arg(0)
+            .arg(keys)
+            .arg(round)
+            .exec(&mut server.connect())
+            .expect("all are counted");
+        assert_eq!(server.integer("DBSIZE"), keys);
+        server.step_clock(2 * 3_600_000);
+        wait_for("the keys to go", || server.integer("DBSIZE") == 0);
+    };
+    // What a server sets up at its first key or script stays.
+    round(1_000, 0);
+    let at_first = used_memory(&server);
+    (1..=20).for_each(|i| round(50_000, i));
+    assert_eq!(server.info("expired_keys"), "1001000");
+    // A tenth of a byte for each key.
+    wait_for_memory(&server, "a million keys", at_first, 100_000);
+}
+
+/// Makes keys of all kinds and sizes: `key` and a number.
+fn fill(server: &Server, key: &str, keys: usize) {
+    let mut lines = Vec::new();
+    for i in 0..keys {
+        let request = match i % 8 {
+            0 | 1 => "RL.FIXED KEY 9 1h",
+            2 | 3 => "RL.SLIDING KEY 9 1m 9 1h 9 1d",
+            4..7 => "RL.LOG KEY 9 1h COST 3",
+            _ => "RL.LOG KEY 900 1m 900 1h",
+        };
+        let request = request.replace("KEY", &format!("{key}{i}"));
+        let entries = if i % 8 == 7 { 100 } else { 1 };
+        lines.extend((0..entries).map(|j| format!("{request} AT {}", NOW + 200 * j)));
+    }
+    pipeline(lines).exec(&mut server.connect()).expect("all of them are counted");
+}
+
+#[test]
+fn however_a_key_goes_its_memory_comes_back() {
+    const KEYS: usize = 1_000;
+    let server = Server::with(&KEEPING_NO_RECORDS);
+    let each = |line: &str| {
+        let lines = (0..KEYS).map(|i| line.replace("KEY", &format!("k{i}")));
+        pipeline(lines).ignore_errors().exec(&mut server.connect()).expect("replies");
+    };
+    let dumps = || -> Vec<Vec<u8>> {
+        let mut dumps = redis::pipe();
+        (0..KEYS).for_each(|i| _ = dumps.cmd("DUMP").arg(format!("k{i}")));
+        dumps.query(&mut server.connect()).expect("DUMP")
+    };
+    let restore = |payloads: &[Vec<u8>]| {
+        let mut restores = redis::pipe();
+        for (i, payload) in payloads.iter().enumerate() {
+            restores.cmd("RESTORE").arg(format!("k{i}")).arg(60_000).arg(payload).arg("REPLACE");
+        }
+        restores.ignore_errors().exec(&mut server.connect()).expect("replies");
+    };
+    server.value("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
+    let mut at_first = None;
+    // The first time is for what a server sets up and keeps.
+    for way in [
+        "DEL",
+        "DEL",
+        "UNLINK",
+        "PEXPIRE",
+        "SET",
+        "give back",
+        "RENAME",
+        "COPY",
+        "MOVE",
+        "RESTORE",
+        "bad RESTORE",
+        "FLUSHDB SYNC",
+        "FLUSHALL ASYNC",
+        "SWAPDB",
+        "DEBUG RELOAD",
+    ] {
+        fill(&server, "k", KEYS);
+        let full = used_memory(&server);
+        match way {
+            "PEXPIRE" => each("PEXPIRE KEY 1"),
+            "SET" => each("SET KEY x PX 1"),
+            "give back" => {
+                for name in COMMANDS {
+                    each(&format!("{name} KEY 9 1m 9 1h 9 1d COST -1000 AT {}", NOW + 40_000));
+                }
+            }
+            "RENAME" => {
+                fill(&server, "other", 1);
+                each("RENAME KEY other0");
+                server.value("DEL other0");
+            }
+            "COPY" => {
+                each("COPY KEY other");
+                each("COPY KEY other REPLACE");
+                each("DEL KEY");
+                server.value("DEL other");
+            }
+            "MOVE" => {
+                each("MOVE KEY 1");
+                server.value("FLUSHALL");
+            }
+            "RESTORE" => {
+                restore(&dumps());
+                each("DEL KEY");
+            }
+            "bad RESTORE" => {
+                let mut dumps = dumps();
+                // The last number of the module's own is no number any more.
+                dumps.iter_mut().for_each(|dump| _ = dump.splice(dump.len() - 12..dump.len() - 11, [0xff]));
+                restore(&dumps);
+                each("DEL KEY");
+            }
+            "SWAPDB" => {
+                server.value("SWAPDB 0 1");
+                server.value("FLUSHALL");
+            }
+            "DEBUG RELOAD" => {
+                server.value("DEBUG RELOAD");
+                each("UNLINK KEY");
+            }
+            "DEL" | "UNLINK" => each(&format!("{way} KEY")),
+            _ => _ = server.value(way),
+        }
+        wait_for("the keys to go", || server.integer("DBSIZE") == 0);
+        // Has the server give up its tables, too.
+        server.value("FLUSHALL SYNC");
+        let at_first = *at_first.get_or_insert_with(|| used_memory(&server));
+        assert!(full - at_first > 200_000, "{way}: they took {} bytes", full - at_first);
+        // The least that a key can take is 16 bytes.
+        wait_for_memory(&server, way, at_first, 12_000);
+    }
+}
+
+#[test]
+fn requests_of_any_kind_take_no_memory_for_good() {
+    let server = Server::with(&[&KEEPING_NO_RECORDS[..], &[("repl-backlog-size", "16384")]].concat());
+    let _stream = ReplicationStream::of(&server);
+    server.value("SET text x");
+    let mut at_first = 0;
+    for round in 0..5 {
+        let mut connection = server.connect();
+        for _ in 0..200 {
+            let mut lines = Vec::new();
+            for name in COMMANDS {
+                for request in [
+                    "9 1h",
+                    "9 1h 99 1d",
+                    "9 1h FORCE",
+                    "9 1h COST 3 FORCE",
+                    "9 1h COST -9",
+                    "9 1h COST 0",
+                    "0 1h",
+                    "9 1h AT 5",
+                    "9 1x",
+                    "9 1h COST",
+                    "9 1h COST 1 COST 2",
+                    "9",
+                ] {
+                    lines.push(format!("{name} {name} {request}"));
+                    lines.push(format!("RL.PEEK {name} {request}"));
+                }
+                lines.extend([format!("RL.INFO {name}"), format!("{name} text 9 1h"), format!("DEL {name}")]);
+            }
+            pipeline(lines).ignore_errors().exec(&mut connection).expect("replies");
+        }
+        drop(connection);
+        if round == 0 {
+            at_first = used_memory(&server);
+        }
+    }
+    // A fifth of a byte for each request.
+    wait_for_memory(&server, "the requests", at_first, 15_000);
+}
+
+/// The replies, errors among them.
+fn replies(connection: &mut Connection, lines: impl Iterator<Item = String>) -> Vec<Value> {
+    pipeline(lines).ignore_errors().query(connection).expect("replies")
+}
+
+/// Units in each of the keys `k0`, `k1`, ..., 0 for one that is not there.
+fn used(server: &Server, keys: usize) -> Vec<i64> {
+    let peeks = (0..keys).map(|i| format!("RL.PEEK k{i} 1000000 1h AT {NOW}"));
+    let replies: Vec<[i64; 5]> = pipeline(peeks).query(&mut server.connect()).expect("figures");
+    replies.iter().map(|figures| 1_000_000 - figures[2]).collect()
+}
+
+fn eviction_policies(server: &Server) -> Vec<String> {
+    let refusal = server.error("CONFIG SET maxmemory-policy any");
+    let (_, policies) = refusal.split_once("one of the following: ").expect("a list");
+    policies.split(", ").map(|policy| policy.trim().to_owned()).collect()
+}
+
+#[test]
+fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_whole() {
+    const KEYS: usize = 3_000;
+    let policies = eviction_policies(&Server::start());
+    assert!(policies.len() >= 8, "{policies:?}");
+    for policy in policies.iter().filter(|policy| *policy != "noeviction") {
+        // The backlog would need more memory than the keys.
+        let master = Server::with(&[
+            ("maxmemory-policy", policy),
+            ("appendonly", "yes"),
+            ("repl-backlog-size", "16384"),
+        ]);
+        let replica = Server::replica_of(&master, &[]);
+        let mut connection = master.connect();
+        let units = |i: usize| 1 + i as i64 % 7;
+        let take = |i: usize| {
+            let (name, pairs) = (COMMANDS[i % 3], ["9 1h", "9 1h 99 10d"][i / 3 % 2]);
+            format!("{name} k{i} {pairs} COST {} AT {NOW}", units(i))
+        };
+        // Returns how many the server refused: it may while it is at pains to evict.
+        let mut take_all = |keys: std::ops::Range<usize>| {
+            let mut refused = 0;
+            // Not all at once: waiting requests take memory too.
+            for some in keys.collect::<Vec<_>>().chunks(50) {
+                let lines = some.iter().map(|i| take(*i));
+                for reply in replies(&mut connection, lines) {
+                    match reply {
+                        Value::ServerError(error) if error.code() == "OOM" => refused += 1,
+                        reply => assert_eq!(figures(&reply)[0], 0, "{policy}"),
+                    }
+                }
+            }
+            refused
+        };
+        let empty = used_memory(&master);
+        assert_eq!(take_all(0..KEYS), 0);
+        assert!(used(&master, KEYS).iter().enumerate().all(|(i, used)| *used == units(i)));
+        // Room for half of them.
+        master.value(&format!("CONFIG SET maxmemory {}", (empty + used_memory(&master)) / 2));
+        wait_for("keys to be evicted", || master.integer("DBSIZE") < KEYS as i64 * 3 / 4);
+        // And others come while there is none.
+        let evicted = || master.info("evicted_keys").parse::<i64>().expect("keys");
+        let before = evicted();
+        let refused = take_all(KEYS..2 * KEYS);
+        wait_for("more to be evicted", || evicted() > before);
+        master.value("CONFIG SET maxmemory 0");
+
+        let left = used(&master, 2 * KEYS);
+        let whole = |(i, used): (usize, &i64)| *used == 0 || *used == units(i);
+        assert!(left.iter().enumerate().all(whole), "{policy}: a part of a key");
+        let there = left.iter().filter(|used| **used > 0).count();
+        assert!((1..2 * KEYS).contains(&there), "{policy}");
+        assert_eq!(master.integer("DBSIZE"), there as i64, "{policy}");
+        assert_eq!(evicted(), (2 * KEYS - there - refused) as i64, "{policy}");
+        wait_for("the replica to catch up", || {
+            replica.info("slave_repl_offset") == master.info("master_repl_offset")
+        });
+        assert_eq!(used(&replica, 2 * KEYS), left, "{policy}");
+        assert_eq!(replica.digest(), master.digest(), "{policy}");
+        master.value("DEBUG LOADAOF");
+        assert_eq!(used(&master, 2 * KEYS), left, "{policy}, from the append-only file");
+
+        // One that was evicted begins anew.
+        let gone = left.iter().position(|used| *used == 0).expect("an evicted key");
+        assert_eq!(master.figures(&take(gone))[..3], [0, 9, 9 - units(gone)], "{policy}");
+    }
+}
+
+const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+
+#[test]
+fn without_memory_requests_are_refused_by_the_server_and_nothing_is_counted() {
+    let server = Server::start();
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 5 1h 9 1d COST 3 AT {NOW}"));
+    }
+    let mut stream = ReplicationStream::of(&server);
+    let state = || {
+        let peek = |name: &str| server.figures(&format!("RL.PEEK {name} 5 1h 9 1d COST 3 AT {NOW}"));
+        (server.digest(), server.integer("DBSIZE"), COMMANDS.map(peek))
+    };
+    let before = state();
+    server.value("CONFIG SET maxmemory 1");
+    for name in COMMANDS {
+        for key in [name, "new"] {
+            for options in ["", "COST 9", "COST 9 FORCE", "COST -1", "COST 0"] {
+                let request = format!("{name} {key} 5 1h 9 1d {options} AT {NOW}");
+                assert_eq!(server.error(&request), OUT_OF_MEMORY, "{request}");
+                let script =
+                    format!("return redis.call('{}')", request.replace(' ', "','").replace("'',", ""));
+                let error = command("EVAL").arg(script).arg(0).query::<Value>(&mut server.connect());
+                assert!(error.is_err_and(|error| error.to_string().contains("OOM")), "{request}");
+            }
+        }
+        // All of a transaction or nothing.
+        let mut connection = server.connect();
+        command("MULTI").exec(&mut connection).expect("MULTI");
+        command(&format!("{name} {name} 5 1h AT {NOW}")).exec(&mut connection).unwrap_err();
+        let outcome = command("EXEC").exec(&mut connection).unwrap_err();
+        assert!(outcome.to_string().contains("Transaction discarded"), "{outcome}");
+    }
+    // Reading goes on.
+    assert_eq!(state(), before);
+    assert_eq!(stream.commands(&server), [""; 0]);
+    server.value("CONFIG SET maxmemory 0");
+    assert_eq!(state(), before);
+    for name in COMMANDS {
+        assert_eq!(
+            server.figures(&format!("{name} {name} 5 1h 9 1d COST 2 AT {NOW}"))[..3],
+            [0, 5, 0],
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn when_memory_runs_out_in_the_middle_of_traffic_what_was_acknowledged_is_there_and_nothing_else() {
+    let server = Server::start();
+    server.value(&format!("CONFIG SET maxmemory {}", used_memory(&server) + 1_000_000));
+    let mut random = Random(4);
+    let mut acknowledged = vec![0; 20_000];
+    let mut refused = 0;
+    let mut connection = server.connect();
+    let mut latest = NOW;
+    while refused < 1_000 {
+        let keys: Vec<usize> = (0..500).map(|_| random.below(acknowledged.len())).collect();
+        let lines = keys.iter().map(|i| {
+            // Logs grow at each request, the others when they begin.
+            latest += 1;
+            format!("{} k{i} 1000000 1h AT {latest}", ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.LOG"][i % 4])
+        });
+        for (key, reply) in keys.iter().zip(replies(&mut connection, lines)) {
+            match reply {
+                Value::Array(_) => acknowledged[*key] += 1,
+                Value::ServerError(error) => {
+                    assert_eq!(error.code(), "OOM");
+                    refused += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(used(&server, acknowledged.len()), acknowledged);
+    let keys = acknowledged.iter().filter(|units| **units > 0).count();
+    assert_eq!(server.integer("DBSIZE"), keys as i64);
+}
+
+#[test]
+fn a_fragmented_keyspace_of_logs_counts_on_while_it_is_defragmented_now_and_then() {
+    let server = Server::start();
+    if server.call("CONFIG SET activedefrag yes").is_err() {
+        eprintln!("this build of the server has no active defrag");
+        return;
+    }
+    for setting in ["ignore-bytes 1", "threshold-lower 1", "cycle-min 90", "cycle-max 95"] {
+        server.value(&format!("CONFIG SET active-defrag-{setting}"));
+    }
+    // What counts the same and is not moved.
+    let other = Server::start();
+    let mut connections = [&server, &other].map(Server::connect);
+    let mut random = Random(5);
+    let mut latest = NOW;
+    for round in 0..12 {
+        server.value(&format!("CONFIG SET activedefrag {}", ["yes", "no"][round % 2]));
+        let lines: Vec<String> = (0..10_000)
+            .map(|_| {
+                latest += random.of(&[0, 1, 7, 200, 9_000]);
+                let key = random.below(400);
+                let limit = random.of(&["5000", "5000", "50"]);
+                match random.below(50) {
+                    0 => format!("DEL k{key}"),
+                    1 => format!("RL.LOG k{key} 9 1h COST -30 AT {latest}"),
+                    _ => format!("RL.LOG k{key} {limit} 1h 900 1m FORCE AT {latest}"),
+                }
+            })
+            .collect();
+        let [replies, expected] = connections
+            .each_mut()
+            .map(|connection| pipeline(&lines).query::<Vec<Value>>(connection).expect("replies"));
+        assert!(replies == expected);
+        if round % 2 == 0 {
+            let moved = || server.info("active_defrag_key_hits").parse::<u64>().expect("a number");
+            let before = moved();
+            wait_for("keys to be moved", || moved() > before + 100);
+        }
+        assert_eq!(server.digest(), other.digest());
+    }
+}
