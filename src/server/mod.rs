@@ -49,9 +49,14 @@ pub unsafe extern "C" fn entry<C: Command>(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    // SAFETY: the caller passes `argc` strings, at least the command's name.
+    // SAFETY: the caller passes `argc` strings, the command's name first.
     let args = unsafe { slice::from_raw_parts(argv, argc as usize) };
     let call = Call { ctx, args };
+    // The server counts the arguments before it calls, but not those in an append-only file.
+    if args.len() < 2 {
+        call.refuse(Refusal::Arity);
+        return raw::REDISMODULE_OK as c_int;
+    }
     match catch_unwind(AssertUnwindSafe(|| C::run(&call))) {
         Ok(Ok(())) => {}
         Ok(Err(refusal)) => call.refuse(refusal),
@@ -233,6 +238,11 @@ mod tests {
         raw::REDISMODULE_OK as c_int
     }
 
+    unsafe extern "C" fn note_wrong_arity(_ctx: *mut raw::RedisModuleCtx) -> c_int {
+        REPLY.set(b"wrong number of arguments".to_vec());
+        raw::REDISMODULE_OK as c_int
+    }
+
     struct Panicking;
 
     impl Command for Panicking {
@@ -245,11 +255,20 @@ mod tests {
     fn a_panic_answers_its_client_with_an_error_and_goes_no_further() {
         // SAFETY: no other test has or needs a function to reply with.
         unsafe { raw::RedisModule_ReplyWithError = Some(note_error) };
-        let mut args = [std::ptr::null_mut()];
-        // SAFETY: one argument is passed, and the command looks at nothing.
-        let status = unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 1) };
+        let mut args = [std::ptr::null_mut(); 2];
+        // SAFETY: two arguments are passed, and the command looks at nothing.
+        let status = unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 2) };
         assert_eq!(status, raw::REDISMODULE_OK as c_int);
         let Refusal::Text(text) = Refusal::INTERNAL else { unreachable!("it has a text") };
         assert_eq!(REPLY.take(), text.to_bytes());
+    }
+    #[test]
+    fn a_command_without_a_key_is_refused_before_it_runs() {
+        // SAFETY: no other test has or needs a function for this reply.
+        unsafe { raw::RedisModule_WrongArity = Some(note_wrong_arity) };
+        let mut args = [std::ptr::null_mut()];
+        // SAFETY: one argument is passed, and nothing looks at it.
+        unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 1) };
+        assert_eq!(REPLY.take(), b"wrong number of arguments");
     }
 }
