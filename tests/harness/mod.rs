@@ -134,8 +134,15 @@ impl Server {
 
     /// Shuts the server down and starts it again on what it left on disk.
     pub fn restart(&mut self) {
+        self.restart_after(|_folder| {});
+    }
+
+    /// The same, with a change to what is on disk in between.
+    pub fn restart_after(&mut self, change: impl FnOnce(&Path)) {
         // The connection breaks before it answers.
         let _ = self.call("SHUTDOWN");
+        self.child.wait().expect("the server ends");
+        change(self.folder());
         self.relaunch();
     }
 

@@ -11,6 +11,7 @@ mod designs;
 mod docs;
 mod failover;
 mod histories;
+mod hostile;
 mod info;
 mod keyspace;
 mod limits;

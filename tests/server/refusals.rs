@@ -4,14 +4,14 @@ use redis::Value;
 
 use crate::harness::{Server, error_text};
 
-const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";
-const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
-const SAME_WINDOW: &str = "ERR window must be different in each limit window pair";
-const PAIRS: &str = "ERR limit window pairs must be from 1 to 8";
-const COST: &str = "ERR COST must be an integer from -9007199254740991 to 9007199254740991";
-const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991";
-const SYNTAX: &str = "ERR syntax error";
-const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+pub const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";
+pub const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
+pub const SAME_WINDOW: &str = "ERR window must be different in each limit window pair";
+pub const PAIRS: &str = "ERR limit window pairs must be from 1 to 8";
+pub const COST: &str = "ERR COST must be an integer from -9007199254740991 to 9007199254740991";
+pub const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991";
+pub const SYNTAX: &str = "ERR syntax error";
+pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// Arguments after the key, and what they are refused with.
 const REFUSED: [(&str, &str); 31] = [

@@ -1,0 +1,765 @@
+//! Hostile input: random commands, stored payloads, append-only files and replication streams.
+//! Nothing crashes, and what is right stays right.
+//!
+//! What is drawn is the same in every run; `SEED=n cargo test hostile` draws something else.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crc::{CRC_64_REDIS, Crc};
+use redis::{Cmd, Connection, ConnectionLike, Value};
+
+use crate::harness::{Random, Server, command, pipeline, wait_for};
+use crate::refusals::{AT, COST, LIMIT, PAIRS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
+
+const COMMANDS: usize = 200_000;
+const COMMANDS_IN_A_PIPELINE: usize = 500;
+const PAYLOADS: usize = 20_000;
+
+/// The largest limit, cost and time.
+const MOST: i64 = 9_007_199_254_740_991;
+
+/// No wait is longer: until the last time, and two of the longest windows.
+const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
+
+/// A key whose name begins so may be left without a time to live: by PERSIST, or by RESTORE with 0.
+const FREE: &[u8] = b"free:";
+
+const LIVE_WINDOWS: &str = "ERR window must be one of at most 8 in a key that still count";
+
+/// What a command of the module may be refused with, by itself or by the server.
+const REFUSALS: [&str; 12] = [
+    LIMIT,
+    WINDOW,
+    SAME_WINDOW,
+    PAIRS,
+    COST,
+    AT,
+    SYNTAX,
+    WRONGTYPE,
+    LIVE_WINDOWS,
+    "ERR wrong number of arguments for 'rl.",
+    "ERR wrong number of arguments for 'RL.",
+    // In a script.
+    "ERR Wrong number of args calling",
+];
+
+fn random() -> Random {
+    let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().expect("SEED is a number"));
+    Random(seed)
+}
+
+/// A command and its arguments.
+type Words = Vec<Vec<u8>>;
+
+fn words(line: &str) -> Words {
+    line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
+}
+
+/// What a command answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// Five figures.
+    Figures,
+    /// What RL.INFO does.
+    Info,
+    Multi,
+    Exec,
+    Discard,
+    /// Anything.
+    Other,
+}
+
+/// Draws commands.
+struct Hostile {
+    random: Random,
+    /// What DUMP has answered so far.
+    payloads: Vec<Vec<u8>>,
+}
+
+impl Hostile {
+    fn chance(&mut self, one_in: usize) -> bool {
+        self.random.below(one_in) == 0
+    }
+
+    fn bytes(&mut self, most: usize) -> Vec<u8> {
+        let len = self.random.below(most + 1);
+        (0..len).map(|_| self.random.below(256) as u8).collect()
+    }
+
+    /// A key of a few that all commands meet on.
+    fn key(&mut self) -> Vec<u8> {
+        let name = self.random.of(&["RL.FIXED", "RL.SLIDING", "RL.LOG", ""]);
+        self.key_of(name)
+    }
+
+    /// One of those on which that command is more often than not a right one.
+    fn key_of(&mut self, name: &str) -> Vec<u8> {
+        let long = [b'k'; 300];
+        let names: [&[u8]; 6] = [b"", b"\0", b"\xff\r\n\0", b"key", "schl\u{fc}ssel".as_bytes(), &long];
+        let head: &[u8] = if self.chance(3) { FREE } else { b"" };
+        [head, self.random.of(&names), name.as_bytes()].concat()
+    }
+
+    /// Another key of which the same is to be said about its time to live.
+    fn like(&mut self, key: &[u8]) -> Vec<u8> {
+        loop {
+            let other = self.key();
+            if other.starts_with(FREE) == key.starts_with(FREE) {
+                return other;
+            }
+        }
+    }
+
+    fn limit(&mut self) -> String {
+        let most = MOST.to_string();
+        self.random.of(&["0", "1", "2", "5", "10", "100", "1000", &most]).to_owned()
+    }
+
+    /// So many windows, each different.
+    fn windows(&mut self, count: usize) -> impl Iterator<Item = &'static str> + use<> {
+        const WINDOWS: [&str; 13] =
+            ["1ms", "3ms", "100MS", "1", "7S", "1m", "1h", "2h", "1d", "30D", "365d", "3649d", "3650d"];
+        // Their number is a prime: every step meets all of them.
+        let (first, step) = (self.random.below(13), 1 + self.random.below(12));
+        (0..count).map(move |i| WINDOWS[(first + i * step) % 13])
+    }
+
+    fn cost(&mut self) -> String {
+        let (most, least) = (MOST.to_string(), (-MOST).to_string());
+        self.random.of(&["0", "1", "2", "3", "7", "100", "-1", "-2", "-50", &most, &least]).to_owned()
+    }
+
+    fn at(&mut self) -> String {
+        let most = MOST.to_string();
+        let times = ["0", "1", "999", "60000", "1700000000000", "4000000000000", &most];
+        self.random.of(&times).to_owned()
+    }
+
+    /// An argument that is nearly or not at all one.
+    fn nonsense(&mut self) -> Vec<u8> {
+        let words = [
+            "", "\0", "-", "+1", "-0", "00", "01", "1.5", "1e3", "0x10", " 1", "1 ", "1\0", "nan", "-1",
+            "0s", "s", "ms", "1w", "1sm", "3651d", "COST", "cost", "AT", "FORCE", "force", "FORC", "COSTS",
+            "%s%n", "\u{661}", "1\r\n",
+        ];
+        // The first that are too large for an argument, for 64 bits and for 128.
+        let numbers = [
+            "315360000001ms",
+            "9007199254740992",
+            "-9007199254740992",
+            "9223372036854775808",
+            "-9223372036854775809",
+            "18446744073709551616",
+            "340282366920938463463374607431768211456",
+        ];
+        match self.random.below(200) {
+            0..120 => self.random.of(&words).as_bytes().to_vec(),
+            120..150 => self.random.of(&numbers).as_bytes().to_vec(),
+            150..199 => self.bytes(40),
+            _ => vec![self.random.of(b"0179s\0"); self.random.of(&[1 << 10, 1 << 16])],
+        }
+    }
+
+    /// What follows the key: most of the time a valid request.
+    fn arguments(&mut self) -> Words {
+        let mut args = Words::new();
+        let tiers = self.random.of(&[1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 8, 9]);
+        for window in self.windows(tiers) {
+            args.extend([self.limit().into_bytes(), window.as_bytes().to_vec()]);
+        }
+        if self.chance(2) {
+            args.extend([b"COST".to_vec(), self.cost().into_bytes()]);
+        }
+        if self.chance(2) {
+            args.push(b"Force".to_vec());
+        }
+        if self.chance(3) {
+            args.extend([b"at".to_vec(), self.at().into_bytes()]);
+        }
+        if self.chance(4) {
+            for _ in 0..self.random.of(&[1, 1, 2, 5]) {
+                let place = self.random.below(args.len() + 1);
+                match self.random.below(4) {
+                    0 => args.insert(place, self.nonsense()),
+                    1 => args.truncate(place),
+                    2 => args.rotate_left(place),
+                    _ if place < args.len() => args[place] = self.nonsense(),
+                    _ => {}
+                }
+            }
+        }
+        args
+    }
+
+    /// A command of the module.
+    fn ours(&mut self) -> (Kind, Words) {
+        if self.chance(10) {
+            let extra = self.chance(10).then(|| self.nonsense());
+            return (Kind::Info, [b"RL.INFO".to_vec(), self.key()].into_iter().chain(extra).collect());
+        }
+        let name = self.random.of(&["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"]);
+        let any = name == "RL.PEEK" || self.chance(10);
+        let key = if any { self.key() } else { self.key_of(name) };
+        let written = if self.chance(3) { name.to_ascii_lowercase() } else { name.to_owned() };
+        let mut words: Words = [written.into_bytes(), key].into_iter().chain(self.arguments()).collect();
+        if self.chance(100) {
+            // Perhaps without even a key.
+            words.truncate(1 + self.random.below(words.len()));
+        }
+        (Kind::Figures, words)
+    }
+
+    /// A command of the server that meets the module's keys.
+    fn others(&mut self) -> Words {
+        let key = self.key();
+        let other = self.like(&key);
+        let short = (1 + self.random.below(20)).to_string();
+        let words: Vec<&[u8]> = match self.random.below(34) {
+            0..3 => vec![b"DEL", &key],
+            3 => vec![b"UNLINK", &key, &other],
+            4 => vec![b"SET", &key, b"1", b"PX", b"30000"],
+            5 => vec![b"RPUSH", &key, b"a", b"b"],
+            6 => vec![b"PEXPIRE", &key, short.as_bytes()],
+            7 => vec![b"EXPIRE", &key, b"100"],
+            8..10 if key.starts_with(FREE) => vec![b"PERSIST", &key],
+            8..10 => vec![b"PTTL", &key],
+            10..12 => vec![b"RENAME", &key, &other],
+            12..15 => vec![b"COPY", &key, &other, b"REPLACE"],
+            15..18 => vec![b"DUMP", &key],
+            18..23 => return self.restore(&key),
+            23 => vec![b"OBJECT", b"ENCODING", &key],
+            24 => vec![b"OBJECT", b"IDLETIME", &key],
+            25 => vec![b"MEMORY", b"USAGE", &key, b"SAMPLES", b"0"],
+            26 => vec![b"TYPE", &key],
+            27 => vec![b"TOUCH", &key, &other],
+            28 => vec![b"GET", &key],
+            29 => vec![b"INCR", &key],
+            30 => vec![b"DEBUG", b"DIGEST-VALUE", &key],
+            31 => vec![b"WATCH", &key],
+            32 => vec![b"SCAN", b"0", b"TYPE", b"ratelimit"],
+            _ => vec![b"RANDOMKEY"],
+        };
+        // Those of INCR and RPUSH have no time to live, and are none of ours.
+        words.into_iter().map(<[u8]>::to_vec).collect()
+    }
+
+    fn restore(&mut self, key: &[u8]) -> Words {
+        let mut payload = match self.payloads.len() {
+            0 => Vec::new(),
+            len => self.payloads[self.random.below(len)].clone(),
+        };
+        if self.chance(3) {
+            damage(&mut self.random, &mut payload);
+        }
+        let lives_on = key.starts_with(FREE) && self.chance(2);
+        let ttl = if lives_on { "0" } else { "20000" };
+        [b"RESTORE", key, ttl.as_bytes(), &payload, b"REPLACE"].map(<[u8]>::to_vec).into()
+    }
+
+    /// A command of the module in a script, in both protocols.
+    fn in_script(&mut self) -> (Kind, Words) {
+        let (kind, words) = self.ours();
+        let script: &[u8] = match self.random.below(2) {
+            0 => b"return redis.pcall(unpack(ARGV))",
+            _ => b"redis.setresp(3); return redis.pcall(unpack(ARGV))",
+        };
+        let key = words.get(1).cloned().unwrap_or_default();
+        let head = [b"EVAL".to_vec(), script.to_vec(), b"1".to_vec(), key];
+        // A script answers a map as a flat array or a map: not looked at.
+        let kind = if kind == Kind::Info { Kind::Other } else { kind };
+        (kind, head.into_iter().chain(words).collect())
+    }
+
+    fn command(&mut self, in_transaction: bool) -> (Kind, Words) {
+        match self.random.below(1000) {
+            0..700 => self.ours(),
+            700..940 => (Kind::Other, self.others()),
+            940..980 => self.in_script(),
+            980..985 if in_transaction => (Kind::Discard, words("DISCARD")),
+            980..1000 if in_transaction => (Kind::Exec, words("EXEC")),
+            980..985 => (Kind::Multi, words("MULTI")),
+            _ => self.ours(),
+        }
+    }
+
+    /// A few megabytes where a number or a word should be.
+    fn giant(&mut self) -> (Kind, Words) {
+        let (_, mut words) = self.ours();
+        let place = 1 + self.random.below(words.len());
+        words.insert(place, vec![self.random.of(b"19 sC\0\xff"); self.random.of(&[1 << 20, 4 << 20])]);
+        let name = self.random.of(&["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"]);
+        words[0] = name.as_bytes().to_vec();
+        // A key of megabytes would stay: it is only looked at.
+        if place == 1 {
+            words[0] = b"RL.PEEK".to_vec();
+        }
+        (Kind::Figures, words)
+    }
+
+    /// One pipeline, in which every transaction that begins ends.
+    fn pipeline(&mut self) -> Vec<(Kind, Words)> {
+        let mut commands = Vec::new();
+        let mut in_transaction = false;
+        while commands.len() < COMMANDS_IN_A_PIPELINE - 1 {
+            let command = if self.chance(10_000) { self.giant() } else { self.command(in_transaction) };
+            in_transaction = match command.0 {
+                Kind::Multi => true,
+                Kind::Exec | Kind::Discard => false,
+                _ => in_transaction,
+            };
+            commands.push(command);
+        }
+        let end = if in_transaction { (Kind::Exec, words("EXEC")) } else { (Kind::Other, words("PING")) };
+        commands.push(end);
+        commands
+    }
+}
+
+/// Changes some of the bytes, or how many there are.
+fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..random.of(&[1, 1, 1, 2, 4]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let place = random.below(bytes.len());
+        let byte = [0, 1, 2, 0x7f, 0x80, 0x81, 0xff, random.below(256) as u8];
+        match random.below(6) {
+            0..2 => bytes[place] ^= 1 << random.below(8),
+            2 => bytes[place] = random.of(&byte),
+            3 => bytes.insert(place, random.of(&byte)),
+            4 => drop(bytes.remove(place)),
+            _ if random.below(4) == 0 => bytes.truncate(place),
+            _ => bytes.extend_from_within(place..),
+        }
+    }
+}
+
+/// The replies to a pipeline.
+fn replies(server: &Server, connection: &mut Connection, commands: &[Words]) -> Vec<Value> {
+    let mut packed = Vec::new();
+    for words in commands {
+        let mut command = Cmd::new();
+        command.arg(words);
+        packed.extend(command.get_packed_command());
+    }
+    let replies = connection.req_packed_commands(&packed, 0, commands.len());
+    replies.unwrap_or_else(|error| panic!("the server is gone: {error}\n{}", log(server)))
+}
+
+fn log(server: &Server) -> String {
+    String::from_utf8_lossy(&fs::read(server.folder().join("log")).expect("a log")).into_owned()
+}
+
+/// Every reply of a command of the module is what the README says.
+fn assert_answered(commands: &[(Kind, Words)], replies: &[Value]) {
+    let mut queued: Vec<&(Kind, Words)> = Vec::new();
+    for (command, reply) in commands.iter().zip(replies) {
+        let is_queued = *reply == Value::SimpleString("QUEUED".into());
+        match (command.0, reply) {
+            (Kind::Multi | Kind::Discard, _) => queued.clear(),
+            (Kind::Exec, Value::Array(replies)) => {
+                assert_eq!(queued.len(), replies.len());
+                for (command, reply) in queued.iter().zip(replies) {
+                    assert_is_answer(command.0, &command.1, reply);
+                }
+            }
+            (_, _) if is_queued => queued.push(command),
+            (kind, reply) => assert_is_answer(kind, &command.1, reply),
+        }
+    }
+}
+
+fn assert_is_answer(kind: Kind, words: &Words, reply: &Value) {
+    let sound = match (kind, reply) {
+        (Kind::Figures | Kind::Info, Value::ServerError(error)) => {
+            let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
+            REFUSALS.iter().any(|refusal| text.starts_with(refusal))
+        }
+        (Kind::Figures, Value::Array(_)) => are_figures(reply),
+        (Kind::Info, reply) => is_info(reply),
+        (Kind::Figures, _) => false,
+        _ => true,
+    };
+    let shown: Vec<_> =
+        words.iter().map(|word| word[..word.len().min(60)].escape_ascii().to_string()).collect();
+    assert!(sound, "{} answers {reply:?}", shown.join(" "));
+}
+
+fn are_figures(reply: &Value) -> bool {
+    let Value::Array(items) = reply else { return false };
+    let [
+        Value::Int(limited),
+        Value::Int(limit),
+        Value::Int(remaining),
+        Value::Int(retry_after),
+        Value::Int(reset_after),
+    ] = items[..]
+    else {
+        return false;
+    };
+    let waits = 0..=LONGEST_WAIT;
+    (0..=1).contains(&limited)
+        && (0..=MOST).contains(&limit)
+        && (0..=limit).contains(&remaining)
+        && (retry_after == -1 || limited == 1 && retry_after > 0 && waits.contains(&retry_after))
+        && waits.contains(&reset_after)
+}
+
+/// Fields and their values, from a map or from an array of both in turn.
+fn fields(reply: &Value) -> Option<Vec<(Value, Value)>> {
+    match reply {
+        Value::Map(fields) => Some(fields.clone()),
+        Value::Array(items) if items.len().is_multiple_of(2) => {
+            Some(items.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect())
+        }
+        _ => None,
+    }
+}
+
+fn is_info(reply: &Value) -> bool {
+    if *reply == Value::Nil {
+        return true;
+    }
+    let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+    let is_count = |value: &Value| matches!(value, Value::Int(0..));
+    let Some(fields_) = fields(reply) else { return false };
+    let [(algorithm, name), (windows, Value::Array(each)), entries @ ..] = fields_.as_slice() else {
+        return false;
+    };
+    let is_window = |window: &Value| {
+        fields(window).is_some_and(|window| {
+            let names: Vec<_> = window.iter().map(|field| field.0.clone()).collect();
+            names == ["window_ms", "used", "reset_after_ms"].map(text)
+                && window.iter().all(|field| is_count(&field.1))
+        })
+    };
+    *algorithm == text("algorithm")
+        && *windows == text("windows")
+        && each.len() <= 8
+        && each.iter().all(is_window)
+        && match entries {
+            [] => *name == text("fixed") || *name == text("sliding"),
+            [(field, count)] => *field == text("entries") && *name == text("log") && is_count(count),
+            _ => false,
+        }
+}
+
+/// Commands of all kinds, and the exact replies to them.
+fn assert_all_is_right(server: &Server) {
+    server.value("DEL right:f right:s right:l");
+    for (line, figures) in [
+        ("RL.FIXED right:f 3 1m AT 90000", [0, 3, 2, -1, 30_000]),
+        ("RL.FIXED right:f 3 1m COST 2 AT 90001", [0, 3, 0, -1, 29_999]),
+        ("RL.FIXED right:f 3 1m AT 90002", [1, 3, 0, 29_998, 29_998]),
+        ("RL.PEEK right:f 3 1m AT 120000", [0, 3, 3, -1, 0]),
+        ("RL.SLIDING right:s 4 1m COST 4 AT 0", [0, 4, 0, -1, 105_001]),
+        ("RL.SLIDING right:s 4 1m AT 0", [1, 4, 0, 60_001, 105_001]),
+        ("RL.SLIDING right:s 4 1m COST -3 AT 0", [0, 4, 3, -1, 60_001]),
+        ("RL.LOG right:l 2 1s 9 1h COST 2 AT 1000", [0, 2, 0, -1, 1_000]),
+        ("RL.LOG right:l 2 1s 9 1h COST 1 AT 1999", [1, 2, 0, 1, 1]),
+        ("RL.LOG right:l 2 1s 9 1h COST 1 AT 1999 FORCE", [1, 2, 0, 1, 1_000]),
+        ("RL.LOG right:l 2 1s 9 1h COST 1 AT 2000", [0, 2, 0, -1, 1_000]),
+    ] {
+        assert_eq!(server.figures(line), figures, "{line}");
+    }
+    for (key, windows) in [("right:f", 0), ("right:s", 0), ("right:l", 1)] {
+        let reply = server.value(&format!("RL.INFO {key}"));
+        assert!(is_info(&reply), "{reply:?}");
+        let fields = fields(&reply).expect("fields");
+        assert!(matches!(&fields[1].1, Value::Array(items) if items.len() == windows), "{reply:?}");
+    }
+    assert_eq!(server.value("PING"), Value::SimpleString("PONG".into()));
+    assert_eq!(server.info("loading"), "0");
+    assert!(!log(server).contains("panicked"), "{}", log(server));
+}
+
+/// Every key of the type has a time to live, but for those that it was taken from. Returns how
+/// many there are.
+fn assert_keys_go_by_themselves(server: &Server) -> usize {
+    let mut connection = server.connect();
+    let keys: Vec<Vec<u8>> = command("KEYS *").query(&mut connection).expect("KEYS");
+    let mut pipeline = redis::pipe();
+    for key in &keys {
+        pipeline.cmd("TYPE").arg(key).cmd("PTTL").arg(key);
+    }
+    let seen: Vec<(String, i64)> = pipeline.query(&mut connection).expect("types and times");
+    let ours = keys.iter().zip(&seen).filter(|(_, (kind, _))| kind == "ratelimit");
+    for (key, (_, ttl)) in ours.clone() {
+        // -1 is none, -2 a key that went in the meantime.
+        assert!(*ttl != -1 || key.starts_with(FREE), "no time to live: {}", key.escape_ascii());
+    }
+    ours.count()
+}
+
+/// What each key holds, without its time to live.
+fn contents(server: &Server) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut connection = server.connect();
+    let keys: Vec<Vec<u8>> = command("KEYS *").query(&mut connection).expect("KEYS");
+    let mut pipeline = redis::pipe();
+    for key in &keys {
+        pipeline.cmd("DUMP").arg(key);
+    }
+    let dumps: Vec<Option<Vec<u8>>> = pipeline.query(&mut connection).expect("payloads");
+    keys.into_iter().zip(dumps).filter_map(|(key, dump)| Some((key, dump?))).collect()
+}
+
+#[test]
+fn random_commands_are_answered_in_range_and_leave_all_as_it_should_be() {
+    let mut server = Server::with(&[("appendonly", "yes"), ("appendfsync", "no")]);
+    let replica = Server::replica_of(&server, &[]);
+    let mut hostile = Hostile { random: random(), payloads: Vec::new() };
+    let mut connections = [server.connect(), server.connect_resp3()];
+    let mut most_keys = 0;
+    for round in 0..COMMANDS / COMMANDS_IN_A_PIPELINE {
+        let commands = hostile.pipeline();
+        let words: Vec<_> = commands.iter().map(|(_, words)| words.clone()).collect();
+        let replies = replies(&server, &mut connections[round % 2], &words);
+        assert_answered(&commands, &replies);
+        for (words, reply) in words.iter().zip(replies) {
+            if let (b"DUMP", Value::BulkString(payload)) = (words[0].as_slice(), reply) {
+                hostile.payloads.push(payload);
+            }
+        }
+        let surplus = hostile.payloads.len().saturating_sub(200);
+        hostile.payloads.drain(..surplus);
+        if round % 40 == 39 {
+            most_keys = most_keys.max(assert_keys_go_by_themselves(&server));
+            assert_all_is_right(&server);
+        }
+    }
+    assert!(most_keys > 10, "they hardly ever met a key: {most_keys}");
+
+    // Replicas and the append-only file got the same.
+    let offset = || server.info("master_repl_offset");
+    wait_for("the replica to have it all", || replica.info("master_repl_offset") == offset());
+    let (ours, copies) = (contents(&server), contents(&replica));
+    let both = ours.keys().filter(|key| copies.contains_key(*key)).count();
+    assert!(both > 5, "{both} keys on both");
+    for (key, dump) in &ours {
+        assert!(copies.get(key).is_none_or(|copy| copy == dump), "{}", key.escape_ascii());
+    }
+    server.crash_and_restart();
+    assert_all_is_right(&server);
+    assert!(!log(&replica).contains("panicked"), "{}", log(&replica));
+}
+
+/// The payload of a key as DUMP answers it: type, content, RDB version, checksum.
+struct Payload {
+    /// What RESTORE reads to find the module that reads the rest: type and module.
+    head: Vec<u8>,
+    /// What our type stored.
+    content: Vec<u8>,
+    version: [u8; 2],
+}
+
+const OPCODE_STRING: u8 = 5;
+const OPCODE_END: u8 = 0;
+
+impl Payload {
+    /// Of a server that compresses nothing.
+    fn of(dump: &[u8]) -> Payload {
+        let (body, footer) = dump.split_at(dump.len() - 10);
+        // One byte says what follows, and 9 which module of which version.
+        let (head, value) = body.split_at(10);
+        assert_eq!(value[0], OPCODE_STRING);
+        let (content, end) = match value[1] >> 6 {
+            0 => value[2..].split_at(usize::from(value[1])),
+            1 => value[3..].split_at(usize::from(value[1] & 0x3f) << 8 | usize::from(value[2])),
+            _ => panic!("a content of more than 16 KB"),
+        };
+        assert_eq!(end, [OPCODE_END]);
+        Payload { head: head.to_vec(), content: content.to_vec(), version: [footer[0], footer[1]] }
+    }
+
+    /// What lies between the head and the footer.
+    fn value(&self) -> Vec<u8> {
+        let len = u32::try_from(self.content.len()).expect("a short content").to_be_bytes();
+        [&[OPCODE_STRING, 0x80], &len[..], &self.content, &[OPCODE_END]].concat()
+    }
+
+    /// The whole of it with a valid checksum.
+    fn with(&self, head: &[u8], value: &[u8]) -> Vec<u8> {
+        let payload = [head, value, &self.version].concat();
+        let checksum = Crc::<u64>::new(&CRC_64_REDIS).checksum(&payload).to_le_bytes();
+        [payload, checksum.to_vec()].concat()
+    }
+
+    /// Damaged in its content, or in how the server stores that.
+    fn damaged(&self, random: &mut Random) -> Vec<u8> {
+        let (mut head, mut value) = (self.head.clone(), self.value());
+        match random.below(10) {
+            0..7 => {
+                let mut content = self.content.clone();
+                damage(random, &mut content);
+                value = Payload { content, head: Vec::new(), version: self.version }.value();
+            }
+            7..9 => damage(random, &mut value),
+            // The module and its version: all but the byte that says that a module follows.
+            _ => {
+                let place = 1 + random.below(head.len() - 1);
+                head[place] ^= 1 << random.below(8);
+            }
+        }
+        self.with(&head, &value)
+    }
+}
+
+/// Payloads of keys of all kinds, sizes and figures.
+fn payloads(server: &Server) -> Vec<Payload> {
+    let mut lines = Vec::new();
+    for (i, name) in ["RL.FIXED", "RL.SLIDING", "RL.LOG"].into_iter().enumerate() {
+        lines.push(format!("{name} {i}:one 5 10s AT 1700000000000"));
+        lines.push(format!("{name} {i}:first 5 10s FORCE COST 7 AT 0"));
+        lines.push(format!("{name} {i}:last {MOST} 3650d FORCE COST {MOST} AT {MOST}"));
+        lines.push(format!("{name} {i}:tiers 9 1s 9 2s 9 3s 9 4s 9 5s 9 6s 9 7s 9 8s AT 1700000000000"));
+        for step in 0..60 {
+            let (at, cost) = (1_700_000_000_000_i64 + step * step * 37, 1 + step % 3);
+            lines.push(format!("{name} {i}:several 9000 1h 90 1m COST {cost} FORCE AT {at}"));
+        }
+        // Nearly 2^63 - 1, in two parts.
+        for (calls, at) in [(1_000, 0), (23, 5)] {
+            let line = format!("{name} {i}:many 5 10ms FORCE COST {MOST} AT {at}");
+            lines.extend(vec![line; calls]);
+        }
+    }
+    for step in 0..1_500 {
+        lines.push(format!("RL.LOG 2:long 9000 1h AT {}", 1_700_000_000_000_i64 + 150 * step));
+    }
+    pipeline(lines).exec(&mut server.connect()).expect("all of them are counted");
+    contents(server).values().map(|dump| Payload::of(dump)).collect()
+}
+
+#[test]
+fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_key_like_others() {
+    let server = Server::with(&[("rdbcompression", "no"), ("sanitize-dump-payload", "no")]);
+    let payloads = payloads(&server);
+    for payload in &payloads {
+        let whole = payload.with(&payload.head, &payload.value());
+        redis::cmd("RESTORE")
+            .arg("whole")
+            .arg(0)
+            .arg(whole)
+            .arg("REPLACE")
+            .exec(&mut server.connect())
+            .unwrap();
+    }
+    server.value("FLUSHALL");
+
+    let mut random = random();
+    let mut connections = [server.connect(), server.connect_resp3()];
+    let (mut made, mut refused) = (0, 0);
+    for batch in 0..PAYLOADS / 100 {
+        let mut commands = Vec::new();
+        for i in 0..100 {
+            let mut restore = words(&format!("RESTORE key:{i} 0"));
+            restore.push(payloads[random.below(payloads.len())].damaged(&mut random));
+            commands.push((Kind::Other, restore));
+            let mut push = |kind, line: String| commands.push((kind, words(&line)));
+            for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"] {
+                let pairs = random.of(&["2 1h", "9 10s", "9007199254740991 3650d", "1 1ms 50 2h"]);
+                let cost = random.of(&["", " COST 3", " COST -1", " COST 9007199254740991"]);
+                let force = if name == "RL.PEEK" { "" } else { random.of(&["", " FORCE"]) };
+                let at = random.of(&["", " AT 0", " AT 1700000000000", " AT 9007199254740991"]);
+                push(Kind::Figures, format!("{name} key:{i} {pairs}{cost}{force}{at}"));
+            }
+            push(Kind::Info, format!("RL.INFO key:{i}"));
+            for line in ["MEMORY USAGE", "DEBUG DIGEST-VALUE", "DUMP"] {
+                push(Kind::Other, format!("{line} key:{i}"));
+            }
+            push(Kind::Other, format!("COPY key:{i} copy"));
+            push(Kind::Figures, "RL.PEEK copy 9 10s".into());
+            push(Kind::Other, format!("DEL key:{i} copy"));
+        }
+        let words: Vec<_> = commands.iter().map(|(_, words)| words.clone()).collect();
+        let replies = replies(&server, &mut connections[batch % 2], &words);
+        assert_answered(&commands, &replies);
+        for (words, reply) in words.iter().zip(&replies).filter(|(words, _)| words[0] == b"RESTORE") {
+            match reply {
+                Value::Okay => made += 1,
+                Value::ServerError(error) => {
+                    assert_eq!(error.details(), Some("Bad data format"), "{words:?}");
+                    refused += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(made > PAYLOADS / 20 && refused > PAYLOADS / 20, "{made} made, {refused} refused");
+    assert_eq!(server.integer("DBSIZE"), 0);
+    assert_all_is_right(&server);
+}
+
+/// Commands of the module with any arguments.
+fn nonsense() -> Vec<Words> {
+    let mut hostile = Hostile { random: random(), payloads: Vec::new() };
+    let mut commands: Vec<Words> = (0..3_000).map(|_| hostile.ours().1).collect();
+    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK", "RL.INFO"] {
+        for arguments in ["", " ", " key", " key 1", " key 1 1s 1", " key key"] {
+            commands.push(words(&format!("{name}{arguments}")));
+        }
+    }
+    commands
+}
+
+/// Whether the server hands commands in an append-only file to the module without having counted
+/// their arguments. Valkey 8.1 and newer count them, and end on a wrong number.
+fn leaves_counting_to_the_module(server: &Server) -> bool {
+    let info: String = command("INFO server").query(&mut server.connect()).expect("INFO");
+    let valkey = info.lines().find_map(|line| line.strip_prefix("valkey_version:"));
+    valkey.is_none_or(|version| version.starts_with("8.0."))
+}
+
+/// As the module told the server.
+fn has_the_right_number_of_arguments(words: &Words) -> bool {
+    if words[0].eq_ignore_ascii_case(b"RL.INFO") { words.len() == 2 } else { words.len() >= 4 }
+}
+
+#[test]
+fn an_append_only_file_of_nonsense_is_loaded_and_what_is_right_in_it_counts() {
+    let mut server = Server::with(&[("appendonly", "yes")]);
+    server.value("RL.FIXED before 5 1h AT 4000000000000");
+    let mut commands = nonsense();
+    if !leaves_counting_to_the_module(&server) {
+        commands.retain(has_the_right_number_of_arguments);
+    }
+    commands.push(words("RL.FIXED after 5 1h FORCE AT 4000000000000"));
+    server.restart_after(|folder| {
+        let mut file = OpenOptions::new().append(true).open(last_part(folder)).expect("the file");
+        for words in commands {
+            file.write_all(&Cmd::new().arg(words).get_packed_command()).expect("room");
+        }
+    });
+    for key in ["before", "after"] {
+        assert_eq!(server.figures(&format!("RL.PEEK {key} 5 1h AT 4000000000000"))[2], 4, "{key}");
+    }
+    assert!(assert_keys_go_by_themselves(&server) > 2);
+    assert_all_is_right(&server);
+}
+
+/// The part of the append-only file that is written to.
+fn last_part(folder: &Path) -> PathBuf {
+    let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
+    let mut parts = parts.map(|part| part.expect("an entry").path());
+    parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
+}
+
+#[test]
+fn a_replica_that_is_sent_nonsense_goes_on() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master, &[]);
+    let to_replicas = |command: Words| [words("DEBUG REPLICATE"), command].concat();
+    let sent: Vec<Words> = nonsense().into_iter().map(to_replicas).collect();
+    for reply in replies(&master, &mut master.connect(), &sent) {
+        assert_eq!(reply, Value::Okay);
+    }
+    master.value("RL.FIXED after 5 1h AT 4000000000000");
+    wait_for("the replica to get there", || replica.integer("EXISTS after") == 1);
+    assert_eq!(replica.info("master_link_status"), "up");
+    assert_eq!(replica.figures("RL.PEEK after 5 1h AT 4000000000000")[2], 4);
+    assert!(assert_keys_go_by_themselves(&replica) > 2);
+    replica.value("REPLICAOF NO ONE");
+    assert_all_is_right(&replica);
+}
