@@ -36,7 +36,7 @@ cluster: build ## Start three masters and three replicas with the module, on por
 demo: $(if $(REDIS_URL),,build) ## Watch the three limiters under the same traffic: keys change it, q quits
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
-test: build ## Run every test: the arithmetic, and the commands on real servers
+test: build ## Run the tests: the arithmetic, and the commands on real servers
 	cargo test --locked
 
 test-examples: build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
@@ -54,7 +54,7 @@ target/examples/python: examples/python/requirements.txt
 
 target/examples/node: examples/node/package.json examples/node/package-lock.json
 	@rm -rf $@ && mkdir -p $@
-	@cp $^ $@ && ln -s $(CURDIR)/examples/node/app.js $@
+	@cp $^ $@ && ln -s ../../../examples/node/app.js $@
 	npm ci --silent --prefix $@ && touch $@ || rm -rf $@
 
 lint: setup ## Check the format and the lints
