@@ -2,13 +2,13 @@
 
 use std::env;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::cluster::{ClusterClientBuilder, ClusterConnection};
 use redis::{RedisResult, Value};
 
-use super::{PATIENCE, Server, wait_for};
+use super::{PATIENCE, Server, end_with_this_thread, wait_for};
 
 const MASTERS: usize = 3;
 
@@ -45,14 +45,7 @@ impl Cluster {
             ("cluster-replica-no-failover", "yes"),
         ];
         let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| Server::with(&settings)).collect();
-        let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port()));
-        let created = Command::new(cli())
-            .args(["--cluster", "create"])
-            .args(addresses)
-            .args(["--cluster-replicas", "1", "--cluster-yes"])
-            .output()
-            .expect("redis-cli, which comes with the server");
-        assert!(created.status.success(), "{}", String::from_utf8_lossy(&created.stdout));
+        create(&nodes);
         let ids = nodes.iter().map(|node| text(&node.value("CLUSTER MYID"))).collect();
         let cluster = Cluster { nodes, ids, down: None };
         cluster.wait_until_ok();
@@ -203,6 +196,21 @@ pub fn cluster_client(addresses: &[String]) -> RedisResult<ClusterConnection> {
         .get_connection()?;
     client.set_auto_reconnect(false);
     Ok(client)
+}
+
+/// Makes a cluster of these nodes, as people do.
+fn create(nodes: &[Server]) {
+    let mut command = Command::new(cli());
+    command.args(["--cluster", "create"]);
+    command.args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())));
+    command.args(["--cluster-replicas", "1", "--cluster-yes"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    end_with_this_thread(&mut command);
+    let mut creation = command.spawn().expect("redis-cli, which comes with the server");
+    // It would wait for nodes that do not come for ever.
+    wait_for("redis-cli to create the cluster", || creation.try_wait().expect("its status").is_some());
+    let output = creation.wait_with_output().expect("its output");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// redis-cli or valkey-cli beside the server, or else redis-cli on the PATH.
