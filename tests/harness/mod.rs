@@ -292,8 +292,9 @@ fn launch(folder: &Path, args: &[String], clock: Option<&Clock>, port: impl Fn()
         let port = port();
         let log = File::create(folder.join("log")).expect("a log file");
         let mut command = Command::new(&program);
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder).args(args);
-        if args.iter().any(|arg| arg == "--cluster-enabled") {
+        command.args(args).args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder);
+        let has = |setting| args.iter().any(|arg| arg == setting);
+        if has("--cluster-enabled") && !has("--cluster-port") {
             // Where nodes talk to each other; if it is not set, 10,000 above the port.
             command.args(["--cluster-port", &free_port().to_string()]);
         }
