@@ -6,9 +6,9 @@ use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command, Event};
 use crate::stats;
 
-/// A key written with AT stays at least this long, since event time may run slower than the
-/// server's clock.
-const MIN_LIFETIME_WITH_AT_MS: u64 = 60_000;
+/// A key written with AT stays so much longer than it can matter: event time may run slower than the
+/// server's clock, and the clock of a replica may be behind its master's.
+const MORE_LIFETIME_WITH_AT_MS: u64 = 60_000;
 
 /// RL.FIXED.
 pub struct Fixed;
@@ -227,7 +227,7 @@ fn settle(
 fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, ahead: bool) {
     let Some(limiter) = slot.limiter() else { return };
     let lifetime = match at {
-        Some(at) => limiter.lifetime(at).max(MIN_LIFETIME_WITH_AT_MS),
+        Some(at) => limiter.lifetime(at) + MORE_LIFETIME_WITH_AT_MS,
         None => limiter.lifetime(clock),
     };
     let end = UnixMs(clock.0 + lifetime);

@@ -419,7 +419,8 @@ impl Counters {
         match &self.0 {
             Store::Fixed(small) | Store::Sliding(small) => small.settled,
             Store::Many(many) => many.settled,
-            Store::None(_) => false,
+            // Nothing has to live.
+            Store::None(_) => true,
         }
     }
 

@@ -262,20 +262,49 @@ fn windows_of_any_length_end_to_the_millisecond() {
 }
 
 #[test]
-fn a_key_written_with_at_goes_a_minute_later_to_the_millisecond() {
+fn a_key_written_with_at_stays_a_minute_longer_than_it_can_matter() {
     let server = Server::with_clock_at(NOW, &[]);
     for clock in [0, NOW, (1 << 32) * SECOND] {
         for name in COMMANDS {
             for at in [0, NOW, 9_007_199_254_740_991] {
                 server.set_clock(clock);
                 server.value("DEL k");
-                server.value(&format!("{name} k 1 1s AT {at}"));
-                server.step_clock(60_000);
+                server.value(&format!("{name} k 1 8s AT {at}"));
+                let into_window = if name == "RL.LOG" { 0 } else { at % (8 * SECOND) };
+                let least = if name == "RL.LOG" { 8 * SECOND } else { longest_lifetime(name, 8 * SECOND) };
+                let most = longest_lifetime(name, 8 * SECOND) - into_window;
+                let end = server.integer("PEXPIRETIME k") - clock - 60_000;
+                assert!((least - into_window..=most).contains(&end), "{name} AT {at} at {clock}: {end}");
+                server.step_clock(60_000 + end);
                 assert_eq!(server.integer("EXISTS k"), 1, "{name} AT {at} at {clock}");
-                assert_eq!(server.figures(&format!("RL.PEEK k 1 1s AT {at}"))[0], 1);
+                assert_eq!(server.figures(&format!("RL.PEEK k 1 8s AT {at}"))[0], 1);
                 server.step_clock(1);
                 assert_eq!(server.integer("EXISTS k"), 0, "{name} AT {at} at {clock}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_when_that_is_put_right() {
+    let master = Server::with_clock_at(NOW, &[]);
+    let replica = Server::with_clock_at(NOW - 59 * SECOND, &[]);
+    replica.follow(&master);
+    for name in COMMANDS {
+        master.value(&format!("{name} {name} 1 1h"));
+    }
+    wait_for("the keys", || replica.digest() == master.digest());
+    replica.value("REPLICAOF NO ONE");
+    for name in COMMANDS {
+        let [_, _, _, retry_after, _] = master.figures(&format!("{name} {name} 1 1h"));
+        for server in [&master, &replica] {
+            server.set_clock(NOW);
+            assert_eq!(server.figures(&format!("RL.PEEK {name} 1 1h"))[3], retry_after, "{name}");
+            server.step_clock(retry_after - 1);
+            assert_eq!(server.figures(&format!("RL.PEEK {name} 1 1h"))[3], 1, "{name}");
+            server.step_clock(1);
+            assert_eq!(server.figures(&format!("RL.PEEK {name} 1 1h"))[0], 0, "{name}");
+            server.set_clock(NOW);
         }
     }
 }
