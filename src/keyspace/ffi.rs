@@ -13,7 +13,7 @@ use redis_module::raw;
 use crate::encoding;
 use crate::limiter::counters::Counters;
 use crate::limiter::log::Log;
-use crate::limiter::{Limiter, MAX_SAFE_INTEGER, UnixMs, WindowMs};
+use crate::limiter::{Limiter, MAX_SAFE_INTEGER, Mover, UnixMs, WindowMs};
 use crate::server::api;
 
 /// The name of the type, of 9 characters as the server wants it.
@@ -134,36 +134,52 @@ unsafe extern "C" fn defrag(
     value: *mut *mut c_void,
 ) -> c_int {
     guarded((), || {
-        // SAFETY: `value` points to one of ours, which the server lets us move; memory that is
-        // moved is freed by the server, and the old address not used again.
+        let mut mover = Defrag { ctx };
+        // SAFETY: `value` points to one of ours, which the server lets us move.
         unsafe {
-            let moved = api!(RedisModule_DefragAlloc(ctx, *value));
-            if !moved.is_null() {
-                *value = moved;
-            }
-            if let Limiter::Log(log) = &mut *(*value).cast::<Limiter>() {
-                log.relocate(|bytes| relocate(ctx, bytes));
-            }
+            *value = mover.moved(*value);
+            (*(*value).cast::<Limiter>()).relocate(&mut mover);
         }
     });
     0
 }
 
-/// The same bytes, perhaps elsewhere.
-///
-/// # Safety
-///
-/// `ctx` is that of a defrag callback.
-unsafe fn relocate(ctx: *mut raw::RedisModuleDefragCtx, bytes: Vec<u8>) -> Vec<u8> {
-    let mut bytes = std::mem::ManuallyDrop::new(bytes);
-    let (memory, len, capacity) = (bytes.as_mut_ptr(), bytes.len(), bytes.capacity());
-    if capacity == 0 {
-        return Vec::new();
+/// Moves memory as long as a defrag callback runs.
+struct Defrag {
+    ctx: *mut raw::RedisModuleDefragCtx,
+}
+
+impl Defrag {
+    /// Where the same bytes are now: perhaps elsewhere, and then the old place is freed.
+    ///
+    /// # Safety
+    ///
+    /// `memory` was allocated by the server, and nothing else points to it.
+    unsafe fn moved<T>(&mut self, memory: *mut T) -> *mut T {
+        // SAFETY: the callback has not returned, and the caller's promise.
+        let moved = unsafe { api!(RedisModule_DefragAlloc(self.ctx, memory.cast())) };
+        if moved.is_null() { memory } else { moved.cast() }
     }
-    // SAFETY: the vector's memory is the server's, and is owned by one vector before and after.
-    unsafe {
-        let moved = api!(RedisModule_DefragAlloc(ctx, memory.cast()));
-        Vec::from_raw_parts(if moved.is_null() { memory } else { moved.cast() }, len, capacity)
+}
+
+impl Mover for Defrag {
+    fn move_box<T>(&mut self, piece: &mut Box<T>) {
+        // SAFETY: a box of the module's is memory of the server's; the one that is read is written
+        // anew before anybody sees it.
+        unsafe {
+            let memory = Box::into_raw(std::ptr::read(piece));
+            std::ptr::write(piece, Box::from_raw(self.moved(memory)));
+        }
+    }
+
+    fn move_vec<T>(&mut self, piece: &mut Vec<T>) {
+        if piece.capacity() == 0 {
+            return;
+        }
+        let mut owned = std::mem::ManuallyDrop::new(std::mem::take(piece));
+        let (memory, len, capacity) = (owned.as_mut_ptr(), owned.len(), owned.capacity());
+        // SAFETY: the vector's memory is the server's, and is owned by one vector before and after.
+        *piece = unsafe { Vec::from_raw_parts(self.moved(memory), len, capacity) };
     }
 }
 

@@ -6,8 +6,8 @@ use std::ops::Deref;
 use arrayvec::ArrayVec;
 
 use super::{
-    Algorithm, MAX_COUNT, MAX_TIERS, Memory, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs, fixed,
-    sliding,
+    Algorithm, MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs,
+    fixed, sliding,
 };
 
 /// How the counters of a key are read. [`Algorithm`] without the log.
@@ -436,6 +436,14 @@ impl Counters {
     /// The windows that can still count at `now`, shortest first.
     pub fn live_windows(&self, now: UnixMs) -> impl Iterator<Item = WindowMs> + '_ {
         self.iter().filter(move |counter| self.lives(counter, now)).map(|counter| counter.window)
+    }
+
+    /// See [`Limiter::relocate`](super::Limiter::relocate).
+    pub fn relocate(&mut self, mover: &mut impl Mover) {
+        if let Store::Many(many) = &mut self.0 {
+            mover.move_box(many);
+            mover.move_vec(&mut many.counters);
+        }
     }
 
     /// Bytes on the heap.

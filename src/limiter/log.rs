@@ -1,7 +1,7 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 
 use super::run::{Place, Run};
-use super::{MAX_COUNT, MAX_TIERS, Memory, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs};
+use super::{MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs};
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
 /// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
@@ -263,9 +263,10 @@ impl Log {
         self.older.allocations()
     }
 
-    /// See [`Run::relocate`].
-    pub fn relocate(&mut self, relocate: impl FnMut(Vec<u8>) -> Vec<u8>) {
-        self.older.relocate(relocate);
+    /// See [`Limiter::relocate`](super::Limiter::relocate).
+    pub fn relocate(&mut self, mover: &mut impl Mover) {
+        mover.move_vec(&mut self.starts);
+        self.older.relocate(mover);
     }
 
     /// Where a window that ends at `now` begins, at `from` or later.

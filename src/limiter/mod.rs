@@ -405,6 +405,14 @@ pub struct WindowState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWindows;
 
+/// Puts pieces of memory elsewhere, with the same content: what active defrag does.
+pub trait Mover {
+    /// Moves what is boxed, if that is of use.
+    fn move_box<T>(&mut self, piece: &mut Box<T>);
+    /// Moves what a vector holds, if that is of use.
+    fn move_vec<T>(&mut self, piece: &mut Vec<T>);
+}
+
 /// All that is remembered of one key. 16 bytes: there may be millions of them.
 #[derive(Clone, Debug)]
 pub enum Limiter {
@@ -576,6 +584,17 @@ impl Limiter {
         match self {
             Limiter::Counters(_) => 1,
             Limiter::Log(log) => 1 + log.allocations(),
+        }
+    }
+
+    /// Hands every piece of memory that it holds to `mover`.
+    pub fn relocate(&mut self, mover: &mut impl Mover) {
+        match self {
+            Limiter::Counters(counters) => counters.relocate(mover),
+            Limiter::Log(log) => {
+                mover.move_box(log);
+                log.relocate(mover);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use super::varint;
+use super::{Mover, varint};
 
 /// Bytes in a full block: enough entries to make its 48 bytes of bookkeeping small, few enough
 /// that a walk through one takes a microsecond or two.
@@ -278,11 +278,13 @@ impl Run {
         self.blocks.len() + 1
     }
 
-    /// Hands each block's memory to `relocate`, which may put the same bytes elsewhere.
-    pub fn relocate(&mut self, mut relocate: impl FnMut(Vec<u8>) -> Vec<u8>) {
-        for block in &mut self.blocks {
-            block.bytes = relocate(std::mem::take(&mut block.bytes));
-        }
+    /// See [`Limiter::relocate`](super::Limiter::relocate).
+    pub fn relocate(&mut self, mover: &mut impl Mover) {
+        // The same memory, as a vector.
+        let mut blocks = Vec::from(std::mem::take(&mut self.blocks));
+        mover.move_vec(&mut blocks);
+        blocks.iter_mut().for_each(|block| mover.move_vec(&mut block.bytes));
+        self.blocks = VecDeque::from(blocks);
     }
 
     #[inline(always)]
