@@ -1,7 +1,7 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test lint check clean setup test-examples install uninstall dist check-dist demo check-demo
+.PHONY: help build run cluster test soak memcheck lint check clean setup test-examples install uninstall dist check-dist demo check-demo
 
 REDIS_SERVER ?= redis-server
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -38,6 +38,13 @@ demo: $(if $(REDIS_URL),,build) ## Watch the three limiters under the same traff
 
 test: build ## Run the tests: the arithmetic, and the commands on real servers
 	cargo test --locked
+
+soak: SECONDS = 60
+soak: build ## Load servers for a minute or SECONDS=..., and account for every unit granted
+	SOAK_SECONDS=$(SECONDS) cargo test --locked --test soak -- --nocapture
+
+memcheck: build ## Run the server tests with every server under valgrind: invalid accesses, lost memory
+	tools/memcheck $(REDIS_SERVER)
 
 test-examples: build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
 	cargo fmt --check --manifest-path examples/rust/Cargo.toml

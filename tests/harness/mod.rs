@@ -426,6 +426,11 @@ impl ReplicationStream {
         ReplicationStream { commands: Commands::of(reader), marks: 0 }
     }
 
+    /// The next command as it is sent; `None` when the server ends.
+    pub fn next_command(&mut self) -> Option<String> {
+        self.commands.next()
+    }
+
     /// The commands sent since the last call, their arguments joined by spaces, without those
     /// that keep the connection alive or choose the database.
     pub fn commands(&mut self, server: &Server) -> Vec<String> {
@@ -434,7 +439,7 @@ impl ReplicationStream {
         server.value(&mark);
         let mut commands = Vec::new();
         loop {
-            let command = self.commands.next().expect("a command");
+            let command = self.next_command().expect("a command");
             if command == mark {
                 return commands;
             }

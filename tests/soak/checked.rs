@@ -1,0 +1,103 @@
+//! Keys of which every unit is accounted for: what the server tells its replicas that it counted,
+//! and when, is checked against the limits by the plain models.
+
+use redis_rl::limiter::{Algorithm, Quota, WindowMs};
+
+use crate::harness::{ReplicationStream, Server};
+use crate::naive::{Model, Search};
+
+/// A key whose counts nothing but its own time takes away.
+pub struct Key {
+    pub name: String,
+    /// The command that counts in it.
+    pub command: &'static str,
+    /// Limits and windows, as they are named in requests.
+    pub pairs: String,
+    /// Whether clients tell the time, and not the server's clock.
+    pub with_at: bool,
+    algorithm: Algorithm,
+    quotas: Vec<Quota>,
+}
+
+/// Limits and windows in milliseconds.
+const TIERS: [&[(u64, u64)]; 4] =
+    [&[(5, 100)], &[(20, 1_000)], &[(3, 70), (40, 2_000)], &[(100, 5_000), (300, 30_000), (9, 333)]];
+
+/// Two keys for each algorithm, for all these tiers, by the server's time and by the clients'.
+pub fn keys() -> Vec<Key> {
+    let algorithms = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+    let kinds = algorithms.into_iter().flat_map(|algorithm| TIERS.map(|tiers| (algorithm, tiers)));
+    let keys = kinds.flat_map(|kind| [(kind, false), (kind, true), (kind, false), (kind, true)]);
+    keys.enumerate()
+        .map(|(index, ((algorithm, tiers), with_at))| Key {
+            name: format!("checked:{index}"),
+            command: algorithm.command().to_str().expect("a command"),
+            pairs: tiers.iter().map(|(limit, window)| format!("{limit} {window}ms ")).collect(),
+            with_at,
+            algorithm,
+            quotas: tiers.iter().map(|tier| quota(*tier)).collect(),
+        })
+        .collect()
+}
+
+fn quota((limit, window): (u64, u64)) -> Quota {
+    Quota { limit, window: WindowMs::new(window).expect("a window") }
+}
+
+/// What was counted in a key.
+pub struct Account {
+    model: Model,
+    /// Units taken in all.
+    pub taken: i64,
+    /// When any were last counted or given back.
+    latest: u64,
+}
+
+impl Account {
+    fn of(key: &Key) -> Account {
+        Account { model: Model::new(key.algorithm, Search::Halving), taken: 0, latest: 0 }
+    }
+}
+
+/// Follows what a server sends to its replicas, the effects of requests in their order, until
+/// `last` is sent. Each effect has to be within every limit.
+pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<Account> {
+    let mut accounts: Vec<Account> = keys.iter().map(Account::of).collect();
+    loop {
+        let effect = effects.next_command().expect("a command");
+        if effect == last {
+            return accounts;
+        }
+        let words: Vec<&str> = effect.split(' ').collect();
+        let (true, Some(key)) = (words[0].starts_with("RL."), words.get(1)) else { continue };
+        let Some(index) = key.strip_prefix("checked:") else { continue };
+        let index: usize = index.parse().expect("a number");
+        let option = |name| words.iter().position(|word| *word == name).map(|at| words[at + 1]);
+        let cost = option("COST").map_or(1, |cost| cost.parse().expect("a number"));
+        let at = option("AT").expect("its time").parse().expect("a number");
+
+        let (Key { quotas, .. }, account) = (&keys[index], &mut accounts[index]);
+        assert!(!account.model.refuses(quotas, cost, at), "over a limit: {effect}, {:?}", account.model);
+        account.model.record(quotas, cost, at, false).expect("room for all windows");
+        account.taken += cost.max(0);
+        account.latest = account.latest.max(at);
+    }
+}
+
+/// The server holds what was counted, no more and no less, as of the last time that any was.
+pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
+    for (key, Account { model, latest, .. }) in keys.iter().zip(accounts) {
+        for window in key.quotas.iter().map(|quota| quota.window.get()) {
+            let peek = format!("RL.PEEK {} 1000000 {window}ms AT {latest}", key.name);
+            let held = 1_000_000 - server.figures(&peek)[2] as u64;
+            let about = || format!("{peek} of {} {}", key.command, key.pairs);
+            if held == 0 && !key.with_at && server.integer(&format!("EXISTS {}", key.name)) == 0 {
+                // It may have gone since, once nothing in it counted any more.
+                let now = server.clock_ms() as u64;
+                assert_eq!(model.used(window, now), 0, "{}: it is gone", about());
+            } else {
+                assert_eq!(held, model.used(window, *latest), "{}", about());
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! A soak: requests of all kinds on many connections, while keys expire and are evicted, snapshots
+//! are made, append-only files rewritten, and replicas come and go. It takes `SOAK_SECONDS`, or 2.
+
+mod checked;
+#[path = "../harness/mod.rs"]
+mod harness;
+#[path = "../model/naive.rs"]
+#[expect(dead_code, reason = "not all of it is needed here")]
+mod naive;
+
+use std::env;
+use std::fmt::{self, Display, Formatter};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Cmd, Value};
+
+use checked::Key;
+use harness::{Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
+
+const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+
+/// Each client is a thread with so many connections, and sends so many requests at once.
+const CLIENTS: u64 = 8;
+const CONNECTIONS: usize = 6;
+const AT_ONCE: usize = 16;
+
+#[test]
+fn whatever_goes_on_clients_are_granted_what_the_limits_allow_and_all_of_it_is_kept() {
+    // Who listens here never tells how far they are, and may be far behind.
+    let mut server = Server::with(&[("appendonly", "yes"), ("repl-timeout", "86400")]);
+    let unlimited = ["SET", "client-output-buffer-limit", "replica 0 0 0"];
+    redis::cmd("CONFIG").arg(&unlimited).exec(&mut server.connect()).expect("CONFIG SET");
+    let mut effects = ReplicationStream::of(&server);
+    let keys = checked::keys();
+    let end = end();
+
+    // Of the requests that tell it.
+    let time = AtomicI64::new(1_000_000_000_000);
+    let (granted, troubles, accounts) = thread::scope(|scope| {
+        let (server, keys, time) = (&server, keys.as_slice(), &time);
+        let client = |seed| scope.spawn(move || be_a_client(server, seed, keys, time, end));
+        let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+        let follower = scope.spawn(|| checked::follow(&mut effects, keys, "PUBLISH soak over"));
+        let troubles = Troubles::until(end, server, || ());
+        let granted: Granted = clients.into_iter().map(|client| client.join().expect("no surprise")).sum();
+        server.value("PUBLISH soak over");
+        (granted, troubles, follower.join().expect("all within the limits"))
+    });
+
+    println!("{granted}; {troubles}; {}", Statistics(&server));
+    let taken: Vec<i64> = accounts.iter().map(|account| account.taken).collect();
+    assert_eq!(granted.units, taken, "what clients were granted, and what was counted");
+    assert!(taken.iter().all(|units| *units > 0), "nothing was granted in one of {taken:?}");
+    checked::assert_agrees(&server, &keys, &accounts);
+    let replica = Server::replica_of(&server, &[]);
+    wait_for_replica(&replica, &server);
+    checked::assert_agrees(&replica, &keys, &accounts);
+    server.restart();
+    checked::assert_agrees(&server, &keys, &accounts);
+    assert_nothing_panicked(&server);
+}
+
+#[test]
+fn a_server_that_evicts_all_the_time_stays_sound_and_its_replica_equal() {
+    let server = Server::with(&[("appendonly", "yes"), ("repl-backlog-size", "16384")]);
+    let memory: u64 = server.info("used_memory").parse().expect("bytes");
+    server.value(&format!("CONFIG SET maxmemory {}", memory + 3_000_000));
+    let mut policies = ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"].into_iter().cycle();
+    let end = end();
+    let time = AtomicI64::new(1_000_000_000_000);
+    let (granted, troubles) = thread::scope(|scope| {
+        let (server, time) = (&server, &time);
+        let client = |seed| scope.spawn(move || be_a_client(server, seed, &[], time, end));
+        let clients: Vec<_> = (100..100 + CLIENTS).map(client).collect();
+        let change_policy = || {
+            let policy = policies.next().expect("one after the other");
+            server.value(&format!("CONFIG SET maxmemory-policy {policy}"));
+        };
+        let troubles = Troubles::until(end, server, change_policy);
+        (clients.into_iter().map(|client| client.join().expect("no surprise")).sum::<Granted>(), troubles)
+    });
+
+    println!("{granted}; {troubles}; {}", Statistics(&server));
+    assert_ne!(server.info("evicted_keys"), "0");
+    server.value("CONFIG SET maxmemory 0");
+    server.value("DEBUG SET-ACTIVE-EXPIRE 0");
+    let replica = Server::replica_of(&server, &[]);
+    let mut connection = server.connect();
+    let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
+    let times: Vec<i64> =
+        pipeline(keys.iter().map(|key| format!("PTTL {key}"))).query(&mut connection).expect("PTTL");
+    assert!(times.iter().all(|time| *time != -1), "a key has no time to live");
+    let infos = pipeline(keys.iter().map(|key| format!("RL.INFO {key}")));
+    infos.query::<Vec<Value>>(&mut connection).expect("sound keys");
+    wait_for_replica(&replica, &server);
+    assert_eq!(replica.digest(), server.digest());
+    assert_nothing_panicked(&server);
+}
+
+fn end() -> Instant {
+    let seconds = env::var("SOAK_SECONDS").map_or(2, |seconds| seconds.parse().expect("a number of seconds"));
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+fn wait_for_replica(replica: &Server, master: &Server) {
+    wait_for("the replica to catch up", || {
+        replica.info("slave_repl_offset") == master.info("master_repl_offset")
+    });
+}
+
+fn assert_nothing_panicked(server: &Server) {
+    let log = std::fs::read_to_string(server.folder().join("log")).expect("a log");
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+/// What clients were told.
+#[derive(Default)]
+struct Granted {
+    requests: usize,
+    /// Units, in each of the checked keys.
+    units: Vec<i64>,
+}
+
+impl std::iter::Sum for Granted {
+    fn sum<I: Iterator<Item = Granted>>(all: I) -> Granted {
+        let add = |a: Granted, b: Granted| Granted {
+            requests: a.requests + b.requests,
+            units: a.units.iter().zip(b.units).map(|(a, b)| a + b).collect(),
+        };
+        all.reduce(add).unwrap_or_default()
+    }
+}
+
+impl Display for Granted {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        write!(f, "{} requests", self.requests)?;
+        if !self.units.is_empty() {
+            let units: i64 = self.units.iter().sum();
+            write!(f, ", {units} units granted and checked in {} keys", self.units.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// A request, and if it is to a checked key which that is and what it costs.
+struct Request {
+    command: Cmd,
+    checked: Option<(usize, i64)>,
+}
+
+/// Sends requests to the checked keys and to others on several connections until the end.
+fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: Instant) -> Granted {
+    let mut random = Random(seed);
+    let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| server.connect()).collect();
+    let mut granted = Granted { requests: 0, units: vec![0; keys.len()] };
+    while Instant::now() < end {
+        let all_checked = !keys.is_empty() && random.below(3) == 0;
+        let requests: Vec<Request> = (0..AT_ONCE)
+            .map(|_| {
+                if all_checked || (!keys.is_empty() && random.below(3) > 0) {
+                    to_checked_key(keys, &mut random, time)
+                } else {
+                    Request { command: command(&to_any_key(&mut random, time)), checked: None }
+                }
+            })
+            .collect();
+        let mut pipeline = redis::pipe();
+        requests.iter().for_each(|request| _ = pipeline.add_command(request.command.clone()));
+        if all_checked {
+            pipeline.atomic();
+        } else {
+            pipeline.ignore_errors();
+        }
+        let connection = &mut connections[random.below(CONNECTIONS)];
+        let replies: Vec<Value> = pipeline.query(connection).expect("replies");
+        for (Request { checked, .. }, reply) in requests.iter().zip(&replies) {
+            match checked {
+                // Limited requests are granted nothing; those that give back are not added up.
+                Some((key, cost)) if figures(reply)[0] == 0 => granted.units[*key] += cost.max(&0),
+                Some(_) => {}
+                None => assert_expected(reply),
+            }
+        }
+        granted.requests += requests.len();
+    }
+    granted
+}
+
+fn to_checked_key(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Request {
+    let index = random.below(keys.len());
+    let Key { name, command: take, pairs, with_at, .. } = &keys[index];
+    let cost = random.of(&[1, 1, 1, 1, 2, 3, 0, -1, -4]);
+    let at = if *with_at { later(random, time) } else { String::new() };
+    match random.below(20) {
+        0 => {
+            let line = format!("RL.PEEK {name} {pairs} COST {cost} {at}");
+            Request { command: command(&line), checked: Some((index, 0)) }
+        }
+        1 => {
+            let mut eval = redis::cmd("EVAL");
+            eval.arg("return redis.call(unpack(ARGV))").arg(0).arg(take).arg(name);
+            eval.arg(format!("{pairs} COST {cost} {at}").split_whitespace().collect::<Vec<_>>());
+            Request { command: eval, checked: Some((index, cost)) }
+        }
+        _ => {
+            let line = format!("{take} {name} {pairs} COST {cost} {at}");
+            Request { command: command(&line), checked: Some((index, cost)) }
+        }
+    }
+}
+
+/// The time for a request that tells it; now and then one comes late.
+fn later(random: &mut Random, time: &AtomicI64) -> String {
+    let now = time.fetch_add(random.of(&[0, 0, 1, 3]), Ordering::Relaxed);
+    format!("AT {}", now - random.of(&[0, 0, 0, 1, 70, 400]))
+}
+
+/// A request of any kind to one of many keys, most of which soon expire.
+fn to_any_key(random: &mut Random, time: &AtomicI64) -> String {
+    let name = random.of(&COMMANDS);
+    let key = format!("any:{name}:{}", random.below(20_000));
+    let pairs = random.of(&["5 1ms", "5 20ms 9 1s", "9 300ms", "20 2s 30 20s", "3 1s 9 1h", "900 30s"]);
+    let options = random.of(&["", "", "", "FORCE", "COST 3", "COST 7 FORCE", "COST -2", "COST 0"]);
+    let at = if random.below(4) == 0 { later(random, time) } else { String::new() };
+    match random.below(40) {
+        0 => format!("DEL {key}"),
+        1 => format!("UNLINK {key}"),
+        2 => format!("RL.PEEK {key} {pairs} {at}"),
+        3 => format!("RL.INFO {key}"),
+        4 => format!("COPY {key} {key}:copy REPLACE"),
+        5 => format!("RENAME {key} {key}:copy"),
+        6 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
+        7 => format!("{name} {key} {pairs} FORCE FORCE"),
+        _ => format!("{name} {key} {pairs} {options} {at}"),
+    }
+}
+
+/// Neither the wrong type, nor a key that is not there, nor a lack of memory is a surprise.
+fn assert_expected(reply: &Value) {
+    if let Value::ServerError(error) = reply {
+        let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        let expected = ["WRONGTYPE", "no such key", "at most 8 in a key", "syntax error", "OOM "];
+        assert!(expected.iter().any(|part| text.contains(part)), "{text}");
+    }
+}
+
+/// What a server goes through meanwhile.
+#[derive(Default)]
+struct Troubles {
+    snapshots: usize,
+    replicas_lost: usize,
+}
+
+impl Troubles {
+    /// One trouble after the other, at least once each; `each_time` is another.
+    fn until(end: Instant, server: &Server, mut each_time: impl FnMut()) -> Troubles {
+        let mut troubles = Troubles::default();
+        loop {
+            each_time();
+            // One of them may have to wait for the other, or for a replica's snapshot.
+            let _ = server.call("BGSAVE SCHEDULE");
+            let _ = server.call("BGREWRITEAOF");
+            // Lost before it had all that was there.
+            let unlucky = Server::with(&[]);
+            unlucky.value(&format!("REPLICAOF 127.0.0.1 {}", server.port()));
+            drop(unlucky);
+            // Lost after it was cut off and had come back.
+            let replica = Server::replica_of(server, &[]);
+            replica.value("REPLICAOF NO ONE");
+            replica.follow(server);
+            drop(replica);
+            troubles.replicas_lost += 2;
+            let children = ["rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+            wait_for("snapshot and rewrite", || children.iter().all(|field| server.info(field) == "0"));
+            assert_eq!(server.info("rdb_last_bgsave_status"), "ok");
+            assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
+            troubles.snapshots += 1;
+            if Instant::now() >= end {
+                return troubles;
+            }
+        }
+    }
+}
+
+impl Display for Troubles {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        write!(f, "{} snapshots and rewrites, {} replicas lost", self.snapshots, self.replicas_lost)
+    }
+}
+
+/// What the server says of itself.
+struct Statistics<'a>(&'a Server);
+
+impl Display for Statistics<'_> {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        let fields = ["expired_keys", "evicted_keys", "total_forks", "used_memory_peak_human"];
+        let [expired, evicted, forks, peak] = fields.map(|field| self.0.info(field));
+        write!(f, "{expired} keys expired, {evicted} evicted, {forks} forks, {peak} at most")
+    }
+}
