@@ -106,9 +106,9 @@ impl Server {
     }
 
     /// A server that replicates `master`, once it does. If the master's clock stands, its own stands
-    /// a second behind: nothing that replicas are sent may go by that.
+    /// half a second ahead: nothing that replicas are sent may go by that.
     pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
-        let clock_at = master.clock.as_ref().map(|_| master.clock_ms() - 1_000);
+        let clock_at = master.clock.as_ref().map(|_| master.clock_ms() + 500);
         let replica = Server::bare(&[&[load_module()], settings].concat(), clock_at);
         replica.follow(master);
         replica

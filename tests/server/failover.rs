@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::harness::{APPEND_ONLY, Random, Server, command, wait_for};
 use crate::histories::{Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{COMMANDS, NOW, Traffic, assert_same, peeks_with_at, send, wait_for_offset};
+use crate::traffic::{COMMANDS, LATER, NOW, Traffic, assert_same, peeks_with_at, send, wait_for_offset};
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
@@ -65,7 +65,7 @@ fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_come
             replica.value("REPLICAOF NO ONE");
             replica
         });
-        master.relaunch_at(NOW - 1_000);
+        master.relaunch_at(LATER);
         master.follow(&replica);
         assert_same(&replica, &master);
         (master, replica) = (replica, master);
@@ -117,7 +117,7 @@ fn a_replica_that_sentinels_promote_goes_on_counting_and_the_others_follow_it() 
         replicas.swap_remove(promoted)
     });
     assert_eq!(new_master.info("role"), "master");
-    old_master.relaunch_at(NOW - 1_000);
+    old_master.relaunch_at(LATER);
     for follower in [&replicas[0], &old_master] {
         let [port, master_port] = [follower, &new_master].map(|server| server.port().to_string());
         let follows = [("port", &*port), ("master-port", &*master_port), ("master-link-status", "ok")];

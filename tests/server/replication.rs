@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::harness::{APPEND_ONLY, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for};
-use crate::traffic::{COMMANDS, NOW, Traffic, assert_same, send};
+use crate::traffic::{COMMANDS, LATER, NOW, Traffic, assert_same, send};
 
 /// Commands in the order that they are called, and what each sends; X stands for an algorithm.
 const SENT: &[(&str, &str)] = &[
@@ -257,13 +257,24 @@ fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) ->
 
 #[test]
 fn a_first_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
-    for round in 0..6 {
-        let (diskless, load) = [("yes", "swapdb"), ("no", "disabled"), ("yes", "disabled")][round % 3];
+    // Whether the snapshot is sent without a file, how it is loaded, and whether it comes on a
+    // connection of its own, where the server can do that.
+    let ways = [
+        ("no", "disabled", "no"),
+        ("yes", "disabled", "no"),
+        ("yes", "swapdb", "no"),
+        ("yes", "disabled", "yes"),
+    ];
+    for (seed, (diskless, load, own_connection)) in (100..).zip([ways, ways].concat()) {
         // Nobody has listened to this master before.
         let master = master(&[("repl-diskless-sync", diskless)]);
-        let replica = amid_traffic(&master, 100 + round as u64, || {
-            Server::replica_of(&master, &[("repl-diskless-load", load)])
-        });
+        let replica = Server::with_clock_at(LATER, &[("repl-diskless-load", load)]);
+        for setting in ["repl-rdb-channel", "dual-channel-replication-enabled"] {
+            for server in [&master, &replica] {
+                let _ = server.call(&format!("CONFIG SET {setting} {own_connection}"));
+            }
+        }
+        amid_traffic(&master, seed, || replica.follow(&master));
         assert_same(&master, &replica);
     }
 }
@@ -290,7 +301,7 @@ fn a_promoted_replica_is_listened_to_by_the_next_in_the_middle_of_traffic() {
     assert_same(&master, &replica);
     replica.value("REPLICAOF NO ONE");
     replica.set_clock(NOW);
-    master.step_clock(-1_000);
+    master.set_clock(LATER);
     amid_traffic(&replica, 301, || {
         master.follow(&replica);
     });

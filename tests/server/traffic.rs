@@ -14,6 +14,9 @@ const MOST: i64 = 9_007_199_254_740_991;
 /// Where the clocks of servers stand. No window of more than 1 ms begins there.
 pub const NOW: i64 = 1_700_000_000_123;
 
+/// Where the clocks of their replicas stand. No key of this traffic goes so soon.
+pub const LATER: i64 = NOW + 500;
+
 /// The time that the first request gives.
 const START: i64 = 1_000_000_000_000;
 
