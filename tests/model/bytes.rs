@@ -7,8 +7,9 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Limiter, MAX_COUNT, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
 
+use crate::calls::{Act, Call, History, answer};
 use crate::cases;
-use crate::history::{Act, Call, History, answer, history, huge, small};
+use crate::history::{history, huge, small};
 
 /// The first part of a history is counted; then its limiter and the one of its bytes live on.
 fn lives_on_unchanged(history: &History, cut: Index) -> TestCaseResult {

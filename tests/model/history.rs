@@ -1,126 +1,13 @@
-//! Random histories of one key, and what a command does with each call of it.
+//! Random histories of one key.
 
-use std::fmt;
 use std::ops::{Range, RangeInclusive};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use redis_rl::limiter::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, TooManyWindows, UnixMs, Verdict, WindowMs,
-};
+use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, WindowMs};
 
-use crate::naive::Model;
-
-/// A call of RL.FIXED, RL.SLIDING or RL.LOG, or of RL.PEEK.
-#[derive(Clone)]
-pub struct Call {
-    pub act: Act,
-    pub quotas: Vec<Quota>,
-    pub cost: i64,
-    pub now: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Act {
-    Peek,
-    Take,
-    Force,
-    /// FORCE, so many times over: the way to counts that saturate.
-    Flood(u32),
-}
-
-#[derive(Clone, Debug)]
-pub struct History {
-    pub algorithm: Algorithm,
-    pub calls: Vec<Call>,
-}
-
-impl History {
-    /// The limiter that is left by it.
-    pub fn limiter(&self) -> Limiter {
-        let mut limiter = Limiter::new(self.algorithm);
-        for call in &self.calls {
-            let _ = answer(&mut limiter, call);
-        }
-        limiter
-    }
-
-    /// Every window that is named in it, and the time of its last call.
-    pub fn windows_and_end(&self) -> (Vec<u64>, u64) {
-        let quotas = self.calls.iter().flat_map(|call| &call.quotas);
-        let mut windows: Vec<u64> = quotas.map(|quota| quota.window.get()).collect();
-        windows.sort();
-        windows.dedup();
-        (windows, self.calls.last().map_or(0, |call| call.now))
-    }
-}
-
-/// What comes of a call: its reply, and whether it goes to replicas.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Answer {
-    pub verdict: Verdict,
-    pub changed: bool,
-}
-
-/// What a command does between its arguments and its reply; an emptied key is deleted.
-pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
-    let (quotas, cost, now) = (call.quotas.as_slice(), Cost(call.cost), UnixMs(call.now));
-    let algorithm = limiter.algorithm();
-    if call.act == Act::Peek {
-        return Ok(Answer { verdict: limiter.peek(quotas, cost, now).0, changed: false });
-    }
-    let mut take = || limiter.take(algorithm, quotas, cost, call.forces(), now).expect("its algorithm");
-    for _ in 1..call.times() {
-        take()?;
-    }
-    let taken = take()?;
-    if limiter.is_empty() {
-        *limiter = Limiter::new(algorithm);
-    }
-    Ok(Answer { verdict: taken.verdict, changed: taken.changed() })
-}
-
-/// The same with the model.
-pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
-    let Call { quotas, cost, now, .. } = call;
-    let (mut limited, mut changed) = (false, false);
-    for _ in 0..call.times() {
-        limited = model.refuses(quotas, *cost, *now);
-        changed = call.counts(limited) && model.record(quotas, *cost, *now, limited)?;
-    }
-    Ok(Answer { verdict: model.verdict(quotas, *cost, *now, limited), changed })
-}
-
-impl Call {
-    fn forces(&self) -> bool {
-        matches!(self.act, Act::Force | Act::Flood(_))
-    }
-
-    pub fn counts(&self, limited: bool) -> bool {
-        self.act != Act::Peek && self.cost != 0 && (!limited || self.forces())
-    }
-
-    fn times(&self) -> u32 {
-        if let Act::Flood(times) = self.act { times } else { 1 }
-    }
-}
-
-/// As it would be typed, so that a failing history can be read and tried.
-impl fmt::Debug for Call {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(if self.act == Act::Peek { "RL.PEEK key" } else { "RL.<algorithm> key" })?;
-        for quota in &self.quotas {
-            write!(f, " {} {}ms", quota.limit, quota.window.get())?;
-        }
-        write!(f, " COST {} AT {}", self.cost, self.now)?;
-        match self.act {
-            Act::Peek | Act::Take => Ok(()),
-            Act::Force => f.write_str(" FORCE"),
-            Act::Flood(times) => write!(f, " FORCE, {times} times"),
-        }
-    }
-}
+use crate::calls::{Act, Call, History};
 
 /// Which histories are drawn.
 pub struct Shape {
@@ -186,7 +73,7 @@ pub fn huge() -> Shape {
             4 => Just(Act::Peek),
             10 => Just(Act::Take),
             5 => Just(Act::Force),
-            1 => (1000..1100u32).prop_map(Act::Flood),
+            1 => (1000..1100u32).prop_map(|times| Act::Flood { times, apart_ms: 0 }),
         ]
         .boxed(),
         start: prop_oneof![

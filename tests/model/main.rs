@@ -2,7 +2,8 @@
 //! arguments. No server, no clock.
 //!
 //! - `naive`: the three algorithms as the README words them, slow and obviously right.
-//! - `history`: random calls, and what a command does with one.
+//! - `calls`: calls, and what a command does with one.
+//! - `history`: random calls.
 //! - `replies`: every reply of a history is the model's, and a log never admits too much.
 //! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
@@ -10,6 +11,7 @@
 
 mod arguments;
 mod bytes;
+mod calls;
 mod history;
 mod naive;
 mod replies;

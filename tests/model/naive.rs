@@ -198,7 +198,7 @@ impl Log {
             return false;
         }
         let now = self.read(now);
-        self.entries = self.within(keep, now).copied().collect();
+        self.entries.retain(|(at, _)| *at > now - keep);
         self.keep = if self.entries.is_empty() { longest(quotas) } else { keep };
         match self.entries.last_mut() {
             Some((at, already)) if *at == now => *already += units,

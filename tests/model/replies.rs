@@ -5,8 +5,9 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Limiter, MAX_COUNT, Quota, UnixMs, WindowMs};
 
+use crate::calls::{Act, Call, History, answer, assert_agree, expected};
 use crate::cases;
-use crate::history::{ALL, Act, Call, History, Shape, answer, crowded, expected, history, huge, pace, small};
+use crate::history::{ALL, Shape, crowded, history, huge, pace, small};
 use crate::naive::{Model, Search};
 
 fn agree(history: &History, search: Search) -> TestCaseResult {
@@ -16,22 +17,8 @@ fn agree(history: &History, search: Search) -> TestCaseResult {
     for (i, call) in history.calls.iter().enumerate() {
         let reply = answer(&mut limiter, call);
         prop_assert_eq!(reply, expected(&mut model, call), "reply to call {}: {:?}", i, call);
-        agree_on_state(&limiter, &model, &windows, call.now)
-            .map_err(|error| TestCaseError::fail(format!("after call {i}, {call:?}: {error}")))?;
+        assert_agree(&limiter, &model, &windows, call.end());
     }
-    Ok(())
-}
-
-fn agree_on_state(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) -> TestCaseResult {
-    let at = UnixMs(now);
-    for &window in windows {
-        let used = limiter.used(WindowMs::new(window).expect("a window"), at);
-        prop_assert_eq!(used, model.used(window, now), "units in {} ms", window);
-    }
-    prop_assert_eq!(limiter.windows(at), model.windows(now));
-    prop_assert_eq!(limiter.entries(at), model.entries(now));
-    prop_assert_eq!(limiter.is_empty(), model.is_empty());
-    prop_assert_eq!(limiter.is_ahead_of(at), model.is_ahead_of(now));
     Ok(())
 }
 
@@ -125,12 +112,13 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
         if i % 100 == 99 {
             let wanted = model.verdict(&call.quotas, call.cost, call.now, refuses);
             prop_assert_eq!(reply, wanted, "reply to call {}: {:?}", i, call);
-            agree_on_state(&limiter, &model, &windows, call.now)?;
+            assert_agree(&limiter, &model, &windows, call.now);
         }
     }
     let copy = decode(&encode(&limiter));
     prop_assert_eq!(copy.is_some(), !limiter.is_empty());
-    agree_on_state(&copy.unwrap_or(limiter), &model, &windows, end)
+    assert_agree(&copy.unwrap_or(limiter), &model, &windows, end);
+    Ok(())
 }
 
 proptest! {
@@ -176,7 +164,12 @@ proptest! {
 fn a_flood_of_forced_calls_saturates_and_stays_there() {
     for algorithm in ALL {
         let quota = Quota { limit: 1, window: WindowMs::MAX };
-        let flood = Call { act: Act::Flood(1100), quotas: vec![quota], cost: (1 << 53) - 1, now: 0 };
+        let flood = Call {
+            act: Act::Flood { times: 1100, apart_ms: 0 },
+            quotas: vec![quota],
+            cost: (1 << 53) - 1,
+            now: 0,
+        };
         let history = History { algorithm: *algorithm, calls: vec![flood.clone(), flood] };
         assert_eq!(history.limiter().used(quota.window, UnixMs(0)), MAX_COUNT);
     }

@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, Wait};
 
+use crate::calls::{Call, History};
 use crate::cases;
-use crate::history::{Call, History, history, huge, small};
+use crate::history::{history, huge, small};
 
 /// Which of the milliseconds of a wait are tried.
 type Tried = fn(u64) -> Vec<u64>;

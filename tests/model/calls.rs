@@ -1,0 +1,151 @@
+//! Calls of one key, and what a command does with each: by the limiter, and by the model of it.
+
+use std::fmt;
+
+use redis_rl::limiter::{
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, TooManyWindows, UnixMs, Verdict, WindowMs,
+};
+
+use crate::naive::Model;
+
+/// A call of RL.FIXED, RL.SLIDING or RL.LOG, or of RL.PEEK.
+#[derive(Clone)]
+pub struct Call {
+    pub act: Act,
+    pub quotas: Vec<Quota>,
+    pub cost: i64,
+    pub now: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Act {
+    Peek,
+    Take,
+    Force,
+    /// FORCE, so many times over: the way to counts that saturate and, apart, to long logs.
+    Flood {
+        times: u32,
+        apart_ms: u64,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct History {
+    pub algorithm: Algorithm,
+    pub calls: Vec<Call>,
+}
+
+impl History {
+    /// The limiter that is left by it.
+    pub fn limiter(&self) -> Limiter {
+        let mut limiter = Limiter::new(self.algorithm);
+        for call in &self.calls {
+            let _ = answer(&mut limiter, call);
+        }
+        limiter
+    }
+
+    /// Every window that is named in it, and the time of its last call.
+    pub fn windows_and_end(&self) -> (Vec<u64>, u64) {
+        let quotas = self.calls.iter().flat_map(|call| &call.quotas);
+        let mut windows: Vec<u64> = quotas.map(|quota| quota.window.get()).collect();
+        windows.sort();
+        windows.dedup();
+        (windows, self.calls.last().map_or(0, Call::end))
+    }
+}
+
+/// What comes of a call: its reply, and whether it goes to replicas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Answer {
+    pub verdict: Verdict,
+    pub changed: bool,
+}
+
+/// What a command does between its arguments and its reply; an emptied key is deleted.
+pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
+    let (quotas, cost) = (call.quotas.as_slice(), Cost(call.cost));
+    if call.act == Act::Peek {
+        return Ok(Answer { verdict: limiter.peek(quotas, cost, UnixMs(call.now)).0, changed: false });
+    }
+    let algorithm = limiter.algorithm();
+    let mut take = |now| {
+        let taken =
+            limiter.take(algorithm, quotas, cost, call.forces(), UnixMs(now)).expect("its algorithm")?;
+        if limiter.is_empty() {
+            *limiter = Limiter::new(algorithm);
+        }
+        Ok(Answer { verdict: taken.verdict, changed: taken.changed() })
+    };
+    let mut answer = take(call.now)?;
+    for now in call.times().skip(1) {
+        answer = take(now)?;
+    }
+    Ok(answer)
+}
+
+/// The same with the model.
+pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
+    let Call { quotas, cost, .. } = call;
+    let (mut limited, mut changed) = (false, false);
+    for now in call.times() {
+        limited = model.refuses(quotas, *cost, now);
+        changed = call.counts(limited) && model.record(quotas, *cost, now, limited)?;
+    }
+    Ok(Answer { verdict: model.verdict(quotas, *cost, call.end(), limited), changed })
+}
+
+impl Call {
+    fn forces(&self) -> bool {
+        matches!(self.act, Act::Force | Act::Flood { .. })
+    }
+
+    pub fn counts(&self, limited: bool) -> bool {
+        self.act != Act::Peek && self.cost != 0 && (!limited || self.forces())
+    }
+
+    /// When it is made, each time that it is.
+    fn times(&self) -> impl Iterator<Item = u64> + use<> {
+        let (now, (times, apart_ms)) = (self.now, self.repeats());
+        (0..u64::from(times)).map(move |i| (now + i * apart_ms).min(MAX_SAFE_INTEGER))
+    }
+
+    /// When it is made last.
+    pub fn end(&self) -> u64 {
+        self.times().last().unwrap_or(self.now)
+    }
+
+    fn repeats(&self) -> (u32, u64) {
+        if let Act::Flood { times, apart_ms } = self.act { (times, apart_ms) } else { (1, 0) }
+    }
+}
+
+/// As it would be typed, so that a failing history can be read and tried.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(if self.act == Act::Peek { "RL.PEEK key" } else { "RL.<algorithm> key" })?;
+        for quota in &self.quotas {
+            write!(f, " {} {}ms", quota.limit, quota.window.get())?;
+        }
+        write!(f, " COST {} AT {}", self.cost, self.now)?;
+        match self.act {
+            Act::Peek | Act::Take => Ok(()),
+            Act::Force => f.write_str(" FORCE"),
+            Act::Flood { times, apart_ms } => write!(f, " FORCE, {times} times, {apart_ms} ms apart"),
+        }
+    }
+}
+
+/// All that can be seen of a key is the same, in each of `windows` and as RL.INFO shows it.
+#[track_caller]
+pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) {
+    let at = UnixMs(now);
+    for &window in windows {
+        let used = limiter.used(WindowMs::new(window).expect("a window"), at);
+        assert_eq!(used, model.used(window, now), "units in {window} ms at {now}");
+    }
+    assert_eq!(limiter.windows(at), model.windows(now), "at {now}");
+    assert_eq!(limiter.entries(at), model.entries(now), "at {now}");
+    assert_eq!(limiter.is_empty(), model.is_empty());
+    assert_eq!(limiter.is_ahead_of(at), model.is_ahead_of(now), "of {now}");
+}
