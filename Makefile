@@ -1,7 +1,7 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test soak memcheck lint check clean setup test-examples install uninstall dist check-dist demo check-demo
+.PHONY: help build run cluster test soak memcheck lint check clean setup test-examples install uninstall dist check-dist demo check-demo fuzz
 
 REDIS_SERVER ?= redis-server
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -17,7 +17,8 @@ DEMO := --manifest-path demo/Cargo.toml --target-dir $(TARGET)/demo
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path for the server that runs and tests use, PORT=6379 for run, PORT=7000 for"
-	@echo "    cluster, REDIS_URL for a server that the demo is to use, DESTDIR, PREFIX and MODULEDIR for install"
+	@echo "    cluster, SECONDS=60 for fuzz, REDIS_URL for a server that the demo is to use,"
+	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib
@@ -66,6 +67,7 @@ target/examples/node: examples/node/package.json examples/node/package-lock.json
 
 lint: setup ## Check the format and the lints
 	cargo fmt --check
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --all-targets -- --deny warnings
 
 check: lint test test-examples ## Check format, lints and tests: what CI runs
@@ -89,8 +91,13 @@ dist: build ## Make a tarball, a Debian package and checksums: target/dist
 check-dist: dist ## Install what dist made on this machine, load it, and remove it (as root)
 	@packaging/check $(MODULE) $(TARGET)/dist
 
+fuzz: SECONDS ?= 60
+fuzz: setup ## Look for input on which the module and models of it differ: three targets, SECONDS=60 each
+	tools/fuzz $(SECONDS)
+
 clean: ## Remove everything that was built
 	cargo clean
+	rm -rf fuzz/target fuzz/found fuzz/artifacts
 
 # So that root can install what somebody else has built: root often has no cargo.
 $(MODULE): $(shell find src -name '*.rs')

@@ -149,3 +149,8 @@ pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64)
     assert_eq!(limiter.is_empty(), model.is_empty());
     assert_eq!(limiter.is_ahead_of(at), model.is_ahead_of(now), "of {now}");
 }
+
+/// Nothing counts any more in what the model holds.
+pub fn counts_nothing(model: &Model, now: u64) -> bool {
+    model.windows(now).iter().all(|state| state.used == 0)
+}

@@ -8,14 +8,23 @@
 //! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
 //! - `arguments`: the parser takes what is valid in any form, and survives the rest.
+//! - `corpus`: what the fuzzer has found, tried again; `fuzzed` is what it tries, see `fuzz/src/lib.rs`.
 
 mod arguments;
 mod bytes;
 mod calls;
+mod corpus;
 mod history;
 mod naive;
 mod replies;
 mod waits;
+
+#[path = "../../fuzz/src"]
+mod fuzzed {
+    pub mod decoder;
+    pub mod operations;
+    pub mod parser;
+}
 
 use proptest::test_runner::Config;
 

@@ -1,0 +1,109 @@
+//! Any stored bytes are refused, or make a limiter that is stored as the same bytes and goes on as
+//! the plain model of what it holds.
+
+use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
+
+use crate::calls::{Act, Call, answer, assert_agree, counts_nothing, expected};
+use crate::naive::{Model, Search};
+
+/// `payload` is what the server keeps for a key.
+pub fn check(payload: &[u8]) {
+    let Some(limiter) = decode(payload) else { return };
+    assert_eq!(encode(&limiter), payload, "one content has one form");
+    assert!(!limiter.is_empty());
+    let held = Held::by(&limiter);
+    let windows = [held.window, WindowMs::MIN, WindowMs::MAX].map(WindowMs::get);
+    let model = held.model(limiter.algorithm());
+    for now in held.times() {
+        let (mut limiter, mut model) = (limiter.clone(), model.clone());
+        assert_agree(&limiter, &model, &windows, now);
+        let end = now + limiter.lifetime(UnixMs(now));
+        assert!(limiter.is_ahead_of(UnixMs(now)) || counts_nothing(&model, end));
+        for call in calls(held.window, now) {
+            assert_eq!(answer(&mut limiter, &call), expected(&mut model, &call), "{call:?}");
+            can_be_kept(&limiter);
+        }
+    }
+}
+
+fn can_be_kept(limiter: &Limiter) {
+    let bytes = encode(limiter);
+    let copy = decode(&bytes);
+    assert_eq!(copy.is_none(), limiter.is_empty());
+    assert!(copy.is_none_or(|copy| encode(&copy) == bytes && copy.algorithm() == limiter.algorithm()));
+    assert!(limiter.heap_bytes() < 1 << 20 && limiter.allocations() < 1 << 10);
+}
+
+/// Counts and gives back, within its own window and by another.
+fn calls(window: WindowMs, now: u64) -> Vec<Call> {
+    const MOST: i64 = MAX_SAFE_INTEGER as i64;
+    let other = if window == WindowMs::MAX { WindowMs::MIN } else { WindowMs::MAX };
+    let both = vec![Quota { limit: 1, window }, Quota { limit: MAX_SAFE_INTEGER, window: other }];
+    let own = both[..1].to_vec();
+    let call = |act, quotas: &[Quota], cost| Call { act, quotas: quotas.to_vec(), cost, now };
+    vec![
+        call(Act::Take, &own, 1),
+        call(Act::Force, &both, MOST),
+        call(Act::Take, &own, -2),
+        call(Act::Force, &own, 1),
+        call(Act::Take, &both, -MOST),
+        call(Act::Take, &own, -MOST),
+    ]
+}
+
+/// What a limiter holds, as calls that would have counted it.
+struct Held {
+    /// (window, units, time), in the order in which they count. Negative: given back.
+    counted: Vec<(WindowMs, i64, u64)>,
+    /// The longest window.
+    window: WindowMs,
+}
+
+impl Held {
+    fn by(limiter: &Limiter) -> Held {
+        let mut counted = Vec::new();
+        match limiter {
+            Limiter::Log(log) => {
+                let window = log.keep().expect("it is not empty");
+                counted.extend(log.iter().map(|entry| (window, entry.units as i64, entry.at.0)));
+            }
+            Limiter::Counters(counters) => {
+                let mut counters: Vec<_> = counters.iter().collect();
+                // Later ones first: a counter must not look over to the call that makes the next.
+                counters.sort_by_key(|counter| std::cmp::Reverse(counter.start()));
+                for counter in counters {
+                    let (window, start) = (counter.window, counter.start().0);
+                    if counter.previous > 0 {
+                        counted.push((window, counter.previous as i64, start - window.get()));
+                    }
+                    if counter.current > 0 {
+                        counted.push((window, counter.current as i64, start));
+                    } else {
+                        counted.extend([(window, 1, start), (window, -1, start)]);
+                    }
+                }
+            }
+        }
+        let window = counted.iter().map(|(window, ..)| *window).max().expect("it is not empty");
+        Held { counted, window }
+    }
+
+    fn model(&self, algorithm: Algorithm) -> Model {
+        let mut model = Model::new(algorithm, Search::Halving);
+        for &(window, units, at) in &self.counted {
+            let quota = Quota { limit: MAX_SAFE_INTEGER, window };
+            assert_eq!(model.record(&[quota], units, at, false), Ok(true));
+        }
+        model
+    }
+
+    /// Times at which something turns; of much that is held only the first, since the model is slow.
+    fn times(&self) -> impl Iterator<Item = u64> {
+        let (first, last) = (self.counted[0].2, self.counted[self.counted.len() - 1].2);
+        let window = self.window.get();
+        let times = [first + window, last, last + window - 1, 0, UnixMs::MAX.0];
+        let tried = if self.counted.len() > 100 { 1 } else { times.len() };
+        times.into_iter().take(tried).map(|at| at.min(UnixMs::MAX.0))
+    }
+}

@@ -1,0 +1,143 @@
+//! Random calls of one key are answered as the plain model answers them, before and after the
+//! key was stored and read again, and the key lives as long as anything in it counts.
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+
+use crate::calls::{Act, Call, History, answer, assert_agree, counts_nothing, expected};
+use crate::naive::{Model, Search};
+
+/// `bytes` choose the calls.
+pub fn check(bytes: &[u8]) {
+    if let Ok(history) = History::arbitrary_take_rest(Unstructured::new(bytes)) {
+        check_history(&history);
+    }
+}
+
+fn check_history(history: &History) {
+    let mut limiter = Limiter::new(history.algorithm);
+    let mut model = Model::new(history.algorithm, Search::Halving);
+    // From half of the calls on, one that was stored and read again.
+    let mut copy = None;
+    let mut lifetime = Lifetime::default();
+    for (i, call) in history.calls.iter().enumerate() {
+        let wanted = expected(&mut model, call);
+        assert_eq!(answer(&mut limiter, call), wanted, "call {i}: {call:?}");
+        if limiter.is_empty() {
+            lifetime = Lifetime::default();
+        } else if wanted.is_ok_and(|answer| answer.changed) {
+            lifetime.settle(&mut limiter, call.end());
+            let ahead = limiter.is_ahead_of(UnixMs(call.end()));
+            assert!(ahead || counts_nothing(&model, lifetime.end), "call {i}: {call:?}, {lifetime:?}");
+        }
+        if let Limiter::Log(log) = &mut limiter {
+            // As defragmentation does.
+            log.relocate(|bytes| bytes.as_slice().to_vec());
+        }
+        if let Some(copy) = &mut copy {
+            assert_eq!(answer(copy, call), wanted, "call {i} of the copy: {call:?}");
+            assert_eq!(encode(copy), encode(&limiter), "after call {i}: {call:?}");
+        } else if i >= history.calls.len() / 2 && !limiter.is_empty() {
+            copy = Some(decode(&encode(&limiter)).expect("what was encoded is decoded"));
+        }
+    }
+    let (windows, end) = history.windows_and_end();
+    assert_agree(&limiter, &model, &windows, end);
+}
+
+/// When the key goes, as commands without AT move it.
+#[derive(Debug, Default)]
+struct Lifetime {
+    end: u64,
+}
+
+impl Lifetime {
+    fn settle(&mut self, limiter: &mut Limiter, now: u64) {
+        let ahead = limiter.is_ahead_of(UnixMs(now));
+        if ahead || !limiter.is_settled() {
+            let end = now + limiter.lifetime(UnixMs(now));
+            self.end = if ahead { self.end.min(end) } else { self.end.max(end) };
+            limiter.settle((!ahead).then_some(UnixMs(end)));
+        }
+    }
+}
+
+/// Calls of a history, and of all its floods together: the model is slow.
+const MOST_CALLS: usize = 40;
+const MOST_IN_FLOODS: u32 = 1_500;
+
+impl<'a> Arbitrary<'a> for History {
+    fn arbitrary(u: &mut Unstructured<'a>) -> Result<History> {
+        let algorithm = *u.choose(&[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log])?;
+        let windows = (0..u.int_in_range(1..=12)?).map(|_| window(u)).collect::<Result<Vec<_>>>()?;
+        let mut now = number(u, MAX_SAFE_INTEGER)?;
+        let mut calls = Vec::new();
+        let mut left_for_floods = MOST_IN_FLOODS;
+        while !u.is_empty() && calls.len() < MOST_CALLS {
+            let quotas = quotas(u, &windows)?;
+            let cost = number(u, MAX_SAFE_INTEGER)? as i64;
+            let cost = if u.ratio(1, 4)? { -cost } else { cost };
+            let time = time(u, now, &windows)?;
+            let act = match u.int_in_range(0..=8)? {
+                0..=1 => Act::Peek,
+                2..=4 => Act::Take,
+                5..=7 => Act::Force,
+                _ => {
+                    let times = number(u, 1_200)? as u32;
+                    let times = times.clamp(1, left_for_floods.max(1));
+                    left_for_floods = left_for_floods.saturating_sub(times);
+                    Act::Flood { times, apart_ms: number(u, 1 << 20)? }
+                }
+            };
+            calls.push(Call { act, quotas, cost, now: time });
+            // A peek looks ahead, and the next call comes as if it had not been.
+            if act != Act::Peek {
+                now = calls.last().map_or(now, Call::end);
+            }
+        }
+        Ok(History { algorithm, calls })
+    }
+}
+
+/// Small numbers, at which calls meet each other, those around which a log begins to forget, those
+/// of any length, and the last before `most`.
+fn number(u: &mut Unstructured, most: u64) -> Result<u64> {
+    let number = match u.int_in_range(0..=6)? {
+        0..=2 => u64::from(u.arbitrary::<u8>()?),
+        3 => 1_000 + u64::from(u.arbitrary::<u8>()?),
+        4 => u64::from(u.arbitrary::<u16>()?),
+        5 => u.arbitrary::<u64>()?,
+        _ => most.saturating_sub(u.arbitrary::<u8>()?.into()),
+    };
+    Ok(number.min(most))
+}
+
+fn window(u: &mut Unstructured) -> Result<WindowMs> {
+    Ok(WindowMs::new(number(u, WindowMs::MAX.get())?).unwrap_or(WindowMs::MIN))
+}
+
+fn quotas(u: &mut Unstructured, windows: &[WindowMs]) -> Result<Vec<Quota>> {
+    let mut quotas: Vec<Quota> = Vec::new();
+    for _ in 0..*u.choose(&[1, 1, 1, 2, 3, MAX_TIERS])? {
+        let quota = Quota { window: *u.choose(windows)?, limit: number(u, MAX_SAFE_INTEGER)? };
+        if quotas.iter().all(|other| other.window != quota.window) {
+            quotas.push(quota);
+        }
+    }
+    Ok(quotas)
+}
+
+/// Some quarters of a window later than `now`, a little later, or earlier.
+fn time(u: &mut Unstructured, now: u64, windows: &[WindowMs]) -> Result<u64> {
+    let step = match u.int_in_range(0..=7)? {
+        0..=3 => u64::from(u.arbitrary::<u8>()?),
+        4..=5 => {
+            let quarters = u64::from(u.int_in_range(0..=9u8)?);
+            (u.choose(windows)?.get() * quarters / 4).saturating_add_signed(u.int_in_range(-1..=1)?)
+        }
+        6 => return Ok(now.saturating_sub(u64::from(u.arbitrary::<u16>()?))),
+        _ => number(u, MAX_SAFE_INTEGER)?,
+    };
+    Ok((now + step).min(MAX_SAFE_INTEGER))
+}

@@ -1,0 +1,110 @@
+//! Any arguments after the key, one a line, are read as the README's table says, or refused.
+
+use redis_rl::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+use redis_rl::request::{Options, Refusal, Request};
+
+/// Reads the lines both ways, with FORCE among the options and without.
+pub fn check(lines: &[u8]) {
+    let args: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
+    for options in [Options::WithForce, Options::WithoutForce] {
+        let read = Request::parse(args.iter().copied(), options);
+        let meant = Meant::by(&args).filter(|meant| options == Options::WithForce || !meant.force);
+        match (read, meant) {
+            (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is read as {request:?}"),
+            (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
+            (read, meant) => panic!("{meant:?} is read as {read:?}"),
+        }
+    }
+    if let [limit, window] = args[..] {
+        let all = Request::parse(args.iter().copied(), Options::WithForce);
+        assert_eq!(Request::of_one_tier(limit, window), all);
+    }
+}
+
+fn can_be_shown(refusal: Refusal) -> bool {
+    match refusal {
+        Refusal::Arity => true,
+        Refusal::Text(text) => {
+            let printable = |byte: &u8| matches!(byte, b' '..=b'~');
+            refusal != Refusal::INTERNAL && text.to_bytes().iter().all(printable)
+        }
+    }
+}
+
+/// What arguments mean.
+#[derive(Debug, Default)]
+struct Meant {
+    quotas: Vec<Quota>,
+    cost: Option<i128>,
+    force: bool,
+    at: Option<i128>,
+}
+
+impl Meant {
+    /// `None` if they mean nothing. No limit and no window looks like the name of an option, so
+    /// the pairs end where the first of those is.
+    fn by(args: &[&[u8]]) -> Option<Meant> {
+        let args: Vec<String> =
+            args.iter().map(|arg| String::from_utf8(arg.to_vec()).ok()).collect::<Option<_>>()?;
+        let mut args: Vec<String> = args.iter().map(|arg| arg.to_ascii_uppercase()).collect();
+        let is_option = |arg: &String| ["COST", "AT", "FORCE"].contains(&arg.as_str());
+        let pairs_end = args.iter().position(is_option).unwrap_or(args.len());
+        let options = args.split_off(pairs_end);
+
+        let mut meant = Meant::default();
+        for pair in args.chunks(2) {
+            let [limit, window] = pair else { return None };
+            let limit = integer(limit).filter(|limit| (0..=MOST).contains(limit))?;
+            let quota = Quota { limit: limit as u64, window: window_of(window)? };
+            if meant.quotas.iter().any(|other| other.window == quota.window) {
+                return None;
+            }
+            meant.quotas.push(quota);
+        }
+        if !(1..=MAX_TIERS).contains(&meant.quotas.len()) {
+            return None;
+        }
+
+        let mut options = options.iter();
+        while let Some(option) = options.next() {
+            match option.as_str() {
+                "COST" if meant.cost.is_none() => {
+                    let cost = integer(options.next()?)?;
+                    meant.cost = Some(cost).filter(|cost| (-MOST..=MOST).contains(cost));
+                    meant.cost?;
+                }
+                "AT" if meant.at.is_none() => {
+                    let at = integer(options.next()?)?;
+                    meant.at = Some(at).filter(|at| (0..=MOST).contains(at));
+                    meant.at?;
+                }
+                "FORCE" if !meant.force => meant.force = true,
+                _ => return None,
+            }
+        }
+        Some(meant)
+    }
+
+    fn is(&self, request: &Request) -> bool {
+        let Cost(cost) = request.cost;
+        request.quotas() == self.quotas
+            && i128::from(cost) == self.cost.unwrap_or(1)
+            && request.force == self.force
+            && request.at.map(|UnixMs(at)| i128::from(at)) == self.at
+    }
+}
+
+const MOST: i128 = MAX_SAFE_INTEGER as i128;
+
+/// Of an integer there is one form: the one that it is printed in.
+fn integer(text: &str) -> Option<i128> {
+    text.parse().ok().filter(|integer: &i128| integer.to_string() == text)
+}
+
+fn window_of(text: &str) -> Option<WindowMs> {
+    let units = [("MS", 1), ("S", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000), ("", 1_000)];
+    let (number, unit_ms) =
+        units.iter().find_map(|(unit, unit_ms)| Some((text.strip_suffix(unit)?, unit_ms)))?;
+    let ms = integer(number)?.checked_mul(*unit_ms)?;
+    WindowMs::new(u64::try_from(ms).ok()?)
+}
