@@ -1,7 +1,8 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test soak memcheck lint check clean setup test-examples install uninstall dist check-dist demo check-demo fuzz
+.PHONY: help build run cluster demo test test-examples soak memcheck fuzz bench bench-limiters figures
+.PHONY: lint check check-demo install uninstall dist check-dist clean setup
 
 REDIS_SERVER ?= redis-server
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -17,8 +18,8 @@ DEMO := --manifest-path demo/Cargo.toml --target-dir $(TARGET)/demo
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path for the server that runs and tests use, PORT=6379 for run, PORT=7000 for"
-	@echo "    cluster, SECONDS=60 for fuzz, REDIS_URL for a server that the demo is to use,"
-	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
+	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL for a server that the demo is to use,"
+	@echo "    REDIS_CELL=path for bench to measure CL.THROTTLE too, DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib
@@ -65,10 +66,25 @@ target/examples/node: examples/node/package.json examples/node/package-lock.json
 	@cp $^ $@ && ln -s ../../../examples/node/app.js $@
 	npm ci --silent --prefix $@ && touch $@ || rm -rf $@
 
+bench: build ## Measure what a request costs, in one table; BENCH_QUICK=1 for a first look
+	@tools/install-missing $(REDIS_SERVER) bench
+	cargo build --release --locked --package redis-rl-bench
+	@cargo run --release --locked --quiet --package redis-rl-bench
+
+bench-limiters: setup ## Count the instructions of the arithmetic alone, without a server
+	@tools/install-missing $(REDIS_SERVER) bench
+	cargo bench --locked --package redis-rl-bench
+
+figures: build ## Draw the pictures of the docs, from a server's replies and the table in the README
+	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures README.md
+
+# Python packages that were installed for the benchmarks alone.
+bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
+
 lint: setup ## Check the format and the lints
-	cargo fmt --check
+	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
-	cargo clippy --locked --all-targets -- --deny warnings
+	cargo clippy --locked --workspace --all-targets -- --deny warnings
 
 check: lint test test-examples ## Check format, lints and tests: what CI runs
 

@@ -1,0 +1,183 @@
+//! The rooms that need no server, each by itself: so that a slower line is found where it stands.
+//!
+//! `make bench-limiters` prints the instructions of each case, which are the same in every run,
+//! and those of the run before. It leaves a profile of each: `callgrind_annotate` shows its lines.
+#![allow(missing_docs)]
+
+use std::hint::black_box;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, UnixMs, WindowMs};
+use redis_rl::request::{Options, Request};
+
+fn main() {
+    let case = env::args().nth(1).and_then(|name| CASES.iter().find(|case| case.0 == name));
+    match case {
+        Some((_, run)) => run(),
+        None => print_all(),
+    }
+}
+
+/// What is measured. Each runs in a process of its own, which ends with it.
+const CASES: &[(&str, fn())] = &[
+    ("fixed, one tier", || take(in_use(Algorithm::Fixed, ONE))),
+    ("fixed, three tiers", || take(in_use(Algorithm::Fixed, THREE))),
+    ("fixed, limited", || take(used_up(Algorithm::Fixed))),
+    ("sliding, one tier", || take(in_use(Algorithm::Sliding, ONE))),
+    ("sliding, three tiers", || take(in_use(Algorithm::Sliding, THREE))),
+    ("sliding, limited", || take(used_up(Algorithm::Sliding))),
+    ("log, one tier", || take(in_use(Algorithm::Log, ONE))),
+    ("log, three tiers", || take(in_use(Algorithm::Log, THREE))),
+    ("log, limited", || take(used_up(Algorithm::Log))),
+    ("log full at 10, one leaves", || take(full_log(10, GAP_MS))),
+    ("log full at 1000000, one leaves", || take(full_log(1_000_000, GAP_MS))),
+    ("log full at 1000000, all leave", || take(full_log(1_000_000, 1_000_000 * GAP_MS))),
+    ("peek, fixed", || peek(in_use(Algorithm::Fixed, ONE))),
+    ("peek, sliding", || peek(in_use(Algorithm::Sliding, ONE))),
+    ("peek, log", || peek(in_use(Algorithm::Log, ONE))),
+    ("parse, one tier", || parse_one_tier("1000000", "60s")),
+    ("parse, three tiers", || parse(&["1000000", "60s", "10000000", "1h", "100000000", "1d"])),
+    ("parse, options", || parse(&["1000000", "60s", "COST", "5", "FORCE", "AT", "1700000000000"])),
+    ("encode, fixed", || to_bytes(in_use(Algorithm::Fixed, ONE))),
+    ("encode, sliding", || to_bytes(in_use(Algorithm::Sliding, ONE))),
+    ("encode, log of 1000 entries", || to_bytes(full_log(1_000, 0))),
+    ("decode, fixed", || from_bytes(in_use(Algorithm::Fixed, ONE))),
+    ("decode, sliding", || from_bytes(in_use(Algorithm::Sliding, ONE))),
+    ("decode, log of 1000 entries", || from_bytes(full_log(1_000, 0))),
+];
+
+/// Runs each case under callgrind, which counts what happens inside `measured`.
+fn print_all() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limiters");
+    fs::create_dir_all(&folder).expect("a folder for the profiles");
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN).set_header(["", "instructions", "the run before"]);
+    for (name, _) in CASES {
+        let profile = folder.join(name.replace(", ", "-").replace(' ', "-"));
+        let before = instructions(&profile);
+        let status = Command::new("valgrind")
+            .args(["--tool=callgrind", "--toggle-collect=*measured*"])
+            .arg(format!("--callgrind-out-file={}", profile.display()))
+            .arg(env::current_exe().expect("a path"))
+            .arg(name)
+            .stderr(Stdio::null())
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "valgrind does not run");
+        table.add_row([(*name).into(), instructions(&profile), before]);
+    }
+    println!("{table}\n\nProfiles: {}", folder.display());
+}
+
+fn instructions(profile: &Path) -> String {
+    let profile = fs::read_to_string(profile).unwrap_or_default();
+    let totals = profile.lines().find_map(|line| line.strip_prefix("totals: "));
+    totals.unwrap_or_default().to_owned()
+}
+
+/// What is counted.
+#[inline(never)]
+fn measured<T>(work: impl FnOnce() -> T) -> T {
+    black_box(work())
+}
+
+const MINUTE_MS: u64 = 60_000;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
+const DAY_MS: u64 = 24 * HOUR_MS;
+
+/// In the middle of a minute, an hour and a day.
+const NOW: UnixMs = UnixMs(19_675 * DAY_MS + DAY_MS / 2 + HOUR_MS / 2 + MINUTE_MS / 2);
+
+/// A limit that is not reached.
+const PLENTY: u64 = 1_000_000_000;
+
+const ONE: &[(u64, u64)] = &[(PLENTY, MINUTE_MS)];
+const THREE: &[(u64, u64)] = &[(PLENTY, MINUTE_MS), (PLENTY, HOUR_MS), (PLENTY, DAY_MS)];
+
+/// Between two entries of a full log.
+const GAP_MS: u64 = 7;
+
+/// A limiter, and the request that comes to it next.
+struct Case {
+    limiter: Limiter,
+    quotas: Vec<Quota>,
+    now: UnixMs,
+}
+
+impl Case {
+    /// A limiter that has counted nothing.
+    fn new(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
+        let window = |ms| WindowMs::new(ms).expect("a valid window");
+        let quota = |&(limit, window_ms): &(u64, u64)| Quota { limit, window: window(window_ms) };
+        Case { limiter: Limiter::new(algorithm), quotas: tiers.iter().map(quota).collect(), now: NOW }
+    }
+
+    #[inline(always)]
+    fn take(&mut self) {
+        let algorithm = self.limiter.algorithm();
+        let taken = self.limiter.take(algorithm, &self.quotas, Cost(1), false, self.now);
+        black_box(taken.expect("its own algorithm").expect("no more windows than fit"));
+    }
+
+    fn take_at(&mut self, now: u64) {
+        self.now = UnixMs(now);
+        self.take();
+    }
+}
+
+/// Something was counted in the last window of each tier, of a log in the first half of this one,
+/// and ten units in the last ten seconds.
+fn in_use(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
+    let mut case = Case::new(algorithm, tiers);
+    for (_, window_ms) in tiers.iter().rev() {
+        case.take_at(NOW.0 - if algorithm == Algorithm::Log { window_ms / 2 } else { *window_ms });
+    }
+    for second in (1..=10).rev() {
+        case.take_at(NOW.0 - second * 1_000);
+    }
+    Case { now: NOW, ..case }
+}
+
+/// The same at a limit of as much as was taken.
+fn used_up(algorithm: Algorithm) -> Case {
+    Case { quotas: Case::new(algorithm, &[(10, MINUTE_MS)]).quotas, ..in_use(algorithm, ONE) }
+}
+
+/// A log at its limit, of which the next request comes so much later than the last.
+fn full_log(limit: u64, later_ms: u64) -> Case {
+    let mut case = Case::new(Algorithm::Log, &[(limit, limit * GAP_MS)]);
+    for i in 0..limit {
+        case.take_at(NOW.0 + i * GAP_MS);
+    }
+    Case { now: UnixMs(case.now.0 + later_ms), ..case }
+}
+
+fn take(mut case: Case) {
+    measured(|| black_box(&mut case).take());
+}
+
+fn peek(case: Case) {
+    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost(1), case.now));
+}
+
+fn parse_one_tier(limit: &str, window: &str) {
+    measured(|| Request::of_one_tier(black_box(limit).as_bytes(), window.as_bytes())).expect("a request");
+}
+
+fn parse(args: &[&str]) {
+    let args = black_box(args).iter().map(|arg| arg.as_bytes());
+    measured(|| Request::parse(args, Options::WithForce)).expect("a request");
+}
+
+fn to_bytes(case: Case) {
+    measured(|| encode(black_box(&case.limiter)));
+}
+
+fn from_bytes(case: Case) {
+    let bytes = encode(&case.limiter);
+    measured(|| decode(black_box(&bytes))).expect("a limiter");
+}

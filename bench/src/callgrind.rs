@@ -1,0 +1,67 @@
+//! Server instructions, counted by valgrind's callgrind. They are nearly the same in every run,
+//! however busy the machine is.
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use redis::Connection;
+
+use crate::server::{Server, Setup};
+
+const DUMPS: &str = "callgrind";
+
+/// A server under callgrind, which counts only while it is told to.
+pub struct CountedServer {
+    server: Server,
+    dumps: Cell<u32>,
+}
+
+impl CountedServer {
+    /// A server with these settings.
+    pub fn start(setup: &Setup, settings: &[(&str, &str)]) -> Result<CountedServer> {
+        let valgrind = |folder: &Path| -> Vec<OsString> {
+            let mut out = OsString::from("--callgrind-out-file=");
+            out.push(folder.join(DUMPS));
+            // The server may be started by a script.
+            let options = ["--tool=callgrind", "--instr-atstart=no", "--trace-children=yes"];
+            ["valgrind"].iter().chain(&options).map(OsString::from).chain([out]).collect()
+        };
+        Ok(CountedServer { server: Server::start_under(valgrind, setup, settings)?, dumps: Cell::new(0) })
+    }
+
+    /// A new connection.
+    pub fn connect(&self) -> Result<Connection> {
+        self.server.connect()
+    }
+
+    /// Instructions that the server takes for `work`.
+    pub fn count(&self, work: impl FnOnce() -> Result<()>) -> Result<u64> {
+        self.control(&["--instr=on"])?;
+        let worked = work();
+        self.control(&["--instr=off"])?;
+        // Writes what was counted since the last dump.
+        self.control(&["--dump"])?;
+        self.dumps.set(self.dumps.get() + 1);
+        worked?;
+        let path = self.server.folder().join(format!("{DUMPS}.{}", self.dumps.get()));
+        let dump = fs::read_to_string(&path).with_context(|| format!("no dump {}", path.display()))?;
+        let totals = dump.lines().find_map(|line| line.strip_prefix("totals:"));
+        totals.and_then(|total| total.trim().parse().ok()).context("the dump has no totals")
+    }
+
+    /// The least of three counts: what else the server does in the meantime only adds.
+    pub fn least_of_three(&self, mut work: impl FnMut() -> Result<()>) -> Result<u64> {
+        Ok(self.count(&mut work)?.min(self.count(&mut work)?).min(self.count(&mut work)?))
+    }
+
+    fn control(&self, args: &[&str]) -> Result<()> {
+        let output =
+            Command::new("callgrind_control").args(args).arg(self.server.pid().to_string()).output()?;
+        ensure!(output.status.success(), "callgrind_control {args:?}: {output:?}");
+        Ok(())
+    }
+}

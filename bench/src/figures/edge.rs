@@ -1,0 +1,71 @@
+//! Two bursts, one on each side of a window's edge.
+
+use anyhow::Result;
+use plotters::prelude::*;
+use redis::Connection;
+
+use super::traffic::{self, LIMITERS, Request};
+use super::{Canvas, INK, text};
+
+const LIMIT: u64 = 10;
+const WINDOW_MS: u64 = 10_000;
+const END_MS: u64 = 40_000;
+/// Requests are drawn by how many came in so long.
+const COLUMN_MS: u64 = 500;
+
+/// A request every two seconds but around two bursts of twelve.
+fn times() -> Vec<u64> {
+    let steady = (0..END_MS).step_by(2_000).filter(|at_ms| !(9_000..22_000).contains(at_ms));
+    let burst = |start: u64| (0..12u64).map(move |i| start + i * 80);
+    let mut times: Vec<u64> = steady.chain(burst(18_500)).chain(burst(20_500)).collect();
+    times.sort_unstable();
+    times
+}
+
+pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
+    let title = "The same traffic, a limit of 10 in 10 s: requests in each half second, allowed and refused";
+    canvas.draw(&Text::new(title, (20, 12), text(17)))?;
+    let (_, strips) = canvas.split_vertically(40);
+    for (limiter, strip) in LIMITERS.iter().zip(strips.split_evenly((3, 1))) {
+        let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times())?;
+        let most = traffic::most_within(&requests, WINDOW_MS);
+        let caption = format!("{}: at most {most} allowed in any 10 s", limiter.command);
+        strip.draw(&Text::new(caption, (56, 4), text(15).color(&limiter.color)))?;
+        draw_columns(&strip, &requests, limiter.color)?;
+    }
+    Ok(())
+}
+
+fn draw_columns(strip: &Canvas, requests: &[Request], color: RGBColor) -> Result<()> {
+    let mut chart = ChartBuilder::on(strip)
+        .margin(8)
+        .margin_top(26)
+        .margin_right(24)
+        .x_label_area_size(24)
+        .y_label_area_size(36)
+        .build_cartesian_2d(0f64..END_MS as f64 / 1_000.0, 0f64..8f64)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .x_labels(5)
+        .y_labels(3)
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(INK.mix(0.5))
+        .axis_style(INK)
+        .label_style(text(13))
+        .x_label_formatter(&|s| format!("{s} s"))
+        .y_label_formatter(&|n| format!("{n}"))
+        .draw()?;
+    for start_ms in (0..END_MS).step_by(COLUMN_MS as usize) {
+        let here = |r: &&Request| (start_ms..start_ms + COLUMN_MS).contains(&r.at_ms);
+        let all = requests.iter().filter(here).count() as f64;
+        let allowed = requests.iter().filter(here).filter(|r| r.allowed).count() as f64;
+        let (left, right) =
+            (start_ms as f64 / 1_000.0 + 0.06, (start_ms + COLUMN_MS) as f64 / 1_000.0 - 0.06);
+        chart.draw_series([
+            Rectangle::new([(left, 0.0), (right, allowed)], color.filled()),
+            Rectangle::new([(left, allowed), (right, all)], color.mix(0.28).filled()),
+        ])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Requests a second, by redis-benchmark. On a shared machine they wobble: so what is compared
+//! runs in turns, and each turn gives a ratio of its own.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use redis::Connection;
+
+use crate::server::{Server, Setup, info};
+use crate::workload::{KEYS, Workload};
+
+/// Requests sent before the first answer is read.
+const PIPELINE: u32 = 64;
+
+/// redis-benchmark, and how long to let it run.
+pub struct Benchmark {
+    program: PathBuf,
+    requests: u32,
+    turns: usize,
+}
+
+impl Benchmark {
+    /// redis-benchmark, or valkey-benchmark, of the PATH or beside the server; `None` if there is
+    /// neither.
+    pub fn find(setup: &Setup) -> Option<Benchmark> {
+        let names = ["redis-benchmark", "valkey-benchmark"];
+        let beside = setup.server().parent().unwrap_or(&PathBuf::new()).to_owned();
+        let candidates = names.iter().map(PathBuf::from).chain(names.iter().map(|name| beside.join(name)));
+        let runs = |program: &PathBuf| Command::new(program).arg("--version").output().is_ok();
+        let program = candidates.into_iter().find(runs)?;
+        Some(Benchmark { program, requests: setup.size(100_000, 50_000), turns: setup.size(15, 3) })
+    }
+
+    /// The workloads in turns, each with all of its keys made anew.
+    pub fn in_turns<const N: usize>(&self, server: &Server, workloads: [&Workload; N]) -> Result<Rates<N>> {
+        let turn = |_| {
+            let mut rates = [Rate::default(); N];
+            for (rate, workload) in rates.iter_mut().zip(workloads) {
+                *rate = self.run(server, workload)?;
+            }
+            Ok(rates)
+        };
+        Ok(Rates((0..self.turns).map(turn).collect::<Result<_>>()?))
+    }
+
+    fn run(&self, server: &Server, workload: &Workload) -> Result<Rate> {
+        workload.measure(&mut server.connect()?, |connection| {
+            let errors = info(connection, "total_error_replies")?;
+            let before = cpu_seconds(connection)?;
+            let output = Command::new(&self.program)
+                .args(["-p", &server.port().to_string(), "-n", &self.requests.to_string()])
+                .args(["-P", &PIPELINE.to_string(), "-r", &KEYS.to_string(), "--csv"])
+                .args(workload.only_command().context("it sends single commands")?.split(' '))
+                .output()?;
+            let seconds = cpu_seconds(connection)? - before;
+            // redis-benchmark says nothing of errors.
+            ensure!(errors == info(connection, "total_error_replies")?, "{}: errors", workload.name);
+            let csv = String::from_utf8_lossy(&output.stdout);
+            let a_second = a_second(&csv).with_context(|| format!("no rate in {output:?}"))?;
+            Ok(Rate { a_second, a_cpu_second: f64::from(self.requests) / seconds })
+        })
+    }
+}
+
+/// Requests that were answered in a second.
+#[derive(Clone, Copy, Default)]
+struct Rate {
+    /// As redis-benchmark saw it, which shares the machine with the server and with others.
+    a_second: f64,
+    /// In a second for which the server ran.
+    a_cpu_second: f64,
+}
+
+/// What came of several workloads in each turn.
+pub struct Rates<const N: usize>(Vec<[Rate; N]>);
+
+impl<const N: usize> Rates<N> {
+    /// Requests a second of one of them.
+    pub fn a_second(&self, of: usize) -> Spread {
+        Spread::of(self.0.iter().map(|turn| turn[of].a_second))
+    }
+
+    /// The same by that of another, turn by turn.
+    pub fn ratio(&self, of: usize, to: usize) -> Spread {
+        Spread::of(self.0.iter().map(|turn| turn[of].a_second / turn[to].a_second))
+    }
+
+    /// The ratio in seconds for which the server ran: steadier where others use the machine too.
+    pub fn cpu_ratio(&self, of: usize, to: usize) -> Spread {
+        Spread::of(self.0.iter().map(|turn| turn[of].a_cpu_second / turn[to].a_cpu_second))
+    }
+}
+
+/// For how long the server has run.
+fn cpu_seconds(connection: &mut Connection) -> Result<f64> {
+    let mut field = |name| -> Result<f64> { Ok(info(connection, name)?.context("no CPU time")?.parse()?) };
+    Ok(field("used_cpu_user")? + field("used_cpu_sys")?)
+}
+
+/// The second field of the last line of CSV.
+fn a_second(csv: &str) -> Option<f64> {
+    csv.lines().last()?.split("\",\"").nth(1)?.trim_matches('"').parse().ok()
+}
+
+/// The median of several figures, and the half of them around it.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// The median.
+    pub median: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Spread {
+    /// Of these, at least one.
+    pub fn of(figures: impl Iterator<Item = f64>) -> Spread {
+        let mut sorted: Vec<f64> = figures.collect();
+        sorted.sort_by(f64::total_cmp);
+        let at = |quarters: usize| sorted[(sorted.len() - 1) * quarters / 4];
+        Spread { median: at(2), low: at(1), high: at(3) }
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{:.2} ({:.2} to {:.2})", self.median, self.low, self.high)
+    }
+}

@@ -1,0 +1,244 @@
+//! What is measured: requests as users send them, to keys in use.
+
+use anyhow::{Result, bail, ensure};
+use redis::{Connection, Value};
+
+use crate::server::{clock_ms, pipeline};
+
+/// Keys that requests go to in turn.
+pub const KEYS: usize = 100;
+
+/// Stands for the number of a key, 12 digits: redis-benchmark replaces it by a random one.
+const NUMBER: &str = "__rand_int__";
+
+/// The key of a request: 16 bytes.
+pub const KEY: &str = "key:__rand_int__";
+
+/// A limit and a window.
+pub struct Tier {
+    limit: u64,
+    window: &'static str,
+    window_ms: u64,
+}
+
+const MINUTE: Tier = Tier { limit: 1_000_000, window: "60s", window_ms: 60_000 };
+const HOUR: Tier = Tier { limit: 10_000_000, window: "1h", window_ms: 3_600_000 };
+const DAY: Tier = Tier { limit: 100_000_000, window: "1d", window_ms: 86_400_000 };
+
+/// One limit, which is not reached.
+pub const ONE_TIER: &[Tier] = &[MINUTE];
+/// The same and two more, which are not reached either.
+pub const THREE_TIERS: &[Tier] = &[MINUTE, HOUR, DAY];
+
+fn words(tiers: &[Tier]) -> String {
+    let pairs: Vec<String> = tiers.iter().map(|tier| format!("{} {}", tier.limit, tier.window)).collect();
+    pairs.join(" ")
+}
+
+/// The algorithms of redis-rl.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Fixed windows.
+    Fixed,
+    /// The sliding window counter.
+    Sliding,
+    /// The sliding log.
+    Log,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+
+    /// The command that counts by it.
+    pub fn command(self) -> &'static str {
+        match self {
+            Algorithm::Fixed => "RL.FIXED",
+            Algorithm::Sliding => "RL.SLIDING",
+            Algorithm::Log => "RL.LOG",
+        }
+    }
+
+    /// What was counted earlier, so that no shortcut for a new key is measured: some units in the
+    /// window before, of a log in the first half of this one, of every tier.
+    fn history(self, tiers: &[Tier], now_ms: u64) -> Vec<String> {
+        let take = |tier: &Tier| {
+            let ago = if self == Algorithm::Log { tier.window_ms / 2 } else { tier.window_ms };
+            format!("{} {KEY} {} COST 1000 AT {}", self.command(), words(tiers), now_ms - ago)
+        };
+        tiers.iter().rev().map(take).collect()
+    }
+
+    /// Takes all of [`ONE_TIER`]'s limit; of a log in ten entries.
+    fn exhaust(self, now_ms: u64) -> Vec<String> {
+        let take =
+            |cost, at| format!("{} {KEY} {} COST {cost} FORCE AT {at}", self.command(), words(ONE_TIER));
+        match self {
+            Algorithm::Fixed | Algorithm::Sliding => vec![take(MINUTE.limit, now_ms)],
+            Algorithm::Log => (0..10).map(|i| take(MINUTE.limit / 10, now_ms - 20_000 + i * 1_000)).collect(),
+        }
+    }
+}
+
+/// What a request has to be answered.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// Anything but an error.
+    Any,
+    /// Figures that say: allowed.
+    Allowed,
+    /// Figures that say: limited.
+    Limited,
+    /// The integer 1, which a script answers for true.
+    True,
+}
+
+impl Answer {
+    fn fits(self, value: &Value) -> bool {
+        let first =
+            |wanted| matches!(value, Value::Array(items) if items.first() == Some(&Value::Int(wanted)));
+        match self {
+            Answer::Any => true,
+            Answer::Allowed => first(0),
+            Answer::Limited => first(1),
+            Answer::True => *value == Value::Int(1),
+        }
+    }
+}
+
+/// A request, and what its keys went through before.
+pub struct Workload {
+    /// What the table calls it.
+    pub name: String,
+    /// Its commands, arguments separated by spaces.
+    commands: Vec<String>,
+    answer: Answer,
+    /// Commands to each key before the first request, given the time in ms.
+    history: Box<dyn Fn(u64) -> Vec<String>>,
+}
+
+impl Workload {
+    /// A request of one command to a key that it makes itself.
+    pub fn new(name: impl Into<String>, command: impl Into<String>, answer: Answer) -> Workload {
+        let history = Box::new(|_| Vec::new());
+        Workload { name: name.into(), commands: vec![command.into()], answer, history }
+    }
+
+    /// The same after these commands, given the time in ms.
+    pub fn after(mut self, history: impl Fn(u64) -> Vec<String> + 'static) -> Workload {
+        self.history = Box::new(history);
+        self
+    }
+
+    /// The command that does nothing, with the arguments of one that names these tiers.
+    pub fn floor(name: &str, tiers: &[Tier]) -> Workload {
+        Workload::new(name, format!("FLOOR {KEY} {}", words(tiers)), Answer::Allowed)
+    }
+
+    /// The same with a time.
+    pub fn floor_at() -> Workload {
+        Workload::new("floor, AT", format!("FLOOR {KEY} 1000000 7000000ms AT 1700000000000"), Answer::Allowed)
+    }
+
+    /// An allowed request that names one tier.
+    pub fn allowed(algorithm: Algorithm) -> Workload {
+        Workload::take(algorithm, "allowed", ONE_TIER)
+    }
+
+    /// An allowed request that names three.
+    pub fn three_tiers(algorithm: Algorithm) -> Workload {
+        Workload::take(algorithm, "three tiers", THREE_TIERS)
+    }
+
+    fn take(algorithm: Algorithm, name: &str, tiers: &'static [Tier]) -> Workload {
+        let command = format!("{} {KEY} {}", algorithm.command(), words(tiers));
+        Workload::new(format!("{}, {name}", algorithm.command()), command, Answer::Allowed)
+            .after(move |now_ms| algorithm.history(tiers, now_ms))
+    }
+
+    /// A limited request.
+    pub fn limited(algorithm: Algorithm) -> Workload {
+        let command = format!("{} {KEY} {}", algorithm.command(), words(ONE_TIER));
+        Workload::new(format!("{}, limited", algorithm.command()), command, Answer::Limited)
+            .after(move |now_ms| [algorithm.history(ONE_TIER, now_ms), algorithm.exhaust(now_ms)].concat())
+    }
+
+    /// A look at what was counted by this algorithm.
+    pub fn peek(algorithm: Algorithm) -> Workload {
+        let name = format!("RL.PEEK at what {} counted", algorithm.command());
+        let command = format!("RL.PEEK {KEY} {}", words(ONE_TIER));
+        Workload::new(name, command, Answer::Allowed).after(move |now_ms| algorithm.history(ONE_TIER, now_ms))
+    }
+
+    /// PING.
+    pub fn ping() -> Workload {
+        Workload::new("PING", "PING", Answer::Any)
+    }
+
+    /// INCR.
+    pub fn incr() -> Workload {
+        Workload::new("INCR", format!("INCR {KEY}"), Answer::Any)
+    }
+
+    /// What can be done without a script.
+    pub fn incr_expire() -> Workload {
+        let commands = ["MULTI".into(), format!("INCR {KEY}"), format!("EXPIRE {KEY} 60 NX"), "EXEC".into()];
+        Workload {
+            commands: commands.into(),
+            ..Workload::new("MULTI, INCR, EXPIRE NX, EXEC", "", Answer::Any)
+        }
+    }
+
+    /// CL.THROTTLE of redis-cell.
+    pub fn cell() -> Workload {
+        Workload::new("CL.THROTTLE", format!("CL.THROTTLE {KEY} 1000000 1000000 60"), Answer::Allowed)
+    }
+
+    /// Its command for redis-benchmark, which sends no more than one; `None` if it has several.
+    pub fn only_command(&self) -> Option<&str> {
+        if let [command] = &self.commands[..] { Some(command) } else { None }
+    }
+
+    /// Has `measure` measure requests to keys of which each has had two before. Once more if the
+    /// answers are others than they have to be: a window can pass on the way.
+    pub fn measure<T>(
+        &self,
+        connection: &mut Connection,
+        mut measure: impl FnMut(&mut Connection) -> Result<T>,
+    ) -> Result<T> {
+        let mut attempt = || {
+            self.prepare(connection)?;
+            let measured = measure(connection)?;
+            self.send(connection, 1)?;
+            Ok(measured)
+        };
+        attempt().or_else(|_| attempt())
+    }
+
+    fn prepare(&self, connection: &mut Connection) -> Result<()> {
+        redis::cmd("FLUSHALL").exec(connection)?;
+        let history = (self.history)(clock_ms(connection)?);
+        if !history.is_empty() {
+            let lines = (0..KEYS).flat_map(|key| history.iter().map(move |line| for_key(line, key)));
+            pipeline(lines).exec(connection)?;
+        }
+        self.send(connection, 2 * KEYS)
+    }
+
+    /// Sends requests, all at once, and sees to it that they are answered as they have to be.
+    pub fn send(&self, connection: &mut Connection, requests: usize) -> Result<()> {
+        let lines = (0..requests).flat_map(|i| self.commands.iter().map(move |line| for_key(line, i % KEYS)));
+        let answers: Vec<Value> = pipeline(lines).query(connection)?;
+        ensure!(answers.len() == requests * self.commands.len(), "{}: answers are missing", self.name);
+        for answer in answers.iter().skip(self.commands.len() - 1).step_by(self.commands.len()) {
+            if !self.answer.fits(answer) {
+                bail!("{}: {answer:?} is not {:?}", self.name, self.answer);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn for_key(line: &str, key: usize) -> String {
+    line.replace(NUMBER, &format!("{key:012}"))
+}
