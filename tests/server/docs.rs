@@ -103,6 +103,20 @@ fn each_figure_of_info_is_explained() {
 }
 
 #[test]
+fn each_promise_is_held_by_tests_that_there_are() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let page = read(&tests.join("../docs/promises.md"));
+    let names: Vec<_> = page.split('`').filter_map(|name| name.split_once("::")).collect();
+    assert!(names.len() > 40, "{names:?}");
+    for (file, test) in names {
+        let file = if file.contains('/') { file.to_owned() } else { format!("server/{file}") };
+        let path = tests.join(file).with_extension("rs");
+        let source = read(&path);
+        assert!(source.contains(&format!("fn {test}(")), "no test {test} in {path:?}");
+    }
+}
+
+#[test]
 fn links_in_the_docs_lead_to_files() {
     for path in pages() {
         let page = read(&path);
