@@ -110,7 +110,8 @@ fn conclude(
     taken: Taken,
 ) -> Result<(), Refusal> {
     // What is replayed comes with FORCE.
-    if !(request.force && call.is_replayed()) {
+    let replayed = request.force && call.is_replayed();
+    if !replayed {
         stats::taken(algorithm, request.cost, &taken);
     }
     if taken.emptied {
@@ -126,8 +127,14 @@ fn conclude(
 
     if taken.changed() {
         call.signal_modified();
-        let now = request.at.unwrap_or(clock);
-        call.replicate(algorithm.command(), request.quotas().len(), request.cost, now);
+        match request.at {
+            // It is the effect already.
+            Some(_) if replayed => call.replicate_verbatim(),
+            at => {
+                let now = at.unwrap_or(clock);
+                call.replicate(algorithm.command(), request.quotas().len(), request.cost, now);
+            }
+        }
     }
     if taken.emptied {
         call.notify(Event::Deleted);
@@ -202,7 +209,8 @@ fn info(call: &Call) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What few requests need: moves the key's time to live. Returns the longest wait to be told, in ms.
+/// What few requests need: moves the key's time to live if it has to move, and notes it, so that
+/// the next request need not look. Returns the longest wait to be told, in ms.
 #[cold]
 #[inline(never)]
 fn settle(
@@ -215,35 +223,42 @@ fn settle(
     // Ahead of the server's clock, where that decides: it stepped back, or the key was written
     // with a later time.
     let ahead = at.is_none() && outlook == Outlook::Ahead;
+    let mut end = slot.expires_at();
     if ahead || lifetime_may_move {
-        settle_lifetime(slot, at, clock, ahead);
+        end = move_lifetime(slot, end, at, clock, ahead);
+    }
+    if let (Some(end), Some(limiter)) = (end, slot.limiter_mut()) {
+        limiter.settle(end);
     }
     longest_wait(slot, at, clock, outlook)
 }
 
-/// Moves the key's time to live if it has to move: later when what was counted matters longer;
-/// only earlier when the key is ahead of the server's clock, so that it heals by going within its
-/// own lifetime, whoever goes on counting in it.
-fn settle_lifetime(slot: &mut Slot, at: Option<UnixMs>, clock: UnixMs, ahead: bool) {
-    let Some(limiter) = slot.limiter() else { return };
+/// Moves the key's time to live, which ends at `current`, if it has to move: later when what was
+/// counted matters longer; only earlier when the key is ahead of the server's clock, so that it
+/// heals by going within its own lifetime, whoever goes on counting in it. Returns when it ends.
+fn move_lifetime(
+    slot: &mut Slot,
+    current: Option<UnixMs>,
+    at: Option<UnixMs>,
+    clock: UnixMs,
+    ahead: bool,
+) -> Option<UnixMs> {
+    let limiter = slot.limiter()?;
     let lifetime = match at {
         Some(at) => limiter.lifetime(at) + MORE_LIFETIME_WITH_AT_MS,
         None => limiter.lifetime(clock),
     };
     let end = UnixMs(clock.0 + lifetime);
-    let moves = match slot.expires_at() {
+    let moves = match current {
         Some(current) if ahead => current > end,
         Some(current) => current < end,
         None => true,
     };
-    if moves {
-        slot.expire_at(end);
+    if !moves {
+        return current;
     }
-    // Only the server's clock, going on as it did, says when the key goes.
-    let known = (at.is_none() && !ahead).then_some(end);
-    if let Some(limiter) = slot.limiter_mut() {
-        limiter.settle(known);
-    }
+    slot.expire_at(end);
+    Some(end)
 }
 
 /// No wait in ms is longer than the key lives by the server's clock, where that can be shorter:

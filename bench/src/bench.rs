@@ -139,7 +139,7 @@ pub fn speed<const N: usize>(rates: Option<&Rates<N>>, of: usize, to: usize, goa
 }
 
 /// What a row is to reach.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Goals {
     ratio: Option<Goal>,
     rate: Option<Goal>,

@@ -69,7 +69,7 @@ impl Lifetime {
         if ahead || !limiter.is_settled() {
             let end = now + limiter.lifetime(UnixMs(now));
             self.end = if ahead { self.end.min(end) } else { self.end.max(end) };
-            limiter.settle((!ahead).then_some(UnixMs(end)));
+            limiter.settle(UnixMs(self.end));
         }
     }
 }

@@ -413,7 +413,7 @@ impl Counters {
         }
     }
 
-    /// Whether the key's time to live was settled since it last had to move.
+    /// Whether the key is known to live as long as they do.
     #[inline(always)]
     pub fn are_settled(&self) -> bool {
         match &self.0 {
@@ -424,8 +424,9 @@ impl Counters {
         }
     }
 
-    /// Notes whether the key's time to live has been settled.
-    pub fn set_settled(&mut self, settled: bool) {
+    /// Notes until when the key lives.
+    pub fn settle_until(&mut self, until: UnixMs) {
+        let settled = self.iter().all(|counter| self.dies(&counter) <= until);
         match &mut self.0 {
             Store::Fixed(small) | Store::Sliding(small) => small.settled = settled,
             Store::Many(many) => many.settled = settled,
@@ -516,7 +517,7 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Puts these in the place of all; the time to live is to be settled anew.
+    /// Puts these in the place of all; whether the key lives as long as they do is to be seen anew.
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let method = self.method();
         let small = match counters.as_slice() {

@@ -17,7 +17,7 @@ pub struct Log {
     keep: Option<WindowMs>,
     older: Run,
     newest: Entry,
-    /// Until when the key's time to live is settled.
+    /// Until when the key is known to live.
     settled_until: UnixMs,
     /// Where shorter windows began when they last counted: saves walking there from the front.
     starts: Vec<Start>,
@@ -218,13 +218,13 @@ impl Log {
         UnixMs(end).since(now.max(self.newest.at))
     }
 
-    /// Whether the key's time to live was settled since it last had to move.
+    /// Whether the key is known to live as long as its units do.
     #[inline]
     pub fn is_settled(&self) -> bool {
         self.keep.is_some_and(|keep| self.newest.at + keep <= self.settled_until)
     }
 
-    /// Notes until when the key's time to live has been settled.
+    /// Notes until when the key lives.
     pub fn settle_until(&mut self, until: UnixMs) {
         self.settled_until = until;
     }

@@ -527,11 +527,11 @@ impl Limiter {
         }
     }
 
-    /// Notes until when, by the server's clock, the key lives; `None` if that is not to be relied on.
-    pub fn settle(&mut self, until: Option<UnixMs>) {
+    /// Notes until when the key lives.
+    pub fn settle(&mut self, until: UnixMs) {
         match self {
-            Limiter::Counters(counters) => counters.set_settled(until.is_some()),
-            Limiter::Log(log) => log.settle_until(until.unwrap_or(UnixMs(0))),
+            Limiter::Counters(counters) => counters.settle_until(until),
+            Limiter::Log(log) => log.settle_until(until),
         }
     }
 

@@ -112,6 +112,13 @@ impl Call<'_> {
         replication::replicate(self, command, tiers, cost, at);
     }
 
+    /// Tells replicas and the append-only file to do the same as this call.
+    #[inline(always)]
+    pub fn replicate_verbatim(&self) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { (functions().replicate_verbatim)(self.ctx) };
+    }
+
     /// Answers an array of integers.
     #[inline(always)]
     pub fn reply_integers(&self, integers: &[i64]) {

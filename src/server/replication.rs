@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
-use super::functions::functions;
 use super::registration::Loading;
 use super::{Call, api};
 use crate::limiter::{Cost, UnixMs};
@@ -84,8 +83,7 @@ pub(super) fn replicate(call: &Call, command: &CStr, tiers: usize, cost: Cost, a
         send(call, command, tiers, cost, at);
     } else {
         // Goes nowhere, but counts as a change since the last RDB snapshot.
-        // SAFETY: the context lives as long as the call.
-        unsafe { (functions().replicate_verbatim)(call.ctx()) };
+        call.replicate_verbatim();
     }
 }
 
