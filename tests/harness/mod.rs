@@ -292,6 +292,7 @@ fn launch(folder: &Path, args: &[String], clock: Option<&Clock>, port: impl Fn()
         let port = port();
         let log = File::create(folder.join("log")).expect("a log file");
         let mut command = Command::new(&program);
+        // A Sentinel's file is the first argument.
         command.args(args).args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(folder);
         let has = |setting| args.iter().any(|arg| arg == setting);
         if has("--cluster-enabled") && !has("--cluster-port") {
