@@ -75,8 +75,8 @@ bench-limiters: setup ## Count the instructions of the arithmetic alone, without
 	@tools/install-missing $(REDIS_SERVER) bench
 	cargo bench --locked --package redis-rl-bench
 
-figures: build ## Draw the pictures of the docs, from a server's replies and the table in the README
-	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures README.md
+figures: build ## Draw the pictures of the docs, from a server's replies and the table of docs/benchmarks.md
+	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures docs/benchmarks.md
 
 # Python packages that were installed for the benchmarks alone.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
