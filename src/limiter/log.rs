@@ -1,6 +1,6 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 
-use super::run::{Place, Run};
+use super::run::{Mark, Place, Run};
 use super::{MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs};
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
@@ -81,8 +81,9 @@ impl Memory for Log {
             newest.at
         } else {
             let end = older.end();
-            let before = older.seek(standing.from, |mark| end.units_since(mark) + newest.units > room);
-            older.after(&before).map_or(newest.at, |after| UnixMs(after.mark.at_ms))
+            let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
+            let (_, after) = older.around_refused(standing.from, leaves_too_many);
+            after.map_or(newest.at, |after| UnixMs(after.mark.at_ms))
         };
         (last_to_leave + standing.window).since(standing.now)
     }
@@ -129,7 +130,9 @@ impl Recording for Log {
             return Ok(0);
         }
         let named = longest.quota.window;
-        if used == 0 {
+        // Whether a shorter window may begin at another place than it did.
+        let mut moved = used == 0;
+        if moved {
             *self = Log { keep: Some(named), ..Log::default() };
         } else {
             self.older.drop_before(from);
@@ -138,6 +141,7 @@ impl Recording for Log {
         let grew = self.push(Entry { at: now, units });
         if grew && over && self.keep == Some(named) {
             self.forget_oldest_beyond(tiers.iter().map(|tier| tier.quota.limit).max().unwrap_or(0));
+            moved = true;
         }
         for Tier { quota, standing } in tiers {
             if self.keep == Some(quota.window) {
@@ -145,7 +149,11 @@ impl Recording for Log {
                 standing.from = self.older.front();
                 standing.used = self.older.units() + self.newest.units;
             } else {
-                *standing = self.standing(quota.window, standing.now);
+                if moved {
+                    *standing = self.standing(quota.window, standing.now);
+                } else {
+                    standing.used += units;
+                }
                 self.remember_start(quota.window, standing.from);
             }
         }
@@ -194,8 +202,8 @@ impl Log {
         self.starts = Vec::new();
         let rest = self.older.units() + self.newest.units - units;
         let front = self.older.front();
-        let last = self.older.seek(front, |mark| mark.units_since(&front.mark) < rest);
-        self.newest = match self.older.after(&last) {
+        let (last, after) = self.older.around_refused(front, |mark| mark.units_since(&front.mark) < rest);
+        self.newest = match after {
             Some(after) if rest > 0 => {
                 Entry { at: UnixMs(after.mark.at_ms), units: rest - last.mark.units_since(&front.mark) }
             }

@@ -188,9 +188,15 @@ impl Run {
     /// that entry; the end if it refuses none. It must accept a first stretch and refuse the rest.
     #[inline(always)]
     pub fn seek(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> Place {
+        self.around_refused(from, passes).0
+    }
+
+    /// That place, and the one after the entry that is refused.
+    #[inline(always)]
+    pub fn around_refused(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> (Place, Option<Place>) {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
-            return place;
+            return (place, None);
         };
         if index + 1 < self.blocks.len() && passes(&self.blocks[index + 1].before) {
             let (mut low, mut high) = (index + 1, self.blocks.len());
@@ -205,14 +211,15 @@ impl Run {
         let bytes = &self.blocks[index].bytes;
         while let Some(next) = step(bytes, &place) {
             if !passes(&next.mark) {
-                return place;
+                return (place, Some(next));
             }
             place = next;
         }
-        if index + 1 < self.blocks.len() {
-            place = Place { block: place.block + 1, offset: 0, mark: place.mark };
-        }
-        place
+        let Some(next) = self.blocks.get(index + 1) else {
+            return (place, None);
+        };
+        place = Place { block: place.block + 1, offset: 0, mark: place.mark };
+        (place, step(&next.bytes, &place))
     }
 
     /// The place after the entry at `place`; `None` at the end.

@@ -24,14 +24,17 @@ pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
         return Some((u64::from(first), 1));
     }
     let mut value = u64::from(first & 0x7f);
-    for (i, &byte) in bytes.iter().enumerate().take(MAX_LEN).skip(1) {
+    let mut length = 1;
+    while length < MAX_LEN {
+        let byte = *bytes.get(length)?;
         let bits = u64::from(byte & 0x7f);
-        if i == MAX_LEN - 1 && bits > 1 {
+        if length == MAX_LEN - 1 && bits > 1 {
             return None;
         }
-        value |= bits << (7 * i);
+        value |= bits << (7 * length);
+        length += 1;
         if byte < 0x80 {
-            return (byte != 0).then_some((value, i + 1));
+            return (byte != 0).then_some((value, length));
         }
     }
     None
