@@ -220,45 +220,32 @@ fn settle(
     lifetime_may_move: bool,
     outlook: Outlook,
 ) -> u64 {
-    // Ahead of the server's clock, where that decides: it stepped back, or the key was written
-    // with a later time.
-    let ahead = at.is_none() && outlook == Outlook::Ahead;
-    let mut end = slot.expires_at();
-    if ahead || lifetime_may_move {
-        end = move_lifetime(slot, end, at, clock, ahead);
-    }
-    if let (Some(end), Some(limiter)) = (end, slot.limiter_mut()) {
-        limiter.settle(end);
+    let current = slot.expires_at();
+    if let Some(limiter) = slot.limiter_mut() {
+        let slack_ms =
+            if at.is_some() || limiter.is_settled_by_clock() { 0 } else { MORE_LIFETIME_WITH_AT_MS };
+        let lifetime = limiter.lifetime(at.unwrap_or(clock), slack_ms);
+        let more_ms = if at.is_some() { MORE_LIFETIME_WITH_AT_MS } else { 0 };
+        let end = UnixMs(clock.0 + lifetime.ms + more_ms);
+        let heals = at.is_none() && lifetime.heals;
+        let settled = limiter.is_settled();
+        let moves = match current {
+            // A clock stepped far back: whoever asks, the key goes in time, and nobody puts that off.
+            Some(current) if heals => current > end,
+            Some(current) => lifetime_may_move && current < end,
+            // Somebody took it away, on replicas too.
+            None => lifetime_may_move && !settled,
+        };
+        if !heals && (lifetime_may_move || !settled) {
+            let by_clock = lifetime_may_move && at.is_none() && outlook != Outlook::Ahead;
+            let until = if moves { Some(end) } else { current };
+            limiter.settle(until.unwrap_or(UnixMs(0)), by_clock);
+        }
+        if moves {
+            slot.expire_at(end);
+        }
     }
     longest_wait(slot, at, clock, outlook)
-}
-
-/// Moves the key's time to live, which ends at `current`, if it has to move: later when what was
-/// counted matters longer; only earlier when the key is ahead of the server's clock, so that it
-/// heals by going within its own lifetime, whoever goes on counting in it. Returns when it ends.
-fn move_lifetime(
-    slot: &mut Slot,
-    current: Option<UnixMs>,
-    at: Option<UnixMs>,
-    clock: UnixMs,
-    ahead: bool,
-) -> Option<UnixMs> {
-    let limiter = slot.limiter()?;
-    let lifetime = match at {
-        Some(at) => limiter.lifetime(at) + MORE_LIFETIME_WITH_AT_MS,
-        None => limiter.lifetime(clock),
-    };
-    let end = UnixMs(clock.0 + lifetime);
-    let moves = match current {
-        Some(current) if ahead => current > end,
-        Some(current) => current < end,
-        None => true,
-    };
-    if !moves {
-        return current;
-    }
-    slot.expire_at(end);
-    Some(end)
 }
 
 /// No wait in ms is longer than the key lives by the server's clock, where that can be shorter:

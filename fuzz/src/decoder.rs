@@ -18,7 +18,7 @@ pub fn check(payload: &[u8]) {
     for now in held.times() {
         let (mut limiter, mut model) = (limiter.clone(), model.clone());
         assert_agree(&limiter, &model, &windows, now);
-        let end = now + limiter.lifetime(UnixMs(now));
+        let end = now + limiter.lifetime(UnixMs(now), 0).ms;
         assert!(limiter.is_ahead_of(UnixMs(now)) || counts_nothing(&model, end));
         for call in calls(held.window, now) {
             assert_eq!(answer(&mut limiter, &call), expected(&mut model, &call), "{call:?}");

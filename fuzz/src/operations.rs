@@ -65,11 +65,11 @@ struct Lifetime {
 
 impl Lifetime {
     fn settle(&mut self, limiter: &mut Limiter, now: u64) {
-        let ahead = limiter.is_ahead_of(UnixMs(now));
-        if ahead || !limiter.is_settled() {
-            let end = now + limiter.lifetime(UnixMs(now));
-            self.end = if ahead { self.end.min(end) } else { self.end.max(end) };
-            limiter.settle(UnixMs(self.end));
+        let lifetime = limiter.lifetime(UnixMs(now), 0);
+        let end = now + lifetime.ms;
+        if lifetime.heals || !limiter.is_settled() {
+            self.end = if lifetime.heals { self.end.min(end) } else { self.end.max(end) };
+            limiter.settle(UnixMs(self.end), true);
         }
     }
 }

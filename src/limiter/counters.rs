@@ -6,8 +6,8 @@ use std::ops::Deref;
 use arrayvec::ArrayVec;
 
 use super::{
-    Algorithm, MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs,
-    fixed, sliding,
+    Algorithm, Lifetime, MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs,
+    WindowMs, fixed, sliding,
 };
 
 /// How the counters of a key are read. [`Algorithm`] without the log.
@@ -213,6 +213,23 @@ enum Store {
     None(Method),
 }
 
+/// Whether a key is known to live as long as its counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Settled {
+    No,
+    Yes,
+    /// By the server's clock alone.
+    ByClock,
+}
+
+impl Settled {
+    /// This while `still`.
+    #[inline(always)]
+    fn while_still(self, still: bool) -> Settled {
+        if still { self } else { Settled::No }
+    }
+}
+
 /// A counter whose numbers are small: a window of less than 50 days, a window number of less than
 /// 2^32 (until the year 2106 for all windows of a second or more) and counts of less than 2^24.
 ///
@@ -223,7 +240,7 @@ struct Small {
     number: [u8; 4],
     current: Count24,
     previous: Count24,
-    settled: bool,
+    settled: Settled,
 }
 
 /// A count of less than 2^24.
@@ -245,7 +262,7 @@ impl Count24 {
 impl Small {
     /// `None` if a number is too large.
     #[inline(always)]
-    fn pack(counter: &Counter, settled: bool) -> Option<Small> {
+    fn pack(counter: &Counter, settled: Settled) -> Option<Small> {
         let Counter { window, number, current, previous } = *counter;
         if (current | previous) >> 24 != 0 || (window.get() | number) >> 32 != 0 {
             return None;
@@ -289,7 +306,7 @@ impl Small {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Many {
     method: Method,
-    settled: bool,
+    settled: Settled,
     counters: Vec<Counter>,
 }
 
@@ -397,10 +414,11 @@ impl Counters {
         self.len() == 0
     }
 
-    /// Milliseconds from `now` until none of them can count any more.
+    /// That of the one that matters longest from `now` on.
     #[inline]
-    pub fn lifetime(&self, now: UnixMs) -> u64 {
-        self.iter().map(|c| self.dies(&c).since(now.max(c.start()))).max().unwrap_or(0)
+    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let lifetime = |counter: Counter| Lifetime::of(counter.start(), self.dies(&counter), now, slack_ms);
+        self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
 
     /// Whether one of them is in a window that begins later than `now`.
@@ -413,20 +431,34 @@ impl Counters {
         }
     }
 
-    /// Whether the key is known to live as long as they do.
     #[inline(always)]
-    pub fn are_settled(&self) -> bool {
+    fn settled(&self) -> Settled {
         match &self.0 {
             Store::Fixed(small) | Store::Sliding(small) => small.settled,
             Store::Many(many) => many.settled,
             // Nothing has to live.
-            Store::None(_) => true,
+            Store::None(_) => Settled::Yes,
         }
     }
 
-    /// Notes until when the key lives.
-    pub fn settle_until(&mut self, until: UnixMs) {
-        let settled = self.iter().all(|counter| self.dies(&counter) <= until);
+    /// Whether the key is known to live as long as they do.
+    #[inline(always)]
+    pub fn are_settled(&self) -> bool {
+        self.settled() != Settled::No
+    }
+
+    /// See [`Limiter::is_settled_by_clock`](super::Limiter::is_settled_by_clock).
+    pub fn are_settled_by_clock(&self) -> bool {
+        self.settled() == Settled::ByClock
+    }
+
+    /// See [`Limiter::settle`](super::Limiter::settle).
+    pub fn settle(&mut self, until: UnixMs, by_clock: bool) {
+        let settled = match self.iter().all(|counter| self.dies(&counter) <= until) {
+            false => Settled::No,
+            true if by_clock => Settled::ByClock,
+            true => Settled::Yes,
+        };
         match &mut self.0 {
             Store::Fixed(small) | Store::Sliding(small) => small.settled = settled,
             Store::Many(many) => many.settled = settled,
@@ -485,7 +517,7 @@ impl Counters {
         match &mut self.0 {
             Store::Fixed(small) | Store::Sliding(small) => {
                 if let Some(old) = small.of(counter.window)
-                    && let Some(new) = Small::pack(&counter, small.settled && same_end(&old))
+                    && let Some(new) = Small::pack(&counter, small.settled.while_still(same_end(&old)))
                 {
                     *small = new;
                     return;
@@ -493,7 +525,7 @@ impl Counters {
             }
             Store::Many(many) => {
                 if let Some(old) = many.counters.iter_mut().find(|old| old.window == counter.window) {
-                    many.settled &= same_end(old);
+                    many.settled = many.settled.while_still(same_end(old));
                     *old = counter;
                     return;
                 }
@@ -521,7 +553,7 @@ impl Counters {
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let method = self.method();
         let small = match counters.as_slice() {
-            [only] => Small::pack(only, false),
+            [only] => Small::pack(only, Settled::No),
             _ => None,
         };
         self.0 = match (small, method) {
@@ -530,7 +562,7 @@ impl Counters {
             (Some(small), Method::Sliding) => Store::Sliding(small),
             (None, _) => {
                 counters.shrink_to_fit();
-                Store::Many(Box::new(Many { method, settled: false, counters }))
+                Store::Many(Box::new(Many { method, settled: Settled::No, counters }))
             }
         };
     }

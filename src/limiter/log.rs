@@ -1,7 +1,9 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 
 use super::run::{Mark, Place, Run};
-use super::{MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs};
+use super::{
+    Lifetime, MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs,
+};
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
 /// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
@@ -19,6 +21,8 @@ pub struct Log {
     newest: Entry,
     /// Until when the key is known to live.
     settled_until: UnixMs,
+    /// Whether the server's clock alone says so.
+    settled_by_clock: bool,
     /// Where shorter windows began when they last counted: saves walking there from the front.
     starts: Vec<Start>,
 }
@@ -217,13 +221,12 @@ impl Log {
         self.newest.units == 0
     }
 
-    /// Milliseconds from `now` until the last unit has left the longest window, rounded up to an
-    /// eighth of that window in absolute time: so the end moves eight times a window, not at
-    /// every request.
-    pub fn lifetime(&self, now: UnixMs) -> u64 {
-        let Some(keep) = self.keep.filter(|_| !self.is_empty()) else { return 0 };
+    /// Until the last unit has left the longest window, rounded up to an eighth of that window in
+    /// absolute time: so the end moves eight times a window, not at every request.
+    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let Some(keep) = self.keep.filter(|_| !self.is_empty()) else { return Lifetime::NONE };
         let end = (self.newest.at + keep).0.next_multiple_of((keep.get() / 8).max(1));
-        UnixMs(end).since(now.max(self.newest.at))
+        Lifetime::of(self.newest.at, UnixMs(end), now, slack_ms)
     }
 
     /// Whether the key is known to live as long as its units do.
@@ -232,9 +235,15 @@ impl Log {
         self.keep.is_some_and(|keep| self.newest.at + keep <= self.settled_until)
     }
 
-    /// Notes until when the key lives.
-    pub fn settle_until(&mut self, until: UnixMs) {
+    /// See [`Limiter::is_settled_by_clock`](super::Limiter::is_settled_by_clock).
+    pub fn is_settled_by_clock(&self) -> bool {
+        self.settled_by_clock && self.is_settled()
+    }
+
+    /// See [`Limiter::settle`](super::Limiter::settle).
+    pub fn settle(&mut self, until: UnixMs, by_clock: bool) {
         self.settled_until = until;
+        self.settled_by_clock = by_clock;
     }
 
     /// Every entry held, oldest first.

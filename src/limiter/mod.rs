@@ -401,6 +401,30 @@ pub struct WindowState {
     pub reset_after_ms: u64,
 }
 
+/// How long a limiter can matter.
+///
+/// Up to its last millisecond, so that a clock that steps back, or a replica with a slower one,
+/// frees nothing early. But a limiter further ahead of the time than its own whole life and a
+/// slack would stay too long: it matters for that much, and heals by going then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lifetime {
+    /// Milliseconds.
+    pub ms: u64,
+    /// Whether it goes before its last millisecond.
+    pub heals: bool,
+}
+
+impl Lifetime {
+    const NONE: Lifetime = Lifetime { ms: 0, heals: false };
+
+    /// From `now` on, of what was counted at `own` and matters until it `dies`.
+    fn of(own: UnixMs, dies: UnixMs, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let whole_ms = dies.since(own) + slack_ms;
+        let heals = own.since(now) > whole_ms;
+        Lifetime { ms: if heals { whole_ms } else { dies.since(now) }, heals }
+    }
+}
+
 /// A call names more windows than fit into the key beside those that still count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWindows;
@@ -507,13 +531,13 @@ impl Limiter {
         }
     }
 
-    /// Milliseconds from `now` until nothing in it can matter any more: for counters exact, for a
-    /// log up to an eighth of its window more. At a time before its own, as of its own.
+    /// How long it can matter from `now` on: counters exactly, a log up to an eighth of its window
+    /// more. `slack_ms`: see [`Lifetime`].
     #[inline]
-    pub fn lifetime(&self, now: UnixMs) -> u64 {
+    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         match self {
-            Limiter::Counters(counters) => counters.lifetime(now),
-            Limiter::Log(log) => log.lifetime(now),
+            Limiter::Counters(counters) => counters.lifetime(now, slack_ms),
+            Limiter::Log(log) => log.lifetime(now, slack_ms),
         }
     }
 
@@ -527,11 +551,19 @@ impl Limiter {
         }
     }
 
-    /// Notes until when the key lives.
-    pub fn settle(&mut self, until: UnixMs) {
+    /// Whether the server's clock alone settled it: no call with a time of its own.
+    pub fn is_settled_by_clock(&self) -> bool {
         match self {
-            Limiter::Counters(counters) => counters.settle_until(until),
-            Limiter::Log(log) => log.settle_until(until),
+            Limiter::Counters(counters) => counters.are_settled_by_clock(),
+            Limiter::Log(log) => log.is_settled_by_clock(),
+        }
+    }
+
+    /// Notes until when the key lives, and whether the server's clock alone says so.
+    pub fn settle(&mut self, until: UnixMs, by_clock: bool) {
+        match self {
+            Limiter::Counters(counters) => counters.settle(until, by_clock),
+            Limiter::Log(log) => log.settle(until, by_clock),
         }
     }
 

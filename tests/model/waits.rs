@@ -94,7 +94,7 @@ fn lives_long_enough(history: &History) -> TestCaseResult {
     let limiter = history.limiter();
     // As of its own time: no call was later.
     let now = history.calls.iter().map(|call| call.now).max().unwrap_or(0);
-    let lifetime = limiter.lifetime(UnixMs(now));
+    let lifetime = limiter.lifetime(UnixMs(now), 0).ms;
     match &limiter {
         Limiter::Counters(_) => {
             let live = |at| !limiter.windows(UnixMs(at)).is_empty();

@@ -400,3 +400,18 @@ fn a_key_that_expires_is_deleted_on_the_replica_by_its_master() {
         assert_eq!(sent[1..], ["DEL k"]);
     }
 }
+
+#[test]
+fn a_key_whose_time_to_live_was_taken_away_has_none_on_replicas_either() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master, &[]);
+    for name in COMMANDS {
+        master.value(&format!("{name} {name} 5 3650d"));
+        master.value(&format!("PERSIST {name}"));
+        master.value(&format!("{name} {name} 5 3650d"));
+        wait_for("the requests", || replica.digest() == master.digest());
+        for server in [&master, &replica] {
+            assert_eq!(server.integer(&format!("PTTL {name}")), -1, "{name}");
+        }
+    }
+}
