@@ -144,7 +144,9 @@ impl Recording for Log {
         }
         let grew = self.push(Entry { at: now, units });
         if grew && over && self.keep == Some(named) {
-            self.forget_oldest_beyond(tiers.iter().map(|tier| tier.quota.limit).max().unwrap_or(0));
+            let largest = tiers.iter().map(|tier| tier.quota.limit).max().unwrap_or(0);
+            // Twice: so a whole limit can be given back, and what it was counted on top of is still there.
+            self.forget_oldest_beyond(2 * largest);
             moved = true;
         }
         for Tier { quota, standing } in tiers {
@@ -311,14 +313,14 @@ impl Log {
         true
     }
 
-    /// Forgets the oldest entry of a large log if `limit` units remain without it: so that forced
+    /// Forgets the oldest entry of a large log if `enough` units remain without it: so that forced
     /// requests do not make it grow, and cost what others have counted as little as can be.
-    fn forget_oldest_beyond(&mut self, limit: u64) {
+    fn forget_oldest_beyond(&mut self, enough: u64) {
         let front = self.older.front();
         let (end, open) = (self.older.end(), self.newest.units);
         if end.entries_since(&front.mark) > FORGETFUL_ABOVE
             && let Some(second) = self.older.after(&front)
-            && end.units_since(&second.mark) + open >= limit
+            && end.units_since(&second.mark) + open >= enough
         {
             self.older.drop_before(second);
         }

@@ -205,7 +205,8 @@ impl Log {
             _ => {
                 self.entries.push((now, units));
                 if over && self.keep == longest(quotas) {
-                    self.forget_beyond(quotas.iter().map(|quota| i128::from(quota.limit)).max().unwrap_or(0));
+                    let largest = quotas.iter().map(|quota| i128::from(quota.limit)).max().unwrap_or(0);
+                    self.forget_beyond(2 * largest);
                 }
             }
         }
@@ -213,9 +214,9 @@ impl Log {
     }
 
     /// Forgets the oldest entry if enough are still there after it.
-    fn forget_beyond(&mut self, limit: i128) {
+    fn forget_beyond(&mut self, enough: i128) {
         let units: i128 = self.entries.iter().map(|(_, units)| units).sum();
-        if self.entries.len() > FORGETFUL_ABOVE + 1 && units - self.entries[0].1 >= limit {
+        if self.entries.len() > FORGETFUL_ABOVE + 1 && units - self.entries[0].1 >= enough {
             self.entries.remove(0);
         }
     }

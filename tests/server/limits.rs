@@ -264,7 +264,7 @@ fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_for_the_longest() {
 }
 
 #[test]
-fn a_large_log_under_force_forgets_only_beyond_the_largest_limit_and_does_not_grow() {
+fn a_large_log_under_force_forgets_only_beyond_twice_the_largest_limit_and_does_not_grow() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -272,14 +272,34 @@ fn a_large_log_under_force_forgets_only_beyond_the_largest_limit_and_does_not_gr
         pipeline.cmd("RL.LOG").arg(&["k", "10", "1s", "2000", "1h", "FORCE", "AT", &at.to_string()]);
     }
     let _: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
-    assert_eq!(used(&server, "1h", 5_000), 2_000);
+    assert_eq!(used(&server, "1h", 5_000), 4_000);
     assert_eq!(used(&server, "1s", 5_000), 999);
     // Those that are left are the newest: the first of the limit's 2000 leaves at its time.
     let [limited, _, _, retry_after, _] = server.figures("RL.PEEK k 2000 1h AT 5000");
     assert_eq!((limited, retry_after), (1, 3_000 + 3_600_000 - 5_000));
     // A smaller limit takes no more from the others than the place of its own unit.
     server.value("RL.LOG k 10 1h FORCE AT 5001");
-    assert_eq!(used(&server, "1h", 5_001), 2_000);
+    assert_eq!(used(&server, "1h", 5_001), 4_000);
+}
+
+#[test]
+fn of_a_large_log_what_was_forced_can_be_given_back_and_the_rest_is_still_there() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let mut pipeline = redis::pipe();
+    for at in 0..4_000 {
+        let force = if at < 2_000 { "COST" } else { "FORCE" };
+        pipeline.cmd("RL.LOG").arg(&["k", "2000", "1h", "AT", &at.to_string(), force]);
+        if at < 2_000 {
+            pipeline.arg("1");
+        }
+    }
+    let _: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
+    assert_eq!(server.figures("RL.LOG k 2000 1h COST -1999 AT 4000")[2], 0);
+    assert_eq!(server.figures("RL.LOG k 2000 1h COST -1 AT 4000")[2], 0);
+    assert_eq!(server.figures("RL.LOG k 2000 1h COST -1 AT 4000")[2], 1);
+    let [_, _, _, _, reset_after] = server.figures("RL.PEEK k 2000 1h AT 4000");
+    assert_eq!(reset_after, 1_998 + 3_600_000 - 4_000);
 }
 
 #[test]
