@@ -128,6 +128,27 @@ fn links_in_the_docs_lead_to_files() {
     }
 }
 
+#[test]
+fn the_figures_of_the_benchmark_in_the_readme_are_those_of_its_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let benchmark: Vec<String> = read(&root.join("docs/benchmarks.md")).lines().flat_map(cells).collect();
+    let readme = read(&root.join("README.md"));
+    let section = readme.split("## How fast").nth(1).expect("that section").split("\n## ").next();
+    let rows = section.unwrap_or_default().lines().filter(|line| line.starts_with('|')).skip(2);
+    let figures: Vec<String> = rows
+        .flat_map(|row| cells(row).split_off(2))
+        .flat_map(|cell| cell.split(", ").map(str::to_owned).collect::<Vec<_>>())
+        .filter(|figure| !figure.is_empty() && figure != "1")
+        .collect();
+    assert!(figures.len() > 15, "{figures:?}");
+    for figure in figures {
+        // By itself, or as the median before its spread.
+        let stands = |cell: &String| *cell == figure || cell.starts_with(&format!("{figure} ("));
+        assert!(benchmark.iter().any(stands), "{figure} is not on the page");
+    }
+}
+
 /// README.md and everything in docs.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
