@@ -222,15 +222,18 @@ fn settle(
 ) -> u64 {
     let current = slot.expires_at();
     if let Some(limiter) = slot.limiter_mut() {
-        let slack_ms =
-            if at.is_some() || limiter.is_settled_by_clock() { 0 } else { MORE_LIFETIME_WITH_AT_MS };
-        let lifetime = limiter.lifetime(at.unwrap_or(clock), slack_ms);
-        let more_ms = if at.is_some() { MORE_LIFETIME_WITH_AT_MS } else { 0 };
+        let (as_of, more_ms, slack_ms) = match at {
+            Some(at) => (at, MORE_LIFETIME_WITH_AT_MS, 0),
+            None if limiter.is_settled_by_clock() => (clock, 0, 0),
+            // It may have been written with AT: then it lives longer, and keeps that.
+            None => (clock, 0, MORE_LIFETIME_WITH_AT_MS),
+        };
+        let lifetime = limiter.lifetime(as_of, slack_ms);
         let end = UnixMs(clock.0 + lifetime.ms + more_ms);
+        // The clock stepped far back: whoever asks, the key goes in time, and nobody puts that off.
         let heals = at.is_none() && lifetime.heals;
         let settled = limiter.is_settled();
         let moves = match current {
-            // A clock stepped far back: whoever asks, the key goes in time, and nobody puts that off.
             Some(current) if heals => current > end,
             Some(current) => lifetime_may_move && current < end,
             // Somebody took it away, on replicas too.

@@ -109,6 +109,44 @@ fn a_step_back_of_less_than_a_window_moves_no_time_to_live() {
     }
 }
 
+/// Time passes, and now and then the clock is put back, less or more than a window.
+#[test]
+fn what_counts_nothing_moves_a_time_to_live_only_to_heal_what_is_far_ahead() {
+    const WINDOW: i64 = 10 * SECOND;
+    for name in COMMANDS {
+        for with_at in [false, true] {
+            let server = Server::with_clock_at(NOW, &[]);
+            let mut random = Random(5);
+            let mut healed = 0;
+            let more = if with_at { 60 * SECOND } else { 0 };
+            for _ in 0..1_000 {
+                let pass = random.of(&[0, 1, 90, 900, 4_000]);
+                let back =
+                    if random.below(15) == 0 { random.of(&[5, SECOND, 9_999, 90 * SECOND, HOUR]) } else { 0 };
+                server.step_clock(pass - back);
+                let now = server.clock_ms();
+                let before = server.integer("PEXPIRETIME k");
+                let cost = random.of(&["COST 0", "COST 21", "COST 3"]);
+                let at = if with_at && cost == "COST 3" { format!("AT {now}") } else { String::new() };
+                let [limited, ..] = server.figures(&format!("{name} k 20 {WINDOW}ms {cost} {at}"));
+                let after = server.integer("PEXPIRETIME k");
+                let about = format!("{name} {cost} {at}, {back} ms back: {before} to {after} at {now}");
+                assert_ne!(after, -1, "{about}: no time to live");
+                let longest = now + 2 * (longest_lifetime(name, WINDOW) + more);
+                assert!(after <= longest || !at.is_empty(), "{about}: too long");
+                if cost == "COST 3" && limited == 0 {
+                    assert!(after > now + more, "{about}");
+                } else if after != before {
+                    healed += 1;
+                    let life = now + WINDOW + more..=now + longest_lifetime(name, WINDOW) + more;
+                    assert!(after < before && life.contains(&after), "{about}");
+                }
+            }
+            assert!(healed > 3, "{name}: {healed}");
+        }
+    }
+}
+
 #[test]
 fn a_key_that_is_used_on_after_a_step_back_heals_no_later() {
     let server = Server::with_clock_at(NOW, &[]);
