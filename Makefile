@@ -86,7 +86,7 @@ lint: setup ## Check the format and the lints
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --workspace --all-targets -- --deny warnings
 
-check: lint test test-examples ## Check format, lints and tests: what CI runs
+check: lint test test-examples check-demo ## Check format, lints and tests: what CI runs on this server
 
 check-demo: build ## Check the demo: format, lints, and tests in a terminal of its own
 	cargo fmt --check --manifest-path demo/Cargo.toml
