@@ -121,7 +121,11 @@ fn conclude(
     let verdict = if taken.outlook == Outlook::Plain && !lifetime_may_move {
         taken.verdict
     } else {
-        taken.verdict.within(settle(&mut slot, request.at, clock, lifetime_may_move, taken.outlook))
+        // What is replayed has this form.
+        let may_be_replayed = request.force && request.at.is_some();
+        let longest_wait =
+            settle(&mut slot, request.at, may_be_replayed, clock, lifetime_may_move, taken.outlook);
+        taken.verdict.within(longest_wait)
     };
     drop(slot);
 
@@ -216,11 +220,12 @@ fn info(call: &Call) -> Result<(), Refusal> {
 fn settle(
     slot: &mut Slot,
     at: Option<UnixMs>,
+    may_be_replayed: bool,
     clock: UnixMs,
     lifetime_may_move: bool,
     outlook: Outlook,
 ) -> u64 {
-    let current = slot.expires_at();
+    let (current, is_new) = (slot.expires_at(), slot.is_new());
     if let Some(limiter) = slot.limiter_mut() {
         let (as_of, more_ms, slack_ms) = match at {
             Some(at) => (at, MORE_LIFETIME_WITH_AT_MS, 0),
@@ -237,12 +242,15 @@ fn settle(
             Some(current) if heals => current > end,
             Some(current) => lifetime_may_move && current < end,
             // Somebody took it away, on replicas too.
+            None if may_be_replayed => is_new,
             None => lifetime_may_move && !settled,
         };
         if !heals && (lifetime_may_move || !settled) {
             let by_clock = lifetime_may_move && at.is_none() && outlook != Outlook::Ahead;
             let until = if moves { Some(end) } else { current };
-            limiter.settle(until.unwrap_or(UnixMs(0)), by_clock);
+            // An append-only file may go on with the time to live that the key had.
+            let known = until.filter(|_| !may_be_replayed);
+            limiter.settle(known.unwrap_or(UnixMs(0)), by_clock);
         }
         if moves {
             slot.expire_at(end);

@@ -417,7 +417,14 @@ impl Counters {
     /// That of the one that matters longest from `now` on.
     #[inline]
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let lifetime = |counter: Counter| Lifetime::of(counter.start(), self.dies(&counter), now, slack_ms);
+        let windows = match self.method() {
+            Method::Fixed => 1,
+            Method::Sliding => 2,
+        };
+        let lifetime = |counter: Counter| {
+            let most_ms = windows * counter.window.get() + slack_ms;
+            Lifetime::of(counter.start(), self.dies(&counter), now, most_ms)
+        };
         self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
 

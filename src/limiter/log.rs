@@ -206,6 +206,8 @@ impl Log {
         }
         // The places of windows may lie in what goes now.
         self.starts = Vec::new();
+        // Without it the log may be behind the clock again, and the key have healed meanwhile.
+        self.settled_until = UnixMs(0);
         let rest = self.older.units() + self.newest.units - units;
         let front = self.older.front();
         let (last, after) = self.older.around_refused(front, |mark| mark.units_since(&front.mark) < rest);
@@ -228,7 +230,7 @@ impl Log {
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let Some(keep) = self.keep.filter(|_| !self.is_empty()) else { return Lifetime::NONE };
         let end = (self.newest.at + keep).0.next_multiple_of((keep.get() / 8).max(1));
-        Lifetime::of(self.newest.at, UnixMs(end), now, slack_ms)
+        Lifetime::of(self.newest.at, UnixMs(end), now, UnixMs(end).since(self.newest.at) + slack_ms)
     }
 
     /// Whether the key is known to live as long as its units do.

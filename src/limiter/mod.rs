@@ -417,11 +417,11 @@ pub struct Lifetime {
 impl Lifetime {
     const NONE: Lifetime = Lifetime { ms: 0, heals: false };
 
-    /// From `now` on, of what was counted at `own` and matters until it `dies`.
-    fn of(own: UnixMs, dies: UnixMs, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let whole_ms = dies.since(own) + slack_ms;
-        let heals = own.since(now) > whole_ms;
-        Lifetime { ms: if heals { whole_ms } else { dies.since(now) }, heals }
+    /// From `now` on, of what was counted at `own` and matters until it `dies`; `most_ms` is the
+    /// whole life that it can have, and the slack.
+    fn of(own: UnixMs, dies: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
+        let heals = own.since(now) > most_ms;
+        Lifetime { ms: if heals { most_ms } else { dies.since(now) }, heals }
     }
 }
 

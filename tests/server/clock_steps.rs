@@ -361,3 +361,33 @@ fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_when_that
         }
     }
 }
+
+#[test]
+fn sliding_units_of_the_window_before_are_not_free_early_either() {
+    let server = Server::with_clock_at(NOW / 100_000 * 100_000 + 90 * SECOND, &[]);
+    server.value("RL.SLIDING k 5 100s COST 5");
+    server.step_clock(20 * SECOND);
+    // Leaves a counter of this window with nothing but the last one's units.
+    server.value("RL.SLIDING k 50 100s");
+    server.value("RL.SLIDING k 50 100s COST -1");
+    let expires = server.integer("PEXPIRETIME k");
+    server.step_clock(-150 * SECOND);
+    assert_eq!(server.figures("RL.SLIDING k 5 100s"), [1, 5, 0, 140_001, 220_001]);
+    assert_eq!(server.integer("PEXPIRETIME k"), expires);
+}
+
+#[test]
+fn a_log_that_healed_and_gave_back_what_was_ahead_lives_as_long_as_what_it_counts_then() {
+    let server = Server::with_clock_at(NOW, &[]);
+    server.value("RL.LOG k 2 100s");
+    server.step_clock(95 * SECOND);
+    server.value("RL.LOG k 2 100s");
+    server.step_clock(-120 * SECOND);
+    assert_eq!(server.figures("RL.LOG k 2 100s")[0], 1);
+    server.step_clock(30 * SECOND);
+    server.value("RL.LOG k 2 100s COST -1");
+    server.step_clock(10 * SECOND);
+    assert_eq!(server.figures("RL.LOG k 2 100s"), [0, 2, 0, -1, 100_000]);
+    assert!(server.integer("PTTL k") >= 100_000);
+    assert_eq!(server.figures("RL.LOG k 2 100s"), [1, 2, 0, 85_000, 100_000]);
+}

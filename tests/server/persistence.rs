@@ -197,6 +197,28 @@ fn change(connection: &mut Connection, key: &[u8]) {
 }
 
 #[test]
+fn a_key_out_of_a_rewritten_append_only_file_lives_as_long_as_what_it_counts() {
+    for preamble in ["yes", "no"] {
+        let settings = [("appendonly", "yes"), ("aof-use-rdb-preamble", preamble)];
+        let mut server = Server::with_clock_at(1_900_000_000_123, &settings);
+        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+            server.value(&format!("{name} {name} 3 8s"));
+        }
+        wait_for("no rewrite", || server.info("aof_rewrite_in_progress") == "0");
+        server.value("BGREWRITEAOF");
+        wait_for("the rewrite", || server.info("aof_rewrite_in_progress") == "0");
+        server.step_clock(3_000);
+        server.restart();
+        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+            let expires = server.integer(&format!("PEXPIRETIME {name}"));
+            let [_, _, _, _, reset_after] = server.figures(&format!("{name} {name} 3 8s"));
+            let ttl = server.integer(&format!("PTTL {name}"));
+            assert!(reset_after <= ttl + 1, "{name}: {reset_after} beyond {ttl}, {expires} before");
+        }
+    }
+}
+
+#[test]
 fn a_dump_restores_every_count() {
     let server = Server::start();
     fill(&server);
