@@ -225,7 +225,7 @@ fn settle(
     lifetime_may_move: bool,
     outlook: Outlook,
 ) -> u64 {
-    let (current, is_new) = (slot.expires_at(), slot.is_new());
+    let current = slot.expires_at();
     if let Some(limiter) = slot.limiter_mut() {
         let (as_of, more_ms, slack_ms) = match at {
             Some(at) => (at, MORE_LIFETIME_WITH_AT_MS, 0),
@@ -241,8 +241,6 @@ fn settle(
         let moves = match current {
             Some(current) if heals => current > end,
             Some(current) => lifetime_may_move && current < end,
-            // Somebody took it away, on replicas too.
-            None if may_be_replayed => is_new,
             None => lifetime_may_move && !settled,
         };
         if !heals && (lifetime_may_move || !settled) {
@@ -260,8 +258,8 @@ fn settle(
 }
 
 /// No wait in ms is longer than the key lives by the server's clock, where that can be shorter:
-/// when the key is ahead of the clock or was until lately, and when a call names a longer window
-/// than a log has kept its units for.
+/// when the key is ahead of the clock or not known to live long enough, and when a call names a
+/// longer window than a log has kept its units for.
 #[cold]
 fn longest_wait(slot: &Slot, at: Option<UnixMs>, clock: UnixMs, outlook: Outlook) -> u64 {
     match outlook {

@@ -34,7 +34,6 @@ pub struct Slot<'a> {
     key: *mut raw::RedisModuleKey,
     /// Null in an empty slot. The server's until the slot is closed, and ours to change.
     limiter: *mut Limiter,
-    is_new: bool,
     call: PhantomData<&'a Call<'a>>,
 }
 
@@ -56,7 +55,7 @@ impl<'a> Slot<'a> {
         // SAFETY: context and name live as long as the call, and the slot no longer than that.
         let key = unsafe { (functions().open_key)(call.ctx(), call.key_name(), mode as c_int) };
         // A missing key has no handle when opened to be read.
-        let mut slot = Slot { key, limiter: null_mut(), is_new: false, call: PhantomData };
+        let mut slot = Slot { key, limiter: null_mut(), call: PhantomData };
         if key.is_null() {
             return Ok(slot);
         }
@@ -90,15 +89,9 @@ impl<'a> Slot<'a> {
     /// Puts a limiter into an empty slot that was opened to be written.
     pub fn insert(&mut self, limiter: Limiter) {
         self.limiter = Box::into_raw(Box::new(limiter));
-        self.is_new = true;
         // SAFETY: the handle is open for writing. From here on the value is the server's, which
         // gives it back to `free` once.
         unsafe { api!(RedisModule_ModuleTypeSetValue(self.key, native_type(), self.limiter.cast())) };
-    }
-
-    /// Whether its limiter was put into it just now.
-    pub fn is_new(&self) -> bool {
-        self.is_new
     }
 
     /// Deletes the key.
