@@ -279,7 +279,7 @@ impl Exchange {
         }
         let request =
             Request::parse(words[2..].iter().map(|word| word.as_bytes()), Options::WithForce).ok()?;
-        let window_ms = request.quotas().iter().map(|quota| quota.window.get()).max()?;
+        let window_ms = request.quotas.iter().map(|quota| quota.window().get()).max()?;
         // What the window before has counted goes on to count in this one.
         let windows = if matches!(words[0], "RL.SLIDING" | "RL.PEEK") { 2 } else { 1 };
         request.at.is_none().then_some(windows * window_ms)
