@@ -1,8 +1,6 @@
 //! The server's clock steps forward and back, and stands on the edges of windows, days and years.
 
-use crate::harness::{Random, Server, wait_for};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+use harness::{COMMANDS, Random, Server, wait_for};
 
 const SECOND: i64 = 1_000;
 const HOUR: i64 = 3_600_000;
@@ -21,7 +19,7 @@ fn longest_lifetime(name: &str, window: i64) -> i64 {
 }
 
 #[test]
-fn a_clock_that_steps_forward_counts_as_the_same_times_given_with_at_do() {
+fn a_clock_that_steps_forward_counts_like_the_same_times_given_by_at() {
     let by_clock = Server::with_clock_at(NOW, &[]);
     let by_at = Server::start();
     let mut random = Random(1);
@@ -39,7 +37,7 @@ fn a_clock_that_steps_forward_counts_as_the_same_times_given_with_at_do() {
 }
 
 #[test]
-fn after_a_step_back_nothing_is_free_early_and_every_wait_is_still_exact() {
+fn after_a_step_back_no_unit_is_free_early_and_every_wait_is_exact() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         for window in [10 * SECOND, HOUR, 30 * DAY] {
@@ -79,7 +77,7 @@ fn after_a_step_back_nothing_is_free_early_and_every_wait_is_still_exact() {
 }
 
 #[test]
-fn a_step_back_of_less_than_a_window_moves_no_time_to_live() {
+fn a_step_back_of_less_than_a_window_changes_no_time_to_live() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         // The first milliseconds of a window: a step back is over its edge.
@@ -111,7 +109,7 @@ fn a_step_back_of_less_than_a_window_moves_no_time_to_live() {
 
 /// Time passes, and now and then the clock is put back, less or more than a window.
 #[test]
-fn what_counts_nothing_moves_a_time_to_live_only_to_heal_what_is_far_ahead() {
+fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_ahead() {
     const WINDOW: i64 = 10 * SECOND;
     for name in COMMANDS {
         for with_at in [false, true] {
@@ -148,7 +146,7 @@ fn what_counts_nothing_moves_a_time_to_live_only_to_heal_what_is_far_ahead() {
 }
 
 #[test]
-fn a_key_that_is_used_on_after_a_step_back_heals_no_later() {
+fn a_key_that_stays_in_use_after_a_step_back_expires_no_later() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         for step in [30 * SECOND, HOUR, DAY] {
@@ -169,7 +167,7 @@ fn a_key_that_is_used_on_after_a_step_back_heals_no_later() {
 }
 
 #[test]
-fn a_clock_that_was_wrong_for_a_moment_in_which_nobody_counted_changes_nothing() {
+fn a_wrong_clock_changes_nothing_while_no_request_counts() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 10s 9 1h 20 90d COST 4"));
@@ -191,7 +189,7 @@ fn a_clock_that_was_wrong_for_a_moment_in_which_nobody_counted_changes_nothing()
 /// Time passes, and now and then the clock is put back. Once for each time that a key heals it may
 /// let through what was taken while it was ahead a second time, and never more than that.
 #[test]
-fn a_clock_that_is_put_back_again_and_again_lets_at_most_one_limit_more_through() {
+fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
     const LIMIT: i64 = 20;
     const WINDOW: i64 = 10 * SECOND;
     for (name, usual) in [("RL.FIXED", 2 * LIMIT), ("RL.SLIDING", 2 * LIMIT), ("RL.LOG", LIMIT)] {
@@ -222,7 +220,7 @@ fn a_clock_that_is_put_back_again_and_again_lets_at_most_one_limit_more_through(
 }
 
 #[test]
-fn a_clock_that_starts_in_1970_and_is_put_right_counts_on() {
+fn a_clock_that_starts_in_1970_and_is_then_corrected_keeps_counting() {
     let mut server = Server::with_clock_at(0, &[("appendonly", "yes")]);
     for name in COMMANDS {
         let request = format!("{name} {name} 2 10s COST 2");
@@ -258,7 +256,7 @@ const EDGES: [(&str, i64); 7] = [
 ];
 
 #[test]
-fn windows_end_to_the_millisecond_on_the_edges_of_days_and_years() {
+fn windows_end_to_the_millisecond_at_the_edges_of_days_and_years() {
     let server = Server::with_clock_at(NOW, &[]);
     for (date, edge) in EDGES {
         // Those of seconds.
@@ -315,7 +313,7 @@ fn windows_of_any_length_end_to_the_millisecond() {
 }
 
 #[test]
-fn a_key_written_with_at_stays_a_minute_longer_than_it_can_matter() {
+fn a_key_written_with_at_lives_a_minute_longer_than_its_units_count() {
     let server = Server::with_clock_at(NOW, &[]);
     for clock in [0, NOW, (1 << 32) * SECOND] {
         for name in COMMANDS {
@@ -339,7 +337,7 @@ fn a_key_written_with_at_stays_a_minute_longer_than_it_can_matter() {
 }
 
 #[test]
-fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_when_that_is_put_right() {
+fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_once_corrected() {
     let master = Server::with_clock_at(NOW, &[]);
     let replica = Server::with_clock_at(NOW - 59 * SECOND, &[]);
     replica.follow(&master);
@@ -363,7 +361,7 @@ fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_when_that
 }
 
 #[test]
-fn sliding_units_of_the_window_before_are_not_free_early_either() {
+fn units_of_the_previous_sliding_window_are_not_free_early_either() {
     let server = Server::with_clock_at(NOW / 100_000 * 100_000 + 90 * SECOND, &[]);
     server.value("RL.SLIDING k 5 100s COST 5");
     server.step_clock(20 * SECOND);
@@ -377,7 +375,7 @@ fn sliding_units_of_the_window_before_are_not_free_early_either() {
 }
 
 #[test]
-fn a_log_that_healed_and_gave_back_what_was_ahead_lives_as_long_as_what_it_counts_then() {
+fn a_log_that_refunds_units_ahead_of_the_clock_lives_as_long_as_the_rest_counts() {
     let server = Server::with_clock_at(NOW, &[]);
     server.value("RL.LOG k 2 100s");
     server.step_clock(95 * SECOND);

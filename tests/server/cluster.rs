@@ -8,10 +8,8 @@ use std::thread;
 use redis::cluster::ClusterConnection;
 use redis::{ConnectionLike, RedisResult, Value};
 
-use crate::harness::cluster::{Cluster, cluster_client};
-use crate::harness::{Random, Server, command, figures, pipeline, wait_for};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+use crate::nodes::{Cluster, cluster_client};
+use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 
 /// So long that none ends while a test runs.
 const WINDOW: &str = "3650d";
@@ -348,7 +346,7 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
 }
 
 #[test]
-fn slots_that_move_at_once_under_traffic_lose_no_unit_and_count_none_twice() {
+fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() {
     let cluster = Cluster::start();
     let Some(how) = AtomicMove::of(cluster.node(0)) else {
         println!("not tested: this server moves slots key by key only");

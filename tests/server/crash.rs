@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use harness::{APPEND_ONLY, COMMANDS, Random, Server, figures, pipeline, wait_for};
 use redis::Value;
 
-use crate::harness::{APPEND_ONLY, Random, Server, figures, pipeline, wait_for};
 use crate::histories::{CLIENTS, Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{COMMANDS, NOW};
+use crate::traffic::NOW;
 
 /// Starts a server that was killed, with a clock that is a second behind while it loads: what is on
 /// disk may not go by that.
@@ -17,7 +17,7 @@ fn start_again(server: &mut Server) {
 }
 
 #[test]
-fn an_append_only_file_has_every_request_that_was_answered_before_a_crash_and_none_twice() {
+fn after_a_crash_an_append_only_file_has_every_answered_request_and_none_twice() {
     for preamble in ["yes", "no"] {
         let mut random = Random(1);
         let mut histories = Histories::of(1_000);
@@ -44,7 +44,7 @@ fn an_append_only_file_has_every_request_that_was_answered_before_a_crash_and_no
 }
 
 #[test]
-fn a_crash_goes_back_to_the_last_snapshot_exactly() {
+fn a_crash_restores_exactly_the_last_snapshot() {
     let mut random = Random(2);
     let mut histories = Histories::of(2_000);
     let mut server = Server::with_clock_at(NOW, &[]);
@@ -109,7 +109,7 @@ fn used(info: &Value) -> i64 {
 }
 
 #[test]
-fn no_key_has_fewer_units_than_were_granted_before_a_crash_or_more_than_were_asked_for() {
+fn after_a_crash_no_key_has_fewer_units_than_granted_or_more_than_requested() {
     let mut random = Random(3);
     let mut server = Server::with_clock_at(NOW, &APPEND_ONLY);
     let (mut keys, mut limited) = (BTreeMap::new(), 0);

@@ -14,9 +14,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use harness::Server;
 use redis_rl::request::{Options, Request};
-
-use crate::harness::Server;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
@@ -36,7 +35,7 @@ struct Exchange {
 }
 
 #[test]
-fn every_session_in_the_docs_is_what_a_server_answers() {
+fn every_session_in_the_docs_shows_what_a_server_replies() {
     for path in pages() {
         let page = read(&path);
         assert_eq!(
@@ -52,7 +51,7 @@ fn every_session_in_the_docs_is_what_a_server_answers() {
 }
 
 #[test]
-fn a_page_that_shows_something_else_is_found() {
+fn a_page_that_shows_a_different_reply_is_detected() {
     let right = "\
         ```\n\
         127.0.0.1:6379> RL.FIXED k 5 1d\n\
@@ -79,7 +78,7 @@ fn a_page_that_shows_something_else_is_found() {
 }
 
 #[test]
-fn each_command_has_a_page_with_what_the_server_knows_about_it() {
+fn each_command_has_a_page_that_agrees_with_command_docs() {
     let server = Server::start();
     for name in ["rl.fixed", "rl.sliding", "rl.log", "rl.peek", "rl.info"] {
         let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/commands/{name}.md")));
@@ -94,7 +93,7 @@ fn each_command_has_a_page_with_what_the_server_knows_about_it() {
 }
 
 #[test]
-fn each_figure_of_info_is_explained() {
+fn each_field_of_info_is_explained() {
     let section: String = redis::from_redis_value(Server::start().value("INFO rl_stats")).expect("text");
     let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md"));
     for name in section.lines().filter_map(|line| Some(line.split_once(':')?.0)) {
@@ -103,7 +102,7 @@ fn each_figure_of_info_is_explained() {
 }
 
 #[test]
-fn each_promise_is_held_by_tests_that_there_are() {
+fn each_promise_names_tests_that_exist() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let page = read(&tests.join("../docs/promises.md"));
     let names: Vec<_> = page.split('`').filter_map(|name| name.split_once("::")).collect();
@@ -117,7 +116,7 @@ fn each_promise_is_held_by_tests_that_there_are() {
 }
 
 #[test]
-fn links_in_the_docs_lead_to_files() {
+fn links_in_the_docs_point_to_files() {
     for path in pages() {
         let page = read(&path);
         let targets = page.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
@@ -129,7 +128,7 @@ fn links_in_the_docs_lead_to_files() {
 }
 
 #[test]
-fn the_figures_of_the_benchmark_in_the_readme_are_those_of_its_page() {
+fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let benchmark: Vec<String> = read(&root.join("docs/benchmarks.md")).lines().flat_map(cells).collect();

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::harness::{APPEND_ONLY, Random, Server, command, wait_for};
+use harness::{APPEND_ONLY, COMMANDS, Random, Server, command, wait_for};
+
 use crate::histories::{Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{COMMANDS, LATER, NOW, Traffic, assert_same, peeks_with_at, send, wait_for_offset};
+use crate::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send, wait_for_offset};
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
@@ -53,7 +54,7 @@ fn kill_and_replace(
 }
 
 #[test]
-fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_comes_back_to_agree() {
+fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_follows_it() {
     let mut random = Random(1);
     let mut histories = Histories::of(3_000);
     let mut master = Server::with_clock_at(NOW, &APPEND_ONLY);
@@ -85,7 +86,7 @@ fn all_know(sentinels: &[Server], instances: &str, fields: &[(&str, &str)]) -> b
 }
 
 #[test]
-fn a_replica_that_sentinels_promote_goes_on_counting_and_the_others_follow_it() {
+fn a_replica_promoted_by_sentinel_keeps_counting_and_the_others_follow_it() {
     let mut histories = Histories::of(4_000);
     let mut old_master = Server::with_clock_at(NOW, &[]);
     let mut replicas: Vec<Server> = (0..2).map(|_| Server::replica_of(&old_master, &[])).collect();
@@ -141,7 +142,7 @@ fn keys(master: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_replica_whose_clock_is_off_holds_what_its_master_counted() {
+fn a_replica_whose_clock_is_wrong_holds_what_its_master_counted() {
     let master = Server::with_clock_at(NOW, &[]);
     let mut replicas = Vec::from([-NOW, 5_000 * DAY, 0].map(|off| replica_with_clock_off_by(off, &master)));
     let mut random = Random(5);
@@ -174,7 +175,7 @@ fn a_replica_whose_clock_is_off_holds_what_its_master_counted() {
 }
 
 #[test]
-fn a_promoted_replica_whose_clock_is_behind_frees_nothing_early_and_tells_exact_waits() {
+fn a_promoted_replica_whose_clock_is_behind_frees_nothing_early_and_replies_exact_waits() {
     for name in COMMANDS {
         let master = Server::with_clock_at(NOW, &[]);
         let replica = replica_with_clock_off_by(-HOUR, &master);

@@ -9,9 +9,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
+use harness::{Server, command, pipeline};
 use redis::{Connection, Value};
 
-use crate::harness::{Server, command, pipeline};
 use crate::traffic::{NOW, Traffic, send};
 
 /// How many clients send at the same time.

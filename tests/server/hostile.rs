@@ -9,12 +9,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crc::{CRC_64_REDIS, Crc};
+use harness::{COMMANDS, Random, Server, command, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
-use crate::harness::{Random, Server, command, pipeline, wait_for};
-use crate::refusals::{AT, COST, LIMIT, PAIRS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
+use crate::refusals::{AT, COST, LIMIT, PAIRS, REQUESTS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
 
-const COMMANDS: usize = 200_000;
+const RANDOM_COMMANDS: usize = 200_000;
 const COMMANDS_IN_A_PIPELINE: usize = 500;
 const PAYLOADS: usize = 20_000;
 
@@ -91,7 +91,7 @@ impl Hostile {
 
     /// A key of a few that all commands meet on.
     fn key(&mut self) -> Vec<u8> {
-        let name = self.random.of(&["RL.FIXED", "RL.SLIDING", "RL.LOG", ""]);
+        let name = self.random.of(&[COMMANDS[0], COMMANDS[1], COMMANDS[2], ""]);
         self.key_of(name)
     }
 
@@ -200,7 +200,7 @@ impl Hostile {
             let extra = self.chance(10).then(|| self.nonsense());
             return (Kind::Info, [b"RL.INFO".to_vec(), self.key()].into_iter().chain(extra).collect());
         }
-        let name = self.random.of(&["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"]);
+        let name = self.random.of(&REQUESTS);
         let any = name == "RL.PEEK" || self.chance(10);
         let key = if any { self.key() } else { self.key_of(name) };
         let written = if self.chance(3) { name.to_ascii_lowercase() } else { name.to_owned() };
@@ -290,7 +290,7 @@ impl Hostile {
         let (_, mut words) = self.ours();
         let place = 1 + self.random.below(words.len());
         words.insert(place, vec![self.random.of(b"19 sC\0\xff"); self.random.of(&[1 << 20, 4 << 20])]);
-        let name = self.random.of(&["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"]);
+        let name = self.random.of(&REQUESTS);
         words[0] = name.as_bytes().to_vec();
         // A key of megabytes would stay: it is only looked at.
         if place == 1 {
@@ -507,13 +507,13 @@ fn contents(server: &Server) -> BTreeMap<Vec<u8>, Vec<u8>> {
 }
 
 #[test]
-fn random_commands_are_answered_in_range_and_leave_all_as_it_should_be() {
+fn random_commands_get_valid_replies_and_leave_the_server_sound() {
     let mut server = Server::with(&[("appendonly", "yes"), ("appendfsync", "no")]);
     let replica = Server::replica_of(&server, &[]);
     let mut hostile = Hostile { random: random(), payloads: Vec::new() };
     let mut connections = [server.connect(), server.connect_resp3()];
     let mut most_keys = 0;
-    for round in 0..COMMANDS / COMMANDS_IN_A_PIPELINE {
+    for round in 0..RANDOM_COMMANDS / COMMANDS_IN_A_PIPELINE {
         let commands = hostile.pipeline();
         let words: Vec<_> = commands.iter().map(|(_, words)| words.clone()).collect();
         let replies = replies(&server, &mut connections[round % 2], &words);
@@ -610,7 +610,7 @@ impl Payload {
 /// Payloads of keys of all kinds, sizes and figures.
 fn payloads(server: &Server) -> Vec<Payload> {
     let mut lines = Vec::new();
-    for (i, name) in ["RL.FIXED", "RL.SLIDING", "RL.LOG"].into_iter().enumerate() {
+    for (i, name) in COMMANDS.into_iter().enumerate() {
         lines.push(format!("{name} {i}:one 5 10s AT 1700000000000"));
         lines.push(format!("{name} {i}:first 5 10s FORCE COST 7 AT 0"));
         lines.push(format!("{name} {i}:last {MOST} 3650d FORCE COST {MOST} AT {MOST}"));
@@ -633,7 +633,7 @@ fn payloads(server: &Server) -> Vec<Payload> {
 }
 
 #[test]
-fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_key_like_others() {
+fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_working_key() {
     let server = Server::with(&[("rdbcompression", "no"), ("sanitize-dump-payload", "no")]);
     let payloads = payloads(&server);
     for payload in &payloads {
@@ -658,7 +658,7 @@ fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_key_like_others
             restore.push(payloads[random.below(payloads.len())].damaged(&mut random));
             commands.push((Kind::Other, restore));
             let mut push = |kind, line: String| commands.push((kind, words(&line)));
-            for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"] {
+            for name in REQUESTS {
                 let pairs = random.of(&["2 1h", "9 10s", "9007199254740991 3650d", "1 1ms 50 2h"]);
                 let cost = random.of(&["", " COST 3", " COST -1", " COST 9007199254740991"]);
                 let force = if name == "RL.PEEK" { "" } else { random.of(&["", " FORCE"]) };
@@ -696,7 +696,7 @@ fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_key_like_others
 fn nonsense() -> Vec<Words> {
     let mut hostile = Hostile { random: random(), payloads: Vec::new() };
     let mut commands: Vec<Words> = (0..3_000).map(|_| hostile.ours().1).collect();
-    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK", "RL.INFO"] {
+    for name in REQUESTS.into_iter().chain(["RL.INFO"]) {
         for arguments in ["", " ", " key", " key 1", " key 1 1s 1", " key key"] {
             commands.push(words(&format!("{name}{arguments}")));
         }
@@ -718,7 +718,7 @@ fn has_the_right_number_of_arguments(words: &Words) -> bool {
 }
 
 #[test]
-fn an_append_only_file_of_nonsense_is_loaded_and_what_is_right_in_it_counts() {
+fn an_append_only_file_of_nonsense_loads_and_its_valid_commands_count() {
     let mut server = Server::with(&[("appendonly", "yes")]);
     server.value("RL.FIXED before 5 1h AT 4000000000000");
     let mut commands = nonsense();
@@ -747,7 +747,7 @@ fn last_part(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_replica_that_is_sent_nonsense_goes_on() {
+fn a_replica_that_is_sent_nonsense_keeps_working() {
     let master = Server::start();
     let replica = Server::replica_of(&master, &[]);
     let to_replicas = |command: Words| [words("DEBUG REPLICATE"), command].concat();

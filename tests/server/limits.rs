@@ -1,8 +1,6 @@
 //! What counts as used, and until when.
 
-use crate::harness::Server;
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+use harness::{COMMANDS, Server};
 
 /// Remaining of a peek with a large limit, subtracted from it.
 fn used(server: &Server, window: &str, at: u64) -> i64 {
@@ -19,7 +17,7 @@ fn fixed_windows_are_aligned_to_the_epoch() {
 }
 
 #[test]
-fn a_sliding_counter_weighs_the_window_before_by_what_still_overlaps() {
+fn a_sliding_counter_weights_the_previous_window_by_its_overlap() {
     let server = Server::start();
     server.value("RL.SLIDING k 100 10s COST 7 AT 15000");
     for (at, counted) in
@@ -151,7 +149,7 @@ fn a_cost_of_zero_takes_nothing_and_creates_no_key() {
 }
 
 #[test]
-fn giving_back_takes_the_newest_units_first_and_stops_at_empty() {
+fn a_refund_takes_the_newest_units_first_and_stops_at_zero() {
     let server = Server::start();
     server.value("RL.FIXED k 9 10s COST 5 AT 1000");
     server.value("RL.FIXED k 9 10s COST 3 AT 12000");
@@ -176,7 +174,7 @@ fn giving_back_takes_the_newest_units_first_and_stops_at_empty() {
 }
 
 #[test]
-fn giving_back_to_a_missing_key_creates_none() {
+fn a_refund_to_a_missing_key_creates_no_key() {
     let server = Server::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 5 10s COST -3 AT 0")), [0, 5, 5, -1, 0]);
@@ -185,7 +183,7 @@ fn giving_back_to_a_missing_key_creates_none() {
 }
 
 #[test]
-fn units_that_have_left_the_window_cannot_be_given_back() {
+fn units_that_have_left_the_window_are_not_refunded() {
     let server = Server::start();
     server.value("RL.FIXED k 9 10s COST 5 AT 1000");
     assert_eq!(server.figures("RL.FIXED k 9 10s COST -5 AT 10000"), [0, 9, 9, -1, 0]);
@@ -210,7 +208,7 @@ fn changing_the_limit_takes_effect_at_once_and_counts_stay() {
 }
 
 #[test]
-fn each_window_length_has_a_counter_of_its_own() {
+fn each_window_length_has_its_own_counter() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value("DEL k");
@@ -225,7 +223,7 @@ fn each_window_length_has_a_counter_of_its_own() {
 }
 
 #[test]
-fn a_key_holds_at_most_8_live_window_lengths_and_old_ones_go() {
+fn a_key_holds_at_most_8_live_window_lengths_and_drops_ended_ones() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value("DEL k");
@@ -248,7 +246,7 @@ fn a_key_holds_at_most_8_live_window_lengths_and_old_ones_go() {
 }
 
 #[test]
-fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_for_the_longest() {
+fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_units_for_the_longest() {
     let server = Server::start();
     for at in [0, 4_000, 8_000] {
         server.value(&format!("RL.LOG k 9 10s AT {at}"));
@@ -264,7 +262,7 @@ fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_for_the_longest() {
 }
 
 #[test]
-fn a_large_log_under_force_forgets_only_beyond_twice_the_largest_limit_and_does_not_grow() {
+fn a_log_flooded_by_force_keeps_twice_the_largest_limit_and_stops_growing() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -283,7 +281,7 @@ fn a_large_log_under_force_forgets_only_beyond_twice_the_largest_limit_and_does_
 }
 
 #[test]
-fn of_a_large_log_what_was_forced_can_be_given_back_and_the_rest_is_still_there() {
+fn forced_units_of_a_large_log_can_be_refunded_and_the_rest_remains() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -303,7 +301,7 @@ fn of_a_large_log_what_was_forced_can_be_given_back_and_the_rest_is_still_there(
 }
 
 #[test]
-fn every_tier_of_a_log_holds() {
+fn a_log_enforces_every_tier() {
     let server = Server::start();
     let now = 1_700_000_000_000u64;
     let allowed = |i: u64| server.figures(&format!("RL.LOG k 3 1s 8 1m AT {}", now + i * 100))[0] == 0;

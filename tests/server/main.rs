@@ -1,8 +1,5 @@
 //! The contract, sentence by sentence, on a real server.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod clock;
 mod clock_steps;
 mod cluster;
@@ -16,6 +13,7 @@ mod info;
 mod keyspace;
 mod limits;
 mod memory;
+mod nodes;
 mod persistence;
 mod refusals;
 mod registration;

@@ -1,10 +1,7 @@
 //! Memory: all of it comes back, and what happens when the server has none left.
 
+use harness::{COMMANDS, Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
 use redis::{Connection, Value};
-
-use crate::harness::{Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
 /// Within a window of each length.
 const NOW: i64 = 1_900_000_000_123;
@@ -33,7 +30,7 @@ const FILL: &str = "
     end";
 
 #[test]
-fn a_million_keys_that_came_and_expired_leave_no_memory_behind() {
+fn a_million_expired_keys_leave_no_memory_behind() {
     // Expired keys are looked for with all might.
     let settings = [("active-expire-effort", "10"), ("hz", "500")];
     let server = Server::with_clock_at(NOW, &[&KEEPING_NO_RECORDS[..], &settings].concat());
@@ -76,7 +73,7 @@ fn fill(server: &Server, key: &str, keys: usize) {
 }
 
 #[test]
-fn however_a_key_goes_its_memory_comes_back() {
+fn however_a_key_is_removed_its_memory_is_freed() {
     const KEYS: usize = 1_000;
     let server = Server::with(&KEEPING_NO_RECORDS);
     let each = |line: &str| {
@@ -173,7 +170,7 @@ fn however_a_key_goes_its_memory_comes_back() {
 }
 
 #[test]
-fn requests_of_any_kind_take_no_memory_for_good() {
+fn no_kind_of_request_leaks_memory() {
     let server = Server::with(&[&KEEPING_NO_RECORDS[..], &[("repl-backlog-size", "16384")]].concat());
     let _stream = ReplicationStream::of(&server);
     server.value("SET text x");
@@ -232,7 +229,7 @@ fn eviction_policies(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_whole() {
+fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
     const KEYS: usize = 3_000;
     let policies = eviction_policies(&Server::start());
     assert!(policies.len() >= 8, "{policies:?}");
@@ -302,7 +299,7 @@ fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_wh
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 
 #[test]
-fn without_memory_requests_are_refused_by_the_server_and_nothing_is_counted() {
+fn out_of_memory_the_server_refuses_requests_and_nothing_is_counted() {
     let server = Server::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 1h 9 1d COST 3 AT {NOW}"));
@@ -347,7 +344,7 @@ fn without_memory_requests_are_refused_by_the_server_and_nothing_is_counted() {
 }
 
 #[test]
-fn when_memory_runs_out_in_the_middle_of_traffic_what_was_acknowledged_is_there_and_nothing_else() {
+fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted() {
     let server = Server::start();
     server.value(&format!("CONFIG SET maxmemory {}", used_memory(&server) + 1_000_000));
     let mut random = Random(4);
@@ -364,7 +361,7 @@ fn when_memory_runs_out_in_the_middle_of_traffic_what_was_acknowledged_is_there_
         let lines = keys.iter().map(|i| {
             // Logs grow at each request, the others when they begin.
             latest += 1;
-            format!("{} k{i} 1000000 1h AT {latest}", ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.LOG"][i % 4])
+            format!("{} k{i} 1000000 1h AT {latest}", COMMANDS[(i % 4).min(2)])
         });
         for (key, reply) in keys.iter().zip(replies(&mut connection, lines)) {
             match reply {
@@ -397,7 +394,7 @@ fn defragmenting_server() -> Option<Server> {
 }
 
 #[test]
-fn active_defrag_moves_every_piece_of_a_key() {
+fn active_defrag_moves_every_allocation_of_a_key() {
     let Some(server) = defragmenting_server() else { return };
     for name in COMMANDS {
         server.value("CONFIG SET activedefrag no");
@@ -418,7 +415,7 @@ fn active_defrag_moves_every_piece_of_a_key() {
 }
 
 #[test]
-fn a_fragmented_keyspace_of_logs_counts_on_while_it_is_defragmented_now_and_then() {
+fn logs_count_correctly_while_active_defrag_moves_them() {
     let Some(server) = defragmenting_server() else { return };
     // What counts the same and is not moved.
     let other = Server::start();

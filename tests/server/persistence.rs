@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use harness::{COMMANDS, Random, Server, command, commands_in_aof, free_port, pipeline, wait_for};
 use redis::{Cmd, Connection, Value};
-
-use crate::harness::{Random, Server, command, commands_in_aof, free_port, pipeline, wait_for};
 
 /// Later than any clock: what is counted there does not change while a test runs. No window of
 /// more than 1 ms begins there.
@@ -197,11 +196,11 @@ fn change(connection: &mut Connection, key: &[u8]) {
 }
 
 #[test]
-fn a_key_out_of_a_rewritten_append_only_file_lives_as_long_as_what_it_counts() {
+fn a_key_from_a_rewritten_append_only_file_lives_as_long_as_its_units_count() {
     for preamble in ["yes", "no"] {
         let settings = [("appendonly", "yes"), ("aof-use-rdb-preamble", preamble)];
         let mut server = Server::with_clock_at(1_900_000_000_123, &settings);
-        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        for name in COMMANDS {
             server.value(&format!("{name} {name} 3 8s"));
         }
         wait_for("no rewrite", || server.info("aof_rewrite_in_progress") == "0");
@@ -209,7 +208,7 @@ fn a_key_out_of_a_rewritten_append_only_file_lives_as_long_as_what_it_counts() {
         wait_for("the rewrite", || server.info("aof_rewrite_in_progress") == "0");
         server.step_clock(3_000);
         server.restart();
-        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        for name in COMMANDS {
             let expires = server.integer(&format!("PEXPIRETIME {name}"));
             let [_, _, _, _, reset_after] = server.figures(&format!("{name} {name} 3 8s"));
             let ttl = server.integer(&format!("PTTL {name}"));
@@ -245,7 +244,7 @@ fn dump(connection: &mut Connection, key: &[u8]) -> Vec<u8> {
 fn a_key_restored_without_a_time_to_live_gets_one_when_it_counts() {
     let server = Server::start();
     let mut connection = server.connect();
-    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+    for name in COMMANDS {
         for (arguments, shortest) in [("5 3650d", 1), (&format!("5 10s AT {NOW}"), 59_000)] {
             server.value("DEL k");
             server.value(&format!("{name} k {arguments}"));
@@ -266,7 +265,7 @@ fn restore(payload: &[u8]) -> Cmd {
 }
 
 #[test]
-fn a_copy_is_equal_and_from_then_on_independent() {
+fn a_copy_is_equal_and_then_independent() {
     let server = Server::start();
     fill(&server);
     let mut connection = server.connect();
@@ -323,7 +322,7 @@ fn migrate<'a>(from: &Server, to: &Server, keys: impl Iterator<Item = &'a Vec<u8
 }
 
 #[test]
-fn a_slot_of_a_cluster_moves_with_every_count() {
+fn a_cluster_slot_moves_with_every_count() {
     let bus_ports = [free_port(), free_port()].map(|port| port.to_string());
     let nodes = bus_ports
         .each_ref()
@@ -336,7 +335,7 @@ fn a_slot_of_a_cluster_moves_with_every_count() {
     let is_up = |node| text(node, "CLUSTER INFO").contains("cluster_state:ok");
     wait_for("the cluster", || nodes.iter().all(|node| knows_both(node) && is_up(node)));
 
-    let names = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+    let names = COMMANDS;
     for name in names {
         from.value(&format!("{name} {{slot}}{name} 9 1h 90 1d COST 5 AT {NOW}"));
     }
@@ -438,7 +437,7 @@ fn digests_are_equal_for_equal_content_and_different_otherwise() {
         format!("{:?}", server.value("DEBUG DIGEST-VALUE k"))
     };
     let mut all = BTreeSet::new();
-    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+    for name in COMMANDS {
         let digest = |lines: &[&str]| {
             let lines: Vec<String> = lines.iter().map(|line| format!("{name} k {line}")).collect();
             digest(&lines.iter().map(String::as_str).collect::<Vec<_>>())
@@ -460,7 +459,7 @@ fn digests_are_equal_for_equal_content_and_different_otherwise() {
 }
 
 #[test]
-fn what_a_key_comes_to_hold_can_always_be_loaded() {
+fn whatever_a_key_holds_can_be_loaded() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value(&format!("{name} {name} 9 1ms 9 2s 9 3s 9 4s 9 5s 9 6s 9 7s 9 8s AT 1000000"));
@@ -523,7 +522,7 @@ fn body(tag: u8, integers: &[u64]) -> Vec<u8> {
 }
 
 #[test]
-fn payloads_that_no_limiter_has_are_refused() {
+fn payloads_that_no_limiter_encodes_to_are_refused() {
     const FIXED: u8 = 1;
     const SLIDING: u8 = 2;
     const LOG: u8 = 3;
@@ -610,7 +609,7 @@ fn payloads_that_no_limiter_has_are_refused() {
 }
 
 #[test]
-fn payloads_with_other_bytes_are_refused_or_make_keys_that_work() {
+fn payloads_with_changed_bytes_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
     let mut random = Random(1);
@@ -632,7 +631,7 @@ fn payloads_with_other_bytes_are_refused_or_make_keys_that_work() {
 }
 
 #[test]
-fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_keys_that_work() {
+fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
     let mut random = Random(2);
@@ -648,7 +647,7 @@ fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_keys_that_work(
 }
 
 #[test]
-fn payloads_cut_short_or_made_longer_are_refused_or_make_keys_that_work() {
+fn payloads_cut_short_or_made_longer_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
     for payload in &dumps {
@@ -707,7 +706,7 @@ fn refused_or_working(connection: &mut Connection, payload: &[u8]) -> Option<Vec
         vec!["RL.INFO k".to_owned(), "MEMORY USAGE k".to_owned(), "COPY k copy REPLACE".to_owned()];
     for at in [String::new(), "AT 0".to_owned(), format!("AT {NOW}"), format!("AT {MOST}")] {
         lines.push(format!("RL.PEEK k 5 1ms 6 1h 7 3650d COST {MOST} {at}"));
-        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+        for name in COMMANDS {
             for request in ["", "COST 9 FORCE", "COST 9007199254740991 FORCE", "COST -2"] {
                 lines.push(format!("{name} k 5 1ms 6 1h 7 3650d {request} {at}"));
             }

@@ -2,11 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use harness::{COMMANDS, Random, Server, command, pipeline, wait_for};
 use redis::{Connection, Value};
-
-use crate::harness::{Random, Server, command, pipeline, wait_for};
-
-pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
 /// The largest cost.
 const MOST: i64 = 9_007_199_254_740_991;

@@ -1,9 +1,9 @@
 //! Keys of which every unit is accounted for: what the server tells its replicas that it counted,
 //! and when, is checked against the limits by the plain models.
 
+use harness::{ReplicationStream, Server};
 use redis_rl::limiter::{Algorithm, Quota, WindowMs};
 
-use crate::harness::{ReplicationStream, Server};
 use crate::naive::{Model, Search};
 
 /// A key whose counts nothing but its own time takes away.

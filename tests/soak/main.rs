@@ -2,8 +2,6 @@
 //! are made, append-only files rewritten, and replicas come and go. It takes `SOAK_SECONDS`, or 2.
 
 mod checked;
-#[path = "../harness/mod.rs"]
-mod harness;
 #[path = "../model/naive.rs"]
 #[expect(dead_code, reason = "not all of it is needed here")]
 mod naive;
@@ -14,12 +12,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use harness::{COMMANDS, Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Value};
 
 use checked::Key;
-use harness::{Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
 /// Each client is a thread with so many connections, and sends so many requests at once.
 const CLIENTS: u64 = 8;
@@ -27,7 +23,7 @@ const CONNECTIONS: usize = 6;
 const AT_ONCE: usize = 16;
 
 #[test]
-fn whatever_goes_on_clients_are_granted_what_the_limits_allow_and_all_of_it_is_kept() {
+fn under_constant_disturbance_clients_get_what_the_limits_allow_and_no_unit_is_lost() {
     // Who listens here never tells how far they are, and may be far behind.
     let mut server = Server::with(&[("appendonly", "yes"), ("repl-timeout", "86400")]);
     let unlimited = ["SET", "client-output-buffer-limit", "replica 0 0 0"];
@@ -55,15 +51,15 @@ fn whatever_goes_on_clients_are_granted_what_the_limits_allow_and_all_of_it_is_k
     assert!(taken.iter().all(|units| *units > 0), "nothing was granted in one of {taken:?}");
     checked::assert_agrees(&server, &keys, &accounts);
     let replica = Server::replica_of(&server, &[]);
-    wait_for_replica(&replica, &server);
+    replica.wait_to_catch_up(&server);
     checked::assert_agrees(&replica, &keys, &accounts);
     server.restart();
     checked::assert_agrees(&server, &keys, &accounts);
-    assert_nothing_panicked(&server);
+    server.assert_nothing_panicked();
 }
 
 #[test]
-fn a_server_that_evicts_all_the_time_stays_sound_and_its_replica_equal() {
+fn a_server_that_evicts_constantly_stays_sound_and_equal_to_its_replica() {
     let server = Server::with(&[("appendonly", "yes"), ("repl-backlog-size", "16384")]);
     let memory: u64 = server.info("used_memory").parse().expect("bytes");
     server.value(&format!("CONFIG SET maxmemory {}", memory + 3_000_000));
@@ -94,25 +90,14 @@ fn a_server_that_evicts_all_the_time_stays_sound_and_its_replica_equal() {
     assert!(times.iter().all(|time| *time != -1), "a key has no time to live");
     let infos = pipeline(keys.iter().map(|key| format!("RL.INFO {key}")));
     infos.query::<Vec<Value>>(&mut connection).expect("sound keys");
-    wait_for_replica(&replica, &server);
+    replica.wait_to_catch_up(&server);
     assert_eq!(replica.digest(), server.digest());
-    assert_nothing_panicked(&server);
+    server.assert_nothing_panicked();
 }
 
 fn end() -> Instant {
     let seconds = env::var("SOAK_SECONDS").map_or(2, |seconds| seconds.parse().expect("a number of seconds"));
     Instant::now() + Duration::from_secs(seconds)
-}
-
-fn wait_for_replica(replica: &Server, master: &Server) {
-    wait_for("the replica to catch up", || {
-        replica.info("slave_repl_offset") == master.info("master_repl_offset")
-    });
-}
-
-fn assert_nothing_panicked(server: &Server) {
-    let log = std::fs::read_to_string(server.folder().join("log")).expect("a log");
-    assert!(!log.contains("panicked"), "{log}");
 }
 
 /// What clients were told.
