@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use harness::{APPEND_ONLY, COMMANDS, Random, Server, command, wait_for};
 
 use crate::histories::{Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send, wait_for_offset};
+use crate::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send};
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
@@ -156,10 +156,10 @@ fn a_replica_whose_clock_is_wrong_holds_what_its_master_counted() {
     let peeks: Vec<String> = keys(&master).iter().flat_map(|key| peeks_with_at(key)).collect();
     let expected = send(&mut master.connect(), &peeks);
     for replica in &replicas[..2] {
-        wait_for_offset(&master, replica);
-        let told = send(&mut replica.connect(), &peeks);
-        for ((peek, expected), told) in peeks.iter().zip(&expected).zip(told) {
-            assert_eq!(told, *expected, "{peek}");
+        replica.wait_to_catch_up(&master);
+        let replies = send(&mut replica.connect(), &peeks);
+        for ((peek, expected), reply) in peeks.iter().zip(&expected).zip(replies) {
+            assert_eq!(reply, *expected, "{peek}");
         }
     }
 
@@ -169,7 +169,7 @@ fn a_replica_whose_clock_is_wrong_holds_what_its_master_counted() {
     master.step_clock(2 * DAY);
     assert!((1..before).contains(&(keys(&master).len() as i64)), "some keys expired");
     for replica in &replicas {
-        wait_for_offset(&master, replica);
+        replica.wait_to_catch_up(&master);
         assert_eq!(replica.digest(), master.digest());
     }
 }
@@ -182,7 +182,7 @@ fn a_promoted_replica_whose_clock_is_behind_frees_nothing_early_and_replies_exac
         let request = format!("{name} k 5 10m COST 5");
         assert_eq!(master.figures(&request)[0], 0);
         let [.., on_master, _] = master.figures(&request);
-        wait_for_offset(&master, &replica);
+        replica.wait_to_catch_up(&master);
         replica.value("REPLICAOF NO ONE");
         let [limited, _, _, wait, _] = replica.figures(&request);
         assert_eq!(limited, 1);

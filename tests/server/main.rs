@@ -7,6 +7,7 @@ mod crash;
 mod designs;
 mod docs;
 mod failover;
+mod fixtures;
 mod histories;
 mod hostile;
 mod info;

@@ -1,4 +1,4 @@
-//! What replicas and the append-only file are sent, and that they come to hold the same.
+//! What is sent to replicas and to the append-only file, and that they hold the same.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,14 +9,14 @@ use harness::{
 
 use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
 
-/// Commands in the order that they are called, and what each sends; X stands for an algorithm.
+/// Commands in order, and what each sends to replicas; X stands for an algorithm, Y for another one.
 const SENT: &[(&str, &str)] = &[
     // Counted: with its time, and its cost if that is not 1.
     ("RL.X k 5 10s AT 15000", "RL.X k 5 10s FORCE AT 15000"),
     ("rl.x k 5 10S cost 1 at 15000", "RL.X k 5 10S FORCE AT 15000"),
     ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.X k 5 10s 50 1M COST 2 FORCE AT 15001"),
     ("RL.X {any}:key! 5 10 AT 0", "RL.X {any}:key! 5 10 FORCE AT 0"),
-    // Before the newest: as of the time that was given.
+    // Before the newest time: as of the time given.
     ("RL.X k 5 10s AT 3", "RL.X k 5 10s FORCE AT 3"),
     // Limited, by any tier.
     ("RL.X k 5 10s AT 15002", ""),
@@ -42,7 +42,7 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X k 5", ""),
     ("RL.X text 5 10s FORCE", ""),
     ("RL.Y k 5 10s FORCE", ""),
-    // Given back.
+    // Refunded.
     ("RL.X k 5 10s COST -2 AT 15004", "RL.X k 5 10s COST -2 FORCE AT 15004"),
     ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.X k 5 10s COST -1 FORCE AT 15004"),
     ("RL.X new 5 10s COST -1 AT 15004", ""),
@@ -162,14 +162,14 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
         assert_eq!(stream.commands(&server), sent);
         all.extend(sent);
 
-        // Of only limited ones nothing is left.
+        // A transaction of limited requests sends nothing.
         pipeline(&calls[1..3]).atomic().exec(&mut server.connect()).expect("EXEC");
         assert_eq!(stream.commands(&server), [""; 0]);
     }
     assert_eq!(commands_in_aof(&server), all);
 }
 
-/// A master whose clock stands still, so that nothing expires while it is compared.
+/// A master whose clock stands still, so that nothing expires during a comparison.
 fn master(settings: &[(&str, &str)]) -> Server {
     Server::with_clock_at(NOW, settings)
 }
@@ -231,7 +231,7 @@ fn the_append_only_file_of_a_replica_holds_the_same_effects() {
     assert_eq!(replica.digest(), master.digest());
 }
 
-/// Runs `meanwhile` while other connections send random traffic, and some more after it.
+/// Runs `meanwhile` under random traffic on other connections, which goes on a little after it.
 fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) -> T {
     /// Ends the traffic even if `meanwhile` panics.
     struct Over<'a>(&'a AtomicBool);
@@ -260,8 +260,8 @@ fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) ->
 
 #[test]
 fn a_first_replica_that_joins_under_traffic_ends_up_equal() {
-    // Whether the snapshot is sent without a file, how it is loaded, and whether it comes on a
-    // connection of its own, where the server can do that.
+    // Whether the snapshot is sent without a file, how it is loaded, and whether it comes on its own
+    // connection, where the server supports that.
     let ways = [
         ("no", "disabled", "no"),
         ("yes", "disabled", "no"),
@@ -269,7 +269,7 @@ fn a_first_replica_that_joins_under_traffic_ends_up_equal() {
         ("yes", "disabled", "yes"),
     ];
     for (seed, (diskless, load, own_connection)) in (100..).zip([ways, ways].concat()) {
-        // Nobody has listened to this master before.
+        // This master has had no replica before.
         let master = master(&[("repl-diskless-sync", diskless)]);
         let replica = Server::with_clock_at(LATER, &[("repl-diskless-load", load)]);
         for setting in ["repl-rdb-channel", "dual-channel-replication-enabled"] {
@@ -292,7 +292,7 @@ fn a_replica_that_is_disconnected_under_traffic_catches_up() {
             wait_for("the replica to be back", || master.info("sync_partial_ok") == times.to_string());
         }
     });
-    assert_eq!(master.info("sync_full"), "1", "it was sent only what it had missed");
+    assert_eq!(master.info("sync_full"), "1", "only what it missed was sent");
     assert_same(&master, &replica);
 }
 
@@ -389,15 +389,15 @@ fn a_promoted_replica_keeps_counting_as_its_master_would_have() {
 
 #[test]
 fn the_master_deletes_an_expired_key_on_its_replica() {
-    // Deleted at once on every server, also where the default is to unlink.
+    // By DEL on every server, even where the default is UNLINK.
     let master = Server::with(&[("lazyfree-lazy-expire", "no")]);
     let mut stream = ReplicationStream::of(&master);
     let replica = Server::replica_of(&master, &[]);
     for name in COMMANDS {
         master.value(&format!("{name} k 5 1ms"));
-        wait_for("the key to go", || master.integer("DBSIZE") == 0);
-        // By itself the replica would have kept it for a minute.
-        wait_for("the replica's to go", || replica.integer("DBSIZE") == 0);
+        wait_for("the key to expire", || master.integer("DBSIZE") == 0);
+        // On its own the replica would have kept it for a minute.
+        wait_for("the replica's key to be deleted", || replica.integer("DBSIZE") == 0);
         let sent = stream.commands(&master);
         assert!(sent[0].starts_with(&format!("{name} k 5 1ms FORCE AT ")), "{sent:?}");
         assert_eq!(sent[1..], ["DEL k"]);
