@@ -5,10 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::net::TcpListener;
-use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,9 +44,25 @@ impl Process {
         }
     }
 
+    /// Its id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether it has not ended yet.
-    pub fn is_running(&mut self) -> io::Result<bool> {
-        Ok(self.child.try_wait()?.is_none())
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child of ours").is_none()
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("a child of ours")
+    }
+
+    /// Kills it, and waits until it has ended.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     /// What it has written so far.
@@ -56,24 +71,9 @@ impl Process {
     }
 }
 
-impl Deref for Process {
-    type Target = Child;
-
-    fn deref(&self) -> &Child {
-        &self.child
-    }
-}
-
-impl DerefMut for Process {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.child
-    }
-}
-
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -147,7 +147,7 @@ impl Launch {
         loop {
             let port = port();
             let mut process = self.spawn(port)?;
-            while process.is_running()? && Instant::now() < deadline {
+            while process.is_running() && Instant::now() < deadline {
                 if is_ready(&process, port).unwrap_or(false) {
                     return Ok((process, port));
                 }

@@ -22,7 +22,7 @@ fn longest_lifetime(name: &str, window: i64) -> i64 {
 fn a_clock_that_steps_forward_counts_like_the_same_times_given_by_at() {
     let by_clock = Server::with_clock_at(NOW, &[]);
     let by_at = Server::start();
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for _ in 0..500 {
         by_clock.step_clock(random.of(&[0, 0, 1, 7, 250, 999, 1_000, 60_000, HOUR, DAY]));
         let now = by_clock.clock_ms();
@@ -115,7 +115,7 @@ fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_a
     for name in COMMANDS {
         for with_at in [false, true] {
             let server = Server::with_clock_at(NOW, &[]);
-            let mut random = Random(5);
+            let mut random = Random::new(5);
             let mut shortened = 0;
             let more = if with_at { 60 * SECOND } else { 0 };
             for _ in 0..1_000 {
@@ -195,7 +195,7 @@ fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
     const WINDOW: i64 = 10 * SECOND;
     for (name, usual) in [("RL.FIXED", 2 * LIMIT), ("RL.SLIDING", 2 * LIMIT), ("RL.LOG", LIMIT)] {
         let server = Server::with_clock_at(NOW, &[]);
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let mut passed = 0;
         let mut granted: Vec<(i64, i64)> = Vec::new();
         for _ in 0..800 {

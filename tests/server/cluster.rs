@@ -116,7 +116,7 @@ impl Traffic<'_> {
             let _stop = StopAtTheEnd(&self.stopped);
             for seed in 0..CLIENTS {
                 let addresses = &addresses;
-                scope.spawn(move || self.request_until_stopped(addresses, Random(seed)));
+                scope.spawn(move || self.request_until_stopped(addresses, Random::new(seed)));
             }
             meanwhile();
         });

@@ -19,7 +19,7 @@ fn start_again(server: &mut Server) {
 #[test]
 fn after_a_crash_an_append_only_file_has_every_answered_request_and_none_twice() {
     for preamble in ["yes", "no"] {
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         let mut histories = Histories::of(1_000);
         let settings = [&APPEND_ONLY[..], &[("aof-use-rdb-preamble", preamble)]].concat();
         let mut server = Server::with_clock_at(NOW, &settings);
@@ -45,7 +45,7 @@ fn after_a_crash_an_append_only_file_has_every_answered_request_and_none_twice()
 
 #[test]
 fn a_crash_restores_exactly_the_last_snapshot() {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let mut histories = Histories::of(2_000);
     let mut server = Server::with_clock_at(NOW, &[]);
     for round in 0..rounds() {
@@ -110,12 +110,12 @@ fn used(info: &Value) -> i64 {
 
 #[test]
 fn after_a_crash_no_key_has_fewer_units_than_granted_or_more_than_requested() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut server = Server::with_clock_at(NOW, &APPEND_ONLY);
     let (mut keys, mut limited) = (BTreeMap::new(), 0);
     for round in 0..rounds() {
         let sources = (0..CLIENTS).map(|_| {
-            let mut random = Random(random.below(usize::MAX) as u64);
+            let mut random = Random::new(random.below(usize::MAX) as u64);
             move || (0..=random.below(8)).map(|_| request(&mut random, round)).collect()
         });
         let sent = kill_amid_traffic(&mut server, sources.collect::<Vec<_>>(), |clients| {

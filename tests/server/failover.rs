@@ -55,7 +55,7 @@ fn kill_and_replace(
 
 #[test]
 fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_follows_it() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut histories = Histories::of(3_000);
     let mut master = Server::with_clock_at(NOW, &APPEND_ONLY);
     let mut replica = Server::replica_of(&master, &APPEND_ONLY);
@@ -145,7 +145,7 @@ fn keys(master: &Server) -> Vec<String> {
 fn a_replica_whose_clock_is_wrong_holds_what_its_master_counted() {
     let master = Server::with_clock_at(NOW, &[]);
     let mut replicas = Vec::from([-NOW, 5_000 * DAY, 0].map(|off| replica_with_clock_wrong_by(off, &master)));
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let mut traffic = Traffic::of(5_000);
     for _ in 0..40 {
         send(&mut master.connect(), &traffic.lines(50));

@@ -8,10 +8,10 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crc::{CRC_64_REDIS, Crc};
 use harness::{COMMANDS, Random, Server, command, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
+use crate::payload::{Payload, credulous_server, damage};
 use crate::refusals::{AT, COST, LIMIT, PAIRS, REQUESTS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
 
 const RANDOM_COMMANDS: usize = 200_000;
@@ -48,7 +48,7 @@ const REFUSALS: [&str; 12] = [
 
 fn random() -> Random {
     let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().expect("SEED is a number"));
-    Random(seed)
+    Random::new(seed)
 }
 
 /// A command and its arguments.
@@ -317,25 +317,6 @@ impl Hostile {
     }
 }
 
-/// Changes, adds or removes some of the bytes.
-fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
-    for _ in 0..random.of(&[1, 1, 1, 2, 4]) {
-        if bytes.is_empty() {
-            return;
-        }
-        let place = random.below(bytes.len());
-        let byte = [0, 1, 2, 0x7f, 0x80, 0x81, 0xff, random.below(256) as u8];
-        match random.below(6) {
-            0..2 => bytes[place] ^= 1 << random.below(8),
-            2 => bytes[place] = random.of(&byte),
-            3 => bytes.insert(place, random.of(&byte)),
-            4 => drop(bytes.remove(place)),
-            _ if random.below(4) == 0 => bytes.truncate(place),
-            _ => bytes.extend_from_within(place..),
-        }
-    }
-}
-
 /// The replies to a pipeline.
 fn replies(server: &Server, connection: &mut Connection, commands: &[Words]) -> Vec<Value> {
     let mut packed = Vec::new();
@@ -540,65 +521,26 @@ fn random_commands_get_valid_replies_and_leave_the_server_sound() {
     replica.assert_nothing_panicked();
 }
 
-/// The payload of a key as DUMP replies it: type, content, RDB version, checksum.
-struct Payload {
-    /// The type and the module, by which RESTORE finds out who reads the rest.
-    head: Vec<u8>,
-    /// What the module stored.
-    content: Vec<u8>,
-    version: [u8; 2],
-}
-
-const OPCODE_STRING: u8 = 5;
-const OPCODE_END: u8 = 0;
-
-impl Payload {
-    /// Takes apart what DUMP replied on a server that compresses nothing.
-    fn of(dump: &[u8]) -> Payload {
-        let (body, footer) = dump.split_at(dump.len() - 10);
-        // One byte for the type, 9 for the module and the version of its encoding.
-        let (head, value) = body.split_at(10);
-        assert_eq!(value[0], OPCODE_STRING);
-        let (content, end) = match value[1] >> 6 {
-            0 => value[2..].split_at(usize::from(value[1])),
-            1 => value[3..].split_at(usize::from(value[1] & 0x3f) << 8 | usize::from(value[2])),
-            _ => panic!("a content of more than 16 KB"),
-        };
-        assert_eq!(end, [OPCODE_END]);
-        Payload { head: head.to_vec(), content: content.to_vec(), version: [footer[0], footer[1]] }
-    }
-
-    /// What lies between the head and the footer.
-    fn value(&self) -> Vec<u8> {
-        let len = u32::try_from(self.content.len()).expect("a short content").to_be_bytes();
-        [&[OPCODE_STRING, 0x80], &len[..], &self.content, &[OPCODE_END]].concat()
-    }
-
-    /// A whole payload with a valid checksum.
-    fn with(&self, head: &[u8], value: &[u8]) -> Vec<u8> {
-        let payload = [head, value, &self.version].concat();
-        let checksum = Crc::<u64>::new(&CRC_64_REDIS).checksum(&payload).to_le_bytes();
-        [payload, checksum.to_vec()].concat()
-    }
-
-    /// A payload that is damaged in its content, or around it.
-    fn damaged(&self, random: &mut Random) -> Vec<u8> {
-        let (mut head, mut value) = (self.head.clone(), self.value());
-        match random.below(10) {
-            0..7 => {
-                let mut content = self.content.clone();
-                damage(random, &mut content);
-                value = Payload { content, head: Vec::new(), version: self.version }.value();
-            }
-            7..9 => damage(random, &mut value),
-            // The module and its version, but not the type.
-            _ => {
-                let place = 1 + random.below(head.len() - 1);
-                head[place] ^= 1 << random.below(8);
-            }
+/// A payload that is damaged in its body, or around it.
+fn damaged(random: &mut Random, payload: &Payload) -> Vec<u8> {
+    let mut bytes = payload.with(&payload.body);
+    match random.below(10) {
+        0..7 => {
+            let mut body = payload.body.clone();
+            damage(random, &mut body);
+            return payload.with(&body);
         }
-        self.with(&head, &value)
+        // How the server stores the body.
+        7..9 => {
+            let end = bytes.len() - Payload::FOOT;
+            let mut value = bytes[Payload::MODULE..end].to_vec();
+            damage(random, &mut value);
+            bytes.splice(Payload::MODULE..end, value);
+        }
+        // The module and its version, but not the type.
+        _ => bytes[1 + random.below(Payload::MODULE - 1)] ^= 1 << random.below(8),
     }
+    bytes
 }
 
 /// Payloads of keys of all kinds and sizes.
@@ -627,11 +569,11 @@ fn payloads(server: &Server) -> Vec<Payload> {
 }
 
 #[test]
-fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_working_key() {
-    let server = Server::with(&[("rdbcompression", "no"), ("sanitize-dump-payload", "no")]);
+fn a_damaged_payload_that_passes_the_checksum_is_refused_or_makes_a_working_key() {
+    let server = credulous_server();
     let payloads = payloads(&server);
     for payload in &payloads {
-        let whole = payload.with(&payload.head, &payload.value());
+        let whole = payload.with(&payload.body);
         redis::cmd("RESTORE")
             .arg("whole")
             .arg(0)
@@ -649,7 +591,8 @@ fn a_damaged_payload_with_a_valid_checksum_is_refused_or_makes_a_working_key() {
         let mut commands = Vec::new();
         for i in 0..100 {
             let mut restore = words(&format!("RESTORE key:{i} 0"));
-            restore.push(payloads[random.below(payloads.len())].damaged(&mut random));
+            let payload = &payloads[random.below(payloads.len())];
+            restore.push(damaged(&mut random, payload));
             commands.push((Kind::Other, restore));
             let mut push = |kind, line: String| commands.push((kind, words(&line)));
             for name in REQUESTS {

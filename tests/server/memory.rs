@@ -345,7 +345,7 @@ fn out_of_memory_the_server_refuses_requests_and_nothing_is_counted() {
 fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted() {
     let server = Server::start();
     server.value(&format!("CONFIG SET maxmemory {}", used_memory(&server) + 1_000_000));
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     let mut acknowledged = vec![0; 20_000];
     let mut refused = 0;
     let mut connection = server.connect();
@@ -418,7 +418,7 @@ fn logs_count_correctly_while_active_defrag_moves_them() {
     // A server that counts the same and moves nothing.
     let other = Server::start();
     let mut connections = [&server, &other].map(Server::connect);
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let mut latest = NOW;
     for round in 0..6 {
         server.value(&format!("CONFIG SET activedefrag {}", ["yes", "no"][round % 2]));

@@ -203,8 +203,8 @@ fn create(nodes: &[Server]) {
     let log = nodes[0].folder().join("create");
     let mut creation = Process::spawn(&mut command, log).expect("redis-cli, which comes with the server");
     // It would wait forever for a node that does not answer.
-    wait_for("redis-cli to create the cluster", || !creation.is_running().expect("its status"));
-    assert!(creation.wait().expect("its status").success(), "{}", creation.log());
+    wait_for("redis-cli to create the cluster", || !creation.is_running());
+    assert!(creation.wait().success(), "{}", creation.log());
 }
 
 /// The redis-cli or valkey-cli beside the server, or else redis-cli on the PATH.

@@ -7,6 +7,8 @@ use harness::{
 };
 use redis::{Cmd, Connection, Value};
 
+use crate::payload::{Payload, credulous_server, damage};
+
 /// Later than any clock, so that counts do not change while a test runs. No window of more than 1 ms begins
 /// here.
 const NOW: i64 = 4_000_000_000_001;
@@ -470,44 +472,6 @@ fn whatever_a_key_holds_can_be_loaded() {
     assert_kept(&before, &all(&mut server.connect()), 0);
 }
 
-/// The parts of a dump.
-struct Dump {
-    /// The server's bytes, up to the length of the module's.
-    head: Vec<u8>,
-    /// The module's bytes.
-    body: Vec<u8>,
-    /// The server's version and a checksum, which the tests make it ignore.
-    foot: Vec<u8>,
-}
-
-impl Dump {
-    /// The type, the module's name in 9 bytes, and the mark of a string.
-    const HEAD: usize = 11;
-    /// The end of the value, the version in 2 bytes, the checksum in 8.
-    const FOOT: usize = 11;
-
-    fn of(bytes: &[u8]) -> Dump {
-        let (head, rest) = bytes.split_at(Dump::HEAD);
-        let (rest, foot) = rest.split_at(rest.len() - Dump::FOOT);
-        // The length takes 6, 14 or 32 bits.
-        let length = [1, 2, 5][usize::from(rest[0] >> 6)];
-        Dump { head: head.to_vec(), body: rest[length..].to_vec(), foot: foot.to_vec() }
-    }
-
-    /// A dump with other bytes of the module.
-    fn with(&self, body: &[u8]) -> Vec<u8> {
-        let length = (body.len() as u32).to_be_bytes();
-        [self.head.as_slice(), &[0x80], &length, body, &self.foot].concat()
-    }
-}
-
-/// A server that passes every payload to the module.
-fn credulous_server() -> Server {
-    let server = Server::with(&[("sanitize-dump-payload", "no"), ("rdbcompression", "no")]);
-    server.value("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
-    server
-}
-
 /// The version of the encoding, a tag, and integers of 7 bits a byte.
 fn body(tag: u8, integers: &[u64]) -> Vec<u8> {
     let mut bytes = vec![1, tag];
@@ -532,7 +496,7 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
     let server = credulous_server();
     let mut connection = server.connect();
     server.value("RL.FIXED k 5 10s");
-    let dump = Dump::of(&self::dump(&mut connection, b"k"));
+    let dump = Payload::of(&self::dump(&mut connection, b"k"));
 
     let eight: Vec<u64> = (1..=8).flat_map(|window| [window, 5, 1]).collect();
     let nine: Vec<u64> = (1..=9).flat_map(|window| [window, 5, 1]).collect();
@@ -547,7 +511,7 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
         body(LOG, &[1_000, 0, 1, 0, 2, 998, 1]),
     ] {
         restore(&dump.with(&sound)).exec(&mut connection).unwrap_or_else(|_| panic!("{sound:?}"));
-        assert_eq!(Dump::of(&self::dump(&mut connection, b"k")).body, sound);
+        assert_eq!(Payload::of(&self::dump(&mut connection, b"k")).body, sound);
     }
 
     server.value("DEL k");
@@ -612,17 +576,13 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
 fn payloads_with_changed_bytes_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut restored = 0;
     for _ in 0..6_000 {
-        let Dump { mut body, .. } = Dump::of(&dumps[random.below(dumps.len())]);
-        // In a long one, what matters is near the ends.
-        body.truncate(1_000);
-        for _ in 0..=random.below(3) {
-            damage(&mut body, &mut random);
-        }
-        if let Some(dump) = refused_or_working(&mut connection, &Dump::of(&dumps[0]).with(&body)) {
-            assert_eq!(Dump::of(&dump).body, body, "one content has one form");
+        let Payload { mut body, .. } = Payload::of(&dumps[random.below(dumps.len())]);
+        damage(&mut random, &mut body);
+        if let Some(dump) = refused_or_working(&mut connection, &Payload::of(&dumps[0]).with(&body)) {
+            assert_eq!(Payload::of(&dump).body, body, "one content has one form");
             restored += 1;
         }
     }
@@ -634,11 +594,11 @@ fn payloads_with_changed_bytes_are_refused_or_make_working_keys() {
 fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     for _ in 0..2_000 {
         let mut payload = dumps[random.below(dumps.len())].clone();
         // Not the type, which decides whose bytes these are, nor the version and the checksum.
-        let around = (1..Dump::HEAD + 3).chain([payload.len() - Dump::FOOT]);
+        let around = (1..Payload::HEAD + 3).chain([payload.len() - Payload::FOOT]);
         let at = random.of(&around.collect::<Vec<_>>());
         payload[at] = random.below(256) as u8;
         refused_or_working(&mut connection, &payload);
@@ -651,21 +611,21 @@ fn payloads_cut_short_or_made_longer_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
     for payload in &dumps {
-        let dump = Dump::of(payload);
+        let dump = Payload::of(payload);
         let (length, footer) = (dump.body.len(), &dump.foot[1..]);
         for cut in (0..length.min(150)).chain(length.saturating_sub(50)..length) {
             let shorter = &dump.body[..cut];
             if let Some(dump) = refused_or_working(&mut connection, &dump.with(shorter)) {
-                assert_eq!(Dump::of(&dump).body, shorter, "one content has one form");
+                assert_eq!(Payload::of(&dump).body, shorter, "one content has one form");
             }
             // The length is still that of the whole body, so the server reads on into the footer.
-            refused_or_working(&mut connection, &[&payload[..Dump::HEAD + 1 + cut], footer].concat());
+            refused_or_working(&mut connection, &[&payload[..Payload::HEAD + 1 + cut], footer].concat());
         }
         for byte in [0x00, 0x01, 0x7f, 0x80, 0xff] {
             for more in [1, 9, 2_000] {
                 let longer = [dump.body.as_slice(), &vec![byte; more]].concat();
                 if let Some(dump) = refused_or_working(&mut connection, &dump.with(&longer)) {
-                    assert_eq!(Dump::of(&dump).body, longer, "one content has one form");
+                    assert_eq!(Payload::of(&dump).body, longer, "one content has one form");
                 }
             }
         }
@@ -679,20 +639,6 @@ fn credulous_server_and_dumps() -> (Server, Vec<Vec<u8>>) {
     let mut connection = server.connect();
     let dumps = all(&mut connection).keys().map(|key| dump(&mut connection, key)).collect();
     (server, dumps)
-}
-
-fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
-    let at = random.below(bytes.len().min(40));
-    // Near an end, where most of the information is.
-    let at = if random.below(2) == 0 { at } else { bytes.len() - 1 - at };
-    match random.below(6) {
-        0 => bytes[at] ^= 1 << random.below(8),
-        1 => bytes[at] = random.of(&[0x00, 0x01, 0x02, 0x7f, 0x80, 0xff]),
-        2 => bytes[at] = random.below(256) as u8,
-        3 => bytes.insert(at, random.of(&[0x00, 0x01, 0x7f, 0x80, 0xff])),
-        4 if bytes.len() > 1 => drop(bytes.remove(at)),
-        _ => bytes.extend_from_within(at..),
-    }
 }
 
 /// The dump of the key that this payload makes, if it makes one; the key is then used.

@@ -41,7 +41,7 @@ enum Time {
 
 impl Traffic {
     pub fn of(seed: u64) -> Traffic {
-        Traffic { random: Random(seed), keys: String::new(), now: START }
+        Traffic { random: Random::new(seed), keys: String::new(), now: START }
     }
 
     /// The same, to keys with this prefix.

@@ -139,7 +139,7 @@ struct Request {
 
 /// Sends requests to the checked keys and to others on several connections until the end.
 fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: Instant) -> Granted {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| server.connect()).collect();
     let mut granted = Granted { requests: 0, units: vec![0; keys.len()] };
     while Instant::now() < end {
