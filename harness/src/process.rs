@@ -77,7 +77,7 @@ impl Drop for Process {
     }
 }
 
-/// How to start a server: all of its command line but the port, and the folder for its files.
+/// How to start a server: its command line, except the port, and the folder for its files.
 pub struct Launch {
     line: Vec<OsString>,
     folder: TempDir,

@@ -42,30 +42,36 @@ impl Server {
     }
 
     /// A server with the module and without persistence.
+    #[track_caller]
     pub fn start() -> Server {
         Server::with(&[])
     }
 
     /// A server with the module and these settings.
+    #[track_caller]
     pub fn with(settings: &[(&str, &str)]) -> Server {
         Server::launch(|launch| Ok(launch.module(module()).settings(settings)))
     }
 
     /// The same, with a clock that stands at this Unix time in milliseconds until the test sets it.
+    #[track_caller]
     pub fn with_clock_at(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
         Server::launch(|launch| launch.module(module()).settings(settings).clock_at(unix_ms))
     }
 
     /// A server that has not loaded the module.
+    #[track_caller]
     pub fn without_module() -> Server {
         Server::launch(Ok)
     }
 
     /// A Sentinel with these lines of configuration.
+    #[track_caller]
     pub fn sentinel(configuration: &str) -> Server {
         started(Launch::sentinel(configuration).and_then(Launch::start))
     }
 
+    #[track_caller]
     fn launch(adapt: impl FnOnce(Launch) -> io::Result<Launch>) -> Server {
         let for_tests = [
             ("appendonly", "no"),
@@ -79,6 +85,7 @@ impl Server {
 
     /// A replica of `master` that is online. If the master's clock stands, the replica's stands half a
     /// second ahead of it: replicated commands must not depend on the replica's clock.
+    #[track_caller]
     pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
         let replica = match master.launch.clock {
             Some(_) => Server::with_clock_at(master.clock_ms() + 500, settings),
@@ -89,12 +96,14 @@ impl Server {
     }
 
     /// Makes it a replica of `master`, and waits until it is online.
+    #[track_caller]
     pub fn follow(&self, master: &Server) {
         self.value(&format!("REPLICAOF 127.0.0.1 {}", master.port));
         wait_for("the replica to be online", || self.info("master_link_status") == "up");
     }
 
     /// Waits until this replica has received everything that `master` has sent.
+    #[track_caller]
     pub fn wait_to_catch_up(&self, master: &Server) {
         wait_for("the replica to catch up", || {
             self.info("slave_repl_offset") == master.info("master_repl_offset")
@@ -127,6 +136,7 @@ impl Server {
     }
 
     /// Starts a server that has ended on the files it left, and on the same port.
+    #[track_caller]
     pub fn relaunch(&mut self) {
         self.process.wait();
         (self.process, _) = started(self.launch.run(|| self.port));
@@ -217,6 +227,7 @@ impl Server {
     }
 
     /// Waits until no rewrite of an append-only file is running or scheduled.
+    #[track_caller]
     pub fn wait_for_rewrite(&self) {
         let fields = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"];
         wait_for("the rewrite", || fields.iter().all(|field| self.info(field) == "0"));
@@ -278,6 +289,7 @@ impl Server {
 }
 
 /// What started, or a panic that shows the server's log.
+#[track_caller]
 fn started<T>(result: io::Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -9,7 +9,7 @@ const DAY: i64 = 24 * HOUR;
 /// No window of more than 1 ms begins here.
 const NOW: i64 = 1_900_000_000_123;
 
-/// How long, at most, a key lives that is written now.
+/// The longest that a key written now lives.
 fn longest_lifetime(name: &str, window: i64) -> i64 {
     match name {
         "RL.FIXED" => window,

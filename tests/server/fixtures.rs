@@ -1,7 +1,7 @@
 //! Every later version loads the files of version 1.0.0: the version byte of the encoding is a promise.
 //!
 //! `tests/fixtures` holds the keys that `CALLS` made on Redis 7.0.15: the snapshot by SAVE, the append-only file
-//! by BGREWRITEAOF with `aof-use-rdb-preamble no`. Never make them anew; a new encoding adds new files.
+//! by BGREWRITEAOF with `aof-use-rdb-preamble no`. Never regenerate them; a new encoding adds new files.
 
 use std::fs;
 use std::path::Path;

@@ -103,7 +103,7 @@ impl Hostile {
         [head, self.random.of(&names), name.as_bytes()].concat()
     }
 
-    /// Another key that may, or may not, be without a time to live like this one.
+    /// Another key, persistent only if this one is.
     fn like(&mut self, key: &[u8]) -> Vec<u8> {
         loop {
             let other = self.key();

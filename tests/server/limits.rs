@@ -1,4 +1,4 @@
-//! What counts as used, and how long.
+//! What counts as used, and for how long.
 
 use harness::{COMMANDS, Server};
 

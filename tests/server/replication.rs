@@ -124,9 +124,9 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
         assert_eq!(stream.commands(&server), vec![fill.clone(); 1_025]);
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
         assert_eq!(stream.commands(&server), [""; 0]);
-        let room = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
-        pipeline([&room, &fill, &fill]).exec(&mut server.connect()).expect("replies");
-        assert_eq!(stream.commands(&server), [room, fill]);
+        let refund = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
+        pipeline([&refund, &fill, &fill]).exec(&mut server.connect()).expect("replies");
+        assert_eq!(stream.commands(&server), [refund, fill]);
     }
 }
 

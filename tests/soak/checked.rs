@@ -6,7 +6,7 @@ use redis_rl::limiter::{Algorithm, Quota, WindowMs};
 
 use crate::naive::{Model, Search};
 
-/// A key whose units only expire: nothing else removes them.
+/// A key that is never deleted or evicted: its units are refunded, or they expire.
 pub struct Key {
     pub name: String,
     /// The command that counts in it.
