@@ -175,7 +175,7 @@ fn parse_one_tier(limit: &str, window: &str) {
 
 fn parse(args: &[&str]) {
     let args = black_box(args).iter().map(|arg| arg.as_bytes());
-    measured(|| Request::parse(args, Options::WithForce)).expect("a request");
+    measured(|| Request::parse(args, Options::CostAndForce)).expect("a request");
 }
 
 fn to_bytes(case: Case) {

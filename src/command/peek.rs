@@ -21,7 +21,7 @@ impl Command for Peek {
 
 #[inline(never)]
 fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Result<(), Refusal> {
-    run(call, keys, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::WithoutForce)?)
+    run(call, keys, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::Cost)?)
 }
 
 #[inline(always)]

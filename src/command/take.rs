@@ -47,7 +47,7 @@ fn take_with_options<'a>(
     algorithm: Algorithm,
     args: &[Arg],
 ) -> Result<(), Refusal> {
-    run(call, keys, algorithm, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::WithForce)?)
+    run(call, keys, algorithm, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::CostAndForce)?)
 }
 
 #[inline(always)]

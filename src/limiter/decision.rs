@@ -18,6 +18,15 @@ pub enum Wait {
 }
 
 impl Wait {
+    /// The same wait for a key that expires `ms` milliseconds from now.
+    #[inline(always)]
+    pub fn within(self, ms: u64) -> Wait {
+        match self {
+            Wait::Ms(wait) => Wait::Ms(wait.min(ms)),
+            Wait::Never => Wait::Never,
+        }
+    }
+
     /// Milliseconds; `None` if no wait helps.
     #[inline(always)]
     pub fn ms(self) -> Option<u64> {
@@ -171,13 +180,20 @@ impl<Q: Quotas> Decision<'_, Q> {
         for_each_algorithm!(&self.0, decided => decided.outcome())
     }
 
-    /// What the caller is told about each tier alone, in the order in which they were named.
-    pub fn verdicts(&self) -> impl Iterator<Item = Verdict> {
-        let mut tier = 0;
-        std::iter::from_fn(move || {
-            tier += 1;
-            for_each_algorithm!(&self.0, decided => decided.verdict_of(tier - 1))
-        })
+    /// How long until every tier allows the same request, if nothing else is counted.
+    pub fn retry_after(&self) -> Wait {
+        for_each_algorithm!(&self.0, decided => decided.longest_wait())
+    }
+
+    /// The latest time that anything was counted at.
+    pub fn newest(&self) -> UnixMs {
+        for_each_algorithm!(&self.0, decided => decided.state.newest())
+    }
+
+    /// What the caller is told about one tier alone; `None` beyond the last. They stand in the order in
+    /// which they were named.
+    pub fn verdict_of(&self, tier: usize) -> Option<Verdict> {
+        for_each_algorithm!(&self.0, decided => decided.verdict_of(tier))
     }
 }
 
@@ -296,6 +312,10 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
     #[inline(always)]
     pub(super) fn peeked(&self) -> (Verdict, Outlook) {
         (self.verdict(), self.outlook())
+    }
+
+    fn longest_wait(&self) -> Wait {
+        self.tiers.as_ref().iter().map(|tier| self.retry_after(tier)).max().unwrap_or(Wait::Ms(0))
     }
 
     fn verdict_of(&self, tier: usize) -> Option<Verdict> {
