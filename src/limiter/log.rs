@@ -1,4 +1,5 @@
-//! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
+//! RL.LOG: every unit carries the time it was taken at, and is free again one window later. Here is the
+//! form for many units; see `short` for that of a few.
 
 use std::ops::{Deref, DerefMut};
 
@@ -22,7 +23,7 @@ pub struct Log {
     /// How long units are kept: the longest window that counted anything so far.
     retention: Option<WindowMs>,
     older: Run,
-    newest: Entry,
+    pub(super) newest: Entry,
     source: TimeSource,
     starts: Starts,
 }
@@ -38,12 +39,12 @@ pub struct Entry {
 
 /// What of a log counts in one window at one time.
 pub(super) struct InWindow {
-    window: WindowMs,
-    now: UnixMs,
+    pub window: WindowMs,
+    pub now: UnixMs,
     /// Where the window begins in the older entries.
-    from: Place,
+    pub from: Place,
     /// Units from there to the newest.
-    used: u64,
+    pub used: u64,
 }
 
 impl<L: Deref<Target = Log>> State for L {
@@ -173,6 +174,23 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
 }
 
 impl Log {
+    /// A log of these entries, oldest first, of which all count.
+    pub(super) fn of(
+        retention: Option<WindowMs>,
+        source: TimeSource,
+        entries: impl Iterator<Item = Entry>,
+    ) -> Log {
+        let mut log = Log { retention, source, ..Log::default() };
+        entries.for_each(|entry| log.push(entry));
+        log
+    }
+
+    /// Bytes of the older entries; some number above `most` if they are more.
+    #[inline(always)]
+    pub(super) fn bytes_of_up_to(&self, most: usize) -> usize {
+        self.older.bytes_of_up_to(most)
+    }
+
     /// How long units are kept; `None` while it never held any.
     pub fn retention(&self) -> Option<WindowMs> {
         self.retention
@@ -193,10 +211,7 @@ impl Log {
     /// Until the last unit has left the longest window, rounded up to an eighth of that window in
     /// absolute time: so the end moves eight times a window, not at every request.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        match self.end() {
-            Some(end) => Lifetime::of(self.newest.at, end, now, end.since(self.newest.at) + slack_ms),
-            None => Lifetime::NONE,
-        }
+        lifetime(self.newest.at, self.end(), now, slack_ms)
     }
 
     /// Whose time set the end of the key.
@@ -270,7 +285,7 @@ impl Log {
 
     /// Units held.
     #[inline(always)]
-    fn units(&self) -> u64 {
+    pub(super) fn units(&self) -> u64 {
         self.older.units() + self.newest.units
     }
 
@@ -283,8 +298,7 @@ impl Log {
     /// When nothing counts any more, rounded up, see [`Log::lifetime`]; `None` if nothing counts.
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
-        let retention = self.retention.filter(|_| !self.holds_nothing())?;
-        Some((self.newest.at + retention).rounded_up_to((retention.get() / 8).max(1)))
+        end(self.newest.at, self.retention.filter(|_| !self.holds_nothing()))
     }
 
     /// Appends units no older than the newest.
@@ -359,8 +373,23 @@ impl Log {
     }
 }
 
+/// When nothing counts any more, see [`Log::lifetime`].
+#[inline(always)]
+pub(super) fn end(newest: UnixMs, retention: Option<WindowMs>) -> Option<UnixMs> {
+    let retention = retention?;
+    Some((newest + retention).rounded_up_to((retention.get() / 8).max(1)))
+}
+
+/// The lifetime of a log that ends so.
+pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_ms: u64) -> Lifetime {
+    match end {
+        Some(end) => Lifetime::of(newest, end, now, end.since(newest) + slack_ms),
+        None => Lifetime::NONE,
+    }
+}
+
 /// The tier with the longest window of `tiers`, which are at least one.
 #[inline(always)]
-fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
+pub(super) fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
     tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request names at least one window")
 }

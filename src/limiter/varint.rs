@@ -13,6 +13,25 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
+/// Bytes that `value` takes.
+#[inline]
+pub fn length(value: u64) -> usize {
+    if value < 0x80 { 1 } else { (value.ilog2() / 7 + 1) as usize }
+}
+
+/// Writes `value` over the start of `out`, which has room for it. Returns its length.
+#[inline]
+pub fn write(out: &mut [u8], mut value: u64) -> usize {
+    let mut length = 0;
+    while value >= 0x80 {
+        out[length] = value as u8 | 0x80;
+        value >>= 7;
+        length += 1;
+    }
+    out[length] = value as u8;
+    length + 1
+}
+
 /// The integer at the start of `bytes` and how many bytes it takes.
 ///
 /// `None` when the bytes end too early, hold more than 64 bits, or are longer than [`put`] would
@@ -51,6 +70,9 @@ mod tests {
                 let mut bytes = Vec::new();
                 put(&mut bytes, value);
                 assert!(bytes.len() <= MAX_LEN);
+                let mut written = [0xff; MAX_LEN];
+                assert_eq!((write(&mut written, value), length(value)), (bytes.len(), bytes.len()));
+                assert_eq!(written[..bytes.len()], bytes);
                 assert_eq!(get(&bytes), Some((value, bytes.len())));
                 assert_eq!(get(&bytes[..bytes.len() - 1]), None, "cut short");
                 let last = bytes.len() - 1;

@@ -1,0 +1,502 @@
+//! A log of a few units: header and entries in one allocation.
+//!
+//! A login or a one-time code takes a unit or ten, and there may be millions of such keys. So a log begins
+//! in a box of 32 bytes, which grows in sizes that allocators have a class for. One that outgrows the
+//! largest, or holds figures too large for the header, becomes a [`Log`] with its blocks, totals and
+//! remembered starts. A `Log` becomes a short one again when it takes half of the largest box: so none
+//! goes to and fro at the edge.
+//!
+//! ```text
+//! 6 bytes   time of the newest entry
+//! 5         milliseconds from the time before the first entry, as in a run, to the newest entry
+//! 4         units held
+//! 5         how long units are kept, in milliseconds; 0 while it never held any
+//! 1         whose time set the end of the key
+//! 1         length of the older entries, in bytes
+//!           the entries, as in a block of a run: the newest is the last
+//! ```
+//!
+//! Numbers have their lowest byte first. What always holds:
+//!
+//! - The units held are those of the entries; a log that holds none has no entries.
+//! - The times between the entries, and before the first, add up to those of the header.
+//! - All of it fits into the box, and the box is the smallest that does, or less than twice as large.
+
+use std::ops::Deref;
+
+use super::Limiter;
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::lifetime::{Lifetime, TimeSource};
+use super::log::{self, Entry, InWindow, Log};
+use super::quota::{Quota, UnixMs, WindowMs};
+use super::run::{self, Place};
+
+/// The smallest box, and the largest.
+const LEAST_BYTES: usize = 32;
+const MOST_BYTES: usize = 256;
+
+const HEAD_BYTES: usize = 22;
+
+const BITS_32: u64 = (1 << 32) - 1;
+const BITS_40: u64 = (1 << 40) - 1;
+const BITS_48: u64 = (1 << 48) - 1;
+
+/// The header and the newest entry, unpacked.
+#[derive(Clone, Copy)]
+struct Head {
+    newest: Entry,
+    /// Milliseconds from the entry before the newest, or the time before the first, to the newest.
+    since_ms: u64,
+    /// The time before the first entry, or that of the newest if there is no other. Wrapping, as in a run.
+    before_ms: u64,
+    units: u64,
+    retention: Option<WindowMs>,
+    source: TimeSource,
+    /// Of the older entries, in bytes.
+    length: usize,
+}
+
+impl Head {
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Head {
+        let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>().expect("every box has room for a header");
+        let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+        let (first, second, third) = (word(0), word(6), word(14));
+        let newest_ms = first & BITS_48;
+        let length = (third >> 56) as usize;
+        let (since_ms, units) = rest.get(length..).and_then(run::entry).unwrap_or_default().0;
+        Head {
+            newest: Entry { at: UnixMs::saturating(newest_ms), units },
+            since_ms,
+            before_ms: newest_ms.wrapping_sub(second & BITS_40),
+            units: second >> 40 | (third & 0xff) << 24,
+            retention: WindowMs::new(third >> 8 & BITS_40),
+            source: match third >> 48 & 0xff {
+                0 => TimeSource::Loaded,
+                1 => TimeSource::Clock,
+                _ => TimeSource::Given,
+            },
+            length,
+        }
+    }
+
+    /// Writes the header and the newest entry.
+    #[inline(always)]
+    fn write(&self, bytes: &mut [u8]) {
+        let (head, rest) =
+            bytes.split_first_chunk_mut::<HEAD_BYTES>().expect("every box has room for a header");
+        let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        let source: u64 = match self.source {
+            TimeSource::Loaded => 0,
+            TimeSource::Clock => 1,
+            TimeSource::Given => 2,
+        };
+        let retention = self.retention.map_or(0, WindowMs::get);
+        put(0, self.newest.at.get());
+        put(6, self.span_ms() | self.units << 40);
+        put(14, self.units >> 24 | retention << 8 | source << 48 | (self.length as u64) << 56);
+        if self.units > 0 {
+            run::write(&mut rest[self.length..], self.since_ms, self.newest.units);
+        }
+    }
+
+    #[inline(always)]
+    fn span_ms(&self) -> u64 {
+        self.newest.at.get().wrapping_sub(self.before_ms)
+    }
+
+    /// Length of all entries, in bytes.
+    #[inline(always)]
+    fn length_with_newest(&self) -> usize {
+        self.length + run::length(self.since_ms, self.newest.units)
+    }
+
+    /// Bytes of all of it.
+    #[inline(always)]
+    fn size(&self) -> usize {
+        HEAD_BYTES + self.length_with_newest()
+    }
+
+    /// Whether a short log can be so.
+    #[inline(always)]
+    fn fits(&self) -> bool {
+        self.size() <= MOST_BYTES
+            && self.units <= BITS_32
+            && self.newest.at.get() <= BITS_48
+            && self.span_ms() <= BITS_40
+    }
+
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.newest.at > now && self.units > 0
+    }
+}
+
+/// A short log in its limiter. When something has to be counted that does not fit, the limiter becomes
+/// that of a [`Log`].
+pub struct Short<L> {
+    limiter: L,
+    head: Head,
+}
+
+impl<L: Deref<Target = Limiter>> Short<L> {
+    /// The short log of a limiter, which holds one.
+    #[inline(always)]
+    pub fn of(limiter: L) -> Short<L> {
+        let head = Head::read(limiter.short_bytes());
+        Short { limiter, head }
+    }
+
+    /// See [`Log::retention`].
+    pub fn retention(&self) -> Option<WindowMs> {
+        self.head.retention
+    }
+
+    /// See [`Log::entries`].
+    pub fn entries(&self, now: UnixMs) -> u64 {
+        let Some(retention) = self.head.retention else { return 0 };
+        let usage = self.in_window(retention, now);
+        let places = std::iter::successors(Some(usage.from), |place| run::step(self.older(), place));
+        if usage.used == 0 { 0 } else { places.count() as u64 }
+    }
+
+    /// See [`Log::holds_nothing`].
+    pub fn holds_nothing(&self) -> bool {
+        self.head.units == 0
+    }
+
+    /// See [`Log::lifetime`].
+    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        log::lifetime(self.head.newest.at, self.end(), now, slack_ms)
+    }
+
+    /// Every entry held, oldest first.
+    pub fn into_entries(self) -> impl Iterator<Item = Entry> {
+        let mut place = self.front();
+        let newest = Some(self.head.newest).filter(|entry| entry.units > 0);
+        let older = std::iter::from_fn(move || {
+            let next = run::step(self.older(), &place)?;
+            let units = next.mark.units_since(&place.mark);
+            place = next;
+            Some(Entry { at: UnixMs::saturating(next.mark.at_ms), units })
+        });
+        older.chain(newest)
+    }
+
+    /// The bytes of the older entries.
+    #[inline(always)]
+    fn older(&self) -> &[u8] {
+        self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + self.head.length).unwrap_or_default()
+    }
+
+    /// Before the first entry.
+    #[inline(always)]
+    fn front(&self) -> Place {
+        Place::first(self.head.before_ms)
+    }
+
+    /// When nothing counts any more, rounded up, see [`Log::lifetime`].
+    #[inline(always)]
+    fn end(&self) -> Option<UnixMs> {
+        log::end(self.head.newest.at, self.head.retention.filter(|_| !self.holds_nothing()))
+    }
+
+    /// As in a [`Log`]: the units held with a timestamp greater than `now - window`, a time before the
+    /// newest timestamp being read as that timestamp.
+    #[inline(always)]
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
+        let Head { newest, units, .. } = self.head;
+        let as_of = now.max(newest.at);
+        let mut from = self.front();
+        let older = self.older();
+        while let Some(next) = run::step(older, &from)
+            && next.mark.at_ms + window.get() <= as_of.get()
+        {
+            from = next;
+        }
+        let gone = from.mark.units_since(&self.front().mark);
+        let open = if newest.at + window > as_of { newest.units } else { 0 };
+        InWindow { window, now, from, used: units - newest.units - gone + open }
+    }
+}
+
+impl<L: Deref<Target = Limiter>> State for Short<L> {
+    type Usage = InWindow;
+
+    #[inline(always)]
+    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow {
+        self.in_window(quota.window(), now)
+    }
+
+    #[inline(always)]
+    fn used(&self, usage: &InWindow) -> u64 {
+        usage.used
+    }
+
+    /// Finds the newest entry that must expire before only `room` units are left.
+    #[inline(always)]
+    fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
+        let newest = self.head.newest;
+        if room >= newest.units
+            && let Limiter::Log(log) = &*self.limiter
+        {
+            // It has outgrown the box just now.
+            return log.as_ref().wait_until(usage, room);
+        }
+        let mut last_to_expire = newest.at;
+        if room >= newest.units {
+            let mut place = usage.from;
+            while let Some(next) = run::step(self.older(), &place) {
+                if usage.used - next.mark.units_since(&usage.from.mark) <= room {
+                    last_to_expire = UnixMs::saturating(next.mark.at_ms);
+                    break;
+                }
+                place = next;
+            }
+        }
+        (last_to_expire + usage.window).since(usage.now)
+    }
+
+    #[inline(always)]
+    fn make_sure_of_room(&self, _tiers: &[Tier<InWindow>], _now: UnixMs) -> Result<(), TooManyWindows> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.head.is_ahead_of(now)
+    }
+
+    #[inline(always)]
+    fn source(&self) -> TimeSource {
+        self.head.source
+    }
+
+    #[inline(always)]
+    fn keeps_too_little_for(&self, quota: Quota) -> bool {
+        self.head.retention.is_some_and(|retention| retention < quota.window())
+    }
+}
+
+impl StateMut for Short<&mut Limiter> {
+    #[inline(always)]
+    fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+        let old = self.head;
+        let now = now.max(old.newest.at);
+        let longest = log::longest(tiers);
+        let named = longest.quota.window();
+        let retention = old.retention.map_or(named, |retention| retention.max(named));
+        let (from, used) = if retention == named {
+            (longest.usage.from, longest.usage.used)
+        } else {
+            let InWindow { from, used, .. } = self.in_window(retention, now);
+            (from, used)
+        };
+        let end = self.end();
+        let empty = used == 0;
+        let joins = !empty && old.newest.at == now;
+        let dropped = if empty { old.length } else { from.offset() };
+        let before_ms = if empty { now.get().wrapping_sub(1) } else { from.mark.at_ms };
+        let new = Head {
+            newest: Entry { at: now, units: if joins { old.newest.units + units } else { units } },
+            since_ms: match () {
+                _ if empty => 1,
+                _ if joins => old.since_ms,
+                _ => now.since(old.newest.at),
+            },
+            before_ms,
+            units: used + units,
+            retention: Some(if empty { named } else { retention }),
+            source: old.source,
+            length: if empty | joins { old.length - dropped } else { old.length_with_newest() - dropped },
+        };
+        if !new.fits() {
+            return self.add_as_log(tiers, units, now);
+        }
+        self.make_room(dropped, new.length, new.size());
+        new.write(self.limiter.short_bytes_mut());
+        self.head = new;
+        for Tier { quota, usage, .. } in tiers {
+            if new.retention == Some(quota.window()) {
+                // All that is still held.
+                usage.from = self.front();
+                usage.used = new.units;
+            } else if dropped > 0 {
+                *usage = self.in_window(quota.window(), usage.now);
+            } else {
+                usage.used += units;
+            }
+        }
+        Change { units, end_moved: self.end() != end }
+    }
+
+    fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, as_of: UnixMs) -> Change {
+        let end = self.end();
+        let named = log::longest(tiers).quota.window();
+        let retention = self.head.retention.map_or(named, |retention| retention.max(named));
+        let newest = self.head.newest.at;
+        let counts = |entry: &Entry| entry.at <= as_of && entry.at + retention > as_of.max(newest);
+        let mut left = units;
+        let mut entries: Vec<Entry> = Short::of(&*self.limiter).into_entries().collect();
+        for entry in entries.iter_mut().rev().filter(|entry| counts(entry)) {
+            let refunded = left.min(entry.units);
+            entry.units -= refunded;
+            left -= refunded;
+        }
+        if left < units {
+            self.rewrite(entries.into_iter().filter(|entry| entry.units > 0));
+        }
+        for Tier { quota, usage, .. } in tiers {
+            *usage = self.in_window(quota.window(), usage.now);
+        }
+        Change { units: units - left, end_moved: self.end() != end }
+    }
+
+    fn newest(&self) -> UnixMs {
+        self.head.newest.at
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.holds_nothing()
+    }
+}
+
+impl Short<&mut Limiter> {
+    /// Notes whose time set the end of the key.
+    pub fn set_source(&mut self, source: TimeSource) {
+        self.head.source = source;
+        self.head.write(self.limiter.short_bytes_mut());
+    }
+
+    /// Drops the oldest entries, by their bytes, keeps so many bytes of the next ones, and makes the box
+    /// fit for `size`.
+    #[inline(always)]
+    fn make_room(&mut self, dropped: usize, kept: usize, size: usize) {
+        if dropped > 0 {
+            let kept = HEAD_BYTES + dropped..HEAD_BYTES + dropped + kept;
+            self.limiter.short_bytes_mut().copy_within(kept, HEAD_BYTES);
+        }
+        let room = self.limiter.short_bytes().len();
+        if size > room || is_wasteful(size, room) {
+            self.resize(size);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn resize(&mut self, size: usize) {
+        let bytes = self.limiter.short_bytes();
+        let kept = &bytes[..bytes.len().min(size)];
+        *self.limiter = boxed(kept, size);
+    }
+
+    /// Holds other entries from now on, of no more bytes.
+    fn rewrite(&mut self, entries: impl Iterator<Item = Entry>) {
+        let old = self.head;
+        if let Some((mut head, mut bytes)) = written(old.retention, old.source, entries) {
+            if head.units == 0 {
+                // It is still as of its own time.
+                head.newest.at = old.newest.at;
+                head.before_ms = old.newest.at.get();
+                head.write(&mut bytes);
+            }
+            let room = self.limiter.short_bytes().len();
+            let size = if is_wasteful(head.size(), room) { head.size() } else { room };
+            *self.limiter = boxed(&bytes[..head.size()], size);
+            self.head = head;
+        }
+    }
+
+    /// Becomes a [`Log`], and counts there.
+    #[cold]
+    #[inline(never)]
+    fn add_as_log(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+        let Head { retention, source, .. } = self.head;
+        let mut log = Box::new(Log::of(retention, source, Short::of(&*self.limiter).into_entries()));
+        let mut large = log.as_mut();
+        for Tier { quota, usage, .. } in &mut *tiers {
+            *usage = large.usage(*quota, usage.now);
+        }
+        let change = large.add(tiers, units, now);
+        self.head = Head {
+            newest: log.newest,
+            units: log.units(),
+            retention: log.retention(),
+            length: 0,
+            ..self.head
+        };
+        *self.limiter = Limiter::Log(log);
+        change
+    }
+}
+
+/// A short log of what `log` holds. `None` if it is too long: of those that have shrunk, unless it takes half
+/// of what a short one can.
+pub fn shortened(log: &Log, has_shrunk: bool) -> Option<Limiter> {
+    let (most_bytes, most_units) =
+        if has_shrunk { (MOST_BYTES / 2, BITS_32 / 2) } else { (MOST_BYTES, BITS_32) };
+    if log.holds_nothing()
+        || log.units() > most_units
+        || log.bytes_of_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
+    {
+        return None;
+    }
+    let (head, bytes) = written(log.retention(), log.source(), log.iter())?;
+    (head.size() <= most_bytes).then(|| boxed(&bytes[..head.size()], head.size()))
+}
+
+/// A short log of these entries, oldest first. `None` if they do not fit.
+fn written(
+    retention: Option<WindowMs>,
+    source: TimeSource,
+    entries: impl Iterator<Item = Entry>,
+) -> Option<(Head, [u8; MOST_BYTES])> {
+    let mut bytes = [0; MOST_BYTES];
+    let mut head =
+        Head { newest: Entry::default(), since_ms: 0, before_ms: 0, units: 0, retention, source, length: 0 };
+    for entry in entries {
+        if head.units == 0 {
+            head.before_ms = entry.at.get().wrapping_sub(1);
+            head.since_ms = 1;
+        } else {
+            head.length = head.length_with_newest();
+            head.since_ms = entry.at.since(head.newest.at);
+        }
+        head.newest = entry;
+        head.units += entry.units;
+        if !head.fits() {
+            return None;
+        }
+        head.write(&mut bytes);
+    }
+    Some((head, bytes))
+}
+
+/// Whether a box with so much room is to be changed for a smaller one.
+#[inline(always)]
+fn is_wasteful(size: usize, room: usize) -> bool {
+    2 * size <= room && room > LEAST_BYTES
+}
+
+/// The bytes in the smallest box with room for `size`.
+fn boxed(bytes: &[u8], size: usize) -> Limiter {
+    fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
+        let mut filled = Box::new([0; N]);
+        filled[..bytes.len()].copy_from_slice(bytes);
+        filled
+    }
+    match size {
+        ..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
+        ..=48 => Limiter::Short48(filled(bytes)),
+        ..=64 => Limiter::Short64(filled(bytes)),
+        ..=128 => Limiter::Short128(filled(bytes)),
+        ..=MOST_BYTES => Limiter::Short256(filled(bytes)),
+        _ => unreachable!("a short log fits into the largest box"),
+    }
+}
+
+/// The short log that holds nothing.
+#[inline]
+pub fn empty() -> Limiter {
+    Limiter::Short32(Box::new([0; LEAST_BYTES]))
+}
