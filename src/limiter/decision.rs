@@ -145,12 +145,33 @@ impl Outlook {
 
 /// A request about one key, decided and not yet counted. It holds the key's limiter, so nothing can
 /// come between the decision and its commit.
-pub struct Decision<'a, Q: Quotas>(pub(super) Decide<'a, Q>);
+pub struct Decision<'a, Q: Quotas>(Decide<'a, Q>);
 
-pub(super) enum Decide<'a, Q: Quotas> {
+enum Decide<'a, Q: Quotas> {
     Counters(Decided<Read<&'a mut Counters>, Q>),
     Short(Decided<Short<&'a mut super::Limiter>, Q>),
     Log(Decided<&'a mut Log, Q>),
+}
+
+impl<'a, Q: Quotas> From<Decided<Read<&'a mut Counters>, Q>> for Decision<'a, Q> {
+    #[inline(always)]
+    fn from(decided: Decided<Read<&'a mut Counters>, Q>) -> Self {
+        Decision(Decide::Counters(decided))
+    }
+}
+
+impl<'a, Q: Quotas> From<Decided<Short<&'a mut super::Limiter>, Q>> for Decision<'a, Q> {
+    #[inline(always)]
+    fn from(decided: Decided<Short<&'a mut super::Limiter>, Q>) -> Self {
+        Decision(Decide::Short(decided))
+    }
+}
+
+impl<'a, Q: Quotas> From<Decided<&'a mut Log, Q>> for Decision<'a, Q> {
+    #[inline(always)]
+    fn from(decided: Decided<&'a mut Log, Q>) -> Self {
+        Decision(Decide::Log(decided))
+    }
 }
 
 /// Does the same for every algorithm.
@@ -275,9 +296,9 @@ pub(super) struct Decided<S: State, Q: Quotas> {
 }
 
 impl<S: State, Q: Quotas> Decided<S, Q> {
-    /// Whether `cost` units fit every quota. Changes nothing.
+    /// Whether `cost` units fit every quota. Changes nothing. [`Decided::make_sure_of_room`] comes next.
     #[inline(always)]
-    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
+    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
         let (units, now) = (cost.taken(), time.now());
         let mut limited = false;
         let tiers = quotas.each(|quota| {
@@ -286,10 +307,16 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
             limited |= refuses;
             Tier { quota, usage, refuses }
         });
-        if units > 0 {
-            state.make_sure_of_room(tiers.as_ref(), now)?;
+        Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
+    }
+
+    /// Whether the windows of a request that takes units fit into the key.
+    #[inline(always)]
+    pub(super) fn make_sure_of_room(&self) -> Result<(), TooManyWindows> {
+        if self.cost.taken() == 0 {
+            return Ok(());
         }
-        Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
+        self.state.make_sure_of_room(self.tiers.as_ref(), self.time.now())
     }
 
     /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else
@@ -311,10 +338,16 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
         self.verdict_on(shown, self.limited)
     }
 
+    #[inline(always)]
+    pub(super) fn limited(&self) -> bool {
+        self.limited
+    }
+
     /// What a request that was not counted is told, and how far its waits can be relied on.
     #[inline(always)]
-    pub(super) fn peeked(&self) -> (Verdict, Outlook) {
-        (self.verdict(), self.outlook())
+    pub(super) fn peeked(&self) -> Result<(Verdict, Outlook), TooManyWindows> {
+        self.make_sure_of_room()?;
+        Ok((self.verdict(), self.outlook()))
     }
 
     fn longest_wait(&self) -> Wait {
@@ -363,7 +396,7 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
 
 impl<S: StateMut, Q: Quotas> Decided<S, Q> {
     #[inline(always)]
-    fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> Outcome {
         Outcome {
             verdict: self.verdict(),
             change: self.change,
@@ -374,7 +407,7 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
     }
 
     #[inline(always)]
-    fn commit(&mut self) {
+    pub(super) fn commit(&mut self) {
         let tiers = self.tiers.as_mut();
         self.change = match self.cost.get() {
             0 => Change::default(),

@@ -60,19 +60,9 @@ impl<L: Deref<Target = Log>> State for L {
         usage.used
     }
 
-    /// Finds the newest entry that must expire before only `room` units are left.
     #[inline(always)]
     fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
-        let Log { older, newest, .. } = &**self;
-        let last_to_expire = if room < newest.units {
-            newest.at
-        } else {
-            let end = older.end();
-            let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
-            let (_, after) = older.around_refused(usage.from, leaves_too_many);
-            after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
-        };
-        (last_to_expire + usage.window).since(usage.now)
+        (self.last_to_expire(usage, room) + usage.window).since(usage.now)
     }
 
     /// Whatever windows are named, the log keeps its units for the longest.
@@ -276,6 +266,19 @@ impl Log {
         let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
         let used = self.older.end().units_since(&from.mark) + open;
         InWindow { window, now, from, used }
+    }
+
+    /// The newest entry that must expire before only `room` units are left.
+    #[inline(always)]
+    pub(super) fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
+        let Log { older, newest, .. } = self;
+        if room < newest.units {
+            return newest.at;
+        }
+        let end = older.end();
+        let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
+        let (_, after) = older.around_refused(usage.from, leaves_too_many);
+        after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
     }
 
     /// Where a window that ends at `now` begins, at `from` or later.

@@ -32,7 +32,7 @@ pub use quota::{
 };
 
 use counters::{Counters, Method};
-use decision::{Decide, Decided, State};
+use decision::{Decided, State};
 use log::{Entry, Log};
 use short::Short;
 
@@ -129,6 +129,30 @@ enum Form<'a> {
 
 const _: () = assert!(size_of::<Limiter>() == 16);
 
+/// Does the same with the state of whichever algorithm; returns an error if it is another than asked for.
+macro_rules! for_state {
+    ($limiter:expr, $algorithm:expr, $state:ident => $then:expr) => {
+        match $limiter {
+            Limiter::Counters(counters) => {
+                let own = counters.method().into();
+                let $state = counters.counted_by($algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                $then
+            }
+            Limiter::Log(_) | any_short!(_) if $algorithm != Algorithm::Log => {
+                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
+            }
+            Limiter::Log(log) => {
+                let $state = log.as_mut();
+                $then
+            }
+            any_short!(_) => {
+                let $state = Short::of(&mut *$limiter);
+                $then
+            }
+        }
+    };
+}
+
 impl Limiter {
     /// One that has counted nothing yet.
     #[inline]
@@ -193,22 +217,11 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
-        match self {
-            Limiter::Counters(counters) => {
-                let own = counters.method().into();
-                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Ok(Decision(Decide::Counters(Decided::decide(counters, quotas, cost, time)?)))
-            }
-            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
-                Err(TakeError::OtherAlgorithm(Algorithm::Log))
-            }
-            Limiter::Log(log) => {
-                Ok(Decision(Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?)))
-            }
-            any_short!(_) => {
-                Ok(Decision(Decide::Short(Decided::decide(Short::of(self), quotas, cost, time)?)))
-            }
-        }
+        for_state!(self, algorithm, state => {
+            let decided = Decided::decide(state, quotas, cost, time);
+            decided.make_sure_of_room()?;
+            Ok(decided.into())
+        })
     }
 
     /// Decides on a request, and counts it or gives back, in all tiers or in none. `force` counts
@@ -222,11 +235,15 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<Outcome, TakeError> {
-        let mut decision = self.decide(algorithm, quotas, cost, time)?;
-        if force || !decision.limited() {
-            decision.commit();
-        }
-        let outcome = decision.outcome();
+        // As with `decide`, and for each algorithm apart: so nearly all of it stays in registers.
+        let outcome = for_state!(self, algorithm, state => {
+            let mut decided = Decided::decide(state, quotas, cost, time);
+            decided.make_sure_of_room()?;
+            if force || !decided.limited() {
+                decided.commit();
+            }
+            decided.outcome()
+        });
         if outcome.changed() {
             self.shorten();
         }
@@ -253,11 +270,9 @@ impl Limiter {
         time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
         match self.form() {
-            Form::Counters(counters) => {
-                Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
-            }
-            Form::Short(short) => Decided::decide(short, quotas, cost, time).map(|decided| decided.peeked()),
-            Form::Log(log) => Decided::decide(log, quotas, cost, time).map(|decided| decided.peeked()),
+            Form::Counters(counters) => Decided::decide(counters.to_read(), quotas, cost, time).peeked(),
+            Form::Short(short) => Decided::decide(short, quotas, cost, time).peeked(),
+            Form::Log(log) => Decided::decide(log, quotas, cost, time).peeked(),
         }
     }
 

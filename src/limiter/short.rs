@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! 6 bytes   time of the newest entry
-//! 5         milliseconds from the time before the first entry, as in a run, to the newest entry
+//! 5         milliseconds from the oldest entry to the newest
 //! 4         units held
 //! 5         how long units are kept, in milliseconds; 0 while it never held any
 //! 1         whose time set the end of the key
@@ -19,7 +19,7 @@
 //! Numbers have their lowest byte first. What always holds:
 //!
 //! - The units held are those of the entries; a log that holds none has no entries.
-//! - The times between the entries, and before the first, add up to those of the header.
+//! - The first entry is stored as a millisecond after the one before it, which is not there.
 //! - All of it fits into the box, and the box is the smallest that does, or less than twice as large.
 
 use std::ops::Deref;
@@ -41,14 +41,11 @@ const BITS_32: u64 = (1 << 32) - 1;
 const BITS_40: u64 = (1 << 40) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
 
-/// The header and the newest entry, unpacked.
+/// The header, unpacked.
 #[derive(Clone, Copy)]
 struct Head {
-    newest: Entry,
-    /// Milliseconds from the entry before the newest, or the time before the first, to the newest.
-    since_ms: u64,
-    /// The time before the first entry, or that of the newest if there is no other. Wrapping, as in a run.
-    before_ms: u64,
+    newest: UnixMs,
+    oldest: UnixMs,
     units: u64,
     retention: Option<WindowMs>,
     source: TimeSource,
@@ -56,19 +53,19 @@ struct Head {
     length: usize,
 }
 
+/// As what the first entry is stored.
+const SINCE_NONE: u64 = 1;
+
 impl Head {
     #[inline(always)]
     fn read(bytes: &[u8]) -> Head {
-        let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>().expect("every box has room for a header");
+        let head = bytes.first_chunk::<HEAD_BYTES>().expect("every box has room for a header");
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
         let (first, second, third) = (word(0), word(6), word(14));
         let newest_ms = first & BITS_48;
-        let length = (third >> 56) as usize;
-        let (since_ms, units) = rest.get(length..).and_then(run::entry).unwrap_or_default().0;
         Head {
-            newest: Entry { at: UnixMs::saturating(newest_ms), units },
-            since_ms,
-            before_ms: newest_ms.wrapping_sub(second & BITS_40),
+            newest: UnixMs::saturating(newest_ms),
+            oldest: UnixMs::saturating(newest_ms.saturating_sub(second & BITS_40)),
             units: second >> 40 | (third & 0xff) << 24,
             retention: WindowMs::new(third >> 8 & BITS_40),
             source: match third >> 48 & 0xff {
@@ -76,15 +73,13 @@ impl Head {
                 1 => TimeSource::Clock,
                 _ => TimeSource::Given,
             },
-            length,
+            length: (third >> 56) as usize,
         }
     }
 
-    /// Writes the header and the newest entry.
     #[inline(always)]
     fn write(&self, bytes: &mut [u8]) {
-        let (head, rest) =
-            bytes.split_first_chunk_mut::<HEAD_BYTES>().expect("every box has room for a header");
+        let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every box has room for a header");
         let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
         let source: u64 = match self.source {
             TimeSource::Loaded => 0,
@@ -92,42 +87,21 @@ impl Head {
             TimeSource::Given => 2,
         };
         let retention = self.retention.map_or(0, WindowMs::get);
-        put(0, self.newest.at.get());
-        put(6, self.span_ms() | self.units << 40);
+        put(0, self.newest.get());
+        put(6, self.newest.since(self.oldest) | self.units << 40);
         put(14, self.units >> 24 | retention << 8 | source << 48 | (self.length as u64) << 56);
-        if self.units > 0 {
-            run::write(&mut rest[self.length..], self.since_ms, self.newest.units);
-        }
     }
 
+    /// Bytes of all of it, with such a newest entry.
     #[inline(always)]
-    fn span_ms(&self) -> u64 {
-        self.newest.at.get().wrapping_sub(self.before_ms)
-    }
-
-    /// Length of all entries, in bytes.
-    #[inline(always)]
-    fn length_with_newest(&self) -> usize {
-        self.length + run::length(self.since_ms, self.newest.units)
-    }
-
-    /// Bytes of all of it.
-    #[inline(always)]
-    fn size(&self) -> usize {
-        HEAD_BYTES + self.length_with_newest()
+    fn size(&self, (since, units): (u64, u64)) -> usize {
+        HEAD_BYTES + self.length + run::length(since, units)
     }
 
     /// Whether a short log can be so.
     #[inline(always)]
-    fn fits(&self) -> bool {
-        self.size() <= MOST_BYTES
-            && self.units <= BITS_32
-            && self.newest.at.get() <= BITS_48
-            && self.span_ms() <= BITS_40
-    }
-
-    fn is_ahead_of(&self, now: UnixMs) -> bool {
-        self.newest.at > now && self.units > 0
+    fn fits(&self, newest: (u64, u64)) -> bool {
+        self.size(newest) <= MOST_BYTES && self.units <= BITS_32 && self.newest.get() <= BITS_48
     }
 }
 
@@ -166,20 +140,25 @@ impl<L: Deref<Target = Limiter>> Short<L> {
 
     /// See [`Log::lifetime`].
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        log::lifetime(self.head.newest.at, self.end(), now, slack_ms)
+        log::lifetime(self.head.newest, self.end(), now, slack_ms)
     }
 
     /// Every entry held, oldest first.
     pub fn into_entries(self) -> impl Iterator<Item = Entry> {
         let mut place = self.front();
-        let newest = Some(self.head.newest).filter(|entry| entry.units > 0);
-        let older = std::iter::from_fn(move || {
-            let next = run::step(self.older(), &place)?;
+        std::iter::from_fn(move || {
+            let next = run::step(self.all(), &place)?;
             let units = next.mark.units_since(&place.mark);
             place = next;
             Some(Entry { at: UnixMs::saturating(next.mark.at_ms), units })
-        });
-        older.chain(newest)
+        })
+    }
+
+    /// The bytes of all entries.
+    #[inline(always)]
+    fn all(&self) -> &[u8] {
+        let end = if self.holds_nothing() { 0 } else { self.head.length + self.newest_entry().1 };
+        self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + end).unwrap_or_default()
     }
 
     /// The bytes of the older entries.
@@ -188,34 +167,64 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + self.head.length).unwrap_or_default()
     }
 
+    /// The newest entry as (time since the one before, units), and its length.
+    #[inline(always)]
+    fn newest_entry(&self) -> ((u64, u64), usize) {
+        let bytes = self.limiter.short_bytes().get(HEAD_BYTES + self.head.length..);
+        bytes.and_then(run::entry).unwrap_or_default()
+    }
+
     /// Before the first entry.
     #[inline(always)]
     fn front(&self) -> Place {
-        Place::first(self.head.before_ms)
+        Place::first(self.head.oldest.get().wrapping_sub(SINCE_NONE))
+    }
+
+    /// The newest entry that must expire before only `room` units are left.
+    #[inline(never)]
+    fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
+        let Head { newest, .. } = self.head;
+        if let Limiter::Log(log) = &*self.limiter {
+            // It has outgrown the box just now.
+            return log.last_to_expire(usage, room);
+        }
+        let ((_, units), _) = self.newest_entry();
+        let mut place = usage.from;
+        let older = if room < units { &[] } else { self.older() };
+        loop {
+            let Some(next) = run::step(older, &place) else { return newest };
+            if usage.used - next.mark.units_since(&usage.from.mark) <= room {
+                return UnixMs::saturating(next.mark.at_ms);
+            }
+            place = next;
+        }
     }
 
     /// When nothing counts any more, rounded up, see [`Log::lifetime`].
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
-        log::end(self.head.newest.at, self.head.retention.filter(|_| !self.holds_nothing()))
+        log::end(self.head.newest, self.head.retention.filter(|_| !self.holds_nothing()))
     }
 
     /// As in a [`Log`]: the units held with a timestamp greater than `now - window`, a time before the
     /// newest timestamp being read as that timestamp.
     #[inline(always)]
     fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
-        let Head { newest, units, .. } = self.head;
-        let as_of = now.max(newest.at);
-        let mut from = self.front();
+        let Head { newest, oldest, units, .. } = self.head;
+        let as_of = now.max(newest);
+        let front = self.front();
+        if oldest + window > as_of {
+            return InWindow { window, now, from: front, used: units };
+        }
+        let mut from = front;
         let older = self.older();
         while let Some(next) = run::step(older, &from)
             && next.mark.at_ms + window.get() <= as_of.get()
         {
             from = next;
         }
-        let gone = from.mark.units_since(&self.front().mark);
-        let open = if newest.at + window > as_of { newest.units } else { 0 };
-        InWindow { window, now, from, used: units - newest.units - gone + open }
+        let used = if newest + window > as_of { units - from.mark.units_since(&front.mark) } else { 0 };
+        InWindow { window, now, from, used }
     }
 }
 
@@ -235,24 +244,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
     /// Finds the newest entry that must expire before only `room` units are left.
     #[inline(always)]
     fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
-        let newest = self.head.newest;
-        if room >= newest.units
-            && let Limiter::Log(log) = &*self.limiter
-        {
-            // It has outgrown the box just now.
-            return log.as_ref().wait_until(usage, room);
-        }
-        let mut last_to_expire = newest.at;
-        if room >= newest.units {
-            let mut place = usage.from;
-            while let Some(next) = run::step(self.older(), &place) {
-                if usage.used - next.mark.units_since(&usage.from.mark) <= room {
-                    last_to_expire = UnixMs::saturating(next.mark.at_ms);
-                    break;
-                }
-                place = next;
-            }
-        }
+        let last_to_expire = if room == 0 { self.head.newest } else { self.last_to_expire(usage, room) };
         (last_to_expire + usage.window).since(usage.now)
     }
 
@@ -263,7 +255,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
 
     #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
-        self.head.is_ahead_of(now)
+        self.head.newest > now && !self.holds_nothing()
     }
 
     #[inline(always)]
@@ -280,47 +272,53 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
 impl StateMut for Short<&mut Limiter> {
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
-        let old = self.head;
-        let now = now.max(old.newest.at);
+        let end = self.end();
+        let now = now.max(self.head.newest);
         let longest = log::longest(tiers);
         let named = longest.quota.window();
-        let retention = old.retention.map_or(named, |retention| retention.max(named));
+        let retention = self.head.retention.map_or(named, |retention| retention.max(named));
         let (from, used) = if retention == named {
             (longest.usage.from, longest.usage.used)
         } else {
             let InWindow { from, used, .. } = self.in_window(retention, now);
             (from, used)
         };
-        let end = self.end();
-        let empty = used == 0;
-        let joins = !empty && old.newest.at == now;
-        let dropped = if empty { old.length } else { from.offset() };
-        let before_ms = if empty { now.get().wrapping_sub(1) } else { from.mark.at_ms };
-        let new = Head {
-            newest: Entry { at: now, units: if joins { old.newest.units + units } else { units } },
-            since_ms: match () {
-                _ if empty => 1,
-                _ if joins => old.since_ms,
-                _ => now.since(old.newest.at),
-            },
-            before_ms,
-            units: used + units,
-            retention: Some(if empty { named } else { retention }),
-            source: old.source,
-            length: if empty | joins { old.length - dropped } else { old.length_with_newest() - dropped },
+        let moved = from.offset() > 0;
+        if moved && used > 0 {
+            self.drop_before(from, used);
+        }
+        let old = self.head;
+        let mut new = Head { newest: now, units: used + units, retention: Some(retention), ..old };
+        let newest = if used == 0 {
+            new = Head { oldest: now, retention: Some(named), length: 0, ..new };
+            (SINCE_NONE, units)
+        } else {
+            let ((since, already), length) = self.newest_entry();
+            if old.newest == now {
+                (since, already + units)
+            } else {
+                new.length += length;
+                (now.since(old.newest), units)
+            }
         };
-        if !new.fits() {
+        if !new.fits(newest) {
             return self.add_as_log(tiers, units, now);
         }
-        self.make_room(dropped, new.length, new.size());
-        new.write(self.limiter.short_bytes_mut());
+        let size = new.size(newest);
+        let room = self.limiter.short_bytes().len();
+        if size > room || is_wasteful(size, room) {
+            self.resize(HEAD_BYTES + new.length, size);
+        }
+        let bytes = self.limiter.short_bytes_mut();
+        new.write(bytes);
+        run::write(&mut bytes[HEAD_BYTES + new.length..], newest.0, newest.1);
         self.head = new;
         for Tier { quota, usage, .. } in tiers {
             if new.retention == Some(quota.window()) {
                 // All that is still held.
                 usage.from = self.front();
                 usage.used = new.units;
-            } else if dropped > 0 {
+            } else if moved || used == 0 {
                 *usage = self.in_window(quota.window(), usage.now);
             } else {
                 usage.used += units;
@@ -333,7 +331,7 @@ impl StateMut for Short<&mut Limiter> {
         let end = self.end();
         let named = log::longest(tiers).quota.window();
         let retention = self.head.retention.map_or(named, |retention| retention.max(named));
-        let newest = self.head.newest.at;
+        let newest = self.head.newest;
         let counts = |entry: &Entry| entry.at <= as_of && entry.at + retention > as_of.max(newest);
         let mut left = units;
         let mut entries: Vec<Entry> = Short::of(&*self.limiter).into_entries().collect();
@@ -352,7 +350,7 @@ impl StateMut for Short<&mut Limiter> {
     }
 
     fn newest(&self) -> UnixMs {
-        self.head.newest.at
+        self.head.newest
     }
 
     #[inline(always)]
@@ -368,41 +366,34 @@ impl Short<&mut Limiter> {
         self.head.write(self.limiter.short_bytes_mut());
     }
 
-    /// Drops the oldest entries, by their bytes, keeps so many bytes of the next ones, and makes the box
-    /// fit for `size`.
-    #[inline(always)]
-    fn make_room(&mut self, dropped: usize, kept: usize, size: usize) {
-        if dropped > 0 {
-            let kept = HEAD_BYTES + dropped..HEAD_BYTES + dropped + kept;
-            self.limiter.short_bytes_mut().copy_within(kept, HEAD_BYTES);
-        }
-        let room = self.limiter.short_bytes().len();
-        if size > room || is_wasteful(size, room) {
-            self.resize(size);
-        }
+    /// Drops all before a place, after which there are `units`, more than none.
+    #[inline(never)]
+    fn drop_before(&mut self, from: Place, units: u64) {
+        let end = self.head.length + self.newest_entry().1;
+        let bytes = &mut self.limiter.short_bytes_mut()[HEAD_BYTES..HEAD_BYTES + end];
+        let Some(((since, first), length)) = run::entry(&bytes[from.offset()..]) else { return };
+        let rest = from.offset() + length;
+        let shorter = run::write(bytes, SINCE_NONE, first);
+        bytes.copy_within(rest.., shorter);
+        let gone = rest - shorter;
+        self.head.length = self.head.length.saturating_sub(gone);
+        self.head.oldest = UnixMs::saturating(from.mark.at_ms.wrapping_add(since));
+        self.head.units = units;
     }
 
+    /// Keeps so many bytes, in the smallest box with room for `size`.
     #[cold]
     #[inline(never)]
-    fn resize(&mut self, size: usize) {
-        let bytes = self.limiter.short_bytes();
-        let kept = &bytes[..bytes.len().min(size)];
-        *self.limiter = boxed(kept, size);
+    fn resize(&mut self, kept: usize, size: usize) {
+        *self.limiter = boxed(&self.limiter.short_bytes()[..kept], size);
     }
 
     /// Holds other entries from now on, of no more bytes.
     fn rewrite(&mut self, entries: impl Iterator<Item = Entry>) {
-        let old = self.head;
-        if let Some((mut head, mut bytes)) = written(old.retention, old.source, entries) {
-            if head.units == 0 {
-                // It is still as of its own time.
-                head.newest.at = old.newest.at;
-                head.before_ms = old.newest.at.get();
-                head.write(&mut bytes);
-            }
+        let Head { newest, retention, source, .. } = self.head;
+        if let Some((head, bytes, size)) = written(newest, retention, source, entries) {
             let room = self.limiter.short_bytes().len();
-            let size = if is_wasteful(head.size(), room) { head.size() } else { room };
-            *self.limiter = boxed(&bytes[..head.size()], size);
+            *self.limiter = boxed(&bytes[..size], if is_wasteful(size, room) { size } else { room });
             self.head = head;
         }
     }
@@ -412,14 +403,15 @@ impl Short<&mut Limiter> {
     #[inline(never)]
     fn add_as_log(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
         let Head { retention, source, .. } = self.head;
-        let mut log = Box::new(Log::of(retention, source, Short::of(&*self.limiter).into_entries()));
+        let held = Short { limiter: &*self.limiter, head: self.head };
+        let mut log = Box::new(Log::of(retention, source, held.into_entries()));
         let mut large = log.as_mut();
         for Tier { quota, usage, .. } in &mut *tiers {
             *usage = large.usage(*quota, usage.now);
         }
         let change = large.add(tiers, units, now);
         self.head = Head {
-            newest: log.newest,
+            newest: log.newest.at,
             units: log.units(),
             retention: log.retention(),
             length: 0,
@@ -441,35 +433,37 @@ pub fn shortened(log: &Log, has_shrunk: bool) -> Option<Limiter> {
     {
         return None;
     }
-    let (head, bytes) = written(log.retention(), log.source(), log.iter())?;
-    (head.size() <= most_bytes).then(|| boxed(&bytes[..head.size()], head.size()))
+    let (_, bytes, size) = written(log.newest.at, log.retention(), log.source(), log.iter())?;
+    (size <= most_bytes).then(|| boxed(&bytes[..size], size))
 }
 
-/// A short log of these entries, oldest first. `None` if they do not fit.
+/// The header, bytes and size of a short log of these entries, oldest first, or of one that held some until
+/// `newest`. `None` if they do not fit.
 fn written(
+    newest: UnixMs,
     retention: Option<WindowMs>,
     source: TimeSource,
     entries: impl Iterator<Item = Entry>,
-) -> Option<(Head, [u8; MOST_BYTES])> {
+) -> Option<(Head, [u8; MOST_BYTES], usize)> {
     let mut bytes = [0; MOST_BYTES];
-    let mut head =
-        Head { newest: Entry::default(), since_ms: 0, before_ms: 0, units: 0, retention, source, length: 0 };
-    for entry in entries {
+    let mut head = Head { newest, oldest: newest, units: 0, retention, source, length: 0 };
+    let mut size = HEAD_BYTES;
+    for Entry { at, units } in entries {
+        let mut newest = (at.since(head.newest), units);
         if head.units == 0 {
-            head.before_ms = entry.at.get().wrapping_sub(1);
-            head.since_ms = 1;
-        } else {
-            head.length = head.length_with_newest();
-            head.since_ms = entry.at.since(head.newest.at);
+            newest.0 = SINCE_NONE;
+            head.oldest = at;
         }
-        head.newest = entry;
-        head.units += entry.units;
-        if !head.fits() {
+        head.newest = at;
+        head.units += units;
+        head.length = size - HEAD_BYTES;
+        if !head.fits(newest) {
             return None;
         }
-        head.write(&mut bytes);
+        size += run::write(&mut bytes[size..], newest.0, newest.1);
     }
-    Some((head, bytes))
+    head.write(&mut bytes);
+    Some((head, bytes, size))
 }
 
 /// Whether a box with so much room is to be changed for a smaller one.

@@ -36,14 +36,21 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
 ///
 /// `None` when the bytes end too early, hold more than 64 bits, or are longer than [`put`] would
 /// have made them: each value has one encoding.
-#[inline]
+#[inline(always)]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
-    let first = *bytes.first()?;
-    if first < 0x80 {
-        return Some((u64::from(first), 1));
+    match *bytes {
+        [first, ..] if first < 0x80 => Some((u64::from(first), 1)),
+        [first, second, ..] if 0 < second && second < 0x80 => {
+            Some((u64::from(first & 0x7f) | u64::from(second) << 7, 2))
+        }
+        _ => get_long(bytes),
     }
-    let mut value = u64::from(first & 0x7f);
-    let mut length = 1;
+}
+
+#[inline(never)]
+fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0;
+    let mut length = 0;
     while length < MAX_LEN {
         let byte = *bytes.get(length)?;
         let bits = u64::from(byte & 0x7f);
