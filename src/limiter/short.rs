@@ -48,9 +48,34 @@ struct Head {
     oldest: UnixMs,
     units: u64,
     retention: Option<WindowMs>,
-    source: TimeSource,
+    source: Source,
     /// Of the older entries, in bytes.
     length: usize,
+}
+
+/// A [`TimeSource`] as it is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Source(u8);
+
+impl From<TimeSource> for Source {
+    fn from(source: TimeSource) -> Source {
+        Source(match source {
+            TimeSource::Loaded => 0,
+            TimeSource::Clock => 1,
+            TimeSource::Given => 2,
+        })
+    }
+}
+
+impl From<Source> for TimeSource {
+    #[inline(always)]
+    fn from(source: Source) -> TimeSource {
+        match source {
+            Source(0) => TimeSource::Loaded,
+            Source(1) => TimeSource::Clock,
+            Source(_) => TimeSource::Given,
+        }
+    }
 }
 
 /// As what the first entry is stored.
@@ -68,11 +93,7 @@ impl Head {
             oldest: UnixMs::saturating(newest_ms.saturating_sub(second & BITS_40)),
             units: second >> 40 | (third & 0xff) << 24,
             retention: WindowMs::new(third >> 8 & BITS_40),
-            source: match third >> 48 & 0xff {
-                0 => TimeSource::Loaded,
-                1 => TimeSource::Clock,
-                _ => TimeSource::Given,
-            },
+            source: Source((third >> 48) as u8),
             length: (third >> 56) as usize,
         }
     }
@@ -81,11 +102,7 @@ impl Head {
     fn write(&self, bytes: &mut [u8]) {
         let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every box has room for a header");
         let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        let source: u64 = match self.source {
-            TimeSource::Loaded => 0,
-            TimeSource::Clock => 1,
-            TimeSource::Given => 2,
-        };
+        let source = u64::from(self.source.0);
         let retention = self.retention.map_or(0, WindowMs::get);
         put(0, self.newest.get());
         put(6, self.newest.since(self.oldest) | self.units << 40);
@@ -98,10 +115,10 @@ impl Head {
         HEAD_BYTES + self.length + run::length(since, units)
     }
 
-    /// Whether a short log can be so.
+    /// Whether a short log can be so, and of this size.
     #[inline(always)]
-    fn fits(&self, newest: (u64, u64)) -> bool {
-        self.size(newest) <= MOST_BYTES && self.units <= BITS_32 && self.newest.get() <= BITS_48
+    fn fits(&self, size: usize) -> bool {
+        size <= MOST_BYTES && self.units <= BITS_32 && self.newest.get() <= BITS_48
     }
 }
 
@@ -181,7 +198,7 @@ impl<L: Deref<Target = Limiter>> Short<L> {
     }
 
     /// The newest entry that must expire before only `room` units are left.
-    #[inline(never)]
+    #[inline(always)]
     fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
         let Head { newest, .. } = self.head;
         if let Limiter::Log(log) = &*self.limiter {
@@ -260,7 +277,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
 
     #[inline(always)]
     fn source(&self) -> TimeSource {
-        self.head.source
+        self.head.source.into()
     }
 
     #[inline(always)]
@@ -289,11 +306,13 @@ impl StateMut for Short<&mut Limiter> {
         }
         let old = self.head;
         let mut new = Head { newest: now, units: used + units, retention: Some(retention), ..old };
+        let bytes = self.limiter.short_bytes_mut();
         let newest = if used == 0 {
             new = Head { oldest: now, retention: Some(named), length: 0, ..new };
             (SINCE_NONE, units)
         } else {
-            let ((since, already), length) = self.newest_entry();
+            let newest = bytes.get(HEAD_BYTES + old.length..).and_then(run::entry);
+            let ((since, already), length) = newest.unwrap_or_default();
             if old.newest == now {
                 (since, already + units)
             } else {
@@ -301,15 +320,16 @@ impl StateMut for Short<&mut Limiter> {
                 (now.since(old.newest), units)
             }
         };
-        if !new.fits(newest) {
+        let size = new.size(newest);
+        if !new.fits(size) {
             return self.add_as_log(tiers, units, now);
         }
-        let size = new.size(newest);
-        let room = self.limiter.short_bytes().len();
-        if size > room || is_wasteful(size, room) {
+        let bytes = if size > bytes.len() || is_wasteful(size, bytes.len()) {
             self.resize(HEAD_BYTES + new.length, size);
-        }
-        let bytes = self.limiter.short_bytes_mut();
+            self.limiter.short_bytes_mut()
+        } else {
+            bytes
+        };
         new.write(bytes);
         run::write(&mut bytes[HEAD_BYTES + new.length..], newest.0, newest.1);
         self.head = new;
@@ -362,7 +382,7 @@ impl StateMut for Short<&mut Limiter> {
 impl Short<&mut Limiter> {
     /// Notes whose time set the end of the key.
     pub fn set_source(&mut self, source: TimeSource) {
-        self.head.source = source;
+        self.head.source = source.into();
         self.head.write(self.limiter.short_bytes_mut());
     }
 
@@ -404,7 +424,7 @@ impl Short<&mut Limiter> {
     fn add_as_log(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
         let Head { retention, source, .. } = self.head;
         let held = Short { limiter: &*self.limiter, head: self.head };
-        let mut log = Box::new(Log::of(retention, source, held.into_entries()));
+        let mut log = Box::new(Log::of(retention, source.into(), held.into_entries()));
         let mut large = log.as_mut();
         for Tier { quota, usage, .. } in &mut *tiers {
             *usage = large.usage(*quota, usage.now);
@@ -433,7 +453,7 @@ pub fn shortened(log: &Log, has_shrunk: bool) -> Option<Limiter> {
     {
         return None;
     }
-    let (_, bytes, size) = written(log.newest.at, log.retention(), log.source(), log.iter())?;
+    let (_, bytes, size) = written(log.newest.at, log.retention(), log.source().into(), log.iter())?;
     (size <= most_bytes).then(|| boxed(&bytes[..size], size))
 }
 
@@ -442,7 +462,7 @@ pub fn shortened(log: &Log, has_shrunk: bool) -> Option<Limiter> {
 fn written(
     newest: UnixMs,
     retention: Option<WindowMs>,
-    source: TimeSource,
+    source: Source,
     entries: impl Iterator<Item = Entry>,
 ) -> Option<(Head, [u8; MOST_BYTES], usize)> {
     let mut bytes = [0; MOST_BYTES];
@@ -457,7 +477,7 @@ fn written(
         head.newest = at;
         head.units += units;
         head.length = size - HEAD_BYTES;
-        if !head.fits(newest) {
+        if !head.fits(head.size(newest)) {
             return None;
         }
         size += run::write(&mut bytes[size..], newest.0, newest.1);

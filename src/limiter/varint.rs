@@ -16,7 +16,11 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
 /// Bytes that `value` takes.
 #[inline]
 pub fn length(value: u64) -> usize {
-    if value < 0x80 { 1 } else { (value.ilog2() / 7 + 1) as usize }
+    match value {
+        ..0x80 => 1,
+        ..0x4000 => 2,
+        _ => (value.ilog2() / 7 + 1) as usize,
+    }
 }
 
 /// Writes `value` over the start of `out`, which has room for it. Returns its length.
