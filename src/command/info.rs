@@ -23,21 +23,21 @@ impl Command for Info {
         let (windows, entries) = (limiter.windows(now), limiter.entries(now));
 
         call.reply_map(2 + usize::from(entries.is_some()));
-        call.reply_text(c"algorithm");
+        call.reply_text("algorithm");
         call.reply_text(limiter.algorithm().name());
-        call.reply_text(c"windows");
+        call.reply_text("windows");
         call.reply_array(windows.len());
         for usage in windows {
             call.reply_map(3);
-            call.reply_text(c"window_ms");
+            call.reply_text("window_ms");
             call.reply_integer(integer(usage.window.get()));
-            call.reply_text(c"used");
+            call.reply_text("used");
             call.reply_integer(integer(usage.used));
-            call.reply_text(c"reset_after_ms");
+            call.reply_text("reset_after_ms");
             call.reply_integer(integer(usage.reset_after_ms.min(longest_wait)));
         }
         if let Some(entries) = entries {
-            call.reply_text(c"entries");
+            call.reply_text("entries");
             call.reply_integer(integer(entries));
         }
         Ok(())

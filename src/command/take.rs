@@ -61,7 +61,7 @@ fn run<'a, Q: Quotas>(
     let mut key = OpenKey::to_write(keys.first())?;
     let mut fresh = None;
     let limiter = key.limiter_or(&mut fresh, algorithm);
-    let outcome = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    let (verdict, outcome) = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
 
     let tiers = &call.args_after_key()[..2 * request.quotas.as_ref().len()];
     let done = commit::Done { algorithm, tiers, cost: request.cost, time, outcome };
@@ -69,7 +69,7 @@ fn run<'a, Q: Quotas>(
     let replayed = request.force && call.is_replayed();
     let name = key.name();
     let longest_wait_ms = commit::conclude(call, key, fresh, &done, replayed)?;
-    let verdict = outcome.verdict.within(longest_wait_ms);
+    let verdict = verdict.within(longest_wait_ms);
     if !replayed {
         stats::taken(algorithm, request.cost, verdict.limited, outcome.change);
         commit::publish_if_limited(call, name, verdict.limited);

@@ -372,13 +372,13 @@ impl<C: Deref<Target = Counters>> State for Read<C> {
     }
 
     #[inline(always)]
-    fn make_sure_of_room(&self, tiers: &[Tier<AtTime>], now: UnixMs) -> Result<(), TooManyWindows> {
-        if tiers.len() + self.counters.len() <= MAX_TIERS {
+    fn make_sure_of_room(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
+        if quotas.len() + self.counters.len() <= MAX_TIERS {
             return Ok(());
         }
-        let is_named = |window: &WindowMs| tiers.iter().any(|tier| tier.quota.window() == *window);
+        let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
         let others = self.counters.live_windows(now).filter(|window| !is_named(window)).count();
-        if tiers.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
+        if quotas.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
     }
 
     #[inline(always)]

@@ -92,11 +92,9 @@ pub struct Change {
     pub end_moved: bool,
 }
 
-/// What came of a request, as things stand now.
+/// What came of a request, apart from what its caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What its caller is told.
-    pub verdict: Verdict,
     /// What it changed.
     pub change: Change,
     /// As of when it did: a copy that does the same as of this time becomes the same.
@@ -180,6 +178,12 @@ impl<Q: Quotas> Decision<'_, Q> {
         for_each_algorithm!(&self.0, decided => decided.outcome())
     }
 
+    /// What the caller is told, as things stand now.
+    #[inline(always)]
+    pub fn verdict(&self) -> Verdict {
+        for_each_algorithm!(&self.0, decided => decided.verdict())
+    }
+
     /// How long until every tier allows the same request, if nothing else is counted.
     pub fn retry_after(&self) -> Wait {
         for_each_algorithm!(&self.0, decided => decided.longest_wait())
@@ -211,8 +215,8 @@ pub(super) trait State {
     /// Milliseconds until at most `room` units count, where more do now.
     fn wait_until(&self, usage: &Self::Usage, room: u64) -> u64;
 
-    /// Whether the tiers' windows fit into the key.
-    fn make_sure_of_room(&self, tiers: &[Tier<Self::Usage>], now: UnixMs) -> Result<(), TooManyWindows>;
+    /// Whether the windows of these quotas fit into the key.
+    fn make_sure_of_room(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
 
     /// See [`Outlook::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
@@ -276,6 +280,9 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
     #[inline(always)]
     pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
         let (units, now) = (cost.taken(), time.now());
+        if units > 0 {
+            state.make_sure_of_room(quotas.as_ref(), now)?;
+        }
         let mut limited = false;
         let tiers = quotas.each(|quota| {
             let usage = state.usage(quota, now);
@@ -283,9 +290,6 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
             limited |= refuses;
             Tier { quota, usage, refuses }
         });
-        if units > 0 {
-            state.make_sure_of_room(tiers.as_ref(), now)?;
-        }
         Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
     }
 
@@ -362,7 +366,6 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
     #[inline(always)]
     fn outcome(&self) -> Outcome {
         Outcome {
-            verdict: self.verdict(),
             change: self.change,
             as_of: self.as_of,
             emptied: self.change.units > 0 && self.state.is_empty(),

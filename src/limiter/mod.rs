@@ -58,12 +58,12 @@ impl Algorithm {
         }
     }
 
-    /// Its name in RL.INFO.
-    pub const fn name(self) -> &'static CStr {
+    /// Its name in RL.ALL and in RL.INFO.
+    pub const fn name(self) -> &'static str {
         match self {
-            Algorithm::Fixed => c"fixed",
-            Algorithm::Sliding => c"sliding",
-            Algorithm::Log => c"log",
+            Algorithm::Fixed => "fixed",
+            Algorithm::Sliding => "sliding",
+            Algorithm::Log => "log",
         }
     }
 }
@@ -153,12 +153,12 @@ impl Limiter {
         cost: Cost,
         force: bool,
         time: Time,
-    ) -> Result<Outcome, TakeError> {
+    ) -> Result<(Verdict, Outcome), TakeError> {
         let mut decision = self.decide(algorithm, quotas, cost, time)?;
         if force || !decision.limited() {
             decision.commit();
         }
-        Ok(decision.outcome())
+        Ok((decision.verdict(), decision.outcome()))
     }
 
     /// What a request would be told, and how far its waits can be relied on.

@@ -210,8 +210,12 @@ pub type QuotaList = ArrayVec<Quota, MAX_TIERS>;
 impl Quotas for QuotaList {
     type Each<T> = ArrayVec<T, MAX_TIERS>;
 
-    #[inline]
-    fn each<T>(&self, make: impl FnMut(Quota) -> T) -> ArrayVec<T, MAX_TIERS> {
-        self.iter().copied().map(make).collect()
+    #[inline(always)]
+    fn each<T>(&self, mut make: impl FnMut(Quota) -> T) -> ArrayVec<T, MAX_TIERS> {
+        let mut each = ArrayVec::new();
+        for quota in self {
+            each.push(make(*quota));
+        }
+        each
     }
 }
