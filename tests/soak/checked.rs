@@ -87,7 +87,7 @@ pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<
 /// Asserts that the server holds exactly what was counted, as of the last time that anything was.
 pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
     for (key, Account { model, latest, .. }) in keys.iter().zip(accounts) {
-        for window in key.quotas.iter().map(|quota| quota.window.get()) {
+        for window in key.quotas.iter().map(|quota| quota.window().get()) {
             let peek = format!("RL.PEEK {} 1000000 {window}ms AT {latest}", key.name);
             let held = 1_000_000 - server.figures(&peek)[2] as u64;
             let about = || format!("{peek} of {} {}", key.command, key.pairs);
