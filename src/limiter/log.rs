@@ -148,13 +148,18 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
     }
 
     fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, as_of: UnixMs) -> Change {
+        let end = self.end();
         let retention = self.retention_with(longest(tiers).quota.window());
-        let units = units.min(self.in_window(retention, as_of).used);
-        self.take_away(units);
+        let InWindow { from, used, .. } = self.in_window(retention, as_of);
+        let units = if as_of < self.newest.at {
+            self.take_away_until(as_of, from, units)
+        } else {
+            self.take_away(units.min(used))
+        };
         for Tier { quota, usage, .. } in tiers {
             *usage = self.in_window(quota.window(), usage.now);
         }
-        Change { units, end_moved: units > 0 }
+        Change { units, end_moved: self.end() != end }
     }
 
     fn newest(&self) -> UnixMs {
@@ -295,26 +300,41 @@ impl Log {
         self.newest = entry;
     }
 
-    /// Takes away the newest `units`, which are no more than it holds.
-    fn take_away(&mut self, units: u64) {
+    /// Takes away the newest `units`, which are no more than it holds. Returns how many.
+    fn take_away(&mut self, units: u64) -> u64 {
         if units < self.newest.units {
             self.newest.units -= units;
-            return;
+        } else if units > 0 {
+            let rest = self.units() - units;
+            let (place, partly) = self.keep_from(self.older.front(), rest);
+            self.newest = partly.unwrap_or(Entry { units: 0, ..self.newest });
+            self.older.truncate(place);
         }
-        if units == 0 {
-            return;
+        units
+    }
+
+    /// Takes away up to `units` that are older than the newest and not later than `as_of`: of those from
+    /// `from` on the newest, what was counted later stays. Returns how many.
+    fn take_away_until(&mut self, as_of: UnixMs, from: Place, units: u64) -> u64 {
+        let to = self.older.seek(from, |mark| mark.at_ms <= as_of.get());
+        let counted = to.mark.units_since(&from.mark);
+        let units = units.min(counted);
+        if units > 0 {
+            let (place, partly) = self.keep_from(from, counted - units);
+            self.older.replace(place, to, partly.map(|entry| (entry.at.get(), entry.units)));
         }
-        let rest = self.units() - units;
-        let front = self.older.front();
-        let (last, after) = self.older.around_refused(front, |mark| mark.units_since(&front.mark) < rest);
-        self.newest = match after {
-            Some(after) if rest > 0 => Entry {
-                at: UnixMs::saturating(after.mark.at_ms),
-                units: rest - last.mark.units_since(&front.mark),
-            },
-            _ => Entry { units: 0, ..self.newest },
-        };
-        self.older.truncate(last);
+        units
+    }
+
+    /// Of the older entries from `from` on, the first that does not fit whole into `units`: the place
+    /// before it, and what of it, at least a unit, does.
+    fn keep_from(&self, from: Place, units: u64) -> (Place, Option<Entry>) {
+        let (place, after) = self.older.around_refused(from, |mark| mark.units_since(&from.mark) < units);
+        let partly = after.filter(|_| units > 0).map(|after| Entry {
+            at: UnixMs::saturating(after.mark.at_ms),
+            units: units - place.mark.units_since(&from.mark),
+        });
+        (place, partly)
     }
 
     /// Forgets the oldest entry of a large log if `enough` units remain without it, which only FORCE

@@ -7,6 +7,7 @@
 //! blocks and a walk through one of them, and every count is the difference of two totals.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::{Mover, varint};
 
@@ -16,6 +17,9 @@ const BLOCK_BYTES: usize = 1024;
 
 /// An entry of more than one unit begins with this, which no time between two entries can be.
 const UNITS_FOLLOW: u8 = 0;
+
+/// In the longest entry.
+const MOST_BYTES: usize = 1 + 2 * varint::MAX_LEN;
 
 /// The running totals between two entries. Wrapping: only differences mean anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +43,12 @@ impl Mark {
     #[inline]
     pub fn entries_since(&self, earlier: &Mark) -> u64 {
         self.entries.wrapping_sub(earlier.entries)
+    }
+
+    /// The totals after one more entry.
+    #[inline(always)]
+    fn and(&self, at_ms: u64, units: u64) -> Mark {
+        Mark { at_ms, units: self.units.wrapping_add(units), entries: self.entries.wrapping_add(1) }
     }
 }
 
@@ -95,7 +105,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// How often entries were taken away from the end: places from before mean nothing any more.
+    /// How often entries were taken away other than from the front: places from before mean nothing any
+    /// more.
     #[inline(always)]
     pub fn truncations(&self) -> u64 {
         self.truncations
@@ -141,18 +152,9 @@ impl Run {
         if units == 1 && since < 0x80 {
             self.tail(1).push(since as u8);
         } else {
-            let tail = self.tail(1 + 2 * varint::MAX_LEN);
-            if units != 1 {
-                tail.push(UNITS_FOLLOW);
-                varint::put(tail, units);
-            }
-            varint::put(tail, since);
+            put(self.tail(MOST_BYTES), since, units);
         }
-        self.end = Mark {
-            at_ms,
-            units: self.end.units.wrapping_add(units),
-            entries: self.end.entries.wrapping_add(1),
-        };
+        self.end = self.end.and(at_ms, units);
     }
 
     /// Makes an empty run ready for a first entry at `at_ms`.
@@ -260,12 +262,20 @@ impl Run {
     #[inline(never)]
     fn advance_to(&mut self, place: Place) {
         let dropped = (place.block - self.front.block) as usize;
-        self.blocks.drain(..dropped.min(self.blocks.len()));
+        self.drop_blocks(0..dropped.min(self.blocks.len()));
+        self.front = place;
+        self.look_up_oldest();
+    }
+
+    fn drop_blocks(&mut self, blocks: Range<usize>) {
+        self.blocks.drain(blocks);
         if self.blocks.len() < self.blocks.capacity() / 8 {
             self.blocks.shrink_to(self.blocks.len() * 2);
         }
-        self.front = place;
-        if let Some(oldest) = self.after(&place) {
+    }
+
+    fn look_up_oldest(&mut self) {
+        if let Some(oldest) = self.after(&self.front) {
             self.oldest_at_ms = oldest.mark.at_ms;
         }
     }
@@ -281,11 +291,75 @@ impl Run {
         self.end = place.mark;
     }
 
+    /// Puts `entry`, as (time in ms, units), or nothing in the place of all entries from `from` to `to`.
+    /// Its time must lie between those of the entries that stay.
+    ///
+    /// The entry after them is written anew, since it holds the time since the one before it. Of all
+    /// later blocks only the totals change: in the middle of a million entries it takes microseconds.
+    pub fn replace(&mut self, from: Place, to: Place, entry: Option<(u64, u64)>) {
+        let (Some(first), Some(next)) = (self.index(&from), self.after(&to)) else {
+            self.truncate(from);
+            if let Some((at_ms, units)) = entry {
+                self.push(at_ms, units);
+            }
+            return;
+        };
+        self.truncations += 1;
+        let last = (next.block - self.front.block) as usize;
+        let rest = self.blocks[last].bytes.split_off(next.offset);
+        let head = &mut self.blocks[first].bytes;
+        head.truncate(from.offset);
+        let mut before = from.mark;
+        if let Some((at_ms, units)) = entry {
+            put(head, at_ms.wrapping_sub(before.at_ms), units);
+            before = before.and(at_ms, units);
+        }
+        let next_units = next.mark.units_since(&to.mark);
+        let mut bytes = Vec::new();
+        grow(&mut bytes, MOST_BYTES + rest.len());
+        put(&mut bytes, next.mark.at_ms.wrapping_sub(before.at_ms), next_units);
+        bytes.extend_from_slice(&rest);
+
+        let after = before.and(next.mark.at_ms, next_units);
+        let gone = (next.mark.units_since(&after), next.mark.entries_since(&after));
+        let later = self.blocks.range_mut(last + 1..).map(|block| &mut block.before);
+        for mark in later.chain(std::iter::once(&mut self.end)) {
+            mark.units = mark.units.wrapping_sub(gone.0);
+            mark.entries = mark.entries.wrapping_sub(gone.1);
+        }
+        if first == last {
+            self.blocks[first].bytes.append(&mut bytes);
+        } else {
+            self.blocks[last] = Block { bytes, before };
+            self.drop_blocks(first + 1..last);
+        }
+        // The later pair first: each join moves the blocks after it.
+        for index in (first.saturating_sub(1)..=first + 1).rev() {
+            self.join_with_next(index);
+        }
+        self.look_up_oldest();
+    }
+
+    /// Makes one block of two that fit: so many small refunds do not leave many small blocks. An empty
+    /// one is joined in any case: every block but the first begins after an entry.
+    fn join_with_next(&mut self, index: usize) {
+        let length = |index: usize| self.blocks.get(index).map(|block: &Block| block.bytes.len());
+        let (Some(one), Some(two)) = (length(index), length(index + 1)) else { return };
+        if (one == 0 || one + two <= BLOCK_BYTES)
+            && let Some(next) = self.blocks.remove(index + 1)
+        {
+            let bytes = &mut self.blocks[index].bytes;
+            if bytes.capacity() < one + two {
+                grow(bytes, two);
+            }
+            bytes.extend_from_slice(&next.bytes);
+        }
+    }
+
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        let full = self.blocks.len().saturating_sub(1) * BLOCK_BYTES;
-        let last = self.blocks.back().map_or(0, |block| block.bytes.capacity());
-        self.blocks.capacity() * size_of::<Block>() + full + last
+        let bytes: usize = self.blocks.iter().map(|block| block.bytes.capacity()).sum();
+        self.blocks.capacity() * size_of::<Block>() + bytes
     }
 
     /// How many separate pieces of memory it holds.
@@ -324,12 +398,17 @@ fn step(bytes: &[u8], place: &Place) -> Option<Place> {
     Some(Place {
         block: place.block,
         offset: offset + length,
-        mark: Mark {
-            at_ms: place.mark.at_ms.wrapping_add(since),
-            units: place.mark.units.wrapping_add(units),
-            entries: place.mark.entries.wrapping_add(1),
-        },
+        mark: place.mark.and(place.mark.at_ms.wrapping_add(since), units),
     })
+}
+
+/// Appends an entry.
+fn put(bytes: &mut Vec<u8>, since: u64, units: u64) {
+    if units != 1 {
+        bytes.push(UNITS_FOLLOW);
+        varint::put(bytes, units);
+    }
+    varint::put(bytes, since);
 }
 
 /// Makes room for `most` more bytes in steps that allocators have a size class for.
@@ -411,6 +490,130 @@ mod tests {
             assert_eq!(run.is_empty(), from == to);
             run.push(1 << 52, 9);
             assert_eq!(run.iter().last(), Some((1 << 52, 9)));
+        }
+    }
+
+    /// How many entries come before a place.
+    fn number(place: &Place) -> usize {
+        place.mark.entries_since(&Mark::default()) as usize
+    }
+
+    /// Every place of a run, the end among them.
+    fn places(run: &Run) -> Vec<Place> {
+        std::iter::successors(Some(run.front()), |place| run.after(place)).collect()
+    }
+
+    #[track_caller]
+    fn assert_is(run: &Run, wanted: &[(u64, u64)]) {
+        assert_eq!(run.iter().collect::<Vec<_>>(), wanted);
+        assert_eq!(run.end().entries_since(&run.front().mark), wanted.len() as u64);
+        assert_eq!(run.units(), wanted.iter().fold(0, |sum, entry| sum + entry.1));
+        if let Some((at_ms, _)) = wanted.first() {
+            assert_eq!(run.oldest_at_ms(), *at_ms);
+            assert_eq!(run.end().at_ms, wanted[wanted.len() - 1].0);
+        }
+        // By the totals of the blocks: an entry is found from the front.
+        for (i, (at_ms, _)) in wanted.iter().enumerate().step_by(1 + wanted.len() / 100) {
+            let place = run.seek(run.front(), |mark| mark.at_ms < *at_ms);
+            assert_eq!(place.mark.entries_since(&run.front().mark), i as u64);
+        }
+        for (block, next) in run.blocks.iter().zip(run.blocks.iter().skip(1)) {
+            // One ends early if the longest entry would not have fitted.
+            assert!(block.bytes.len() + next.bytes.len() > BLOCK_BYTES - MOST_BYTES, "small blocks");
+            assert!(!block.bytes.is_empty() && block.bytes.len() < BLOCK_BYTES + MOST_BYTES);
+        }
+    }
+
+    /// A run of random entries: from time zero on or later, and of short and long ones.
+    fn random(random: &mut fastrand::Rng, entries: usize) -> Vec<(u64, u64)> {
+        let of_bits =
+            |random: &mut fastrand::Rng, most: u32| random.u64(..) >> (63 - random.u32(..most)) >> 1;
+        let mut at_ms = if random.bool() { 0 } else { of_bits(random, 45) };
+        let most = *random.choice(&[1, 8, 40]).expect("there are some");
+        let mut next = || {
+            let entry = (at_ms, 1 + if random.bool() { 0 } else { of_bits(random, most) });
+            at_ms += 1 + of_bits(random, most);
+            entry
+        };
+        (0..entries).map(|_| next()).collect()
+    }
+
+    /// Replaces what lies between two places, with and without an entry that is partly kept, and goes on.
+    fn cut_and_compare(run: &Run, entries: &[(u64, u64)], from: Place, to: Place) {
+        let (first, last) = (number(&from), number(&to));
+        let dropped = entries.len() - run.end().entries_since(&run.front().mark) as usize;
+        let kept = (first < last).then(|| (entries[first].0, entries[first].1.div_ceil(2)));
+        for entry in [None, kept] {
+            let mut run = run.clone();
+            let mut wanted = [&entries[..first], entry.as_slice(), &entries[last..]].concat();
+            run.replace(from, to, entry);
+            assert_is(&run, &wanted[dropped..]);
+            let later = entries.last().map_or(0, |entry| entry.0) + 300;
+            run.push(later, 2);
+            wanted.push((later, 2));
+            assert_is(&run, &wanted[dropped..]);
+            let middle = wanted[dropped..].len() / 2;
+            let place = places(&run)[middle];
+            run.drop_before(place);
+            assert_is(&run, &wanted[dropped + middle..]);
+        }
+    }
+
+    #[test]
+    fn every_cut_of_a_short_run_leaves_what_is_around_it() {
+        let mut rng = fastrand::Rng::with_seed(12);
+        for length in 1..12 {
+            for _ in 0..20 {
+                let entries = random(&mut rng, length);
+                let whole = filled(&entries);
+                for front in places(&whole) {
+                    let mut run = whole.clone();
+                    run.drop_before(front);
+                    let places = places(&run);
+                    for (i, from) in places.iter().enumerate() {
+                        for to in &places[i..] {
+                            cut_and_compare(&run, &entries, *from, *to);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cuts_through_several_blocks_leave_what_is_around_them() {
+        let mut rng = fastrand::Rng::with_seed(12);
+        for _ in 0..40 {
+            let length = rng.usize(500..2_500);
+            let entries = random(&mut rng, length);
+            let mut run = filled(&entries);
+            let all = places(&run);
+            run.drop_before(all[rng.usize(..length / 4)]);
+            let places = places(&run);
+            for _ in 0..20 {
+                let from = rng.usize(..places.len());
+                let most = *rng.choice(&[1, 8, length]).expect("there are some");
+                let to = (from + rng.usize(..=most)).min(places.len() - 1);
+                cut_and_compare(&run, &entries, places[from], places[to]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_that_is_cut_again_and_again_stays_compact() {
+        let mut rng = fastrand::Rng::with_seed(12);
+        let mut entries: Vec<(u64, u64)> = random(&mut rng, 6_000);
+        let mut run = filled(&entries);
+        while entries.len() > 10 {
+            let places = places(&run);
+            let from = rng.usize(..entries.len());
+            let to = (from + rng.usize(..20)).min(entries.len());
+            let kept = (to - from > 1).then(|| entries[from]);
+            run.replace(places[from], places[to], kept);
+            entries.splice(from..to, kept);
+            assert_is(&run, &entries);
+            let bytes: usize = run.blocks.iter().map(|block| block.bytes.len()).sum();
+            assert!(run.heap_bytes() <= 2 * bytes + 2 * BLOCK_BYTES, "{} for {bytes}", run.heap_bytes());
         }
     }
 

@@ -107,7 +107,9 @@ pub fn crowded() -> Shape {
 
 pub fn history(shape: Shape) -> impl Strategy<Value = History> {
     let tier = (any::<Index>(), shape.limit);
-    let step = (shape.act, vec(tier, shape.tiers), shape.cost, shape.pace, any::<bool>());
+    // As of how many thousandths of a window ago units are given back, where it is not as of now.
+    let ago = prop_oneof![Just(0), 0..1_100u64];
+    let step = (shape.act, vec(tier, shape.tiers), shape.cost, shape.pace, any::<bool>(), ago);
     let parts = (
         prop::sample::select(shape.algorithms),
         vec(shape.window, shape.windows),
@@ -116,7 +118,7 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
     );
     parts.prop_map(|(algorithm, windows, start, steps)| {
         let mut clock = start;
-        let calls = steps.into_iter().map(|(act, tiers, cost, pace, at)| {
+        let calls = steps.into_iter().map(|(act, tiers, cost, pace, at, ago)| {
             let mut quotas: Vec<Quota> = Vec::new();
             for (index, limit) in tiers {
                 let window = WindowMs::new(*index.get(&windows)).expect("windows are drawn in range");
@@ -124,10 +126,15 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
                     quotas.push(Quota::new(limit, window).expect("limits are drawn in range"));
                 }
             }
-            let step = *pace.of.get(&windows) as i64 / 4 * pace.quarters + pace.ms;
-            let now = clock.saturating_add_signed(step).min(MAX_SAFE_INTEGER);
-            // A peek looks ahead, and the next call comes as if it had not been.
-            if act != Act::Peek {
+            let window = *pace.of.get(&windows);
+            let step = window as i64 / 4 * pace.quarters + pace.ms;
+            let mut now = clock.saturating_add_signed(step).min(MAX_SAFE_INTEGER);
+            let looks_back = at && cost < 0 && ago > 0;
+            if looks_back {
+                now = clock.saturating_sub((u128::from(window) * u128::from(ago) / 1_000) as u64);
+            }
+            // A peek looks ahead, a refund back, and the next call comes as if it had not been.
+            if act != Act::Peek && !looks_back {
                 clock = now;
             }
             Call { act, quotas, cost, now, at }
