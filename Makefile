@@ -36,7 +36,7 @@ run: free-ports setup-server build ## Start a server with the module, on port 63
 	@$(REDIS_SERVER) --port $(PORT) --dir $(TARGET)/run --loadmodule $(MODULE)
 
 cluster: PORT ?= 7000
-cluster: PORTS = $(PORT) $(shell expr $(PORT) + 5)
+cluster: PORTS = $(PORT) 6 10000
 cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
