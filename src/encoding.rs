@@ -14,9 +14,12 @@
 //! In a log an entry of one unit, the most frequent, leaves its units out; one of more has its
 //! units first, after a zero, which no time between two entries is.
 
-use crate::limiter::counters::{Counter, Counters, Method};
+use std::fmt;
+
+use crate::limiter::counter::Counter;
+use crate::limiter::counters::{Counters, Method};
 use crate::limiter::log::{Entry, Log};
-use crate::limiter::{Limiter, MAX_TIERS, UnixMs, WindowMs, varint};
+use crate::limiter::{Algorithm, Limiter, MAX_TIERS, UnixMs, WindowMs, varint};
 
 /// Comes first. A change of the format gets the next number, and the old ones stay readable.
 const VERSION: u8 = 1;
@@ -29,6 +32,30 @@ const LOG: u8 = 3;
 /// In place of a time between two entries: units follow.
 const UNITS_FOLLOW: u64 = 0;
 
+/// Why bytes are not those of a limiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalid {
+    /// Of another version of the format.
+    Version,
+    /// Of an algorithm that this version of the module does not know.
+    Algorithm,
+    /// They end too early, or hold a number in another form than [`encode`] writes.
+    Malformed,
+    /// A window, a time or a count that no limiter can have, or none at all.
+    OutOfRange,
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Invalid::Version => "it has a version that this module does not know",
+            Invalid::Algorithm => "it has an algorithm that this module does not know",
+            Invalid::Malformed => "it is cut short or malformed",
+            Invalid::OutOfRange => "it holds figures that no limiter can have",
+        })
+    }
+}
+
 /// The one encoding of this content.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION];
@@ -39,17 +66,29 @@ pub fn encode(limiter: &Limiter) -> Vec<u8> {
     out
 }
 
-/// The limiter of this encoding; `None` if no limiter has it.
-pub fn decode(bytes: &[u8]) -> Option<Limiter> {
-    let [VERSION, tag, rest @ ..] = bytes else {
-        return None;
-    };
-    let mut input = Input(rest);
+/// The limiter of this encoding.
+pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
+    let (version, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
+    if *version != VERSION {
+        return Err(Invalid::Version);
+    }
+    let (tag, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
+    let mut input = Input(bytes);
     match *tag {
         FIXED => decode_counters(&mut input, Method::Fixed).map(Limiter::Counters),
         SLIDING => decode_counters(&mut input, Method::Sliding).map(Limiter::Counters),
         LOG => decode_log(&mut input).map(|log| Limiter::Log(Box::new(log))),
-        _ => None,
+        _ => Err(Invalid::Algorithm),
+    }
+}
+
+/// The encoding of one unit in the first millisecond of 1970: a valid limiter that counts nothing any
+/// more, to be stored in place of one that cannot be.
+pub const fn spent(algorithm: Algorithm) -> &'static [u8] {
+    match algorithm {
+        Algorithm::Fixed => &[VERSION, FIXED, 1, 0, 1],
+        Algorithm::Sliding => &[VERSION, SLIDING, 1, 0, 1, 0],
+        Algorithm::Log => &[VERSION, LOG, 1, 0, 1],
     }
 }
 
@@ -68,29 +107,32 @@ fn encode_counters(out: &mut Vec<u8>, counters: &Counters) {
     }
 }
 
-fn decode_counters(input: &mut Input, method: Method) -> Option<Counters> {
+fn decode_counters(input: &mut Input, method: Method) -> Result<Counters, Invalid> {
     let mut counters = Vec::new();
     while !input.is_empty() {
         if counters.len() == MAX_TIERS {
-            return None;
+            return Err(Invalid::OutOfRange);
         }
-        let window = WindowMs::new(input.integer()?)?;
-        let number = input.integer().filter(|number| *number <= UnixMs::MAX.0 / window.get())?;
+        let window = input.window()?;
+        let number = input.integer()?;
+        if number > UnixMs::MAX.window_number(window) {
+            return Err(Invalid::OutOfRange);
+        }
         let current = input.integer()?;
         let previous = if method == Method::Sliding { input.integer()? } else { 0 };
         counters.push(Counter { window, number, current, previous });
     }
-    Counters::restore(method, counters)
+    Counters::restore(method, counters).ok_or(Invalid::OutOfRange)
 }
 
 fn encode_log(out: &mut Vec<u8>, log: &Log) {
     out.push(LOG);
     let mut entries = log.iter();
-    let (Some(keep), Some(first)) = (log.keep(), entries.next()) else {
+    let (Some(retention), Some(first)) = (log.retention(), entries.next()) else {
         return;
     };
-    varint::put(out, keep.get());
-    varint::put(out, first.at.0);
+    varint::put(out, retention.get());
+    varint::put(out, first.at.get());
     varint::put(out, first.units);
     let mut before = first;
     for entry in entries {
@@ -103,31 +145,35 @@ fn encode_log(out: &mut Vec<u8>, log: &Log) {
     }
 }
 
-fn decode_log(input: &mut Input) -> Option<Log> {
-    let keep = WindowMs::new(input.integer()?)?;
-    let first = Entry { at: UnixMs(input.integer()?), units: input.integer()? };
-    let mut before = first;
+fn decode_log(input: &mut Input) -> Result<Log, Invalid> {
+    let retention = input.window()?;
+    let at = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
+    let first = Entry { at, units: input.integer()? };
+    let mut before = first.at;
+    let mut error = None;
     let rest = std::iter::from_fn(|| {
-        if input.is_empty() {
-            return None;
-        }
-        let entry = decode_entry(input, before.at);
-        before = entry.unwrap_or(before);
-        Some(entry)
+        let entry = (!input.is_empty()).then(|| decode_entry(input, before))?;
+        before = entry.map_or(before, |entry| entry.at);
+        entry.map_err(|invalid| error = Some(invalid)).ok()
     });
-    let sound = |entry: Option<Entry>| entry.filter(|entry| entry.at <= UnixMs::MAX);
-    // The first entry that is none ends it: `restore` stops there.
-    Log::restore(keep, std::iter::once(Some(first)).chain(rest).map(sound))
+    let log = Log::restore(retention, std::iter::once(first).chain(rest));
+    match error {
+        Some(invalid) => Err(invalid),
+        None => log.ok_or(Invalid::OutOfRange),
+    }
 }
 
-fn decode_entry(input: &mut Input, before: UnixMs) -> Option<Entry> {
-    let mut units = 1;
-    let mut since = input.integer()?;
+fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
+    let (mut since, mut units) = (input.integer()?, 1);
     if since == UNITS_FOLLOW {
-        units = input.integer().filter(|units| *units > 1)?;
+        units = input.integer()?;
+        if units < 2 {
+            return Err(Invalid::Malformed);
+        }
         since = input.integer()?;
     }
-    Some(Entry { at: UnixMs(before.0.checked_add(since)?), units })
+    let at = before.get().checked_add(since).and_then(UnixMs::new).ok_or(Invalid::OutOfRange)?;
+    Ok(Entry { at, units })
 }
 
 /// What is still to be read.
@@ -138,9 +184,13 @@ impl Input<'_> {
         self.0.is_empty()
     }
 
-    fn integer(&mut self) -> Option<u64> {
-        let (value, length) = varint::get(self.0)?;
+    fn integer(&mut self) -> Result<u64, Invalid> {
+        let (value, length) = varint::get(self.0).ok_or(Invalid::Malformed)?;
         self.0 = &self.0[length..];
-        Some(value)
+        Ok(value)
+    }
+
+    fn window(&mut self) -> Result<WindowMs, Invalid> {
+        WindowMs::new(self.integer()?).ok_or(Invalid::OutOfRange)
     }
 }

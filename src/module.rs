@@ -5,7 +5,8 @@ use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
-use crate::server::registration::{Access, Argument, Description, Kind, Loading, Unloadable};
+use crate::server::registration::{Access, Argument, Description, Kind, LoadFailed, Loading};
+use crate::server::{info, listeners};
 use crate::{command, keyspace};
 
 const NAME: &CStr = c"rl";
@@ -31,21 +32,22 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     let loaded = unsafe { Loading::begin(ctx, NAME, VERSION) }.and_then(|loading| register(&loading));
     match loaded {
         Ok(()) => raw::REDISMODULE_OK as c_int,
-        Err(Unloadable) => raw::REDISMODULE_ERR as c_int,
+        Err(LoadFailed) => raw::REDISMODULE_ERR as c_int,
     }
 }
 
-fn register(loading: &Loading) -> Result<(), Unloadable> {
+fn register(loading: &Loading) -> Result<(), LoadFailed> {
     loading.declare_options();
-    loading.watch_for_listeners();
-    loading.show_in_info()?;
+    listeners::watch(loading);
+    info::register(loading)?;
     keyspace::create_type(loading)?;
     loading.create_category(CATEGORY);
     loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;
     loading.create_command::<command::Sliding>(&SLIDING, CATEGORY)?;
     loading.create_command::<command::Log>(&LOG, CATEGORY)?;
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
-    loading.create_command::<command::Info>(&INFO, CATEGORY)
+    loading.create_command::<command::Info>(&INFO, CATEGORY)?;
+    loading.create_command::<command::Load>(&LOAD, CATEGORY)
 }
 
 const FIXED: Description = Description {
@@ -85,6 +87,18 @@ const INFO: Description = Description {
     summary: c"Shows what is counted in a key.",
     complexity: c"O(1)",
     arguments: &[KEY],
+    ..TAKE
+};
+
+const LOAD: Description = Description {
+    name: c"RL.LOAD",
+    flags: c"write deny-oom",
+    arity: 3,
+    access: Access::Restore,
+    summary: c"Makes a key from the bytes that a snapshot stores. Not for applications.",
+    complexity: c"O(N), where N is the length of the payload",
+    tips: None,
+    arguments: &[KEY, Argument::new(c"payload", Kind::Text)],
     ..TAKE
 };
 

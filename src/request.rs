@@ -4,11 +4,11 @@
 
 use std::ffi::CStr;
 
-use arrayvec::ArrayVec;
+use crate::limiter::{
+    Algorithm, Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, TooManyWindows, UnixMs, WindowMs,
+};
 
-use crate::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, TooManyWindows, UnixMs, WindowMs};
-
-/// Why a command is answered with an error. But for [`Refusal::INTERNAL`] it has changed nothing.
+/// Why a command is answered with an error. Except for [`Refusal::INTERNAL`] it has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The server's own text for a wrong number of arguments.
@@ -18,9 +18,16 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The key holds another type, or is counted by another algorithm.
+    /// The key holds another type.
     pub const WRONG_TYPE: Refusal =
         Refusal::Text(c"WRONGTYPE Operation against a key holding the wrong kind of value");
+    const COUNTED_BY_FIXED: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.FIXED");
+    const COUNTED_BY_SLIDING: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.SLIDING");
+    const COUNTED_BY_LOG: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.LOG");
+    /// RL.LOAD: the key exists.
+    pub const BUSY_KEY: Refusal = Refusal::Text(c"BUSYKEY Target key name already exists.");
+    /// RL.LOAD: no limiter is stored as these bytes.
+    pub const PAYLOAD: Refusal = Refusal::Text(c"ERR payload is not valid");
     const LIMIT: Refusal = Refusal::Text(c"ERR limit must be an integer from 0 to 9007199254740991");
     const WINDOW: Refusal = Refusal::Text(
         c"ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d",
@@ -36,6 +43,17 @@ impl Refusal {
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
     /// A panic was caught on the way: a bug of the module, not of its caller.
     pub const INTERNAL: Refusal = Refusal::Text(c"ERR internal error of the rl module, see the server's log");
+}
+
+impl From<TakeError> for Refusal {
+    fn from(error: TakeError) -> Refusal {
+        match error {
+            TakeError::OtherAlgorithm(Algorithm::Fixed) => Refusal::COUNTED_BY_FIXED,
+            TakeError::OtherAlgorithm(Algorithm::Sliding) => Refusal::COUNTED_BY_SLIDING,
+            TakeError::OtherAlgorithm(Algorithm::Log) => Refusal::COUNTED_BY_LOG,
+            TakeError::TooManyWindows => Refusal::LIVE_WINDOWS,
+        }
+    }
 }
 
 impl From<TooManyWindows> for Refusal {
@@ -55,8 +73,9 @@ pub enum Options {
 
 /// What a caller asks for: everything after the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    quotas: ArrayVec<Quota, MAX_TIERS>,
+pub struct Request<Q: Quotas> {
+    /// The tiers, in the order in which they were named.
+    pub quotas: Q,
     /// Units to take or give back; 1 if not given.
     pub cost: Cost,
     /// Count the units even if the request is over the limit.
@@ -65,30 +84,30 @@ pub struct Request {
     pub at: Option<UnixMs>,
 }
 
-impl Request {
-    /// The tiers in the order that they were named: 1 to [`MAX_TIERS`], each window different.
+impl<Q: Quotas> Request<Q> {
     #[inline(always)]
-    pub fn quotas(&self) -> &[Quota] {
-        &self.quotas
+    fn of(quotas: Q) -> Request<Q> {
+        Request { quotas, cost: Cost::ONE, force: false, at: None }
     }
+}
 
-    /// Reads `limit window`, and nothing after them.
+impl Request<[Quota; 1]> {
+    /// Reads `limit window`, and nothing after them: nearly every request.
     #[inline(always)]
-    pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Request, Refusal> {
-        let mut request = Request::of_no_tiers();
-        request.quotas.push(parse_quota(limit, Some(window))?);
-        Ok(request)
+    pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Self, Refusal> {
+        Ok(Request::of([parse_quota(limit, Some(window))?]))
     }
+}
 
+impl Request<QuotaList> {
     /// Reads `limit window [limit window ...]` and the options after it.
-    #[inline(always)]
-    pub fn parse<'a>(mut args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Request, Refusal> {
-        let mut request = Request::of_no_tiers();
+    pub fn parse<'a>(mut args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Self, Refusal> {
+        let mut request = Request::of(QuotaList::new());
         let mut next = args.next();
         // The first argument is a limit whatever it looks like, a later one if it begins as a
         // number does: so a misspelt option is not taken for a limit.
         while let Some(limit) = next.filter(|arg| request.quotas.is_empty() || begins_a_number(arg)) {
-            request.add(parse_quota(limit, args.next())?)?;
+            add_tier(&mut request.quotas, parse_quota(limit, args.next())?)?;
             next = args.next();
         }
         match next {
@@ -97,23 +116,6 @@ impl Request {
             Some(option) => request.parse_options(option, args, options)?,
         }
         Ok(request)
-    }
-
-    #[inline(always)]
-    fn of_no_tiers() -> Request {
-        Request { quotas: ArrayVec::new(), cost: Cost(1), force: false, at: None }
-    }
-
-    #[inline]
-    fn add(&mut self, quota: Quota) -> Result<(), Refusal> {
-        if self.quotas.is_full() {
-            return Err(Refusal::PAIRS);
-        }
-        if self.quotas.iter().any(|other| other.window == quota.window) {
-            return Err(Refusal::SAME_WINDOW);
-        }
-        self.quotas.push(quota);
-        Ok(())
     }
 
     #[inline(never)]
@@ -131,7 +133,7 @@ impl Request {
                 cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
             } else if name.eq_ignore_ascii_case(b"AT") && self.at.is_none() {
                 let value = args.next().ok_or(Refusal::SYNTAX)?;
-                self.at = Some(UnixMs(parse_safe_integer(value).ok_or(Refusal::AT)?));
+                self.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
             } else if name.eq_ignore_ascii_case(b"FORCE") && !self.force && options == Options::WithForce {
                 self.force = true;
             } else {
@@ -144,6 +146,13 @@ impl Request {
     }
 }
 
+fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
+    if quotas.iter().any(|other| other.window() == quota.window()) {
+        return Err(Refusal::SAME_WINDOW);
+    }
+    quotas.try_push(quota).map_err(|_| Refusal::PAIRS)
+}
+
 fn begins_a_number(arg: &[u8]) -> bool {
     arg.first().is_some_and(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.'))
 }
@@ -152,7 +161,7 @@ fn begins_a_number(arg: &[u8]) -> bool {
 fn parse_quota(limit: &[u8], window: Option<&[u8]>) -> Result<Quota, Refusal> {
     let limit = parse_safe_integer(limit).ok_or(Refusal::LIMIT)?;
     let window = parse_window(window.ok_or(Refusal::Arity)?).ok_or(Refusal::WINDOW)?;
-    Ok(Quota { limit, window })
+    Quota::new(limit, window).ok_or(Refusal::LIMIT)
 }
 
 fn parse_cost(arg: &[u8]) -> Option<Cost> {
@@ -162,7 +171,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
     };
     let units = i64::try_from(parse_safe_integer(units)?).ok()?;
     // As the server reads integers: no negative zero.
-    (units != 0 || sign > 0).then_some(Cost(sign * units))
+    if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 
 #[inline(always)]
@@ -207,16 +216,16 @@ fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Request, Refusal> {
+    fn parse(line: &str) -> Result<Request<QuotaList>, Refusal> {
         parse_with(line, Options::WithForce)
     }
 
-    fn parse_with(line: &str, options: Options) -> Result<Request, Refusal> {
+    fn parse_with(line: &str, options: Options) -> Result<Request<QuotaList>, Refusal> {
         Request::parse(line.split(' ').filter(|arg| !arg.is_empty()).map(str::as_bytes), options)
     }
 
     fn window_ms(window: &str) -> Result<u64, Refusal> {
-        parse(&format!("1 {window}")).map(|request| request.quotas()[0].window.get())
+        parse(&format!("1 {window}")).map(|request| request.quotas[0].window().get())
     }
 
     #[test]
@@ -290,7 +299,7 @@ mod tests {
     fn limits_go_from_0_to_the_largest_safe_integer() {
         for limit in ["0", "1", "9007199254740991"] {
             assert_eq!(
-                parse(&format!("{limit} 1s")).unwrap().quotas()[0].limit,
+                parse(&format!("{limit} 1s")).unwrap().quotas[0].limit(),
                 limit.parse::<u64>().unwrap()
             );
         }
@@ -317,7 +326,7 @@ mod tests {
     #[test]
     fn up_to_8_pairs_keep_their_order() {
         let request = parse("8 1s 7 2s 6 3s 5 4s 4 5s 3 6s 2 7s 1 8s cost 2").unwrap();
-        let limits: Vec<u64> = request.quotas().iter().map(|quota| quota.limit).collect();
+        let limits: Vec<u64> = request.quotas.iter().map(|quota| quota.limit()).collect();
         assert_eq!(limits, [8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!(parse("8 1s 7 2s 6 3s 5 4s 4 5s 3 6s 2 7s 1 8s 0 9s"), Err(Refusal::PAIRS));
     }
@@ -331,11 +340,11 @@ mod tests {
     #[test]
     fn options_come_in_any_order_and_either_case_each_once() {
         let all = parse("1 1s COST -5 FORCE AT 9007199254740991").unwrap();
-        assert_eq!((all.cost, all.force, all.at), (Cost(-5), true, Some(UnixMs::MAX)));
+        assert_eq!((all.cost, all.force, all.at), (Cost::new(-5).unwrap(), true, Some(UnixMs::MAX)));
         assert_eq!(parse("1 1s at 9007199254740991 force cost -5"), Ok(all.clone()));
         assert_eq!(parse("1 1s fOrCe At 9007199254740991 cOsT -5"), Ok(all));
         let none = parse("1 1s").unwrap();
-        assert_eq!((none.cost, none.force, none.at), (Cost(1), false, None));
+        assert_eq!((none.cost, none.force, none.at), (Cost::ONE, false, None));
         for line in [
             "COST 1 COST 1",
             "FORCE FORCE",
@@ -362,7 +371,7 @@ mod tests {
         for (cost, value) in
             [("0", 0), ("-1", -1), ("9007199254740991", (1 << 53) - 1), ("-9007199254740991", 1 - (1 << 53))]
         {
-            assert_eq!(parse(&format!("1 1s COST {cost}")).unwrap().cost, Cost(value));
+            assert_eq!(parse(&format!("1 1s COST {cost}")).unwrap().cost.get(), value);
         }
         for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
             let args = [b"1".as_slice(), b"1s", b"COST", cost.as_bytes()];

@@ -7,7 +7,7 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::limiter::{Algorithm, Cost, Taken, Verdict};
+use crate::limiter::{Algorithm, Change, Cost, Verdict};
 
 /// A figure that only grows.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl Counter {
         Counter(AtomicU64::new(0))
     }
 
-    /// Commands run on one thread, the server's: so nothing is locked.
+    /// One command runs at a time, whichever thread it runs on: so nothing is locked.
     #[inline(always)]
     fn add(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
@@ -41,6 +41,16 @@ struct Outcomes {
 impl Outcomes {
     const fn none() -> Outcomes {
         Outcomes { allowed: Counter::zero(), limited: Counter::zero(), forced: Counter::zero() }
+    }
+
+    #[inline(always)]
+    fn note(&self, limited: bool, changed: bool) {
+        let outcome = match (limited, changed) {
+            (false, _) => &self.allowed,
+            (true, false) => &self.limited,
+            (true, true) => &self.forced,
+        };
+        outcome.add(1);
     }
 }
 
@@ -72,20 +82,22 @@ pub static FIGURES: [(&CStr, &Counter); 14] = [
 
 /// Notes what came of a request.
 #[inline(always)]
-pub fn taken(algorithm: Algorithm, cost: Cost, taken: &Taken) {
+pub fn taken(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
     let outcomes = match algorithm {
         Algorithm::Fixed => &FIXED,
         Algorithm::Sliding => &SLIDING,
         Algorithm::Log => &LOG,
     };
-    let outcome = match (taken.verdict.limited, taken.changed()) {
-        (false, _) => &outcomes.allowed,
-        (true, false) => &outcomes.limited,
-        (true, true) => &outcomes.forced,
-    };
-    outcome.add(1);
-    if taken.changed() {
-        if cost.0 > 0 { UNITS_COUNTED.add(taken.units) } else { UNITS_GIVEN_BACK.add(taken.units) }
+    outcomes.note(limited, change.units > 0);
+    units(cost, change);
+}
+
+/// Notes the units that a request counted, or gave back.
+#[inline(always)]
+fn units(cost: Cost, change: Change) {
+    if change.units > 0 {
+        let counter = if cost.get() > 0 { &UNITS_COUNTED } else { &UNITS_GIVEN_BACK };
+        counter.add(change.units);
     }
 }
 

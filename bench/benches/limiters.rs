@@ -12,7 +12,7 @@ use std::{env, fs};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, UnixMs, WindowMs};
+use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, UnixMs, WindowMs};
 use redis_rl::request::{Options, Request};
 
 fn main() {
@@ -90,7 +90,7 @@ const HOUR_MS: u64 = 60 * MINUTE_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
 /// In the middle of a minute, an hour and a day.
-const NOW: UnixMs = UnixMs(19_675 * DAY_MS + DAY_MS / 2 + HOUR_MS / 2 + MINUTE_MS / 2);
+const NOW: UnixMs = UnixMs::saturating(19_675 * DAY_MS + DAY_MS / 2 + HOUR_MS / 2 + MINUTE_MS / 2);
 
 /// A limit that is not reached.
 const PLENTY: u64 = 1_000_000_000;
@@ -104,7 +104,7 @@ const GAP_MS: u64 = 7;
 /// A limiter, and the request that comes to it next.
 struct Case {
     limiter: Limiter,
-    quotas: Vec<Quota>,
+    quotas: QuotaList,
     now: UnixMs,
 }
 
@@ -112,19 +112,20 @@ impl Case {
     /// A limiter that has counted nothing.
     fn new(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
         let window = |ms| WindowMs::new(ms).expect("a valid window");
-        let quota = |&(limit, window_ms): &(u64, u64)| Quota { limit, window: window(window_ms) };
+        let quota =
+            |&(limit, window_ms): &(u64, u64)| Quota::new(limit, window(window_ms)).expect("a valid limit");
         Case { limiter: Limiter::new(algorithm), quotas: tiers.iter().map(quota).collect(), now: NOW }
     }
 
     #[inline(always)]
     fn take(&mut self) {
         let algorithm = self.limiter.algorithm();
-        let taken = self.limiter.take(algorithm, &self.quotas, Cost(1), false, self.now);
-        black_box(taken.expect("its own algorithm").expect("no more windows than fit"));
+        let taken = self.limiter.take(algorithm, &self.quotas, Cost::ONE, false, self.now);
+        black_box(taken.expect("its own algorithm, and no more windows than fit"));
     }
 
     fn take_at(&mut self, now: u64) {
-        self.now = UnixMs(now);
+        self.now = UnixMs::saturating(now);
         self.take();
     }
 }
@@ -134,10 +135,10 @@ impl Case {
 fn in_use(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
     let mut case = Case::new(algorithm, tiers);
     for (_, window_ms) in tiers.iter().rev() {
-        case.take_at(NOW.0 - if algorithm == Algorithm::Log { window_ms / 2 } else { *window_ms });
+        case.take_at(NOW.get() - if algorithm == Algorithm::Log { window_ms / 2 } else { *window_ms });
     }
     for second in (1..=10).rev() {
-        case.take_at(NOW.0 - second * 1_000);
+        case.take_at(NOW.get() - second * 1_000);
     }
     Case { now: NOW, ..case }
 }
@@ -151,9 +152,9 @@ fn used_up(algorithm: Algorithm) -> Case {
 fn full_log(limit: u64, later_ms: u64) -> Case {
     let mut case = Case::new(Algorithm::Log, &[(limit, limit * GAP_MS)]);
     for i in 0..limit {
-        case.take_at(NOW.0 + i * GAP_MS);
+        case.take_at(NOW.get() + i * GAP_MS);
     }
-    Case { now: UnixMs(case.now.0 + later_ms), ..case }
+    Case { now: UnixMs::saturating(case.now.get() + later_ms), ..case }
 }
 
 fn take(mut case: Case) {
@@ -161,7 +162,7 @@ fn take(mut case: Case) {
 }
 
 fn peek(case: Case) {
-    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost(1), case.now));
+    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost::ONE, case.now));
 }
 
 fn parse_one_tier(limit: &str, window: &str) {

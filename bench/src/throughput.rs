@@ -26,8 +26,9 @@ impl Benchmark {
     /// neither.
     pub fn find(setup: &Setup) -> Option<Benchmark> {
         let names = ["redis-benchmark", "valkey-benchmark"];
-        let beside = setup.server().parent().unwrap_or(&PathBuf::new()).to_owned();
-        let candidates = names.iter().map(PathBuf::from).chain(names.iter().map(|name| beside.join(name)));
+        let server = PathBuf::from(harness::server_program());
+        let beside = names.iter().map(|name| server.with_file_name(name));
+        let candidates = names.iter().map(PathBuf::from).chain(beside);
         let runs = |program: &PathBuf| Command::new(program).arg("--version").output().is_ok();
         let program = candidates.into_iter().find(runs)?;
         Some(Benchmark { program, requests: setup.size(100_000, 50_000), turns: setup.size(15, 3) })

@@ -1,7 +1,5 @@
 //! A tour of the three limiters: the same traffic, and what each admits and refuses, live.
 
-/// A server of the demo's own.
-pub mod server;
 /// The traffic, and what became of it.
 pub mod state;
 /// The requests on their way to a server.

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use harness::Launch;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
-use redis_rl_demo::server::Server;
 use redis_rl_demo::state::Tour;
 use redis_rl_demo::traffic::Traffic;
 use redis_rl_demo::view;
@@ -46,7 +46,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (url, place) = match env::var("REDIS_URL") {
         Ok(url) => (url, "REDIS_URL".to_owned()),
         Err(_) => {
-            let port = own.insert(Server::start(&module())?).port();
+            let port = own.insert(Launch::server()?.module(&module()).start()?).port();
             (format!("redis://127.0.0.1:{port}"), format!("redis-cli -p {port}"))
         }
     };

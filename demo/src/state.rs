@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 /// The commands that get the same requests.
-pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+pub use harness::COMMANDS;
 /// Requests allowed in a window.
 pub const LIMIT: u64 = 20;
 /// The window's length in milliseconds.

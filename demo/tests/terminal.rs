@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use harness::{Launch, Server};
 use portable_pty::{Child, CommandBuilder, PtyPair, PtySize, native_pty_system};
-use redis_rl_demo::server::Server;
 use redis_rl_demo::state::{LIMIT, Tour, WINDOW_MS};
 use redis_rl_demo::traffic::Traffic;
 use tempfile::TempDir;
@@ -24,6 +24,10 @@ fn module() -> PathBuf {
     let module = env::var_os("MODULE").map_or(built, PathBuf::from);
     assert!(module.exists(), "{module:?} is missing: `make build` makes it");
     module
+}
+
+fn server() -> Server {
+    Launch::server().and_then(|launch| launch.module(&module()).start()).expect("a server")
 }
 
 /// The demo in a terminal of 100 columns. Dropping it ends it as a closed terminal does.
@@ -189,7 +193,7 @@ fn keys_change_the_rate_and_plan_a_burst() {
 
 #[test]
 fn a_server_that_redis_url_names_keeps_running_and_keeps_no_key_of_the_demo() {
-    let server = Server::start(&module()).expect("a server");
+    let server = server();
     let url = format!("redis://127.0.0.1:{}", server.port());
     let mut connection =
         redis::Client::open(&*url).and_then(|client| client.get_connection()).expect("a connection");
@@ -211,7 +215,7 @@ fn a_server_that_is_not_there_is_an_error_on_the_terminal_as_it_was() {
 
 #[test]
 fn a_burst_at_the_edge_passes_fixed_alone() {
-    let server = Server::start(&module()).expect("a server");
+    let server = server();
     let mut traffic =
         Traffic::to(&format!("redis://127.0.0.1:{}", server.port()), "test").expect("a connection");
     let edge = 1_000 * WINDOW_MS;

@@ -1,6 +1,6 @@
 //! Any arguments after the key, one a line, are read as the README's table says, or refused.
 
-use redis_rl::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, WindowMs};
 use redis_rl::request::{Options, Refusal, Request};
 
 /// Reads the lines both ways, with FORCE among the options and without.
@@ -17,7 +17,8 @@ pub fn check(lines: &[u8]) {
     }
     if let [limit, window] = args[..] {
         let all = Request::parse(args.iter().copied(), Options::WithForce);
-        assert_eq!(Request::of_one_tier(limit, window), all);
+        let one = Request::of_one_tier(limit, window);
+        assert_eq!(one.map(|one| one.quotas[0]), all.map(|all| all.quotas[0]));
     }
 }
 
@@ -55,8 +56,8 @@ impl Meant {
         for pair in args.chunks(2) {
             let [limit, window] = pair else { return None };
             let limit = integer(limit).filter(|limit| (0..=MOST).contains(limit))?;
-            let quota = Quota { limit: limit as u64, window: window_of(window)? };
-            if meant.quotas.iter().any(|other| other.window == quota.window) {
+            let quota = Quota::new(limit as u64, window_of(window)?)?;
+            if meant.quotas.iter().any(|other| other.window() == quota.window()) {
                 return None;
             }
             meant.quotas.push(quota);
@@ -85,12 +86,12 @@ impl Meant {
         Some(meant)
     }
 
-    fn is(&self, request: &Request) -> bool {
-        let Cost(cost) = request.cost;
-        request.quotas() == self.quotas
+    fn is(&self, request: &Request<QuotaList>) -> bool {
+        let cost = request.cost.get();
+        request.quotas[..] == self.quotas
             && i128::from(cost) == self.cost.unwrap_or(1)
             && request.force == self.force
-            && request.at.map(|UnixMs(at)| i128::from(at)) == self.at
+            && request.at.map(|at| i128::from(at.get())) == self.at
     }
 }
 

@@ -1,9 +1,11 @@
 //! What the server calls about values of the type.
 //!
-//! Every value is a `Box<Limiter>`, made by `Slot::insert`, [`rdb_load`] or [`copy`] and given
+//! Every value is a `Box<Limiter>`, made by `OpenKey::insert`, [`rdb_load`] or [`copy`] and given
 //! back once, to [`free`].
 
-use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+use std::borrow::Cow;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::slice;
@@ -11,10 +13,8 @@ use std::slice;
 use redis_module::raw;
 
 use crate::encoding;
-use crate::limiter::counters::Counters;
-use crate::limiter::log::Log;
-use crate::limiter::{Limiter, MAX_SAFE_INTEGER, Mover, UnixMs, WindowMs};
-use crate::server::api;
+use crate::limiter::{Algorithm, Limiter, Mover};
+use crate::server::{api, text};
 
 /// The name of the type, of 9 characters as the server wants it.
 pub(super) const NAME: &CStr = c"ratelimit";
@@ -63,45 +63,76 @@ fn guarded<T>(otherwise: T, callback: impl FnOnce() -> T) -> T {
 }
 
 unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, encoding_version: c_int) -> *mut c_void {
-    if encoding_version != ENCODING_VERSION {
-        return null_mut();
-    }
     guarded(null_mut(), || {
+        if encoding_version != ENCODING_VERSION {
+            // SAFETY: `io` is valid during the callback.
+            unsafe { log_refused(io, "it is stored in a form that this module does not know") };
+            return null_mut();
+        }
         let mut len = 0;
         // SAFETY: `io` is valid during the callback. The buffer is ours to free, and null if the
         // stored bytes end too early.
-        let limiter = unsafe {
+        unsafe {
             let bytes = api!(RedisModule_LoadStringBuffer(io, &mut len));
             if bytes.is_null() {
+                log_refused(io, "it ends too early");
                 return null_mut();
             }
             let limiter = encoding::decode(slice::from_raw_parts(bytes.cast(), len));
             api!(RedisModule_Free(bytes.cast()));
-            limiter
-        };
-        limiter.map_or(null_mut(), |limiter| Box::into_raw(Box::new(limiter)).cast())
+            match limiter {
+                Ok(limiter) => Box::into_raw(Box::new(limiter)).cast(),
+                Err(invalid) => {
+                    log_refused(io, &invalid.to_string());
+                    null_mut()
+                }
+            }
+        }
     })
 }
 
+/// Tells the server's log why a payload is refused.
+///
+/// # Safety
+///
+/// `io` is valid.
+unsafe fn log_refused(io: *mut raw::RedisModuleIO, why: &str) {
+    let why = text(why);
+    // SAFETY: the caller's promise; the format takes one C string.
+    unsafe {
+        api!(RedisModule_LogIOError(
+            io,
+            c"warning".as_ptr(),
+            c"rl: a stored limiter is refused: %s".as_ptr(),
+            why.as_ptr(),
+        ));
+    }
+}
+
 unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
-    guarded((), || {
-        // SAFETY: `io` is valid during the callback, and the value is one of ours.
-        unsafe {
-            let bytes = encoding::encode(limiter(value));
-            api!(RedisModule_SaveStringBuffer(io, bytes.as_ptr().cast::<c_char>(), bytes.len()));
-        }
-    });
+    // SAFETY: the value is one of ours.
+    let bytes = stored(unsafe { limiter(value) });
+    // SAFETY: `io` is valid during the callback.
+    unsafe { api!(RedisModule_SaveStringBuffer(io, bytes.as_ptr().cast::<c_char>(), bytes.len())) };
+}
+
+/// The bytes that a limiter is stored as.
+///
+/// Should a bug make it impossible, those of a spent one: a snapshot without a value could not be
+/// loaded at all. The log tells.
+fn stored(limiter: &Limiter) -> Cow<'static, [u8]> {
+    let spent = Cow::Borrowed(encoding::spent(limiter.algorithm()));
+    guarded(spent, || Cow::Owned(encoding::encode(limiter)))
 }
 
 unsafe extern "C" fn digest(md: *mut raw::RedisModuleDigest, value: *mut c_void) {
-    guarded((), || {
-        // SAFETY: `md` is valid during the callback, and the value is one of ours.
-        unsafe {
-            let bytes = encoding::encode(limiter(value));
-            api!(RedisModule_DigestAddStringBuffer(md, bytes.as_ptr().cast::<c_char>(), bytes.len()));
-            api!(RedisModule_DigestEndSequence(md));
-        }
-    });
+    // SAFETY: the value is one of ours.
+    let bytes = stored(unsafe { limiter(value) });
+    // SAFETY: `md` is valid during the callback.
+    unsafe {
+        api!(RedisModule_DigestAddStringBuffer(md, bytes.as_ptr().cast::<c_char>(), bytes.len()));
+        api!(RedisModule_DigestEndSequence(md));
+    }
 }
 
 unsafe extern "C" fn mem_usage(value: *const c_void) -> usize {
@@ -135,10 +166,13 @@ unsafe extern "C" fn defrag(
 ) -> c_int {
     guarded((), || {
         let mut mover = Defrag { ctx };
-        // SAFETY: `value` points to one of ours, which the server lets us move.
+        // SAFETY: `value` points to one of ours, which the server lets us move; the server gets the
+        // box back.
         unsafe {
-            *value = mover.moved(*value);
-            (*(*value).cast::<Limiter>()).relocate(&mut mover);
+            let mut limiter = mover.move_box(Box::from_raw((*value).cast::<Limiter>()));
+            let held = std::mem::replace(&mut *limiter, Limiter::new(Algorithm::Fixed));
+            *limiter = held.relocate(&mut mover);
+            *value = Box::into_raw(limiter).cast();
         }
     });
     0
@@ -163,23 +197,22 @@ impl Defrag {
 }
 
 impl Mover for Defrag {
-    fn move_box<T>(&mut self, piece: &mut Box<T>) {
-        // SAFETY: a box of the module's is memory of the server's; the one that is read is written
-        // anew before anybody sees it.
-        unsafe {
-            let memory = Box::into_raw(std::ptr::read(piece));
-            std::ptr::write(piece, Box::from_raw(self.moved(memory)));
+    fn move_box<T>(&mut self, piece: Box<T>) -> Box<T> {
+        if size_of::<T>() == 0 {
+            return piece;
         }
+        // SAFETY: the box's memory is the server's, and is owned by one box before and after.
+        unsafe { Box::from_raw(self.moved(Box::into_raw(piece))) }
     }
 
-    fn move_vec<T>(&mut self, piece: &mut Vec<T>) {
-        if piece.capacity() == 0 {
-            return;
+    fn move_vec<T>(&mut self, piece: Vec<T>) -> Vec<T> {
+        if piece.capacity() == 0 || size_of::<T>() == 0 {
+            return piece;
         }
-        let mut owned = std::mem::ManuallyDrop::new(std::mem::take(piece));
-        let (memory, len, capacity) = (owned.as_mut_ptr(), owned.len(), owned.capacity());
+        let mut piece = ManuallyDrop::new(piece);
+        let (memory, len, capacity) = (piece.as_mut_ptr(), piece.len(), piece.capacity());
         // SAFETY: the vector's memory is the server's, and is owned by one vector before and after.
-        *piece = unsafe { Vec::from_raw_parts(self.moved(memory), len, capacity) };
+        unsafe { Vec::from_raw_parts(self.moved(memory), len, capacity) }
     }
 }
 
@@ -188,82 +221,18 @@ unsafe extern "C" fn aof_rewrite(
     key: *mut raw::RedisModuleString,
     value: *mut c_void,
 ) {
-    guarded((), || {
-        // SAFETY: the value is one of ours.
-        let limiter = unsafe { limiter(value) };
-        let out = AofCommands { io, key, name: limiter.algorithm().command() };
-        match limiter {
-            Limiter::Counters(counters) => out.counters(counters),
-            Limiter::Log(log) => out.log(log),
-        }
-    });
-}
-
-/// The commands that make a key anew, each counting at its own time.
-struct AofCommands {
-    io: *mut raw::RedisModuleIO,
-    key: *mut raw::RedisModuleString,
-    name: &'static CStr,
-}
-
-impl AofCommands {
-    /// Later windows first: a counter must not look dead to the call that makes the next.
-    fn counters(&self, counters: &Counters) {
-        let mut counters: Vec<_> = counters.iter().collect();
-        counters.sort_by_key(|counter| std::cmp::Reverse(counter.start()));
-        for counter in counters {
-            let at = counter.start();
-            if counter.previous > 0 {
-                self.count(counter.window, counter.previous, UnixMs(at.0 - counter.window.get()));
-            }
-            if counter.current > 0 {
-                self.count(counter.window, counter.current, at);
-            } else {
-                // Moves the counter on to the window that it is in.
-                self.count(counter.window, 1, at);
-                self.emit(counter.window, -1, at);
-            }
-        }
-    }
-
-    fn log(&self, log: &Log) {
-        // The first entry names the window for which all are kept, the others a shorter one.
-        let mut window = log.keep();
-        for entry in log.iter() {
-            self.count(window.unwrap_or(WindowMs::MIN), entry.units, entry.at);
-            window = None;
-        }
-    }
-
-    /// Counts `units`, in as many commands as it takes.
-    fn count(&self, window: WindowMs, mut units: u64, at: UnixMs) {
-        while units > 0 {
-            let part = units.min(MAX_SAFE_INTEGER);
-            self.emit(window, part as c_longlong, at);
-            units -= part;
-        }
-    }
-
-    fn emit(&self, window: WindowMs, cost: c_longlong, at: UnixMs) {
-        let window = format!("{}ms", window.get());
-        let [cost_word, force, at_word] = [c"COST", c"FORCE", c"AT"].map(CStr::as_ptr);
-        // SAFETY: the format is followed by arguments of its types: s a string of the server's,
-        // l a long long, b bytes and their length, c a C string.
-        unsafe {
-            api!(RedisModule_EmitAOF(
-                self.io,
-                self.name.as_ptr(),
-                c"slbclccl".as_ptr(),
-                self.key,
-                MAX_SAFE_INTEGER as c_longlong,
-                window.as_ptr(),
-                window.len(),
-                cost_word,
-                cost,
-                force,
-                at_word,
-                at.0 as c_longlong,
-            ));
-        }
+    // SAFETY: the value is one of ours.
+    let bytes = stored(unsafe { limiter(value) });
+    // SAFETY: `io` and `key` are valid during the callback. The format is followed by arguments of its
+    // types: s a string of the server's, b bytes and their length.
+    unsafe {
+        api!(RedisModule_EmitAOF(
+            io,
+            c"RL.LOAD".as_ptr(),
+            c"sb".as_ptr(),
+            key,
+            bytes.as_ptr().cast::<c_char>(),
+            bytes.len()
+        ));
     }
 }

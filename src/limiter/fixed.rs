@@ -1,9 +1,16 @@
 //! RL.FIXED: one count in each window, and windows aligned to the Unix epoch.
 //!
-//! Every function reads a counter that already stands at `now`.
+//! [`advance`] brings a counter to the present; every other function reads one that is there.
 
-use super::UnixMs;
-use super::counters::Counter;
+use super::counter::Counter;
+use super::quota::UnixMs;
+
+/// The same counter as it stands at `now`: empty in a later window, unchanged at an earlier time.
+#[inline(always)]
+pub fn advance(counter: Counter, now: UnixMs) -> Counter {
+    let number = now.window_number(counter.window);
+    if number <= counter.number { counter } else { Counter { number, current: 0, ..counter } }
+}
 
 /// Units counted in this window.
 #[inline(always)]
@@ -19,6 +26,6 @@ pub fn wait(counter: &Counter, now: UnixMs) -> u64 {
 
 /// The first millisecond at which nothing in it can count any more.
 #[inline(always)]
-pub fn dies(counter: &Counter) -> UnixMs {
+pub fn ends(counter: &Counter) -> UnixMs {
     counter.end()
 }

@@ -1,9 +1,13 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 
+use std::ops::{Deref, DerefMut};
+
+use super::Mover;
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::lifetime::{Lifetime, TimeSource};
+use super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::run::{Mark, Place, Run};
-use super::{
-    Lifetime, MAX_COUNT, MAX_TIERS, Memory, Mover, Quota, Recording, Tier, TooManyWindows, UnixMs, WindowMs,
-};
+use super::starts::Starts;
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
 /// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
@@ -16,15 +20,11 @@ const FORGETFUL_ABOVE: u64 = 1024;
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     /// How long units are kept: the longest window that counted anything so far.
-    keep: Option<WindowMs>,
+    retention: Option<WindowMs>,
     older: Run,
     newest: Entry,
-    /// Until when the key is known to live.
-    settled_until: UnixMs,
-    /// Whether the server's clock alone says so.
-    settled_by_clock: bool,
-    /// Where shorter windows began when they last counted: saves walking there from the front.
-    starts: Vec<Start>,
+    source: TimeSource,
+    starts: Starts,
 }
 
 /// Units of one millisecond; none at all in an empty log.
@@ -34,12 +34,6 @@ pub struct Entry {
     pub at: UnixMs,
     /// How many.
     pub units: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Start {
-    window: WindowMs,
-    place: Place,
 }
 
 /// What of a log counts in one window at one time.
@@ -52,231 +46,185 @@ pub(super) struct InWindow {
     used: u64,
 }
 
-impl Memory for Log {
-    type Standing = InWindow;
+impl<L: Deref<Target = Log>> State for L {
+    type Usage = InWindow;
 
-    /// The units held with a timestamp greater than `now - window`; a time before the newest
-    /// timestamp is read as that timestamp.
     #[inline(always)]
-    fn standing(&self, window: WindowMs, now: UnixMs) -> InWindow {
-        let as_of = now.max(self.newest.at);
-        let start = self.starts.iter().find(|start| start.window == window);
-        let from = match start {
-            // Nearly every request but of a log that is full: all still count.
-            None if self.older.oldest_at_ms() > as_of.0.saturating_sub(window.get()) => self.older.front(),
-            None => self.start_of(self.older.front(), window, as_of),
-            Some(start) => self.start_of(start.place, window, as_of),
-        };
-        let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
-        let used = self.older.end().units_since(&from.mark) + open;
-        InWindow { window, now, from, used }
+    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow {
+        self.in_window(quota.window(), now)
     }
 
     #[inline(always)]
-    fn used(&self, standing: &InWindow) -> u64 {
-        standing.used
+    fn used(&self, usage: &InWindow) -> u64 {
+        usage.used
     }
 
+    /// Finds the newest entry that must expire before only `room` units are left.
     #[inline(always)]
-    fn wait_beyond(&self, standing: &InWindow, room: u64) -> u64 {
-        // The request fits when the entry that leaves too many units after it has left.
-        let Log { older, newest, .. } = self;
-        let last_to_leave = if room < newest.units {
+    fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
+        let Log { older, newest, .. } = &**self;
+        let last_to_expire = if room < newest.units {
             newest.at
         } else {
             let end = older.end();
             let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
-            let (_, after) = older.around_refused(standing.from, leaves_too_many);
-            after.map_or(newest.at, |after| UnixMs(after.mark.at_ms))
+            let (_, after) = older.around_refused(usage.from, leaves_too_many);
+            after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
         };
-        (last_to_leave + standing.window).since(standing.now)
+        (last_to_expire + usage.window).since(usage.now)
+    }
+
+    /// Whatever windows are named, the log keeps its units for the longest.
+    #[inline(always)]
+    fn make_sure_of_room(&self, _tiers: &[Tier<InWindow>], _now: UnixMs) -> Result<(), TooManyWindows> {
+        Ok(())
     }
 
     #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
-        self.newest.at > now && !Log::is_empty(self)
+        self.newest.at > now && !self.holds_nothing()
     }
 
     #[inline(always)]
-    fn is_settled(&self) -> bool {
-        Log::is_settled(self)
+    fn source(&self) -> TimeSource {
+        self.source
     }
 
     /// A log keeps its units for the longest window that counted anything.
     #[inline(always)]
-    fn keeps_too_little_for(&self, quota: &Quota) -> bool {
-        self.keep.is_some_and(|keep| keep < quota.window)
+    fn keeps_too_little_for(&self, quota: Quota) -> bool {
+        self.retention.is_some_and(|retention| retention < quota.window())
     }
 }
 
-impl Recording for Log {
-    /// As far as the count does not saturate.
+impl<L: DerefMut<Target = Log>> StateMut for L {
     #[inline(always)]
-    fn add(
-        &mut self,
-        tiers: &mut [Tier<InWindow>],
-        units: u64,
-        now: UnixMs,
-        over: bool,
-    ) -> Result<u64, TooManyWindows> {
+    fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
         let now = now.max(self.newest.at);
         let longest = longest(tiers);
-        let keep = self.longest_with(longest.quota.window);
+        let named = longest.quota.window();
+        let retention = self.retention_with(named);
         // No later request is read as of a time before this one: what is out now stays out.
-        let (from, used) = if keep == longest.quota.window {
-            (longest.standing.from, longest.standing.used)
+        let (from, used) = if retention == named {
+            (longest.usage.from, longest.usage.used)
         } else {
-            let InWindow { from, used, .. } = self.standing(keep, now);
+            let InWindow { from, used, .. } = self.in_window(retention, now);
             (from, used)
         };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
-            return Ok(0);
+            return Change::default();
         }
-        let named = longest.quota.window;
+        let end = self.end();
         // Whether a shorter window may begin at another place than it did.
         let mut moved = used == 0;
         if moved {
-            *self = Log { keep: Some(named), ..Log::default() };
+            **self = Log { retention: Some(named), source: self.source, ..Log::default() };
         } else {
             self.older.drop_before(from);
-            self.keep = Some(keep);
+            self.retention = Some(retention);
         }
-        let grew = self.push(Entry { at: now, units });
-        if grew && over && self.keep == Some(named) {
-            let largest = tiers.iter().map(|tier| tier.quota.limit).max().unwrap_or(0);
+        self.push(Entry { at: now, units });
+        if self.retention == Some(named) {
+            let largest = tiers.iter().map(|tier| tier.quota.limit()).max().unwrap_or(0);
             // Twice: so a whole limit can be given back, and what it was counted on top of is still there.
-            self.forget_oldest_beyond(2 * largest);
-            moved = true;
+            moved |= self.forget_oldest_beyond(2 * largest);
         }
-        for Tier { quota, standing } in tiers {
-            if self.keep == Some(quota.window) {
+        for Tier { quota, usage, .. } in tiers {
+            if self.retention == Some(quota.window()) {
                 // All that is still held.
-                standing.from = self.older.front();
-                standing.used = self.older.units() + self.newest.units;
+                usage.from = self.older.front();
+                usage.used = self.units();
             } else {
                 if moved {
-                    *standing = self.standing(quota.window, standing.now);
+                    *usage = self.in_window(quota.window(), usage.now);
                 } else {
-                    standing.used += units;
+                    usage.used += units;
                 }
-                self.remember_start(quota.window, standing.from);
+                self.remember_start(quota.window(), usage.from);
             }
         }
-        Ok(units)
+        Change { units, end_moved: self.end() != end }
     }
 
-    fn give_back(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> u64 {
-        let keep = self.longest_with(longest(tiers).quota.window);
-        let units = units.min(self.standing(keep, now).used);
+    fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+        let retention = self.retention_with(longest(tiers).quota.window());
+        let units = units.min(self.in_window(retention, now).used);
         self.take_away(units);
-        for Tier { quota, standing } in tiers {
-            *standing = self.standing(quota.window, now);
+        for Tier { quota, usage, .. } in tiers {
+            *usage = self.in_window(quota.window(), now);
         }
-        units
+        Change { units, end_moved: units > 0 }
     }
 
     #[inline(always)]
     fn is_empty(&self) -> bool {
-        Log::is_empty(self)
+        self.holds_nothing()
     }
 }
 
 impl Log {
     /// How long units are kept; `None` while it never held any.
-    pub fn keep(&self) -> Option<WindowMs> {
-        self.keep
+    pub fn retention(&self) -> Option<WindowMs> {
+        self.retention
     }
 
     /// Distinct timestamps that are still in the longest window.
     pub fn entries(&self, now: UnixMs) -> u64 {
-        let Some(keep) = self.keep else { return 0 };
-        let standing = self.standing(keep, now);
-        if standing.used == 0 { 0 } else { self.older.end().entries_since(&standing.from.mark) + 1 }
-    }
-
-    /// Takes away the newest `units`, which are no more than it holds.
-    fn take_away(&mut self, units: u64) {
-        if units == 0 {
-            return;
-        }
-        if units < self.newest.units {
-            self.newest.units -= units;
-            return;
-        }
-        // The places of windows may lie in what goes now.
-        self.starts = Vec::new();
-        // Without it the log may be behind the clock again, and the key have healed meanwhile.
-        self.settled_until = UnixMs(0);
-        let rest = self.older.units() + self.newest.units - units;
-        let front = self.older.front();
-        let (last, after) = self.older.around_refused(front, |mark| mark.units_since(&front.mark) < rest);
-        self.newest = match after {
-            Some(after) if rest > 0 => {
-                Entry { at: UnixMs(after.mark.at_ms), units: rest - last.mark.units_since(&front.mark) }
-            }
-            _ => Entry { units: 0, ..self.newest },
-        };
-        self.older.truncate(last);
+        let Some(retention) = self.retention else { return 0 };
+        let usage = self.in_window(retention, now);
+        if usage.used == 0 { 0 } else { self.older.end().entries_since(&usage.from.mark) + 1 }
     }
 
     /// Whether it holds no unit at all.
-    pub fn is_empty(&self) -> bool {
+    pub fn holds_nothing(&self) -> bool {
         self.newest.units == 0
     }
 
     /// Until the last unit has left the longest window, rounded up to an eighth of that window in
     /// absolute time: so the end moves eight times a window, not at every request.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let Some(keep) = self.keep.filter(|_| !self.is_empty()) else { return Lifetime::NONE };
-        let end = (self.newest.at + keep).0.next_multiple_of((keep.get() / 8).max(1));
-        Lifetime::of(self.newest.at, UnixMs(end), now, UnixMs(end).since(self.newest.at) + slack_ms)
+        match self.end() {
+            Some(end) => Lifetime::of(self.newest.at, end, now, end.since(self.newest.at) + slack_ms),
+            None => Lifetime::NONE,
+        }
     }
 
-    /// Whether the key is known to live as long as its units do.
-    #[inline]
-    pub fn is_settled(&self) -> bool {
-        self.keep.is_some_and(|keep| self.newest.at + keep <= self.settled_until)
+    /// Whose time set the end of the key.
+    pub fn source(&self) -> TimeSource {
+        self.source
     }
 
-    /// See [`Limiter::is_settled_by_clock`](super::Limiter::is_settled_by_clock).
-    pub fn is_settled_by_clock(&self) -> bool {
-        self.settled_by_clock && self.is_settled()
-    }
-
-    /// See [`Limiter::settle`](super::Limiter::settle).
-    pub fn settle(&mut self, until: UnixMs, by_clock: bool) {
-        self.settled_until = until;
-        self.settled_by_clock = by_clock;
+    /// Notes whose time set the end of the key.
+    pub fn set_source(&mut self, source: TimeSource) {
+        self.source = source;
     }
 
     /// Every entry held, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        let older = self.older.iter().map(|(at_ms, units)| Entry { at: UnixMs(at_ms), units });
+        let older = self.older.iter().map(|(at_ms, units)| Entry { at: UnixMs::saturating(at_ms), units });
         older.chain(std::iter::once(self.newest).filter(|entry| entry.units > 0))
     }
 
-    /// A log of `entries`, later ones later, that keeps them for `keep`. `None` if an entry is
-    /// out of order, empty, older than `keep` or beyond the largest count: no log can be so.
-    pub fn restore(keep: WindowMs, entries: impl Iterator<Item = Option<Entry>>) -> Option<Log> {
-        let mut log = Log { keep: Some(keep), ..Log::default() };
+    /// A log of `entries`, later ones later, that keeps them for `retention`. `None` if an entry is
+    /// out of order, empty, older than `retention` or beyond the largest count: no log can be so.
+    pub fn restore(retention: WindowMs, entries: impl Iterator<Item = Entry>) -> Option<Log> {
+        let mut log = Log { retention: Some(retention), ..Log::default() };
         let mut oldest = None;
         for entry in entries {
-            let entry = entry?;
-            let held = log.older.units() + log.newest.units;
-            let later = log.is_empty() || entry.at > log.newest.at;
-            if entry.units == 0 || entry.units > MAX_COUNT - held || !later {
+            let later = log.holds_nothing() || entry.at > log.newest.at;
+            if entry.units == 0 || entry.units > MAX_COUNT - log.units() || !later {
                 return None;
             }
             oldest = oldest.or(Some(entry.at));
             log.push(entry);
         }
-        (oldest? + keep > log.newest.at).then_some(log)
+        (oldest? + retention > log.newest.at).then_some(log)
     }
 
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        size_of::<Log>() + self.older.heap_bytes() + self.starts.capacity() * size_of::<Start>()
+        size_of::<Log>() + self.older.heap_bytes() + self.starts.heap_bytes()
     }
 
     /// How many separate pieces of memory it holds.
@@ -286,62 +234,109 @@ impl Log {
 
     /// See [`Limiter::relocate`](super::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
-        mover.move_vec(&mut self.starts);
+        self.starts.relocate(mover);
         self.older.relocate(mover);
+    }
+
+    /// The units held with a timestamp greater than `now - window`; a time before the newest
+    /// timestamp is read as that timestamp.
+    #[inline(always)]
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
+        let as_of = now.max(self.newest.at);
+        let from = match self.starts.of(window, &self.older) {
+            // Nearly every request but of a log that is full: all still count.
+            None if self.older.oldest_at_ms() + window.get() > as_of.get() => self.older.front(),
+            None => self.start_of(self.older.front(), window, as_of),
+            Some(start) => self.start_of(start, window, as_of),
+        };
+        let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
+        let used = self.older.end().units_since(&from.mark) + open;
+        InWindow { window, now, from, used }
     }
 
     /// Where a window that ends at `now` begins, at `from` or later.
     fn start_of(&self, from: Place, window: WindowMs, now: UnixMs) -> Place {
-        self.older.seek(from, |mark| UnixMs(mark.at_ms) + window <= now)
+        self.older.seek(from, |mark| mark.at_ms + window.get() <= now.get())
+    }
+
+    /// Units held.
+    #[inline(always)]
+    fn units(&self) -> u64 {
+        self.older.units() + self.newest.units
     }
 
     /// The longest window so far, `named` among them.
     #[inline(always)]
-    fn longest_with(&self, named: WindowMs) -> WindowMs {
-        self.keep.map_or(named, |keep| keep.max(named))
+    fn retention_with(&self, named: WindowMs) -> WindowMs {
+        self.retention.map_or(named, |retention| retention.max(named))
     }
 
-    /// Appends units no older than the newest; returns whether that made an entry of its own.
+    /// When nothing counts any more, rounded up, see [`Log::lifetime`]; `None` if nothing counts.
     #[inline(always)]
-    fn push(&mut self, entry: Entry) -> bool {
-        if self.newest.units > 0 && self.newest.at == entry.at {
-            self.newest.units += entry.units;
-            return false;
-        }
+    fn end(&self) -> Option<UnixMs> {
+        let retention = self.retention.filter(|_| !self.holds_nothing())?;
+        Some((self.newest.at + retention).rounded_up_to((retention.get() / 8).max(1)))
+    }
+
+    /// Appends units no older than the newest.
+    #[inline(always)]
+    fn push(&mut self, entry: Entry) {
         if self.newest.units > 0 {
-            self.older.push(self.newest.at.0, self.newest.units);
+            if self.newest.at == entry.at {
+                self.newest.units += entry.units;
+                return;
+            }
+            self.older.push(self.newest.at.get(), self.newest.units);
         }
         self.newest = entry;
-        true
     }
 
-    /// Forgets the oldest entry of a large log if `enough` units remain without it: so that forced
-    /// requests do not make it grow, and cost what others have counted as little as can be.
-    fn forget_oldest_beyond(&mut self, enough: u64) {
+    /// Takes away the newest `units`, which are no more than it holds.
+    fn take_away(&mut self, units: u64) {
+        if units < self.newest.units {
+            self.newest.units -= units;
+            return;
+        }
+        if units == 0 {
+            return;
+        }
+        let rest = self.units() - units;
         let front = self.older.front();
-        let (end, open) = (self.older.end(), self.newest.units);
-        if end.entries_since(&front.mark) > FORGETFUL_ABOVE
+        let (last, after) = self.older.around_refused(front, |mark| mark.units_since(&front.mark) < rest);
+        self.newest = match after {
+            Some(after) if rest > 0 => Entry {
+                at: UnixMs::saturating(after.mark.at_ms),
+                units: rest - last.mark.units_since(&front.mark),
+            },
+            _ => Entry { units: 0, ..self.newest },
+        };
+        self.older.truncate(last);
+    }
+
+    /// Forgets the oldest entry of a large log if `enough` units remain without it, which only FORCE
+    /// can bring about: so that forced requests do not make it grow for ever. Returns whether it did.
+    #[inline(always)]
+    fn forget_oldest_beyond(&mut self, enough: u64) -> bool {
+        let front = self.older.front();
+        let end = self.older.end();
+        if self.units() > enough
+            && end.entries_since(&front.mark) > FORGETFUL_ABOVE
             && let Some(second) = self.older.after(&front)
-            && end.units_since(&second.mark) + open >= enough
+            && end.units_since(&second.mark) + self.newest.units >= enough
         {
             self.older.drop_before(second);
+            return true;
         }
+        false
     }
 
     fn remember_start(&mut self, window: WindowMs, place: Place) {
-        if let Some(start) = self.starts.iter_mut().find(|start| start.window == window) {
-            start.place = place;
-            return;
-        }
-        if self.starts.len() == MAX_TIERS {
-            self.starts.remove(0);
-        }
-        self.starts.push(Start { window, place });
+        self.starts.remember(window, place, &self.older);
     }
 }
 
 /// The tier with the longest window of `tiers`, which are at least one.
 #[inline(always)]
 fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
-    tiers.iter().max_by_key(|tier| tier.quota.window).expect("a request names at least one window")
+    tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request names at least one window")
 }

@@ -91,9 +91,16 @@ pub struct Run {
     oldest_at_ms: u64,
     /// After the newest entry held.
     end: Mark,
+    truncations: u64,
 }
 
 impl Run {
+    /// How often entries were taken away from the end: places from before mean nothing any more.
+    #[inline(always)]
+    pub fn truncations(&self) -> u64 {
+        self.truncations
+    }
+
     /// The place before the oldest entry held.
     #[inline(always)]
     pub fn front(&self) -> Place {
@@ -265,6 +272,7 @@ impl Run {
 
     /// Forgets all entries from `place` on.
     pub fn truncate(&mut self, place: Place) {
+        self.truncations += 1;
         let Some(index) = self.index(&place) else {
             return;
         };
@@ -288,9 +296,10 @@ impl Run {
     /// See [`Limiter::relocate`](super::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         // The same memory, as a vector.
-        let mut blocks = Vec::from(std::mem::take(&mut self.blocks));
-        mover.move_vec(&mut blocks);
-        blocks.iter_mut().for_each(|block| mover.move_vec(&mut block.bytes));
+        let mut blocks = mover.move_vec(Vec::from(std::mem::take(&mut self.blocks)));
+        for block in &mut blocks {
+            block.bytes = mover.move_vec(std::mem::take(&mut block.bytes));
+        }
         self.blocks = VecDeque::from(blocks);
     }
 

@@ -1,11 +1,23 @@
 //! RL.SLIDING: this window's count and, of the one before, the share that still overlaps a
 //! window that ends now: `current + floor(previous * (window - elapsed) / window)`.
 //!
-//! Every function reads a counter that already stands at `now`. A count of 63 bits times a
-//! window of 39 fits 128 bits, so everything is exact.
+//! [`advance`] brings a counter to the present; every other function reads one that is there. A
+//! count of 63 bits times a window of 39 fits 128 bits, so everything is exact.
 
-use super::counters::Counter;
-use super::{MAX_COUNT, UnixMs, WindowMs};
+use super::counter::Counter;
+use super::quota::{MAX_COUNT, UnixMs, WindowMs};
+
+/// The same counter as it stands at `now`: in the next window its units are those of the window
+/// before, in a later one none are left; unchanged at an earlier time.
+#[inline(always)]
+pub fn advance(counter: Counter, now: UnixMs) -> Counter {
+    let number = now.window_number(counter.window);
+    if number <= counter.number {
+        return counter;
+    }
+    let previous = if number == counter.number + 1 { counter.current } else { 0 };
+    Counter { number, current: 0, previous, ..counter }
+}
 
 /// Units that count at `now`, at most [`MAX_COUNT`].
 #[inline(always)]
@@ -22,16 +34,16 @@ pub fn used(counter: &Counter, now: UnixMs) -> u64 {
 pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
     let fits = if counter.current <= room {
         let faded = fades_to(room - counter.current, counter.previous, counter.window);
-        UnixMs(counter.start().0 + faded)
+        counter.start() + faded
     } else {
-        UnixMs(counter.end().0 + fades_to(room, counter.current, counter.window))
+        counter.end() + fades_to(room, counter.current, counter.window)
     };
     fits.since(now)
 }
 
 /// The first millisecond at which nothing in it can count any more.
 #[inline(always)]
-pub fn dies(counter: &Counter) -> UnixMs {
+pub fn ends(counter: &Counter) -> UnixMs {
     if counter.current > 0 { counter.end() + counter.window } else { counter.end() }
 }
 

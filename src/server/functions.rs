@@ -31,7 +31,7 @@ static mut FUNCTIONS: MaybeUninit<Functions> = MaybeUninit::uninit();
 ///
 /// # Safety
 ///
-/// While the module is loaded and before any other use of this room, once the crate knows the
+/// While the module is loaded and before any other use of this file, once the crate knows the
 /// server's functions.
 pub(super) unsafe fn find() -> Option<()> {
     let functions = &raw mut FUNCTIONS;

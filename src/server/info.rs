@@ -4,15 +4,15 @@ use std::ffi::{CStr, c_int, c_ulonglong};
 
 use redis_module::raw;
 
-use super::registration::{Loading, Unloadable};
+use super::registration::{LoadFailed, Loading};
 use super::{allocator, api};
 use crate::stats;
 
 /// Has the server ask for the section.
-pub(super) fn register(loading: &Loading) -> Result<(), Unloadable> {
+pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
     // SAFETY: the context is the loading one; the callback is there as long as the module.
     let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(tell))) };
-    if status == raw::REDISMODULE_OK as c_int { Ok(()) } else { Err(Unloadable) }
+    if status == raw::REDISMODULE_OK as c_int { Ok(()) } else { Err(LoadFailed) }
 }
 
 /// Reads figures that are there: also fit for the report of a crash.

@@ -5,7 +5,8 @@ use std::ptr::{null, null_mut};
 
 use redis_module::raw;
 
-use super::{Command, api, entry, functions, log};
+use super::call::entry;
+use super::{Command, api, functions, log};
 
 /// The module being loaded.
 pub struct Loading {
@@ -41,6 +42,8 @@ pub enum Access {
     Read,
     /// Reads it and writes what follows from that.
     Update,
+    /// Makes it from stored bytes.
+    Restore,
 }
 
 /// An argument of a command.
@@ -95,7 +98,7 @@ pub enum Kind {
 
 /// The module cannot be loaded; the log says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unloadable;
+pub struct LoadFailed;
 
 impl Loading {
     /// Makes the server's functions known and names the module.
@@ -107,14 +110,14 @@ impl Loading {
         ctx: *mut raw::RedisModuleCtx,
         name: &CStr,
         version: c_int,
-    ) -> Result<Loading, Unloadable> {
+    ) -> Result<Loading, LoadFailed> {
         let api = raw::REDISMODULE_APIVER_1 as c_int;
         // SAFETY: the caller passes the server's context.
         if unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) } != OK {
-            return Err(Unloadable);
+            return Err(LoadFailed);
         }
         let loading = Loading { ctx };
-        // SAFETY: the functions were set just now.
+        // SAFETY: the crate's functions were set just now, and nobody else knows the module yet.
         if unsafe { raw::RedisModule_SetCommandInfo.and(functions::find()) }.is_none() {
             return Err(loading.failed("this server is older than Redis 7.0"));
         }
@@ -152,23 +155,13 @@ impl Loading {
         if is_valkey { OPTION } else { 0 }
     }
 
-    /// Has the module know whether anybody listens to what it replicates.
-    pub fn watch_for_listeners(&self) {
-        super::replication::watch_for_listeners(self);
-    }
-
-    /// Has INFO show the module's section.
-    pub fn show_in_info(&self) -> Result<(), Unloadable> {
-        super::info::register(self)
-    }
-
     /// Creates a native type of this name of 9 characters, whose stored form has this version.
     pub fn create_type(
         &self,
         name: &CStr,
         encoding_version: c_int,
         mut methods: raw::RedisModuleTypeMethods,
-    ) -> Result<*mut raw::RedisModuleType, Unloadable> {
+    ) -> Result<*mut raw::RedisModuleType, LoadFailed> {
         // SAFETY: the server copies name and methods.
         let created = unsafe {
             api!(RedisModule_CreateDataType(self.ctx, name.as_ptr(), encoding_version, &mut methods))
@@ -186,7 +179,7 @@ impl Loading {
     }
 
     /// Creates a command of that category and tells the server all about it.
-    pub fn create_command<C: Command>(&self, about: &Description, category: &CStr) -> Result<(), Unloadable> {
+    pub fn create_command<C: Command>(&self, about: &Description, category: &CStr) -> Result<(), LoadFailed> {
         let (name, flags) = (about.name.as_ptr(), about.flags.as_ptr());
         // SAFETY: the server copies the strings; `entry` is made to be entered by it.
         let created =
@@ -206,13 +199,14 @@ impl Loading {
     /// Puts a command into the server's categories of its kind, and into the module's own: where
     /// the server lets modules do so (Redis 7.2; of their own 7.4 and Valkey 8).
     fn categorize(&self, command: *mut raw::RedisModuleCommand, access: Access, own: &CStr) {
-        // SAFETY: the statics of functions are written once, at load.
+        // SAFETY: these statics are written once, by `Loading::begin`, and this is a `Loading`.
         let (set, add) =
             unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) };
         let Some(set) = set else { return };
         let mut categories = match access {
             Access::Read => b"read fast".to_vec(),
             Access::Update => b"write fast".to_vec(),
+            Access::Restore => b"write slow dangerous".to_vec(),
         };
         if add.is_some() {
             categories.push(b' ');
@@ -225,9 +219,9 @@ impl Loading {
         }
     }
 
-    fn failed(&self, why: &str) -> Unloadable {
+    fn failed(&self, why: &str) -> LoadFailed {
         log(self.ctx, &format!("rl: not loaded: {why}"));
-        Unloadable
+        LoadFailed
     }
 }
 
@@ -245,6 +239,7 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
         Access::Update => {
             raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
         }
+        Access::Restore => raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
     };
     // SAFETY: all zero is the end of a list, and means one key from the first argument on.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };

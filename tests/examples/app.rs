@@ -1,15 +1,13 @@
 //! An example as a child process, and what it answers over HTTP.
 
 use std::env;
-use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::Once;
 
+use harness::{PATIENCE, Process, Server, free_port, wait_for};
 use tempfile::TempDir;
-
-use crate::harness::{self, PATIENCE, Server, wait_for};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Language {
@@ -62,11 +60,7 @@ impl Language {
 pub struct App {
     process: Process,
     url: String,
-}
-
-struct Process {
-    child: Child,
-    folder: TempDir,
+    _folder: TempDir,
 }
 
 impl App {
@@ -77,21 +71,22 @@ impl App {
 
     /// Runs the example, whether or not a server is at that port.
     pub fn start_on(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> App {
-        let mut process = Process::spawn(language, redis_port, settings);
+        let (mut process, folder) = run(language, redis_port, settings);
         let mut url = None;
         wait_for("the example to listen", || {
-            url = process.url();
-            assert!(url.is_some() || process.status().is_none(), "{language:?}: {}", process.log());
+            let is_running = process.is_running();
+            url = url_in(&process.log());
+            assert!(url.is_some() || is_running, "{language:?}: {}", process.log());
             url.is_some()
         });
-        App { url: url.expect("it listens"), process }
+        App { url: url.expect("it listens"), process, _folder: folder }
     }
 
     /// What the example says when it does not start with these settings.
     pub fn refused(language: Language, settings: &[(&str, &str)]) -> String {
-        let mut process = Process::spawn(language, harness::free_port(), settings);
-        wait_for("the example to end", || process.status().is_some());
-        assert!(!process.status().is_some_and(|status| status.success()), "{language:?} ended well");
+        let (mut process, _folder) = run(language, free_port(), settings);
+        wait_for("the example to end", || !process.is_running());
+        assert!(!process.wait().success(), "{language:?} ended well");
         process.log()
     }
 
@@ -128,48 +123,26 @@ impl App {
     }
 }
 
-impl Process {
-    fn spawn(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> Process {
-        let folder = TempDir::new().expect("a temporary folder");
-        let log = File::create(folder.path().join("log")).expect("a log file");
-        let mut command = language.command().expect("the example is there");
-        command
-            .env("PORT", "0")
-            .env("REDIS_URL", format!("redis://127.0.0.1:{redis_port}"))
-            // However busy the machine is, a server that answers is not away; and where nobody listens
-            // that is known at once, long before this.
-            .env("REDIS_TIMEOUT_MS", (3 * PATIENCE).as_millis().to_string())
-            .envs(settings.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a log file"))
-            .stderr(log);
-        harness::end_with_this_thread(&mut command);
-        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-        Process { child, folder }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
-    }
-
-    /// Where it says that it listens.
-    fn url(&self) -> Option<String> {
-        let log = self.log();
-        let url = &log[log.find("http://127.0.0.1:")?..];
-        // Only a whole word: the rest may be yet to come.
-        Some(url[..url.find(char::is_whitespace)?].to_owned())
-    }
-
-    fn status(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("its status")
-    }
+/// Starts the example. The folder is for its log.
+fn run(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> (Process, TempDir) {
+    let folder = TempDir::new().expect("a temporary folder");
+    let mut command = language.command().expect("the example is there");
+    command
+        .env("PORT", "0")
+        .env("REDIS_URL", format!("redis://127.0.0.1:{redis_port}"))
+        // However busy the machine is, a server that answers is not away; and where nobody listens
+        // that is known at once, long before this.
+        .env("REDIS_TIMEOUT_MS", (3 * PATIENCE).as_millis().to_string())
+        .envs(settings.iter().copied());
+    let process = Process::spawn(&mut command, folder.path().join("log"));
+    (process.unwrap_or_else(|error| panic!("{error}")), folder)
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Where an example says that it listens.
+fn url_in(log: &str) -> Option<String> {
+    let url = &log[log.find("http://127.0.0.1:")?..];
+    // Only a whole word: the rest may be yet to come.
+    Some(url[..url.find(char::is_whitespace)?].to_owned())
 }
 
 /// The parts of an answer that matter here.

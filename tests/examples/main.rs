@@ -1,12 +1,10 @@
 //! The examples over HTTP, each on a real server: three languages, one behaviour.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod app;
 
-use app::{Answer, App, Language};
 use harness::{Server, wait_for};
+
+use app::{Answer, App, Language};
 
 /// Where a client on this machine is counted.
 const REQUESTS: &str = "requests:127.0.0.1";

@@ -3,12 +3,13 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use redis_rl::limiter::{Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs};
 use redis_rl::request::{Options, Request};
 
+use crate::calls::quota;
 use crate::cases;
 
-fn parse(args: &[Vec<u8>], options: Options) -> Option<Request> {
+fn parse(args: &[Vec<u8>], options: Options) -> Option<Request<QuotaList>> {
     Request::parse(args.iter().map(Vec::as_slice), options).ok()
 }
 
@@ -22,19 +23,19 @@ struct Meant {
 }
 
 impl Meant {
-    fn is_meant_by(&self, request: &Request) -> bool {
-        request.quotas() == self.quotas
-            && request.cost == Cost(self.cost.unwrap_or(1))
+    fn is_meant_by(&self, request: &Request<QuotaList>) -> bool {
+        request.quotas[..] == self.quotas
+            && request.cost.get() == self.cost.unwrap_or(1)
             && request.force == self.force
-            && request.at == self.at.map(UnixMs)
+            && request.at == self.at.map(UnixMs::saturating)
     }
 
     /// `style` chooses the windows' units, the order of the options, and the case of letters.
     fn written(&self, style: &Style) -> Vec<Vec<u8>> {
         let mut args = Vec::new();
         for (quota, unit) in self.quotas.iter().zip(style.units) {
-            args.push(quota.limit.to_string());
-            args.push(window(quota.window.get(), unit));
+            args.push(quota.limit().to_string());
+            args.push(window(quota.window().get(), unit));
         }
         for option in style.options {
             match option {
@@ -74,8 +75,8 @@ fn meant() -> impl Strategy<Value = Meant> {
         |(windows, limits, cost, force, at)| {
             let mut quotas: Vec<Quota> = Vec::new();
             for (window, limit) in windows.into_iter().filter_map(WindowMs::new).zip(limits) {
-                if quotas.iter().all(|quota| quota.window != window) {
-                    quotas.push(Quota { limit, window });
+                if quotas.iter().all(|quota| quota.window() != window) {
+                    quotas.push(quota(limit, window));
                 }
             }
             Meant { quotas, cost, force, at }
@@ -161,21 +162,21 @@ proptest! {
         style in style(),
     ) {
         let Some(request) = parse(&args, options) else { return Ok(()) };
-        let quotas = request.quotas();
+        let quotas = &request.quotas;
         prop_assert!((1..=MAX_TIERS).contains(&quotas.len()));
         for (i, quota) in quotas.iter().enumerate() {
-            prop_assert!(quota.limit <= MAX_SAFE_INTEGER);
-            prop_assert!(quotas[..i].iter().all(|other| other.window != quota.window));
+            prop_assert!(quota.limit() <= MAX_SAFE_INTEGER);
+            prop_assert!(quotas[..i].iter().all(|other| other.window() != quota.window()));
         }
-        prop_assert!(request.cost.0.unsigned_abs() <= MAX_SAFE_INTEGER);
+        prop_assert!(request.cost.get().unsigned_abs() <= MAX_SAFE_INTEGER);
         prop_assert!(request.at.is_none_or(|at| at <= UnixMs::MAX));
         prop_assert!(options == Options::WithForce || !request.force);
 
         let meant = Meant {
             quotas: quotas.to_vec(),
-            cost: Some(request.cost.0),
+            cost: Some(request.cost.get()),
             force: request.force,
-            at: request.at.map(|at| at.0),
+            at: request.at.map(|at| at.get()),
         };
         prop_assert_eq!(parse(&meant.written(&style), options), Some(request));
     }

@@ -5,11 +5,11 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Limiter, MAX_COUNT, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
+use redis_rl::limiter::{Limiter, MAX_COUNT, MAX_SAFE_INTEGER, UnixMs, WindowMs};
 
-use crate::calls::{Act, Call, History, answer};
+use crate::calls::{Act, Call, History, answer, decide, quota};
 use crate::cases;
-use crate::history::{history, huge, small};
+use crate::history::{crowded, history, huge, small};
 
 /// The first part of a history is counted; then its limiter and the one of its bytes live on.
 fn lives_on_unchanged(history: &History, cut: Index) -> TestCaseResult {
@@ -31,7 +31,7 @@ fn lives_on_unchanged(history: &History, cut: Index) -> TestCaseResult {
 
 /// Bytes are refused, or are what the limiter that they make would be encoded as.
 fn refused_or_the_one_form(bytes: &[u8]) -> TestCaseResult {
-    if let Some(limiter) = decode(bytes) {
+    if let Ok(limiter) = decode(bytes) {
         prop_assert_eq!(encode(&limiter), bytes);
         prop_assert!(!limiter.is_empty());
         can_be_used(limiter)?;
@@ -45,14 +45,16 @@ fn can_be_used(limiter: Limiter) -> TestCaseResult {
         for act in [Act::Peek, Act::Take, Act::Force] {
             for cost in [1, MAX_SAFE_INTEGER as i64, -1, -(MAX_SAFE_INTEGER as i64)] {
                 let mut limiter = limiter.clone();
-                let own = limiter.windows(UnixMs(now)).first().map(|state| state.window);
-                let mut quotas = vec![Quota { limit: 1, window: own.unwrap_or(WindowMs::MIN) }];
+                let own = limiter.windows(UnixMs::saturating(now)).first().map(|state| state.window);
+                let mut quotas = vec![quota(1, own.unwrap_or(WindowMs::MIN))];
                 if own != Some(WindowMs::MAX) {
-                    quotas.push(Quota { limit: MAX_SAFE_INTEGER, window: WindowMs::MAX });
+                    quotas.push(quota(MAX_SAFE_INTEGER, WindowMs::MAX));
                 }
                 let _ = answer(&mut limiter, &Call { act, quotas, cost, now });
-                prop_assert!(limiter.windows(UnixMs(now)).iter().all(|state| state.used <= MAX_COUNT));
-                prop_assert!(limiter.is_empty() || decode(&encode(&limiter)).is_some());
+                prop_assert!(
+                    limiter.windows(UnixMs::saturating(now)).iter().all(|state| state.used <= MAX_COUNT)
+                );
+                prop_assert!(limiter.is_empty() || decode(&encode(&limiter)).is_ok());
             }
         }
     }
@@ -130,8 +132,27 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// Every call of a history is decided first, and only then made.
+fn deciding_changes_nothing_in(history: &History) -> TestCaseResult {
+    let mut limiter = Limiter::new(history.algorithm);
+    for call in &history.calls {
+        let before = (encode(&limiter), limiter.source());
+        decide(&mut limiter, call);
+        prop_assert_eq!((encode(&limiter), limiter.source()), before, "{:?}", call);
+        let _ = answer(&mut limiter, call);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(cases(600))]
+
+    #[test]
+    fn deciding_and_not_committing_changes_nothing(
+        history in prop_oneof![history(small()), history(huge()), history(crowded())],
+    ) {
+        deciding_changes_nothing_in(&history)?;
+    }
 
     #[test]
     fn a_limiter_and_the_one_of_its_bytes_live_on_alike(history in history(small()), cut: Index) {
@@ -200,7 +221,7 @@ fn what_a_limiter_can_hold_is_decoded_up_to_its_last_figure() {
         (LOG, vec![10, MAX_SAFE_INTEGER - 1, 1, 1]),
     ] {
         let bytes = encoded(tag, &figures);
-        let limiter = decode(&bytes).unwrap_or_else(|| panic!("{tag} {figures:?}"));
+        let limiter = decode(&bytes).unwrap_or_else(|invalid| panic!("{tag} {figures:?}: {invalid}"));
         assert_eq!(encode(&limiter), bytes);
     }
 }
@@ -249,7 +270,7 @@ fn what_no_limiter_can_hold_is_refused() {
         ("units that overflow", LOG, vec![10, 0, 1, 0, u64::MAX, 1]),
         ("an entry that has left the window", LOG, vec![10, 0, 1, 10]),
     ] {
-        assert!(decode(&encoded(tag, &figures)).is_none(), "{why}: {tag} {figures:?}");
+        assert!(decode(&encoded(tag, &figures)).is_err(), "{why}: {tag} {figures:?}");
     }
     for (why, bytes) in [
         ("nothing", [].as_slice()),
@@ -260,6 +281,6 @@ fn what_no_limiter_can_hold_is_refused() {
         ("a number cut short", &[1, FIXED, 10, 0, 0x81]),
         ("a number of 65 bits", &[1, FIXED, 10, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]),
     ] {
-        assert!(decode(bytes).is_none(), "{why}");
+        assert!(decode(bytes).is_err(), "{why}");
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use redis_rl::limiter::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, TooManyWindows, UnixMs, Verdict, WindowMs,
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, TooManyWindows, UnixMs,
+    Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -48,7 +49,7 @@ impl History {
     /// Every window that is named in it, and the time of its last call.
     pub fn windows_and_end(&self) -> (Vec<u64>, u64) {
         let quotas = self.calls.iter().flat_map(|call| &call.quotas);
-        let mut windows: Vec<u64> = quotas.map(|quota| quota.window.get()).collect();
+        let mut windows: Vec<u64> = quotas.map(|quota| quota.window().get()).collect();
         windows.sort();
         windows.dedup();
         (windows, self.calls.last().map_or(0, Call::end))
@@ -64,18 +65,51 @@ pub struct Answer {
 
 /// What a command does between its arguments and its reply; an emptied key is deleted.
 pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
-    let (quotas, cost) = (call.quotas.as_slice(), Cost(call.cost));
+    answer_and_expire(limiter, &mut None, call)
+}
+
+/// The same by a clock that shows the time of each call; moves the end of the key's time to live.
+pub fn answer_and_expire(
+    limiter: &mut Limiter,
+    expires_at: &mut Option<UnixMs>,
+    call: &Call,
+) -> Result<Answer, TooManyWindows> {
+    match call.quotas[..] {
+        [quota] => answer_to(limiter, expires_at, call, &[quota]),
+        _ => answer_to(limiter, expires_at, call, &quota_list(&call.quotas)),
+    }
+}
+
+fn answer_to<Q: Quotas>(
+    limiter: &mut Limiter,
+    expires_at: &mut Option<UnixMs>,
+    call: &Call,
+    quotas: &Q,
+) -> Result<Answer, TooManyWindows> {
+    let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
-        return Ok(Answer { verdict: limiter.peek(quotas, cost, UnixMs(call.now)).0, changed: false });
+        let (verdict, _) = limiter.peek(quotas, cost, UnixMs::saturating(call.now))?;
+        return Ok(Answer { verdict, changed: false });
     }
     let algorithm = limiter.algorithm();
     let mut take = |now| {
-        let taken =
-            limiter.take(algorithm, quotas, cost, call.forces(), UnixMs(now)).expect("its algorithm")?;
+        let at = UnixMs::saturating(now);
+        let outcome =
+            limiter.take(algorithm, quotas, cost, call.forces(), at).map_err(|error| match error {
+                TakeError::TooManyWindows => TooManyWindows,
+                TakeError::OtherAlgorithm(_) => unreachable!("it is its own"),
+            })?;
+        let touch = outcome.touch(None, at);
+        if touch.may_move_expiry() {
+            let expiry = touch.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
+            limiter.set_source(expiry.source);
+            *expires_at = expiry.moves_to.or(*expires_at);
+        }
         if limiter.is_empty() {
             *limiter = Limiter::new(algorithm);
+            *expires_at = None;
         }
-        Ok(Answer { verdict: taken.verdict, changed: taken.changed() })
+        Ok(Answer { verdict: outcome.verdict, changed: outcome.changed() })
     };
     let mut answer = take(call.now)?;
     for now in call.times().skip(1) {
@@ -84,13 +118,38 @@ pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindo
     Ok(answer)
 }
 
-/// The same with the model.
+/// What a request would be told.
+pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict {
+    let (cost, now) = (Cost::new(cost).expect("a cost"), UnixMs::saturating(now));
+    limiter.peek(&quota_list(quotas), cost, now).expect("no more windows than fit").0
+}
+
+/// Decides on a call, looks at all that is to be said of it, and does not make it.
+pub fn decide(limiter: &mut Limiter, call: &Call) {
+    let (cost, now) = (Cost::new(call.cost).expect("a cost"), UnixMs::saturating(call.now));
+    let quotas = quota_list(&call.quotas);
+    if let Ok(decision) = limiter.decide(limiter.algorithm(), &quotas, cost, now) {
+        assert_eq!(decision.outcome().verdict.limited, decision.limited());
+        assert_eq!(decision.verdicts().count(), quotas.len());
+    }
+}
+
+fn quota_list(quotas: &[Quota]) -> QuotaList {
+    quotas.iter().copied().collect()
+}
+
+pub fn quota(limit: u64, window: WindowMs) -> Quota {
+    Quota::new(limit, window).expect("a limit")
+}
+
+/// The answer of the model.
 pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
     let Call { quotas, cost, .. } = call;
     let (mut limited, mut changed) = (false, false);
     for now in call.times() {
+        model.make_sure_of_room(quotas, *cost, now)?;
         limited = model.refuses(quotas, *cost, now);
-        changed = call.counts(limited) && model.record(quotas, *cost, now, limited)?;
+        changed = call.counts(limited) && model.record(quotas, *cost, now);
     }
     Ok(Answer { verdict: model.verdict(quotas, *cost, call.end(), limited), changed })
 }
@@ -125,7 +184,7 @@ impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(if self.act == Act::Peek { "RL.PEEK key" } else { "RL.<algorithm> key" })?;
         for quota in &self.quotas {
-            write!(f, " {} {}ms", quota.limit, quota.window.get())?;
+            write!(f, " {} {}ms", quota.limit(), quota.window().get())?;
         }
         write!(f, " COST {} AT {}", self.cost, self.now)?;
         match self.act {
@@ -139,7 +198,7 @@ impl fmt::Debug for Call {
 /// All that can be seen of a key is the same, in each of `windows` and as RL.INFO shows it.
 #[track_caller]
 pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) {
-    let at = UnixMs(now);
+    let at = UnixMs::saturating(now);
     for &window in windows {
         let used = limiter.used(WindowMs::new(window).expect("a window"), at);
         assert_eq!(used, model.used(window, now), "units in {window} ms at {now}");

@@ -41,7 +41,7 @@ pub fn pace(
     (quarters, any::<Index>(), ms).prop_map(|(quarters, of, ms)| Pace { quarters, of, ms }).boxed()
 }
 
-pub const ALL: &[Algorithm] = &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+pub const ALL: &[Algorithm] = &Algorithm::ALL;
 
 /// Small figures: nearly every call meets a limit, an edge of a window, or both.
 pub fn small() -> Shape {
@@ -120,8 +120,8 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
             let mut quotas: Vec<Quota> = Vec::new();
             for (index, limit) in tiers {
                 let window = WindowMs::new(*index.get(&windows)).expect("windows are drawn in range");
-                if quotas.iter().all(|quota| quota.window != window) {
-                    quotas.push(Quota { limit, window });
+                if quotas.iter().all(|quota| quota.window() != window) {
+                    quotas.push(Quota::new(limit, window).expect("limits are drawn in range"));
                 }
             }
             let step = *pace.of.get(&windows) as i64 / 4 * pace.quarters + pace.ms;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use redis_rl::limiter::{Algorithm, Quota, TooManyWindows, Verdict, WindowState};
+use redis_rl::limiter::{Algorithm, Quota, TooManyWindows, Verdict, WindowMs, WindowUsage};
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
 const MAX_LIVE_WINDOWS: usize = 8;
@@ -139,8 +139,8 @@ impl Windows {
         true
     }
 
-    /// Returns whether there were any to give back.
-    fn give_back(&mut self, window: i128, units: i128, now: i128) -> bool {
+    /// Returns whether there were any to refund.
+    fn refund(&mut self, window: i128, units: i128, now: i128) -> bool {
         let number = self.number(window, now);
         let (current, previous) = (self.current(window, now), self.previous(window, now));
         let from_current = units.min(current);
@@ -191,7 +191,7 @@ impl Log {
     }
 
     /// Returns whether any were counted: a full log takes no more.
-    fn take(&mut self, quotas: &[Quota], units: i128, now: i128, over: bool) -> bool {
+    fn take(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
         let keep = self.keep_with(quotas);
         let units = units.min(MAX_COUNT - self.used(keep, now));
         if units == 0 {
@@ -202,13 +202,11 @@ impl Log {
         self.keep = if self.entries.is_empty() { longest(quotas) } else { keep };
         match self.entries.last_mut() {
             Some((at, already)) if *at == now => *already += units,
-            _ => {
-                self.entries.push((now, units));
-                if over && self.keep == longest(quotas) {
-                    let largest = quotas.iter().map(|quota| i128::from(quota.limit)).max().unwrap_or(0);
-                    self.forget_beyond(2 * largest);
-                }
-            }
+            _ => self.entries.push((now, units)),
+        }
+        if self.keep == longest(quotas) {
+            let largest = quotas.iter().map(|quota| i128::from(quota.limit())).max().unwrap_or(0);
+            self.forget_beyond(2 * largest);
         }
         true
     }
@@ -221,8 +219,8 @@ impl Log {
         }
     }
 
-    /// Returns whether there were any to give back.
-    fn give_back(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
+    /// Returns whether there were any to refund.
+    fn refund(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
         let mut left = units.min(self.used(self.keep_with(quotas), now));
         if left == 0 {
             return false;
@@ -249,6 +247,12 @@ impl Model {
         Model { state, search }
     }
 
+    /// A log of these entries of (time, units), kept for the longest window.
+    pub fn of_log(entries: &[(u64, u64)], longest: WindowMs, search: Search) -> Model {
+        let entries = entries.iter().map(|&(at, units)| (i128::from(at), i128::from(units))).collect();
+        Model { state: State::Log(Log { entries, keep: i128::from(longest.get()) }), search }
+    }
+
     pub fn used(&self, window: u64, now: u64) -> u64 {
         let (window, now) = (i128::from(window), i128::from(now));
         figure(match &self.state {
@@ -265,40 +269,41 @@ impl Model {
     fn tier_refuses(&self, quota: &Quota, cost: i64, now: u64) -> bool {
         // A request of cost <= 0 is always allowed.
         cost > 0
-            && i128::from(self.used(quota.window.get(), now)) + i128::from(cost) > i128::from(quota.limit)
+            && i128::from(self.used(quota.window().get(), now)) + i128::from(cost) > i128::from(quota.limit())
     }
 
     /// Counts or gives back in all tiers, or in none. Returns whether that changed anything.
-    pub fn record(
-        &mut self,
-        quotas: &[Quota],
-        cost: i64,
-        now: u64,
-        over: bool,
-    ) -> Result<bool, TooManyWindows> {
+    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64) -> bool {
         let (units, now) = (i128::from(cost).abs(), i128::from(now));
         match &mut self.state {
-            State::Log(log) if cost > 0 => Ok(log.take(quotas, units, now, over)),
-            State::Log(log) => Ok(log.give_back(quotas, units, now)),
+            State::Log(log) if cost > 0 => log.take(quotas, units, now),
+            State::Log(log) => log.refund(quotas, units, now),
             State::Windows(windows) => {
-                if cost > 0 && !windows.has_room_for(quotas, now) {
-                    return Err(TooManyWindows);
-                }
                 let mut changed = false;
                 for quota in quotas {
                     changed |= match cost > 0 {
                         true => windows.take(window_of(quota), units, now),
-                        false => windows.give_back(window_of(quota), units, now),
+                        false => windows.refund(window_of(quota), units, now),
                     };
                 }
-                Ok(changed)
+                changed
             }
+        }
+    }
+
+    /// A request that takes units is an error if its windows do not fit into the key.
+    pub fn make_sure_of_room(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TooManyWindows> {
+        match &self.state {
+            State::Windows(windows) if cost > 0 && !windows.has_room_for(quotas, i128::from(now)) => {
+                Err(TooManyWindows)
+            }
+            _ => Ok(()),
         }
     }
 
     /// What the request is answered, as things stand.
     pub fn verdict(&self, quotas: &[Quota], cost: i64, now: u64, limited: bool) -> Verdict {
-        let remaining = |quota: &Quota| quota.limit.saturating_sub(self.used(quota.window.get(), now));
+        let remaining = |quota: &Quota| quota.limit().saturating_sub(self.used(quota.window().get(), now));
         let mut tier = quotas[0];
         for quota in &quotas[1..] {
             // Only a better one takes the place of an earlier one.
@@ -311,27 +316,27 @@ impl Model {
                 tier = *quota;
             }
         }
-        let hopeless = quotas.iter().any(|quota| i128::from(cost) > i128::from(quota.limit));
+        let hopeless = quotas.iter().any(|quota| i128::from(cost) > i128::from(quota.limit()));
         let retry = || self.search.first(|ms| !self.refuses(quotas, cost, now + ms));
         Verdict {
             limited,
-            limit: tier.limit,
+            limit: tier.limit(),
             remaining: remaining(&tier),
             retry_after_ms: (limited && !hopeless).then(retry),
-            reset_after_ms: self.wait_of_tier(&tier, tier.limit as i64, now),
+            reset_after_ms: self.wait_of_tier(&tier, tier.limit() as i64, now),
         }
     }
 
     /// Milliseconds until one tier allows the request; the largest number if it never does.
     fn wait_of_tier(&self, quota: &Quota, cost: i64, now: u64) -> u64 {
-        if i128::from(cost) > i128::from(quota.limit) {
+        if i128::from(cost) > i128::from(quota.limit()) {
             return u64::MAX;
         }
         self.search.first(|ms| !self.tier_refuses(quota, cost, now + ms))
     }
 
     /// What RL.INFO shows.
-    pub fn windows(&self, now: u64) -> Vec<WindowState> {
+    pub fn windows(&self, now: u64) -> Vec<WindowUsage> {
         let windows: Vec<i128> = match &self.state {
             State::Windows(windows) => windows.live(i128::from(now)).collect(),
             State::Log(log) if log.entries.is_empty() => Vec::new(),
@@ -339,8 +344,8 @@ impl Model {
         };
         let state = |window: i128| {
             let window = figure(window);
-            WindowState {
-                window: redis_rl::limiter::WindowMs::new(window).expect("a call named it"),
+            WindowUsage {
+                window: WindowMs::new(window).expect("a call named it"),
                 used: self.used(window, now),
                 reset_after_ms: self.search.first(|ms| self.used(window, now + ms) == 0),
             }
@@ -373,7 +378,7 @@ impl Model {
 }
 
 fn window_of(quota: &Quota) -> i128 {
-    i128::from(quota.window.get())
+    i128::from(quota.window().get())
 }
 
 fn longest(quotas: &[Quota]) -> i128 {

@@ -1,8 +1,7 @@
-//! The clock that decides when no time is given.
+//! The clock that decides when a request has no AT.
 
+use harness::{COMMANDS, Server, command, figures};
 use redis::{ConnectionLike, Value};
-
-use crate::harness::{Server, command, figures};
 
 #[test]
 fn without_at_the_servers_clock_decides() {
@@ -22,15 +21,15 @@ fn without_at_the_servers_clock_decides() {
 }
 
 #[test]
-fn by_the_servers_clock_too_retry_after_is_enough_and_one_ms_less_is_not() {
+fn on_the_servers_clock_waiting_retry_after_is_enough_and_one_ms_less_is_not() {
     let mut server = Server::with_clock_at(1_000_000_000_123, &[("appendonly", "yes")]);
-    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+    for name in COMMANDS {
         let take = format!("{name} {name} 5 1h COST 4");
         assert_eq!(server.figures(&take)[0], 0, "{name}");
         let [limited, _, _, retry_after, _] = server.figures(&take);
         assert_eq!(limited, 1, "{name}");
         server.step_clock(retry_after - 1);
-        // A server that is started again goes on where its clock stood.
+        // The restarted server has the same clock.
         server.restart();
         let [limited, _, _, retry_after, _] = server.figures(&take);
         assert_eq!([limited, retry_after], [1, 1], "{name}");
@@ -40,7 +39,7 @@ fn by_the_servers_clock_too_retry_after_is_enough_and_one_ms_less_is_not() {
 }
 
 #[test]
-fn a_time_given_and_the_clock_are_the_same_time() {
+fn at_and_the_servers_clock_mean_the_same_time() {
     let server = Server::start();
     let now = server.clock_ms();
     server.value(&format!("RL.LOG k 1 1h AT {now}"));
@@ -49,13 +48,13 @@ fn a_time_given_and_the_clock_are_the_same_time() {
     assert!(retry_after <= 3_600_000 && retry_after > 3_500_000, "{retry_after}");
 }
 
-/// Whether this server has a clock that stands still during a command.
+/// Whether this server has a clock that stands still during a transaction.
 fn has_cached_clock(server: &Server) -> bool {
     !server.info("redis_version").starts_with("7.0")
 }
 
 #[test]
-fn the_clock_stands_still_inside_multi_where_the_server_offers_that() {
+fn the_clock_stands_still_inside_multi_where_the_server_supports_it() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -109,9 +108,9 @@ fn commands_work_inside_a_transaction() {
 }
 
 #[test]
-fn a_key_that_saw_the_future_heals_by_expiring_and_nobody_moves_that() {
+fn a_key_ahead_of_the_clock_expires_on_time_and_no_request_extends_it() {
     let server = Server::start();
-    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+    for name in COMMANDS {
         for ahead in [5, 2_000, 3_600_000] {
             let at = server.clock_ms() + ahead;
             server.value(&format!("{name} k 100 30s AT {at}"));
@@ -122,7 +121,7 @@ fn a_key_that_saw_the_future_heals_by_expiring_and_nobody_moves_that() {
             for cost in ["", "COST 100", "COST 0", "COST -1", "COST 2 FORCE"] {
                 let [_, _, remaining, _, reset_after] = server.figures(&format!("{name} k 100 30s {cost}"));
                 assert!(remaining < 100, "{name}: {remaining}");
-                // Every wait is over when the key goes.
+                // Every wait ends when the key expires.
                 let ttl = server.integer("PTTL k");
                 assert!(reset_after <= ttl + 50, "{name}: {reset_after} beyond {ttl}");
                 assert_eq!(server.integer("PEXPIRETIME k"), expires, "{name} {ahead} ms ahead, {cost}");

@@ -1,17 +1,15 @@
-//! The server's clock steps forward and back, and stands on the edges of windows, days and years.
+//! A server's clock that steps forward and back, and that stands at the edges of windows, days and years.
 
-use crate::harness::{Random, Server, wait_for};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+use harness::{COMMANDS, Random, Server, wait_for};
 
 const SECOND: i64 = 1_000;
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
 
-/// Within a window of each length.
+/// No window of more than 1 ms begins here.
 const NOW: i64 = 1_900_000_000_123;
 
-/// How long a key can matter that begins in a window now.
+/// The longest that a key written now lives.
 fn longest_lifetime(name: &str, window: i64) -> i64 {
     match name {
         "RL.FIXED" => window,
@@ -21,17 +19,18 @@ fn longest_lifetime(name: &str, window: i64) -> i64 {
 }
 
 #[test]
-fn a_clock_that_steps_forward_counts_as_the_same_times_given_with_at_do() {
+fn a_clock_that_steps_forward_counts_like_the_same_times_given_by_at() {
     let by_clock = Server::with_clock_at(NOW, &[]);
     let by_at = Server::start();
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for _ in 0..500 {
         by_clock.step_clock(random.of(&[0, 0, 1, 7, 250, 999, 1_000, 60_000, HOUR, DAY]));
         let now = by_clock.clock_ms();
         let name = random.of(&COMMANDS);
         let pairs = random.of(&["2 7ms", "3 1s", "5 1s 9 1m", "9 1h", "9 1h 20 1d", "50 30d 4 10s"]);
         let cost = random.of(&["", "", "COST 2", "COST -1", "FORCE"]);
-        // A log that is kept for a shorter window than is named answers otherwise.
+        // A key for each set of windows: asked for a longer window than it keeps, a log replies by its time
+        // to live, which AT extends.
         let request = format!("{name} {name}:{} {pairs} {cost}", pairs.replace(' ', ":"));
         let given = by_at.figures(&format!("{request} AT {now}"));
         assert_eq!(by_clock.figures(&request), given, "{request} at {now}");
@@ -39,7 +38,7 @@ fn a_clock_that_steps_forward_counts_as_the_same_times_given_with_at_do() {
 }
 
 #[test]
-fn after_a_step_back_nothing_is_free_early_and_every_wait_is_still_exact() {
+fn after_a_step_back_no_unit_is_free_early_and_every_wait_is_exact() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         for window in [10 * SECOND, HOUR, 30 * DAY] {
@@ -60,9 +59,9 @@ fn after_a_step_back_nothing_is_free_early_and_every_wait_is_still_exact() {
                     if step <= window {
                         assert_eq!(retry_after, rightful + step, "{about}");
                     } else {
-                        // The key is there during the millisecond that it expires at.
+                        // The key still exists in the millisecond in which it expires.
                         let most = longest_lifetime(name, window) + 1;
-                        assert!(retry_after <= most, "{about}: heals in {retry_after}");
+                        assert!(retry_after <= most, "{about}: expires in {retry_after}");
                     }
                     if cost == 5 {
                         assert_eq!(reset_after, retry_after, "{about}");
@@ -79,10 +78,10 @@ fn after_a_step_back_nothing_is_free_early_and_every_wait_is_still_exact() {
 }
 
 #[test]
-fn a_step_back_of_less_than_a_window_moves_no_time_to_live() {
+fn a_step_back_of_less_than_a_window_changes_no_time_to_live() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
-        // The first milliseconds of a window: a step back is over its edge.
+        // The first milliseconds of a window: a step back crosses its edge.
         for into in [0, 2] {
             server.set_clock(NOW / 10_000 * 10_000 + into);
             server.value("DEL k");
@@ -109,15 +108,15 @@ fn a_step_back_of_less_than_a_window_moves_no_time_to_live() {
     }
 }
 
-/// Time passes, and now and then the clock is put back, less or more than a window.
+/// Time passes, and now and then the clock is set back, by less or more than a window.
 #[test]
-fn what_counts_nothing_moves_a_time_to_live_only_to_heal_what_is_far_ahead() {
+fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_ahead() {
     const WINDOW: i64 = 10 * SECOND;
     for name in COMMANDS {
         for with_at in [false, true] {
             let server = Server::with_clock_at(NOW, &[]);
-            let mut random = Random(5);
-            let mut healed = 0;
+            let mut random = Random::new(5);
+            let mut shortened = 0;
             let more = if with_at { 60 * SECOND } else { 0 };
             for _ in 0..1_000 {
                 let pass = random.of(&[0, 1, 90, 900, 4_000]);
@@ -137,18 +136,18 @@ fn what_counts_nothing_moves_a_time_to_live_only_to_heal_what_is_far_ahead() {
                 if cost == "COST 3" && limited == 0 {
                     assert!(after > now + more, "{about}");
                 } else if after != before {
-                    healed += 1;
-                    let life = now + WINDOW + more..=now + longest_lifetime(name, WINDOW) + more;
-                    assert!(after < before && life.contains(&after), "{about}");
+                    shortened += 1;
+                    let expected = now + WINDOW + more..=now + longest_lifetime(name, WINDOW) + more;
+                    assert!(after < before && expected.contains(&after), "{about}");
                 }
             }
-            assert!(healed > 3, "{name}: {healed}");
+            assert!(shortened > 3, "{name}: {shortened}");
         }
     }
 }
 
 #[test]
-fn a_key_that_is_used_on_after_a_step_back_heals_no_later() {
+fn a_key_that_stays_in_use_after_a_step_back_expires_no_later() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         for step in [30 * SECOND, HOUR, DAY] {
@@ -169,7 +168,7 @@ fn a_key_that_is_used_on_after_a_step_back_heals_no_later() {
 }
 
 #[test]
-fn a_clock_that_was_wrong_for_a_moment_in_which_nobody_counted_changes_nothing() {
+fn a_wrong_clock_changes_nothing_while_no_request_counts() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 10s 9 1h 20 90d COST 4"));
@@ -188,15 +187,15 @@ fn a_clock_that_was_wrong_for_a_moment_in_which_nobody_counted_changes_nothing()
     }
 }
 
-/// Time passes, and now and then the clock is put back. Once for each time that a key heals it may
-/// let through what was taken while it was ahead a second time, and never more than that.
+/// Time passes, and now and then the clock is set back. Each time that makes a key expire early, its units
+/// are granted once more, and never more than that.
 #[test]
-fn a_clock_that_is_put_back_again_and_again_lets_at_most_one_limit_more_through() {
+fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
     const LIMIT: i64 = 20;
     const WINDOW: i64 = 10 * SECOND;
     for (name, usual) in [("RL.FIXED", 2 * LIMIT), ("RL.SLIDING", 2 * LIMIT), ("RL.LOG", LIMIT)] {
         let server = Server::with_clock_at(NOW, &[]);
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let mut passed = 0;
         let mut granted: Vec<(i64, i64)> = Vec::new();
         for _ in 0..800 {
@@ -210,7 +209,7 @@ fn a_clock_that_is_put_back_again_and_again_lets_at_most_one_limit_more_through(
             if limited == 0 {
                 granted.push((passed, cost));
             }
-            // Ahead by no more than one lifetime, or healing within one.
+            // Ahead of the clock by no more than one lifetime, or expiring within one.
             assert!(retry_after <= 2 * longest_lifetime(name, WINDOW) + 1, "{name}: {retry_after}");
         }
         for (from, _) in &granted {
@@ -222,7 +221,7 @@ fn a_clock_that_is_put_back_again_and_again_lets_at_most_one_limit_more_through(
 }
 
 #[test]
-fn a_clock_that_starts_in_1970_and_is_put_right_counts_on() {
+fn a_clock_that_starts_in_1970_and_is_then_corrected_keeps_counting() {
     let mut server = Server::with_clock_at(0, &[("appendonly", "yes")]);
     for name in COMMANDS {
         let request = format!("{name} {name} 2 10s COST 2");
@@ -230,23 +229,23 @@ fn a_clock_that_starts_in_1970_and_is_put_right_counts_on() {
         assert_eq!(server.figures(&request)[0], 1, "{name}");
     }
     server.set_clock(NOW);
-    wait_for("the keys to go", || server.integer("DBSIZE") == 0);
+    wait_for("the keys to expire", || server.integer("DBSIZE") == 0);
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} {name} 2 10s COST 2"))[0], 0, "{name}");
     }
-    // And one that starts there on files of today: as after any step back.
+    // A clock that starts there with files of today behaves as after any step back.
     server.set_clock(5);
     server.restart();
     for name in COMMANDS {
         let [limited, _, _, retry_after, _] = server.figures(&format!("{name} {name} 2 10s COST 2"));
         assert_eq!(limited, 1, "{name}");
-        // A minute more, as the file gives each request its time.
+        // A minute more: the file names the time of each request, as AT does.
         let most = longest_lifetime(name, 10 * SECOND) + 60 * SECOND + 1;
         assert!(retry_after <= most, "{name}: {retry_after}");
     }
 }
 
-/// First milliseconds of days, years, and of what 31 and 32 bits of seconds can tell.
+/// The first milliseconds of days and years, and the first seconds that overflow 31 and 32 bits.
 const EDGES: [(&str, i64); 7] = [
     ("2000-01-01", 946_684_800_000),
     ("2024-02-29", 1_709_164_800_000),
@@ -258,10 +257,10 @@ const EDGES: [(&str, i64); 7] = [
 ];
 
 #[test]
-fn windows_end_to_the_millisecond_on_the_edges_of_days_and_years() {
+fn windows_end_to_the_millisecond_at_the_edges_of_days_and_years() {
     let server = Server::with_clock_at(NOW, &[]);
     for (date, edge) in EDGES {
-        // Those of seconds.
+        // The two in seconds.
         let edge = if edge < 1 << 33 { edge * 1_000 } else { edge };
         for window in [1, 1_000, 4_000, HOUR, DAY].into_iter().filter(|window| edge % window == 0) {
             server.value("FLUSHALL");
@@ -271,7 +270,7 @@ fn windows_end_to_the_millisecond_on_the_edges_of_days_and_years() {
                 assert_eq!(server.figures(&request)[0], 0, "{name} before {date}");
                 let wait = match name {
                     "RL.FIXED" => 1,
-                    // The first millisecond of the new window still overlaps all of the old one.
+                    // At the start of the new window the old one still counts in full.
                     "RL.SLIDING" => 2,
                     _ => window,
                 };
@@ -280,7 +279,7 @@ fn windows_end_to_the_millisecond_on_the_edges_of_days_and_years() {
             server.set_clock(edge);
             let request = format!("RL.FIXED RL.FIXED 1 {window}ms");
             assert_eq!(server.figures(&request), [0, 1, 0, -1, window], "from {date}");
-            // The old window's time to live, which ends in this very millisecond, has moved on.
+            // The time to live of the old window ends in this millisecond, and has been extended.
             assert_eq!(server.integer("PEXPIRETIME RL.FIXED"), edge + window, "from {date}");
         }
     }
@@ -315,7 +314,7 @@ fn windows_of_any_length_end_to_the_millisecond() {
 }
 
 #[test]
-fn a_key_written_with_at_stays_a_minute_longer_than_it_can_matter() {
+fn a_key_written_with_at_lives_a_minute_longer_than_its_units_count() {
     let server = Server::with_clock_at(NOW, &[]);
     for clock in [0, NOW, (1 << 32) * SECOND] {
         for name in COMMANDS {
@@ -339,7 +338,7 @@ fn a_key_written_with_at_stays_a_minute_longer_than_it_can_matter() {
 }
 
 #[test]
-fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_when_that_is_put_right() {
+fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_once_corrected() {
     let master = Server::with_clock_at(NOW, &[]);
     let replica = Server::with_clock_at(NOW - 59 * SECOND, &[]);
     replica.follow(&master);
@@ -363,11 +362,11 @@ fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_when_that
 }
 
 #[test]
-fn sliding_units_of_the_window_before_are_not_free_early_either() {
+fn units_of_the_previous_sliding_window_are_not_free_early_either() {
     let server = Server::with_clock_at(NOW / 100_000 * 100_000 + 90 * SECOND, &[]);
     server.value("RL.SLIDING k 5 100s COST 5");
     server.step_clock(20 * SECOND);
-    // Leaves a counter of this window with nothing but the last one's units.
+    // Leaves units in the previous window only.
     server.value("RL.SLIDING k 50 100s");
     server.value("RL.SLIDING k 50 100s COST -1");
     let expires = server.integer("PEXPIRETIME k");
@@ -377,7 +376,7 @@ fn sliding_units_of_the_window_before_are_not_free_early_either() {
 }
 
 #[test]
-fn a_log_that_healed_and_gave_back_what_was_ahead_lives_as_long_as_what_it_counts_then() {
+fn a_log_that_refunds_units_ahead_of_the_clock_lives_as_long_as_the_rest_counts() {
     let server = Server::with_clock_at(NOW, &[]);
     server.value("RL.LOG k 2 100s");
     server.step_clock(95 * SECOND);

@@ -1,5 +1,5 @@
-//! A cluster of six nodes: clients are redirected, slots move, masters hand over and fail, all
-//! under traffic, and nothing that was counted is lost or counted twice.
+//! A cluster of six nodes under traffic: clients are redirected, slots move, masters hand over and fail.
+//! No unit is lost or counted twice.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -8,41 +8,39 @@ use std::thread;
 use redis::cluster::ClusterConnection;
 use redis::{ConnectionLike, RedisResult, Value};
 
-use crate::harness::cluster::{Cluster, cluster_client};
-use crate::harness::{Random, Server, command, figures, pipeline, wait_for};
+use crate::nodes::{Cluster, cluster_client};
+use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
-
-/// So long that none ends while a test runs.
+/// None ends while a test runs.
 const WINDOW: &str = "3650d";
 
 /// The largest limit.
 const MOST: i64 = 9_007_199_254_740_991;
 
-/// A limit that is reached.
+/// A limit that the traffic reaches.
 const FEW: i64 = 300;
 
-/// Units that a request takes, at most.
+/// The most units that a request takes.
 const MOST_AT_ONCE: usize = 3;
 
 const CLIENTS: u64 = 4;
 
-/// A key under traffic, and what its clients know of it.
+/// A key under traffic, and what its clients know about it.
 struct Key {
     command: &'static str,
     name: String,
     slot: u16,
     limit: i64,
-    /// Units that were granted.
+    /// Units granted to clients.
     granted: AtomicI64,
-    /// Those of them that a replica had when the client was answered.
+    /// Those of them that had reached a replica when WAIT returned.
     replicated: AtomicI64,
-    /// Units of which no client knows whether they were granted.
+    /// Units requested without a reply: nobody knows whether they were granted.
     unanswered: AtomicI64,
 }
 
-/// Keys of each algorithm: some in one slot, by their tag, and some in any. The first ones have a
-/// limit that is reached.
+/// Keys of each algorithm: half in one slot, by their hash tag, and half in any. The first ones have a limit
+/// that the traffic reaches.
 fn keys(cluster: &Cluster) -> Vec<Key> {
     let mut keys = Vec::new();
     for command in COMMANDS {
@@ -85,7 +83,7 @@ fn add(units: &AtomicI64, more: i64) {
     units.fetch_add(more, Ordering::SeqCst);
 }
 
-/// Clients that request units of random keys until they are told to stop.
+/// Clients that request units of random keys until they are stopped.
 struct Traffic<'a> {
     keys: &'a [Key],
     masters_fail: bool,
@@ -93,14 +91,14 @@ struct Traffic<'a> {
 }
 
 impl Traffic<'_> {
-    /// Does something under traffic that has every request answered.
+    /// Runs `meanwhile` under traffic in which every request gets a reply.
     fn answered(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
         let traffic = Traffic { keys, masters_fail: false, stopped: AtomicBool::new(false) };
         traffic.run(addresses, meanwhile);
     }
 
-    /// Does something under traffic in which masters fail: connections break, and each client waits
-    /// a while until a replica has what it was granted.
+    /// Runs `meanwhile` under traffic in which masters fail: connections break, and each client waits briefly
+    /// for a replica to have what it was granted.
     fn replicated(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
         let traffic = Traffic { keys, masters_fail: true, stopped: AtomicBool::new(false) };
         traffic.run(addresses, meanwhile);
@@ -118,7 +116,7 @@ impl Traffic<'_> {
             let _stop = StopAtTheEnd(&self.stopped);
             for seed in 0..CLIENTS {
                 let addresses = &addresses;
-                scope.spawn(move || self.request_until_stopped(addresses, Random(seed)));
+                scope.spawn(move || self.request_until_stopped(addresses, Random::new(seed)));
             }
             meanwhile();
         });
@@ -139,7 +137,7 @@ impl Traffic<'_> {
 
     fn request(&self, client: &mut ClusterConnection, key: &Key, cost: i64) -> RedisResult<()> {
         let request = format!("{} {} {} {WINDOW} COST {cost}", key.command, key.name, key.limit);
-        // On the same connection, so that it waits for a replica of the node that counted.
+        // On the same connection, to wait for a replica of the node that counted.
         let mut lines = vec![request.as_str()];
         lines.extend(self.masters_fail.then_some("WAIT 1 100"));
         let packed = pipeline(&lines).get_packed_pipeline();
@@ -154,7 +152,7 @@ impl Traffic<'_> {
         Ok(())
     }
 
-    /// A new client, once the key can be reached: no request is sent into the dark before that.
+    /// A new client, once the key can be reached.
     fn client_when_served_again(&self, addresses: &[String], key: &Key) -> ClusterConnection {
         let mut found = None;
         wait_for("the key to be served again", || {
@@ -166,7 +164,7 @@ impl Traffic<'_> {
     }
 }
 
-/// Nothing that was granted is lost, and nothing was counted twice.
+/// Asserts that every granted unit is counted exactly once, on masters and replicas.
 fn assert_every_unit_counts_once(cluster: &Cluster, keys: &[Key]) {
     let mut client = cluster_client(&cluster.addresses()).expect("the cluster answers");
     for key in keys {
@@ -197,14 +195,14 @@ fn wait_until_limits_are_reached(keys: &[Key]) {
     });
 }
 
-/// Keys that nobody touches while their slot moves: several windows, a window before, many entries.
+/// Keys without traffic in a slot that moves: with several windows, a previous window, many entries.
 struct KeysAtRest {
-    /// Each with the digest of its value and the Unix time in milliseconds that it goes at.
+    /// Each with its digest and the Unix time in milliseconds at which it expires.
     states: Vec<(String, Value, i64)>,
 }
 
 impl KeysAtRest {
-    /// In the slot of the keys with a tag.
+    /// In the slot of the keys with a hash tag.
     fn in_the_slot_of_the_tag(cluster: &Cluster) -> KeysAtRest {
         let node = cluster.node(cluster.owner(cluster.slot("{tenant}")));
         let now = node.clock_ms();
@@ -225,23 +223,26 @@ impl KeysAtRest {
 
     fn state(node: &Server, name: String) -> (String, Value, i64) {
         let digest = node.value(&format!("DEBUG DIGEST-VALUE {name}"));
-        let goes_at = node.integer(&format!("PEXPIRETIME {name}"));
-        (name, digest, goes_at)
+        let expires_at = node.integer(&format!("PEXPIRETIME {name}"));
+        (name, digest, expires_at)
     }
 
-    /// They hold what they held, and go when they would have gone: about so, for MIGRATE sends the
-    /// time that is left.
+    /// Asserts that their values are the same, and their expiry too, nearly: MIGRATE sends the time that is
+    /// left.
     fn assert_unchanged(&self, cluster: &Cluster) {
         let node = cluster.node(cluster.owner(cluster.slot("{tenant}")));
-        for (name, digest, goes_at) in &self.states {
-            let (_, digest_now, goes_at_now) = KeysAtRest::state(node, name.clone());
+        for (name, digest, expires_at) in &self.states {
+            let (_, digest_now, expires_at_now) = KeysAtRest::state(node, name.clone());
             assert_eq!(digest_now, *digest, "{name}");
-            assert!(goes_at_now.abs_diff(*goes_at) < 60_000, "{name}: {goes_at}, then {goes_at_now}");
+            assert!(
+                expires_at_now.abs_diff(*expires_at) < 60_000,
+                "{name}: {expires_at}, then {expires_at_now}"
+            );
         }
     }
 }
 
-/// Moves a slot to another master, one key after the other, and lets clients of each be redirected.
+/// Moves a slot to another master key by key, and waits for a client of each to be redirected.
 fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
     let from = cluster.owner(slot);
     let (source, target) = (cluster.node(from), cluster.node(to));
@@ -259,7 +260,7 @@ fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
     cluster.wait_for_owner(slot, to);
 }
 
-/// How a server moves slots at once, with all their keys.
+/// How a server moves whole slots atomically.
 enum AtomicMove {
     /// The source sends them (Valkey 9.0).
     Export,
@@ -268,7 +269,7 @@ enum AtomicMove {
 }
 
 impl AtomicMove {
-    /// What this server has, if anything.
+    /// What this server supports, if anything.
     fn of(server: &Server) -> Option<AtomicMove> {
         let has = |name: &str| {
             server.value(&format!("COMMAND INFO cluster|{name}")) != Value::Array(vec![Value::Nil])
@@ -280,7 +281,7 @@ impl AtomicMove {
         }
     }
 
-    /// Moves those of the slots that one master has to another.
+    /// Moves the slots that one master has to another.
     fn run(&self, cluster: &Cluster, from: usize, to: usize, slots: &BTreeSet<u16>) {
         let moving: Vec<u16> = slots.iter().copied().filter(|slot| cluster.owner(*slot) == from).collect();
         let ranges: String = moving.iter().map(|slot| format!("{slot} {slot} ")).collect();
@@ -307,14 +308,14 @@ impl AtomicMove {
     }
 }
 
-/// A key in a slot of this node.
+/// One key of a slot on this node.
 fn one_key_of(node: &Server, slot: u16) -> Option<String> {
     let keys: Vec<String> =
         command(&format!("CLUSTER GETKEYSINSLOT {slot} 1")).query(&mut node.connect()).expect("keys");
     keys.into_iter().next()
 }
 
-/// How many commands came to this node by ASK.
+/// How many commands this node has served after an ASK redirection.
 fn times_asked(node: &Server) -> u64 {
     let statistics: String = command("INFO commandstats").query(&mut node.connect()).expect("INFO");
     let calls = statistics.lines().find_map(|line| line.strip_prefix("cmdstat_asking:calls="));
@@ -333,7 +334,7 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
     let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
     let masters = cluster.masters();
     Traffic::answered(cluster.addresses(), &keys, || {
-        // To the next master and back again.
+        // To the next master, and back.
         for direction in [1, 2] {
             for slot in slots_of(&keys) {
                 let from = masters.iter().position(|master| *master == cluster.owner(slot));
@@ -348,7 +349,7 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
 }
 
 #[test]
-fn slots_that_move_at_once_under_traffic_lose_no_unit_and_count_none_twice() {
+fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() {
     let cluster = Cluster::start();
     let Some(how) = AtomicMove::of(cluster.node(0)) else {
         println!("not tested: this server moves slots key by key only");
@@ -357,7 +358,7 @@ fn slots_that_move_at_once_under_traffic_lose_no_unit_and_count_none_twice() {
     let keys = keys(&cluster);
     let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
     let from = cluster.owner(cluster.slot("{tenant}"));
-    // So many more that there is traffic while they move.
+    // Enough keys that there is traffic while they move.
     let more = COMMANDS.iter().flat_map(|name| {
         (0..3_000).map(move |number| format!("{name} {{tenant}}:more:{name}:{number} 5 {WINDOW}"))
     });
@@ -406,7 +407,7 @@ fn when_a_master_fails_every_unit_that_was_acknowledged_and_replicated_is_kept()
         let [granted, replicated, unanswered] = [&key.granted, &key.replicated, &key.unanswered].map(get);
         assert!(replicated <= used, "{}: {replicated} units replicated, {used} counted", key.name);
         assert!(used <= granted + unanswered, "{}: {granted} + {unanswered} units, {used} counted", key.name);
-        // From here on each unit is known.
+        // From here on every unit is accounted for.
         key.granted.store(used, Ordering::SeqCst);
     }
 

@@ -1,32 +1,32 @@
-//! A server that is killed in the middle of traffic loses nothing that it has answered, and
-//! counts nothing that it was not sent.
+//! A server that is killed under traffic loses no request that it has answered, and counts none that it
+//! was not sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use harness::{APPEND_ONLY, COMMANDS, Random, Server, figures, pipeline, wait_for};
 use redis::Value;
 
-use crate::harness::{APPEND_ONLY, Random, Server, figures, pipeline, wait_for};
 use crate::histories::{CLIENTS, Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{COMMANDS, NOW};
+use crate::traffic::NOW;
 
-/// Starts a server that was killed, with a clock that is a second behind while it loads: what is on
-/// disk may not go by that.
+/// Restarts a server that was killed, with a clock that is a second behind while it loads: what is on disk
+/// must not depend on the clock.
 fn start_again(server: &mut Server) {
     server.relaunch_at(NOW - 1_000);
     server.set_clock(NOW);
 }
 
 #[test]
-fn an_append_only_file_has_every_request_that_was_answered_before_a_crash_and_none_twice() {
+fn after_a_crash_an_append_only_file_has_every_answered_request_and_none_twice() {
     for preamble in ["yes", "no"] {
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         let mut histories = Histories::of(1_000);
         let settings = [&APPEND_ONLY[..], &[("aof-use-rdb-preamble", preamble)]].concat();
         let mut server = Server::with_clock_at(NOW, &settings);
         for round in 0..rounds() {
             let sent = kill_amid_traffic(&mut server, histories.batches(), |clients| {
                 clients.wait_for_answers(random.below(1_000));
-                // Without a rewrite, perhaps in the middle of one, and after one.
+                // Without a rewrite, perhaps during one, and after one.
                 if round % 3 > 0 {
                     clients.value("BGREWRITEAOF");
                     clients.wait_for_answers(random.below(500));
@@ -44,8 +44,8 @@ fn an_append_only_file_has_every_request_that_was_answered_before_a_crash_and_no
 }
 
 #[test]
-fn a_crash_goes_back_to_the_last_snapshot_exactly() {
-    let mut random = Random(2);
+fn a_crash_restores_exactly_the_last_snapshot() {
+    let mut random = Random::new(2);
     let mut histories = Histories::of(2_000);
     let mut server = Server::with_clock_at(NOW, &[]);
     for round in 0..rounds() {
@@ -65,7 +65,7 @@ fn a_crash_goes_back_to_the_last_snapshot_exactly() {
     }
 }
 
-/// Requests of many to the same keys, of which some have room for all and some soon have none.
+/// A request to one of a few keys; some allow every request, others soon none.
 fn request(random: &mut Random, round: usize) -> String {
     let name = random.of(&COMMANDS);
     let pairs = random.of(&["1000000 1h", "1000000 1h 2000000 1d", "300 1h", "5000 1m 700 1d"]);
@@ -73,11 +73,11 @@ fn request(random: &mut Random, round: usize) -> String {
     format!("{name} {name}:{}:{round} {pairs} {cost}", pairs.replace(' ', "-"))
 }
 
-/// Units that a key may hold by what its clients know.
+/// The units that a key may hold, as far as its clients know.
 #[derive(Debug)]
 struct Units {
     granted: i64,
-    /// Asked for, and not answered.
+    /// Requested, and not answered.
     unanswered: i64,
 }
 
@@ -95,7 +95,7 @@ fn count(units: &mut BTreeMap<String, Units>, sent: &Sent) {
     }
 }
 
-/// Units that RL.INFO tells of a key, the same in each of its windows.
+/// The units that RL.INFO reports for a key, the same in each of its windows.
 fn used(info: &Value) -> i64 {
     let Value::Array(info) = info else { return 0 };
     let Value::Array(windows) = &info[3] else { panic!("no windows") };
@@ -109,13 +109,13 @@ fn used(info: &Value) -> i64 {
 }
 
 #[test]
-fn no_key_has_fewer_units_than_were_granted_before_a_crash_or_more_than_were_asked_for() {
-    let mut random = Random(3);
+fn after_a_crash_no_key_has_fewer_units_than_granted_or_more_than_requested() {
+    let mut random = Random::new(3);
     let mut server = Server::with_clock_at(NOW, &APPEND_ONLY);
     let (mut keys, mut limited) = (BTreeMap::new(), 0);
     for round in 0..rounds() {
         let sources = (0..CLIENTS).map(|_| {
-            let mut random = Random(random.below(usize::MAX) as u64);
+            let mut random = Random::new(random.below(usize::MAX) as u64);
             move || (0..=random.below(8)).map(|_| request(&mut random, round)).collect()
         });
         let sent = kill_amid_traffic(&mut server, sources.collect::<Vec<_>>(), |clients| {

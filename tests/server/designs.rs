@@ -1,14 +1,13 @@
-//! Three designs that people build by hand today, replayed as their authors describe them.
+//! Three designs that people build by hand, replayed as their authors describe them.
 
-use crate::harness::Server;
+use harness::Server;
 
 const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
 
-/// A counter for each window `floor(now / window)`, over the limit refused, and refused requests
-/// counted too: 3 in 60 s.
+/// A counter for each window `floor(now / window)` that also counts the requests it refuses: 3 in 60 s.
 #[test]
-fn a_fixed_window_that_counts_refused_requests_too() {
+fn a_fixed_window_that_also_counts_limited_requests() {
     let server = Server::start();
     let window = 1_000 * MINUTE;
     let mut replies = Vec::new();
@@ -25,7 +24,7 @@ fn a_fixed_window_that_counts_refused_requests_too() {
             [1, 3, 0, 1_000, 1_000],
         ]
     );
-    // All five were counted, and the next window begins empty.
+    // All five were counted, and the next window starts empty.
     assert_eq!(server.figures(&format!("RL.PEEK k 10 60s AT {}", window + 59_999))[2], 5);
     assert_eq!(
         server.figures(&format!("RL.FIXED k 3 60s FORCE AT {}", window + MINUTE)),
@@ -33,8 +32,7 @@ fn a_fixed_window_that_counts_refused_requests_too() {
     );
 }
 
-/// `n = x + y * z`, floored: at a quarter past, with a window of an hour, the last hour's count
-/// weighs three quarters.
+/// `n = x + y * z`, rounded down: a quarter past the hour, the previous hour's count weighs three quarters.
 #[test]
 fn a_sliding_counter_a_quarter_past_the_hour() {
     let server = Server::start();
@@ -54,7 +52,7 @@ fn a_sliding_counter_a_quarter_past_the_hour() {
     assert_eq!(server.figures(&format!("RL.PEEK k 100 1h AT {}", quarter_past + 1))[0], 0);
 }
 
-/// The count is floored: 84 * 0.7499... of the last hour counts as 62.
+/// The count is rounded down: 84 * 0.7499... units of the previous hour count as 62.
 #[test]
 fn a_sliding_counter_rounds_down() {
     let server = Server::start();
@@ -68,12 +66,12 @@ fn a_sliding_counter_rounds_down() {
     }
 }
 
-/// Every request's own time, those older than the window dropped: 100 in 60 s.
+/// A timestamp for each request, dropped when it is older than the window: 100 in 60 s.
 #[test]
 fn a_sliding_log_of_100_in_60_seconds() {
     let server = Server::start();
     let start = 1_000_000_000;
-    // One request every 500 ms: 100 take 49.5 s, and then the window is full until it slides.
+    // One request every 500 ms: after 49.5 s the window is full.
     for i in 0..100 {
         let figures = server.figures(&format!("RL.LOG k 100 60s AT {}", start + i * 500));
         assert_eq!(figures, [0, 100, 99 - i as i64, -1, 60_000]);
@@ -82,6 +80,6 @@ fn a_sliding_log_of_100_in_60_seconds() {
     assert_eq!(server.figures(&format!("RL.LOG k 100 60s AT {now}")), [1, 100, 0, 10_000, 59_500]);
     assert_eq!(server.figures(&format!("RL.LOG k 100 60s AT {}", start + 59_999)), [1, 100, 0, 1, 49_501]);
     assert_eq!(server.figures(&format!("RL.LOG k 100 60s AT {}", start + 60_000)), [0, 100, 0, -1, 60_000]);
-    // The next place is free when the second request leaves.
+    // The next unit is free when the second request leaves the window.
     assert_eq!(server.figures(&format!("RL.LOG k 100 60s AT {}", start + 60_001))[3], 499);
 }

@@ -1,30 +1,29 @@
-//! What README.md and the pages in docs show is what a server answers.
+//! README.md and the pages in docs show what a server really replies.
 //!
 //! A session is a run of lines in a code block, fenced or indented. Lines that begin with the
-//! prompt `127.0.0.1:6379> ` are commands; those after each, its answer. A line `$ redis-cli ...`
-//! before the first has the session run with these options. The sessions of a page run in order,
-//! each in a redis-cli of its own, on one server that starts empty.
+//! prompt `127.0.0.1:6379> ` are commands; the lines after each are its reply. A line `$ redis-cli ...`
+//! before the first command gives the session these options. The sessions of a page run in order,
+//! each in its own redis-cli, on one server that starts empty.
 //!
-//! Answers are compared to the letter. Only where the server's clock decides, in a command without
-//! AT, may a time be another one than the page shows, as long as both fit the window. After
-//! `(error) NOPERM` each server has words of its own.
+//! Replies are compared letter by letter. Only where the server's clock decides, in a command without
+//! AT, may a time differ from the page, as long as both fit the window. The text after `(error) NOPERM`
+//! differs from server to server.
 
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use harness::Server;
 use redis_rl::request::{Options, Request};
-
-use crate::harness::Server;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
-/// How often a page is tried: a window may end in the middle of a session.
+/// How often a page is tried: a window may end during a session.
 const ATTEMPTS: usize = 10;
 
 struct Session {
-    /// Of redis-cli.
+    /// For redis-cli.
     options: Vec<String>,
     exchanges: Vec<Exchange>,
 }
@@ -36,7 +35,7 @@ struct Exchange {
 }
 
 #[test]
-fn every_session_in_the_docs_is_what_a_server_answers() {
+fn every_session_in_the_docs_shows_what_a_server_replies() {
     for path in pages() {
         let page = read(&path);
         assert_eq!(
@@ -52,7 +51,7 @@ fn every_session_in_the_docs_is_what_a_server_answers() {
 }
 
 #[test]
-fn a_page_that_shows_something_else_is_found() {
+fn a_page_that_shows_a_different_reply_is_detected() {
     let right = "\
         ```\n\
         127.0.0.1:6379> RL.FIXED k 5 1d\n\
@@ -79,7 +78,7 @@ fn a_page_that_shows_something_else_is_found() {
 }
 
 #[test]
-fn each_command_has_a_page_with_what_the_server_knows_about_it() {
+fn each_command_has_a_page_that_agrees_with_command_docs() {
     let server = Server::start();
     for name in ["rl.fixed", "rl.sliding", "rl.log", "rl.peek", "rl.info"] {
         let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/commands/{name}.md")));
@@ -88,14 +87,14 @@ fn each_command_has_a_page_with_what_the_server_knows_about_it() {
         let fields: HashMap<String, redis::Value> = redis::from_redis_value_ref(&docs[1]).expect("a map");
         for field in ["summary", "since", "complexity"] {
             let text: String = redis::from_redis_value_ref(&fields[field]).expect("text");
-            assert!(page.contains(&text), "the page of {name} has not this {field}: {text}");
+            assert!(page.contains(&text), "the page of {name} lacks its {field}: {text}");
         }
     }
 }
 
 #[test]
-fn each_figure_of_info_is_explained() {
-    let section: String = redis::from_redis_value(Server::start().value("INFO rl_stats")).expect("text");
+fn each_field_of_info_is_explained() {
+    let section = Server::start().text("INFO rl_stats");
     let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md"));
     for name in section.lines().filter_map(|line| Some(line.split_once(':')?.0)) {
         assert!(page.contains(&format!("`{name}`")), "{name}");
@@ -103,7 +102,7 @@ fn each_figure_of_info_is_explained() {
 }
 
 #[test]
-fn each_promise_is_held_by_tests_that_there_are() {
+fn each_promise_names_tests_that_exist() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let page = read(&tests.join("../docs/promises.md"));
     let names: Vec<_> = page.split('`').filter_map(|name| name.split_once("::")).collect();
@@ -117,7 +116,7 @@ fn each_promise_is_held_by_tests_that_there_are() {
 }
 
 #[test]
-fn links_in_the_docs_lead_to_files() {
+fn links_in_the_docs_point_to_files() {
     for path in pages() {
         let page = read(&path);
         let targets = page.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
@@ -129,7 +128,7 @@ fn links_in_the_docs_lead_to_files() {
 }
 
 #[test]
-fn the_figures_of_the_benchmark_in_the_readme_are_those_of_its_page() {
+fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let benchmark: Vec<String> = read(&root.join("docs/benchmarks.md")).lines().flat_map(cells).collect();
@@ -143,7 +142,7 @@ fn the_figures_of_the_benchmark_in_the_readme_are_those_of_its_page() {
         .collect();
     assert!(figures.len() > 15, "{figures:?}");
     for figure in figures {
-        // By itself, or as the median before its spread.
+        // Alone, or as the median in front of its spread.
         let stands = |cell: &String| *cell == figure || cell.starts_with(&format!("{figure} ("));
         assert!(benchmark.iter().any(stands), "{figure} is not on the page");
     }
@@ -204,7 +203,7 @@ fn sessions(page: &str) -> Vec<Session> {
     sessions
 }
 
-/// The first difference between a page and what a server answers, if every attempt finds one.
+/// The first difference between a page and what a server replies, if every attempt finds one.
 fn difference(page: &str) -> Option<String> {
     let sessions = sessions(page);
     let attempts: Option<Vec<String>> = (0..ATTEMPTS).map(|_| first_difference(&sessions)).collect();
@@ -216,7 +215,7 @@ fn first_difference(sessions: &[Session]) -> Option<String> {
     sessions.iter().find_map(|session| compare(session, &run(session, &server)))
 }
 
-/// The lines that redis-cli prints to a person who enters the commands of a session.
+/// The lines that redis-cli prints at a terminal for the commands of a session.
 fn run(session: &Session, server: &Server) -> Vec<String> {
     let mut cli = Command::new("redis-cli")
         .args(["--no-raw", "-p", &server.port().to_string()])
@@ -249,8 +248,7 @@ fn compare(session: &Session, answered: &[String]) -> Option<String> {
 }
 
 impl Exchange {
-    /// Whether `answer` is what the page shows in a line of the answer, or another time in the
-    /// place of its time.
+    /// Whether `answer` is what the page shows in this line, or differs only by a time.
     fn is_answered(&self, index: usize, answer: &str) -> bool {
         let shown = self.answer[index].as_str();
         let both = |are: &dyn Fn(&str) -> bool| are(shown) && are(answer);
@@ -263,11 +261,11 @@ impl Exchange {
                 || both(&|line| integer(line).is_some_and(|ms| (1..=longest_ms).contains(&ms))))
     }
 
-    /// The longest time that a line of the answer can tell, if it tells one by the server's clock.
+    /// The longest time that this line can show, if it shows one by the server's clock.
     fn longest_ms(&self, index: usize) -> Option<u64> {
         let words: Vec<&str> = self.command.split(' ').collect();
         if words[0] == "RL.INFO" {
-            // `reset_after_ms` stands before its time; `window_ms` of the same window above it.
+            // `reset_after_ms` comes before its time, and `window_ms` of the same window above it.
             let (above, line) = (&self.answer[..index], &self.answer[index]);
             let name = if line.contains("=>") { line } else { above.last()? };
             let window = above.iter().rposition(|line| line.contains("window_ms"))?;
@@ -279,8 +277,8 @@ impl Exchange {
         }
         let request =
             Request::parse(words[2..].iter().map(|word| word.as_bytes()), Options::WithForce).ok()?;
-        let window_ms = request.quotas().iter().map(|quota| quota.window.get()).max()?;
-        // What the window before has counted goes on to count in this one.
+        let window_ms = request.quotas.iter().map(|quota| quota.window().get()).max()?;
+        // Units of the previous window still count in this one.
         let windows = if matches!(words[0], "RL.SLIDING" | "RL.PEEK") { 2 } else { 1 };
         request.at.is_none().then_some(windows * window_ms)
     }

@@ -1,16 +1,17 @@
-//! A replica that takes over has every request that it had received, counts none twice, and goes
-//! on limiting as its master would have.
+//! A replica that takes over has every request it had received, none of them twice, and goes on limiting
+//! as its master would have.
 
 use std::collections::BTreeMap;
 
-use crate::harness::{APPEND_ONLY, Random, Server, command, wait_for};
+use harness::{APPEND_ONLY, COMMANDS, Random, Server, command, wait_for};
+
 use crate::histories::{Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{COMMANDS, LATER, NOW, Traffic, assert_same, peeks_with_at, send, wait_for_offset};
+use crate::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send};
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
 
-/// What clients send, each batch until it has reached so many replicas.
+/// What clients send: after each batch they wait until it has reached this many replicas.
 fn replicated<'a>(
     batches: impl Iterator<Item = impl FnMut() -> Vec<String> + Send + 'a>,
     replicas: usize,
@@ -18,7 +19,7 @@ fn replicated<'a>(
     batches.map(|mut batch| move || [batch(), vec![format!("WAIT {replicas} 0")]].concat()).collect()
 }
 
-/// What was sent without the waiting, and at least how many of these lines all replicas had.
+/// What was sent without the WAITs, and how many of these lines all replicas had at least.
 fn received(sent: Vec<Sent>) -> (Vec<Sent>, Vec<usize>) {
     let received = sent.into_iter().map(|Sent { lines, replies }| {
         let mut answered = lines[..replies.len()].iter();
@@ -32,8 +33,8 @@ fn received(sent: Vec<Sent>) -> (Vec<Sent>, Vec<usize>) {
     received.unzip()
 }
 
-/// Kills a master amid traffic to it and its replicas; has one of these take its place, and
-/// compares that with a server which was sent the same and never killed.
+/// Kills a master under traffic, promotes one of its replicas, and compares that with a server that was sent
+/// the same and never killed.
 fn kill_and_replace(
     histories: &mut Histories,
     master: &mut Server,
@@ -53,14 +54,14 @@ fn kill_and_replace(
 }
 
 #[test]
-fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_comes_back_to_agree() {
-    let mut random = Random(1);
+fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_follows_it() {
+    let mut random = Random::new(1);
     let mut histories = Histories::of(3_000);
     let mut master = Server::with_clock_at(NOW, &APPEND_ONLY);
     let mut replica = Server::replica_of(&master, &APPEND_ONLY);
     for _ in 0..rounds() {
         replica = kill_and_replace(&mut histories, &mut master, 1, random.below(1_500), || {
-            // It has done all it received when it finds the connection closed.
+            // It has applied everything it received when it sees that the connection is closed.
             wait_for("the master to be gone", || replica.info("master_link_status") == "down");
             replica.value("REPLICAOF NO ONE");
             replica
@@ -72,7 +73,7 @@ fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_come
     }
 }
 
-/// Whether all sentinels know an instance, one of these, with all these fields.
+/// Whether all Sentinels list an instance with these fields.
 fn all_know(sentinels: &[Server], instances: &str, fields: &[(&str, &str)]) -> bool {
     sentinels.iter().all(|sentinel| {
         let known: Vec<BTreeMap<String, String>> =
@@ -85,14 +86,14 @@ fn all_know(sentinels: &[Server], instances: &str, fields: &[(&str, &str)]) -> b
 }
 
 #[test]
-fn a_replica_that_sentinels_promote_goes_on_counting_and_the_others_follow_it() {
+fn a_replica_promoted_by_sentinel_keeps_counting_and_the_others_follow_it() {
     let mut histories = Histories::of(4_000);
     let mut old_master = Server::with_clock_at(NOW, &[]);
     let mut replicas: Vec<Server> = (0..2).map(|_| Server::replica_of(&old_master, &[])).collect();
     let sentinels = [(); 3].map(|()| {
         let sentinel =
             Server::sentinel(&format!("sentinel monitor limits 127.0.0.1 {} 2", old_master.port()));
-        // They ask and tell more often, and do not take a slow machine for a clock that stepped.
+        // They exchange news more often, and do not mistake a slow machine for a clock that stepped.
         sentinel.value("SENTINEL DEBUG info-period 500 publish-period 100 ask-period 100 tilt-trigger 60000");
         sentinel.value("SENTINEL SET limits failover-timeout 5000");
         sentinel
@@ -111,7 +112,7 @@ fn a_replica_that_sentinels_promote_goes_on_counting_and_the_others_follow_it() 
         let promoted =
             |replica: &Server| all_know(&sentinels, "MASTERS", &[("port", &replica.port().to_string())]);
         wait_for("a new master", || replicas.iter().any(promoted));
-        // From now on a slow one is not given up.
+        // From now on a slow server is not considered down.
         give_up_after(60_000);
         let promoted = replicas.iter().position(promoted).expect("a new master");
         replicas.swap_remove(promoted)
@@ -126,14 +127,14 @@ fn a_replica_that_sentinels_promote_goes_on_counting_and_the_others_follow_it() 
     }
 }
 
-/// A replica whose clock is off by this much.
-fn replica_with_clock_off_by(ms: i64, master: &Server) -> Server {
+/// A replica whose clock is wrong by this much.
+fn replica_with_clock_wrong_by(ms: i64, master: &Server) -> Server {
     let replica = Server::with_clock_at(master.clock_ms() + ms, &[]);
     replica.follow(master);
     replica
 }
 
-/// The keys of a master once all that expired are gone.
+/// The keys of a master, once the expired ones are deleted.
 fn keys(master: &Server) -> Vec<String> {
     let keys = || -> Vec<String> { command("KEYS *").query(&mut master.connect()).expect("KEYS") };
     wait_for("keys to expire", || keys().len() as i64 == master.integer("DBSIZE"));
@@ -141,47 +142,47 @@ fn keys(master: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_replica_whose_clock_is_off_holds_what_its_master_counted() {
+fn a_replica_whose_clock_is_wrong_holds_what_its_master_counted() {
     let master = Server::with_clock_at(NOW, &[]);
-    let mut replicas = Vec::from([-NOW, 5_000 * DAY, 0].map(|off| replica_with_clock_off_by(off, &master)));
-    let mut random = Random(5);
+    let mut replicas = Vec::from([-NOW, 5_000 * DAY, 0].map(|off| replica_with_clock_wrong_by(off, &master)));
+    let mut random = Random::new(5);
     let mut traffic = Traffic::of(5_000);
     for _ in 0..40 {
         send(&mut master.connect(), &traffic.lines(50));
         master.step_clock(random.of(&[0, 1, 7, 999, 20_000]));
-        // The last one's steps too, by more and back.
+        // The last replica's clock steps too, further and back.
         replicas[2].step_clock(random.of(&[0, 1_000, -1_000, HOUR, -HOUR]));
     }
     let peeks: Vec<String> = keys(&master).iter().flat_map(|key| peeks_with_at(key)).collect();
     let expected = send(&mut master.connect(), &peeks);
     for replica in &replicas[..2] {
-        wait_for_offset(&master, replica);
-        let told = send(&mut replica.connect(), &peeks);
-        for ((peek, expected), told) in peeks.iter().zip(&expected).zip(told) {
-            assert_eq!(told, *expected, "{peek}");
+        replica.wait_to_catch_up(&master);
+        let replies = send(&mut replica.connect(), &peeks);
+        for ((peek, expected), reply) in peeks.iter().zip(&expected).zip(replies) {
+            assert_eq!(reply, *expected, "{peek}");
         }
     }
 
-    // One more, that finds something to load. Then keys go where their master says so.
-    replicas.push(replica_with_clock_off_by(DAY, &master));
+    // One more replica, with a snapshot to load. Keys expire when their master says so.
+    replicas.push(replica_with_clock_wrong_by(DAY, &master));
     let before = master.integer("DBSIZE");
     master.step_clock(2 * DAY);
     assert!((1..before).contains(&(keys(&master).len() as i64)), "some keys expired");
     for replica in &replicas {
-        wait_for_offset(&master, replica);
+        replica.wait_to_catch_up(&master);
         assert_eq!(replica.digest(), master.digest());
     }
 }
 
 #[test]
-fn a_promoted_replica_whose_clock_is_behind_frees_nothing_early_and_tells_exact_waits() {
+fn a_promoted_replica_whose_clock_is_behind_frees_nothing_early_and_replies_exact_waits() {
     for name in COMMANDS {
         let master = Server::with_clock_at(NOW, &[]);
-        let replica = replica_with_clock_off_by(-HOUR, &master);
+        let replica = replica_with_clock_wrong_by(-HOUR, &master);
         let request = format!("{name} k 5 10m COST 5");
         assert_eq!(master.figures(&request)[0], 0);
         let [.., on_master, _] = master.figures(&request);
-        wait_for_offset(&master, &replica);
+        replica.wait_to_catch_up(&master);
         replica.value("REPLICAOF NO ONE");
         let [limited, _, _, wait, _] = replica.figures(&request);
         assert_eq!(limited, 1);

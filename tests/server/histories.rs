@@ -1,6 +1,6 @@
-//! Clients whose server is killed while they send, and what is known of their requests then.
+//! Clients whose server is killed while they send, and what is known about their requests.
 //!
-//! `ROUNDS` says how often each test kills a server.
+//! `ROUNDS` is the number of times that each test kills a server.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -9,12 +9,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
+use harness::{Server, command, pipeline};
 use redis::{Connection, Value};
 
-use crate::harness::{Server, command, pipeline};
 use crate::traffic::{NOW, Traffic, send};
 
-/// How many clients send at the same time.
+/// Clients that send at the same time.
 pub const CLIENTS: usize = 3;
 
 /// How often a test kills a server.
@@ -22,15 +22,15 @@ pub fn rounds() -> usize {
     env::var("ROUNDS").map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
 }
 
-/// What a client sent and was answered before the server was gone.
+/// What a client sent, and the replies it got before the server was killed.
 #[derive(Default)]
 pub struct Sent {
     pub lines: Vec<String>,
-    /// Those to the first so many lines.
+    /// The replies to the first of these lines.
     pub replies: Vec<Value>,
 }
 
-/// The clients of a server, while it is there.
+/// The clients of a server that has not been killed yet.
 pub struct Clients<'a> {
     server: &'a mut Server,
     sent: &'a [Mutex<Sent>],
@@ -38,12 +38,12 @@ pub struct Clients<'a> {
 }
 
 impl Clients<'_> {
-    /// Waits until they have been answered so many times more.
+    /// Waits for this many more replies.
     pub fn wait_for_answers(&self, count: usize) {
         assert_eq!(self.answers.iter().take(count).count(), count, "the server is gone");
     }
 
-    /// What each has sent and been answered by now.
+    /// What each client has sent, and its replies so far.
     pub fn sent(&self) -> impl Iterator<Item = MutexGuard<'_, Sent>> {
         self.sent.iter().map(|sent| sent.lock().expect("no client panics"))
     }
@@ -58,14 +58,14 @@ impl Deref for Clients<'_> {
 }
 
 impl Drop for Clients<'_> {
-    /// Ends their traffic too, also when a test fails.
+    /// Ends the traffic too, even when a test fails.
     fn drop(&mut self) {
         self.server.kill();
     }
 }
 
-/// Has a client for each of `sources` send what that makes, batch after batch; does `meanwhile`,
-/// and kills the server in the middle of it all.
+/// Sends the batches of each source from a client of its own, runs `meanwhile`, and kills the server under
+/// this traffic.
 pub fn kill_amid_traffic(
     server: &mut Server,
     sources: impl IntoIterator<Item = impl FnMut() -> Vec<String> + Send>,
@@ -100,13 +100,13 @@ fn send_until_killed(
         for _ in batch {
             let Ok(reply) = connection.recv_response() else { return };
             sent.lock().expect("no client panics").replies.push(reply);
-            // Once the server is about to be killed nobody waits for answers.
+            // Nobody waits for replies any more once the server is about to be killed.
             let _ = answered.send(());
         }
     }
 }
 
-/// Clients with keys of their own, and a server that is never killed and is sent the same.
+/// Clients with keys of their own, and a reference server that is sent the same and never killed.
 pub struct Histories {
     clients: Vec<Traffic>,
     reference: Server,
@@ -123,8 +123,8 @@ impl Histories {
         self.clients.iter_mut().map(|traffic| || traffic.batch())
     }
 
-    /// Each client's keys hold what they do after so many of the lines that it sent: all of these,
-    /// in their order, and none of the others.
+    /// Asserts that each client's keys hold the result of the first lines it sent, for a number of lines in
+    /// its range: all of these, in order, and none of the others.
     #[track_caller]
     pub fn assert_carried_out(
         &self,
@@ -140,13 +140,13 @@ impl Histories {
             while held(&self.reference, client) != found {
                 let line =
                     rest.next().unwrap_or_else(|| panic!("client {client}: after none of {counts:?} lines"));
-                // It may be one that is answered with an error.
+                // The reply may be an error.
                 let _ = command(line).exec(&mut connection);
             }
         }
     }
 
-    /// The server goes on from there as one that was never killed.
+    /// Asserts that the server goes on like one that was never killed.
     #[track_caller]
     pub fn assert_goes_on(&mut self, server: &Server) {
         for traffic in &mut self.clients {
@@ -160,7 +160,7 @@ impl Histories {
     }
 }
 
-/// How the keys of a client begin.
+/// The prefix of a client's keys.
 fn owner(client: usize) -> String {
     format!("client-{client}:")
 }

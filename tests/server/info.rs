@@ -1,47 +1,48 @@
 //! The module's section of INFO.
 
-use crate::harness::{Server, wait_for};
+use harness::{APPEND_ONLY, Server, wait_for};
 
-const COMMANDS: [&str; 3] = ["fixed", "sliding", "log"];
+/// The algorithms, as fields of INFO name them.
+const ALGORITHMS: [&str; 3] = ["fixed", "sliding", "log"];
 
-/// Figures of the section by their names, without the module's prefix.
-fn figure(server: &Server, name: &str) -> u64 {
-    let section: String = redis::from_redis_value(server.value("INFO rl_stats")).expect("a text");
+/// A field of the section, named without the module's prefix.
+fn field(server: &Server, name: &str) -> u64 {
+    let section = server.text("INFO rl_stats");
     let line = section.lines().find_map(|line| line.strip_prefix(&format!("rl_{name}:")));
     line.unwrap_or_else(|| panic!("no {name} in {section}")).parse().expect("a number")
 }
 
 /// Allowed, limited and forced requests of one command.
 fn outcomes(server: &Server, command: &str) -> [u64; 3] {
-    ["allowed", "limited", "forced"].map(|outcome| figure(server, &format!("{command}_{outcome}")))
+    ["allowed", "limited", "forced"].map(|outcome| field(server, &format!("{command}_{outcome}")))
 }
 
 fn units(server: &Server) -> [u64; 2] {
-    ["units_counted", "units_given_back"].map(|name| figure(server, name))
+    ["units_counted", "units_given_back"].map(|name| field(server, name))
 }
 
 #[test]
-fn the_section_is_the_modules_and_tells_its_version() {
+fn info_has_a_section_of_the_module_with_its_version() {
     let server = Server::start();
     for section in ["rl", "rl_stats", "modules", "everything"] {
-        let text: String = redis::from_redis_value(server.value(&format!("INFO {section}"))).expect("a text");
+        let text = server.text(&format!("INFO {section}"));
         assert!(text.contains("# rl_stats\r\n"), "{section}");
         assert!(text.contains(concat!("rl_version:", env!("CARGO_PKG_VERSION"), "\r\n")), "{section}");
     }
-    let text: String = redis::from_redis_value(server.value("INFO memory")).expect("a text");
-    assert!(!text.contains("rl_"), "a section that was not asked for");
+    let text = server.text("INFO memory");
+    assert!(!text.contains("rl_"), "a section that was not requested");
 }
 
 #[test]
-fn each_command_counts_its_requests_by_what_came_of_them() {
+fn each_command_counts_its_requests_by_outcome() {
     let server = Server::start();
-    for command in COMMANDS {
+    for command in ALGORITHMS {
         let rl = format!("RL.{command} {command}");
         for _ in 0..5 {
             server.value(&format!("{rl} 3 10s AT 0"));
         }
         server.value(&format!("{rl} 3 10s FORCE AT 0"));
-        // Within the limit: allowed, whatever it says.
+        // Within the limit a forced request is an allowed one.
         server.value(&format!("{rl} 9 10s FORCE AT 0"));
         server.value(&format!("{rl} 9 10s 9 20s AT 0"));
         server.value(&format!("{rl} 3 10s COST 0 AT 0"));
@@ -49,73 +50,72 @@ fn each_command_counts_its_requests_by_what_came_of_them() {
         assert!(server.call(&format!("RL.PEEK {command} 1 10s AT 0")).is_ok());
         assert!(server.call(&format!("RL.PEEK {command} 99 10s AT 0")).is_ok());
         server.value(&format!("RL.INFO {command}"));
-        assert_eq!(outcomes(&server, command), [6, 2, 1], "{command} and a look at it");
+        assert_eq!(outcomes(&server, command), [6, 2, 1], "{command} after RL.PEEK and RL.INFO");
     }
-    assert_eq!([figure(&server, "peek_allowed"), figure(&server, "peek_limited")], [3, 3]);
+    assert_eq!([field(&server, "peek_allowed"), field(&server, "peek_limited")], [3, 3]);
 }
 
 #[test]
-fn units_are_counted_and_given_back_as_many_as_there_were() {
+fn units_counted_and_refunded_are_those_that_changed() {
     let server = Server::start();
     let mut counted = 0;
-    let mut given = 0;
-    for command in COMMANDS {
+    let mut refunded = 0;
+    for command in ALGORITHMS {
         let rl = format!("RL.{command} {command}");
         server.value(&format!("{rl} 10 10s COST 7 AT 0"));
         server.value(&format!("{rl} 10 10s COST 7 AT 0"));
         server.value(&format!("{rl} 10 10s COST 7 FORCE AT 0"));
         counted += 14;
-        assert_eq!(units(&server), [counted, given], "{command}");
+        assert_eq!(units(&server), [counted, refunded], "{command}");
         server.value(&format!("{rl} 10 10s COST -4 AT 0"));
         server.value(&format!("{rl} 10 10s COST -99 AT 0"));
         server.value(&format!("{rl} 10 10s COST -1 AT 0"));
-        given += 14;
-        assert_eq!(units(&server), [counted, given], "{command} given back");
+        refunded += 14;
+        assert_eq!(units(&server), [counted, refunded], "{command}, refunded");
     }
 }
 
 #[test]
-fn commands_that_answer_an_error_are_counted_as_such_and_as_nothing_else() {
+fn commands_that_reply_an_error_are_counted_as_errors_and_as_nothing_else() {
     let server = Server::start();
     server.value("SET text x");
     for (i, line) in
         ["RL.FIXED k -1 10s", "RL.LOG text 1 1s", "RL.PEEK k 1 0s", "RL.INFO text"].iter().enumerate()
     {
         server.error(line);
-        assert_eq!(figure(&server, "errors"), i as u64 + 1, "{line}");
+        assert_eq!(field(&server, "errors"), i as u64 + 1, "{line}");
     }
-    assert_eq!(COMMANDS.map(|command| outcomes(&server, command)), [[0; 3]; 3]);
+    assert_eq!(ALGORITHMS.map(|command| outcomes(&server, command)), [[0; 3]; 3]);
 }
 
 #[test]
-fn a_replica_and_a_restart_count_no_requests_of_others() {
-    let mut server = Server::with(&[("appendonly", "yes"), ("appendfsync", "always")]);
+fn replicated_and_reloaded_requests_are_not_counted() {
+    let mut server = Server::with(&APPEND_ONLY);
     let replica = Server::replica_of(&server, &[]);
-    for command in COMMANDS {
+    for command in ALGORITHMS {
         server.value(&format!("RL.{command} {command} 3 1d"));
         server.value(&format!("RL.{command} {command} 3 1d COST 9 FORCE"));
         server.value(&format!("RL.{command} {command} 3 1d COST -1"));
     }
-    let caught_up = || server.digest() == replica.digest();
-    wait_for("the replica holds the same", caught_up);
+    wait_for("the replica to hold the same", || server.digest() == replica.digest());
     server.restart();
     for other in [&server, &replica] {
-        assert_eq!(COMMANDS.map(|command| outcomes(other, command)), [[0; 3]; 3]);
+        assert_eq!(ALGORITHMS.map(|command| outcomes(other, command)), [[0; 3]; 3]);
         assert_eq!(units(other), [0, 0]);
     }
 }
 
 #[test]
-fn the_memory_of_limiters_is_told_and_goes_with_them() {
+fn info_reports_the_memory_of_limiters_until_they_are_freed() {
     let server = Server::start();
-    let base = figure(&server, "memory_bytes");
+    let base = field(&server, "memory_bytes");
     for i in 0..2_000 {
         server.value(&format!("RL.LOG log 1000000 1d AT {}", i * 40));
     }
-    let of_log = figure(&server, "memory_bytes") - base;
+    let of_log = field(&server, "memory_bytes") - base;
     assert!((2_000..5_000).contains(&of_log), "{of_log}");
     server.value("RL.FIXED fixed 1 1d");
-    assert_eq!(figure(&server, "memory_bytes") - base - of_log, 16);
+    assert_eq!(field(&server, "memory_bytes") - base - of_log, 16);
     server.value("UNLINK log fixed");
-    wait_for("the limiters are freed", || figure(&server, "memory_bytes") == base);
+    wait_for("the limiters to be freed", || field(&server, "memory_bytes") == base);
 }

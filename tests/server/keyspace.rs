@@ -1,15 +1,12 @@
-//! Keys as the rest of the server sees them: their time to live, events, WATCH, tracking.
+//! Keys as the rest of the server sees them: time to live, events, WATCH, client-side caching.
 
 use std::time::Duration;
 
+use harness::{COMMANDS, Server, command, wait_for};
 use redis::{PushKind, Value};
 
-use crate::harness::{Server, command};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
-
 #[test]
-fn no_key_is_without_a_time_to_live() {
+fn every_key_has_a_time_to_live() {
     let server = Server::start();
     for name in COMMANDS {
         for arguments in
@@ -26,11 +23,11 @@ fn no_key_is_without_a_time_to_live() {
 }
 
 #[test]
-fn a_key_goes_when_nothing_in_it_can_matter_any_more() {
+fn a_key_expires_when_nothing_in_it_counts_any_more() {
     let server = Server::start();
     let day = 86_400_000;
     for name in COMMANDS {
-        // Until the end of the window that the clock was in before or after, if it went on between.
+        // A window may end while the request is made.
         let before = server.clock_ms();
         server.value(&format!("{name} {name} 5 1d 5 10s"));
         let expires = server.integer(&format!("PEXPIRETIME {name}"));
@@ -43,12 +40,12 @@ fn a_key_goes_when_nothing_in_it_can_matter_any_more() {
         assert!((before..=latest).contains(&expires), "{name}: {expires}");
         let now = server.clock_ms();
         let [_, _, _, _, reset_after] = server.figures(&format!("RL.PEEK {name} 5 1d"));
-        assert!(expires >= now + reset_after, "{name} goes before it is reset");
+        assert!(expires >= now + reset_after, "{name} expires before it is reset");
     }
 }
 
 #[test]
-fn a_fixed_window_expires_to_the_millisecond() {
+fn a_window_counter_expires_to_the_millisecond() {
     let server = Server::start();
     server.value("RL.FIXED k 5 1h");
     let hour = 3_600_000;
@@ -58,7 +55,7 @@ fn a_fixed_window_expires_to_the_millisecond() {
 }
 
 #[test]
-fn the_time_to_live_moves_only_when_it_has_to() {
+fn the_time_to_live_changes_only_when_it_has_to() {
     let server = Server::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 100 100d"));
@@ -67,35 +64,35 @@ fn the_time_to_live_moves_only_when_it_has_to() {
             server.value(&format!("{name} {name} 100 100d COST 2"));
         }
         assert_eq!(server.integer(&format!("PEXPIRETIME {name}")), expires, "{name}");
-        // A longer tier has it move.
+        // A longer tier extends it.
         server.value(&format!("{name} {name} 100 100d 100 3650d"));
         assert!(server.integer(&format!("PEXPIRETIME {name}")) > expires, "{name}");
     }
 }
 
 #[test]
-fn a_key_that_lost_its_time_to_live_gets_it_back_with_a_new_window() {
+fn a_key_that_lost_its_time_to_live_gets_one_with_a_new_window() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
-        for take_away in ["PERSIST k", "PEXPIRE k 50000"] {
+        for change in ["PERSIST k", "PEXPIRE k 50000"] {
             server.value(&format!("{name} k 100 100d"));
-            server.value(take_away);
+            server.value(change);
             server.value(&format!("{name} k 100 100d 100 10d"));
-            assert!(server.integer("PTTL k") > 50_000, "{name} after {take_away}");
+            assert!(server.integer("PTTL k") > 50_000, "{name} after {change}");
             server.value("DEL k");
         }
     }
-    for take_away in ["PERSIST k", "PEXPIRE k 50000"] {
+    for change in ["PERSIST k", "PEXPIRE k 50000"] {
         server.value("RL.LOG k 100 100d");
-        server.value(take_away);
+        server.value(change);
         server.value("RL.LOG k 100 100d 100 200d");
-        assert!(server.integer("PTTL k") > 50_000, "RL.LOG after {take_away}");
+        assert!(server.integer("PTTL k") > 50_000, "RL.LOG after {change}");
         server.value("DEL k");
     }
 }
 
 #[test]
-fn a_key_written_with_at_stays_at_least_a_minute_by_the_servers_clock() {
+fn a_key_written_with_at_lives_at_least_a_minute_on_the_servers_clock() {
     let server = Server::start();
     for name in COMMANDS {
         for at in ["0", "9007199254740991"] {
@@ -112,10 +109,10 @@ fn a_key_written_with_at_stays_at_least_a_minute_by_the_servers_clock() {
 }
 
 #[test]
-fn a_wait_is_over_when_the_key_goes() {
+fn a_wait_ends_when_the_key_expires() {
     let server = Server::start();
     server.value("RL.LOG k 1 10s");
-    // A longer window counts what is still there, and it is there no longer than the key.
+    // A longer window counts only what is still there, and that lives no longer than the key.
     for line in ["RL.LOG k 1 1h", "RL.PEEK k 1 1h"] {
         let [limited, _, _, retry_after, reset_after] = server.figures(line);
         assert_eq!((limited, retry_after), (1, reset_after), "{line}");
@@ -124,12 +121,12 @@ fn a_wait_is_over_when_the_key_goes() {
 }
 
 #[test]
-fn an_expired_window_is_as_good_as_a_missing_key() {
+fn an_expired_window_counts_like_a_missing_key() {
     let server = Server::start();
     for name in COMMANDS {
         server.value(&format!("{name} k 1 1ms"));
-        crate::harness::wait_for("the window to pass", || server.figures("RL.PEEK k 1 1ms")[0] == 0);
-        crate::harness::wait_for("the key to go", || server.integer("EXISTS k") == 0);
+        wait_for("the window to end", || server.figures("RL.PEEK k 1 1ms")[0] == 0);
+        wait_for("the key to expire", || server.integer("EXISTS k") == 0);
     }
 }
 
@@ -157,13 +154,13 @@ fn a_limited_request_publishes_an_event_and_nothing_else_does() {
         let about = |what: &str| seen.iter().filter(|event| event.contains(what)).count();
         assert_eq!(about("__keyevent@0__:rl.limited k"), 2, "{name}: {seen:?}");
         assert_eq!(about("__keyspace@0__:k rl.limited"), 2, "{name}: {seen:?}");
-        assert_eq!(about("__keyevent@0__:del k"), 1, "{name}: given back to nothing: {seen:?}");
+        assert_eq!(about("__keyevent@0__:del k"), 1, "{name}: everything was refunded: {seen:?}");
         assert_eq!(about("rl.") + about("del"), 6, "{name}: {seen:?}");
     }
 }
 
 #[test]
-fn the_event_is_of_the_module_class() {
+fn the_event_belongs_to_the_module_class() {
     let server = Server::with(&[("notify-keyspace-events", "Ed")]);
     let mut listener = server.connect();
     let mut events = listener.as_pubsub();
@@ -173,7 +170,7 @@ fn the_event_is_of_the_module_class() {
     assert_eq!(events.get_message().unwrap().get_payload::<String>().unwrap(), "k");
 }
 
-/// Lines after which a watched key has changed or not.
+/// Commands, and whether each changes its key.
 fn watched() -> Vec<(String, bool)> {
     let mut lines = Vec::new();
     for name in COMMANDS {
@@ -225,12 +222,12 @@ fn only_a_change_to_what_is_counted_invalidates_client_caches() {
     command("CLIENT TRACKING ON").query::<()>(&mut cache).unwrap();
     for (line, changes) in watched() {
         let key = line.split(' ').nth(1).unwrap();
-        if !server.call(&format!("EXISTS {key}")).is_ok_and(|there| there == Value::Int(1)) {
+        if !server.call(&format!("EXISTS {key}")).is_ok_and(|exists| exists == Value::Int(1)) {
             server.value(&format!("{key} {key} 9 10s AT 0"));
         }
         command(&format!("RL.PEEK {key} 9 10s AT 0")).query::<()>(&mut cache).unwrap();
         server.value(&line);
-        // The invalidation, if there is one, comes before this reply.
+        // An invalidation would come before this reply.
         command("PING").query::<()>(&mut cache).unwrap();
         let invalidated = invalidations.try_iter().any(|push| push.kind == PushKind::Invalidate);
         assert_eq!(invalidated, changes, "{line}");
@@ -238,7 +235,7 @@ fn only_a_change_to_what_is_counted_invalidates_client_caches() {
 }
 
 #[test]
-fn other_databases_have_limiters_of_their_own() {
+fn each_database_has_its_own_limiters() {
     let server = Server::start();
     let mut connection = server.connect();
     command("RL.FIXED k 1 10s AT 0").query::<()>(&mut connection).unwrap();

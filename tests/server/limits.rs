@@ -1,10 +1,8 @@
-//! What counts as used, and until when.
+//! What counts as used, and for how long.
 
-use crate::harness::Server;
+use harness::{COMMANDS, Server};
 
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
-
-/// Remaining of a peek with a large limit, subtracted from it.
+/// The units that `k` counts in this window.
 fn used(server: &Server, window: &str, at: u64) -> i64 {
     1_000_000 - server.figures(&format!("RL.PEEK k 1000000 {window} AT {at}"))[2]
 }
@@ -19,7 +17,7 @@ fn fixed_windows_are_aligned_to_the_epoch() {
 }
 
 #[test]
-fn a_sliding_counter_weighs_the_window_before_by_what_still_overlaps() {
+fn a_sliding_counter_weights_the_previous_window_by_its_overlap() {
     let server = Server::start();
     server.value("RL.SLIDING k 100 10s COST 7 AT 15000");
     for (at, counted) in
@@ -110,7 +108,7 @@ fn force_counts_over_the_limit_and_says_so() {
             server.figures(&format!("{name} k 2 10s FORCE COST 2 AT 0"));
         assert_eq!((limited, limit, remaining), (1, 2, 0), "{name}");
         assert_eq!(used(&server, "10s", 0), 4, "{name}");
-        // The wait is that of the same request with all that was counted.
+        // The wait includes the units that were just forced.
         let peek = |at: i64| server.figures(&format!("RL.PEEK k 2 10s COST 2 AT {at}"))[0];
         assert_eq!((peek(retry_after - 1), peek(retry_after)), (1, 0), "{name}");
     }
@@ -131,7 +129,7 @@ fn counts_saturate() {
         assert_eq!(replies[1_024][..3], [1, 1, 0], "{name}");
         let whole = server.figures(&format!("RL.PEEK k {max} 3650d COST {max} AT 0"));
         assert_eq!((whole[0], whole[2]), (1, 0), "{name}");
-        // Full: what was counted is what can be given back.
+        // A saturated count refunds no more than it holds.
         server.value(&format!("{name} k 1 3650d COST -{max} AT 0"));
         assert_eq!(server.figures(&format!("RL.PEEK k {max} 3650d AT 0"))[2], 0, "{name}");
     }
@@ -151,18 +149,18 @@ fn a_cost_of_zero_takes_nothing_and_creates_no_key() {
 }
 
 #[test]
-fn giving_back_takes_the_newest_units_first_and_stops_at_empty() {
+fn a_refund_takes_the_newest_units_first_and_stops_at_zero() {
     let server = Server::start();
     server.value("RL.FIXED k 9 10s COST 5 AT 1000");
     server.value("RL.FIXED k 9 10s COST 3 AT 12000");
     assert_eq!(server.figures("RL.FIXED k 9 10s COST -2 AT 12000"), [0, 9, 8, -1, 8_000]);
     assert_eq!(server.figures("RL.FIXED k 9 10s COST -7 AT 12000"), [0, 9, 9, -1, 0]);
-    assert_eq!(server.integer("EXISTS k"), 0, "nothing is left to remember");
+    assert_eq!(server.integer("EXISTS k"), 0, "nothing is left to count");
 
     server.value("RL.SLIDING k 9 10s COST 5 AT 1000");
     server.value("RL.SLIDING k 9 10s COST 3 AT 12000");
     server.value("RL.SLIDING k 9 10s COST -4 AT 12000");
-    assert_eq!(used(&server, "10s", 12_000), 3, "none of this window, 4 * 0.8 of the last");
+    assert_eq!(used(&server, "10s", 12_000), 3, "none in this window, 4 * 0.8 of the previous one");
     server.value("RL.SLIDING k 9 10s COST -9 AT 12000");
     assert_eq!(server.integer("EXISTS k"), 0);
 
@@ -170,13 +168,17 @@ fn giving_back_takes_the_newest_units_first_and_stops_at_empty() {
         server.value(&format!("RL.LOG k 9 10s AT {at}"));
     }
     server.value("RL.LOG k 9 10s COST -2 AT 4000");
-    assert_eq!((used(&server, "10s", 4_000), used(&server, "10s", 11_000)), (2, 1), "1000 and 2000 are left");
+    assert_eq!(
+        (used(&server, "10s", 4_000), used(&server, "10s", 11_000)),
+        (2, 1),
+        "one of 1000 and one of 2000 remain"
+    );
     server.value("RL.LOG k 9 10s COST -9 AT 4000");
     assert_eq!(server.integer("EXISTS k"), 0);
 }
 
 #[test]
-fn giving_back_to_a_missing_key_creates_none() {
+fn a_refund_to_a_missing_key_creates_no_key() {
     let server = Server::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 5 10s COST -3 AT 0")), [0, 5, 5, -1, 0]);
@@ -185,11 +187,11 @@ fn giving_back_to_a_missing_key_creates_none() {
 }
 
 #[test]
-fn units_that_have_left_the_window_cannot_be_given_back() {
+fn units_that_have_left_the_window_are_not_refunded() {
     let server = Server::start();
     server.value("RL.FIXED k 9 10s COST 5 AT 1000");
     assert_eq!(server.figures("RL.FIXED k 9 10s COST -5 AT 10000"), [0, 9, 9, -1, 0]);
-    assert_eq!(used(&server, "10s", 9_999), 5, "a fixed window gives back of this window alone");
+    assert_eq!(used(&server, "10s", 9_999), 5, "only the current fixed window is refunded");
     server.value("DEL k");
     server.value("RL.LOG k 9 10s AT 1000");
     server.value("RL.LOG k 9 10s AT 5000");
@@ -210,7 +212,7 @@ fn changing_the_limit_takes_effect_at_once_and_counts_stay() {
 }
 
 #[test]
-fn each_window_length_has_a_counter_of_its_own() {
+fn each_window_length_has_its_own_counter() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value("DEL k");
@@ -225,7 +227,7 @@ fn each_window_length_has_a_counter_of_its_own() {
 }
 
 #[test]
-fn a_key_holds_at_most_8_live_window_lengths_and_old_ones_go() {
+fn a_key_holds_at_most_8_live_window_lengths_and_drops_ended_ones() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value("DEL k");
@@ -239,32 +241,32 @@ fn a_key_holds_at_most_8_live_window_lengths_and_old_ones_go() {
         assert_eq!(
             server.figures(&format!("{name} k 5 8h AT 0"))[..3],
             [0, 5, 3],
-            "{name}: a known one goes on"
+            "{name}: a known one keeps counting"
         );
-        // The window of an hour is over, so there is room.
+        // The window of an hour has ended, which makes room for a new one.
         let over = if name == "RL.FIXED" { 3_600_000 } else { 7_200_000 };
         assert_eq!(server.figures(&format!("{name} k 5 9h AT {over}"))[..3], [0, 5, 4], "{name}");
     }
 }
 
 #[test]
-fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_for_the_longest() {
+fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_units_for_the_longest() {
     let server = Server::start();
     for at in [0, 4_000, 8_000] {
         server.value(&format!("RL.LOG k 9 10s AT {at}"));
     }
     assert_eq!((used(&server, "5s", 8_000), used(&server, "1s", 8_000)), (2, 1));
-    // A longer window counts what is still there, and from now on keeps it.
+    // A longer window counts what is still there, and the log keeps units that long from now on.
     server.value("RL.LOG k 9 1m AT 9000");
     assert_eq!((used(&server, "1m", 9_000), used(&server, "10s", 9_000)), (4, 4));
     assert_eq!((used(&server, "1m", 59_999), used(&server, "1m", 60_000)), (4, 3));
-    // A shorter one does not make it forget.
+    // A shorter one does not shorten that.
     server.value("RL.LOG k 9 1s AT 20000");
     assert_eq!((used(&server, "1m", 20_000), used(&server, "1s", 20_000)), (5, 1));
 }
 
 #[test]
-fn a_large_log_under_force_forgets_only_beyond_twice_the_largest_limit_and_does_not_grow() {
+fn a_log_flooded_by_force_keeps_twice_the_largest_limit_and_stops_growing() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -274,16 +276,16 @@ fn a_large_log_under_force_forgets_only_beyond_twice_the_largest_limit_and_does_
     let _: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
     assert_eq!(used(&server, "1h", 5_000), 4_000);
     assert_eq!(used(&server, "1s", 5_000), 999);
-    // Those that are left are the newest: the first of the limit's 2000 leaves at its time.
+    // The newest remain: a peek waits until the first of the newest 2000 expires.
     let [limited, _, _, retry_after, _] = server.figures("RL.PEEK k 2000 1h AT 5000");
     assert_eq!((limited, retry_after), (1, 3_000 + 3_600_000 - 5_000));
-    // A smaller limit takes no more from the others than the place of its own unit.
+    // A call with a smaller limit drops only the oldest unit, to make room for its own.
     server.value("RL.LOG k 10 1h FORCE AT 5001");
     assert_eq!(used(&server, "1h", 5_001), 4_000);
 }
 
 #[test]
-fn of_a_large_log_what_was_forced_can_be_given_back_and_the_rest_is_still_there() {
+fn forced_units_of_a_large_log_can_be_refunded_and_the_rest_remains() {
     let server = Server::start();
     let mut connection = server.connect();
     let mut pipeline = redis::pipe();
@@ -303,7 +305,7 @@ fn of_a_large_log_what_was_forced_can_be_given_back_and_the_rest_is_still_there(
 }
 
 #[test]
-fn every_tier_of_a_log_holds() {
+fn a_log_enforces_every_tier() {
     let server = Server::start();
     let now = 1_700_000_000_000u64;
     let allowed = |i: u64| server.figures(&format!("RL.LOG k 3 1s 8 1m AT {}", now + i * 100))[0] == 0;
@@ -314,12 +316,12 @@ fn every_tier_of_a_log_holds() {
 #[test]
 fn time_never_runs_back_for_a_key() {
     let server = Server::start();
-    // A time before the window that a counter is in is read as that window's start.
+    // A time before a counter's window is read as the start of that window.
     server.value("RL.FIXED k 3 10s COST 2 AT 25000");
     assert_eq!(server.figures("RL.FIXED k 3 10s AT 5000"), [0, 3, 0, -1, 25_000]);
     assert_eq!(used(&server, "10s", 25_000), 3);
     let [limited, _, _, retry_after, _] = server.figures("RL.FIXED k 3 10s AT 5000");
-    assert_eq!((limited, retry_after), (1, 25_000), "it is still exactly so long until it is allowed");
+    assert_eq!((limited, retry_after), (1, 25_000), "the wait is still exact");
 
     server.value("DEL k");
     server.value("RL.SLIDING k 8 10s COST 4 AT 15000");
@@ -338,6 +340,6 @@ fn time_never_runs_back_for_a_key() {
     assert_eq!(
         server.figures("RL.LOG k 2 10s AT 500")[..4],
         [1, 2, 0, 18_500],
-        "1000 and two of 9000 are there"
+        "1000 and two of 9000 still count"
     );
 }

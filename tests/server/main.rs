@@ -1,8 +1,5 @@
 //! The contract, sentence by sentence, on a real server.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod clock;
 mod clock_steps;
 mod cluster;
@@ -10,12 +7,15 @@ mod crash;
 mod designs;
 mod docs;
 mod failover;
+mod fixtures;
 mod histories;
 mod hostile;
 mod info;
 mod keyspace;
 mod limits;
 mod memory;
+mod nodes;
+mod payload;
 mod persistence;
 mod refusals;
 mod registration;

@@ -1,27 +1,24 @@
-//! Memory: all of it comes back, and what happens when the server has none left.
+//! Memory: all of it is freed, and what happens when the server has none left.
 
+use harness::{COMMANDS, Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
 use redis::{Connection, Value};
 
-use crate::harness::{Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
-
-/// Within a window of each length.
+/// No window of more than 1 ms begins here.
 const NOW: i64 = 1_900_000_000_123;
 
-/// Statistics of each command, and the slow ones, would take memory, too.
+/// Latency statistics and the slow log would take memory too.
 const KEEPING_NO_RECORDS: [(&str, &str); 2] = [("latency-tracking", "no"), ("slowlog-log-slower-than", "-1")];
 
 fn used_memory(server: &Server) -> i64 {
     server.info("used_memory").parse().expect("bytes")
 }
 
-/// Waits until no more than so many bytes are left above what was in use at first.
+/// Waits until at most `left` bytes more are in use than at first.
 fn wait_for_memory(server: &Server, what: &str, at_first: i64, left: i64) {
     wait_for(&format!("the memory of {what}"), || used_memory(server) <= at_first + left);
 }
 
-/// Makes so many keys of all kinds; those of later rounds have other names.
+/// Makes ARGV[1] keys of all kinds; ARGV[2], the round, is part of their names.
 const FILL: &str = "
     local names = {'RL.FIXED', 'RL.SLIDING', 'RL.LOG'}
     for i = 0, ARGV[1] - 1 do
@@ -33,8 +30,8 @@ const FILL: &str = "
     end";
 
 #[test]
-fn a_million_keys_that_came_and_expired_leave_no_memory_behind() {
-    // Expired keys are looked for with all might.
+fn a_million_expired_keys_leave_no_memory_behind() {
+    // The server looks for expired keys as hard as it can.
     let settings = [("active-expire-effort", "10"), ("hz", "500")];
     let server = Server::with_clock_at(NOW, &[&KEEPING_NO_RECORDS[..], &settings].concat());
     let round = |keys: i64, round: i64| {
@@ -47,18 +44,18 @@ fn a_million_keys_that_came_and_expired_leave_no_memory_behind() {
             .expect("all are counted");
         assert_eq!(server.integer("DBSIZE"), keys);
         server.step_clock(2 * 3_600_000);
-        wait_for("the keys to go", || server.integer("DBSIZE") == 0);
+        wait_for("the keys to expire", || server.integer("DBSIZE") == 0);
     };
-    // What a server sets up at its first key or script stays.
+    // What a server allocates for its first key or script stays.
     round(1_000, 0);
     let at_first = used_memory(&server);
     (1..=20).for_each(|i| round(50_000, i));
     assert_eq!(server.info("expired_keys"), "1001000");
-    // A tenth of a byte for each key.
+    // A tenth of a byte a key.
     wait_for_memory(&server, "a million keys", at_first, 100_000);
 }
 
-/// Makes keys of all kinds and sizes: `key` and a number.
+/// Makes keys of all kinds and sizes, named `key` and a number.
 fn fill(server: &Server, key: &str, keys: usize) {
     let mut lines = Vec::new();
     for i in 0..keys {
@@ -76,7 +73,7 @@ fn fill(server: &Server, key: &str, keys: usize) {
 }
 
 #[test]
-fn however_a_key_goes_its_memory_comes_back() {
+fn however_a_key_is_removed_its_memory_is_freed() {
     const KEYS: usize = 1_000;
     let server = Server::with(&KEEPING_NO_RECORDS);
     let each = |line: &str| {
@@ -97,14 +94,14 @@ fn however_a_key_goes_its_memory_comes_back() {
     };
     server.value("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
     let mut at_first = None;
-    // The first time is for what a server sets up and keeps.
+    // The first round is for what a server allocates and keeps.
     for way in [
         "DEL",
         "DEL",
         "UNLINK",
         "PEXPIRE",
         "SET",
-        "give back",
+        "refund",
         "RENAME",
         "COPY",
         "MOVE",
@@ -120,7 +117,7 @@ fn however_a_key_goes_its_memory_comes_back() {
         match way {
             "PEXPIRE" => each("PEXPIRE KEY 1"),
             "SET" => each("SET KEY x PX 1"),
-            "give back" => {
+            "refund" => {
                 for name in COMMANDS {
                     each(&format!("{name} KEY 9 1m 9 1h 9 1d COST -1000 AT {}", NOW + 40_000));
                 }
@@ -146,7 +143,7 @@ fn however_a_key_goes_its_memory_comes_back() {
             }
             "bad RESTORE" => {
                 let mut dumps = dumps();
-                // The last number of the module's own is no number any more.
+                // The module's last number is no longer valid.
                 dumps.iter_mut().for_each(|dump| _ = dump.splice(dump.len() - 12..dump.len() - 11, [0xff]));
                 restore(&dumps);
                 each("DEL KEY");
@@ -162,18 +159,18 @@ fn however_a_key_goes_its_memory_comes_back() {
             "DEL" | "UNLINK" => each(&format!("{way} KEY")),
             _ => _ = server.value(way),
         }
-        wait_for("the keys to go", || server.integer("DBSIZE") == 0);
-        // Has the server give up its tables, too.
+        wait_for("the keys to be removed", || server.integer("DBSIZE") == 0);
+        // Frees the server's own tables too.
         server.value("FLUSHALL SYNC");
         let at_first = *at_first.get_or_insert_with(|| used_memory(&server));
         assert!(full - at_first > 200_000, "{way}: they took {} bytes", full - at_first);
-        // The least that a key can take is 16 bytes.
+        // A key takes at least 16 bytes.
         wait_for_memory(&server, way, at_first, 12_000);
     }
 }
 
 #[test]
-fn requests_of_any_kind_take_no_memory_for_good() {
+fn no_kind_of_request_leaks_memory() {
     let server = Server::with(&[&KEEPING_NO_RECORDS[..], &[("repl-backlog-size", "16384")]].concat());
     let _stream = ReplicationStream::of(&server);
     server.value("SET text x");
@@ -209,16 +206,16 @@ fn requests_of_any_kind_take_no_memory_for_good() {
             at_first = used_memory(&server);
         }
     }
-    // A fifth of a byte for each request.
+    // A fifth of a byte a request.
     wait_for_memory(&server, "the requests", at_first, 15_000);
 }
 
-/// The replies, errors among them.
+/// The replies, including errors.
 fn replies(connection: &mut Connection, lines: impl Iterator<Item = String>) -> Vec<Value> {
     pipeline(lines).ignore_errors().query(connection).expect("replies")
 }
 
-/// Units in each of the keys `k0`, `k1`, ..., 0 for one that is not there.
+/// The units in each of the keys `k0`, `k1`, ...; 0 for a missing one.
 fn used(server: &Server, keys: usize) -> Vec<i64> {
     let peeks = (0..keys).map(|i| format!("RL.PEEK k{i} 1000000 1h AT {NOW}"));
     let replies: Vec<[i64; 5]> = pipeline(peeks).query(&mut server.connect()).expect("figures");
@@ -232,7 +229,7 @@ fn eviction_policies(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_whole() {
+fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
     const KEYS: usize = 3_000;
     let policies = eviction_policies(&Server::start());
     assert!(policies.len() >= 8, "{policies:?}");
@@ -250,7 +247,7 @@ fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_wh
             let (name, pairs) = (COMMANDS[i % 3], ["9 1h", "9 1h 99 10d"][i / 3 % 2]);
             format!("{name} k{i} {pairs} COST {} AT {NOW}", units(i))
         };
-        // Returns how many the server refused: it may while it is at pains to evict.
+        // Returns how many the server refused: it may do so while it has trouble evicting.
         let mut take_all = |keys: std::ops::Range<usize>| {
             let mut refused = 0;
             // Not all at once: waiting requests take memory too.
@@ -271,7 +268,7 @@ fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_wh
         // Room for half of them.
         master.value(&format!("CONFIG SET maxmemory {}", (empty + used_memory(&master)) / 2));
         wait_for("keys to be evicted", || master.integer("DBSIZE") < KEYS as i64 * 3 / 4);
-        // And others come while there is none.
+        // More come while there is none.
         let evicted = || master.info("evicted_keys").parse::<i64>().expect("keys");
         let before = evicted();
         let refused = take_all(KEYS..2 * KEYS);
@@ -285,15 +282,13 @@ fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_wh
         assert!((1..2 * KEYS).contains(&there), "{policy}");
         assert_eq!(master.integer("DBSIZE"), there as i64, "{policy}");
         assert_eq!(evicted(), (2 * KEYS - there - refused) as i64, "{policy}");
-        wait_for("the replica to catch up", || {
-            replica.info("slave_repl_offset") == master.info("master_repl_offset")
-        });
+        replica.wait_to_catch_up(&master);
         assert_eq!(used(&replica, 2 * KEYS), left, "{policy}");
         assert_eq!(replica.digest(), master.digest(), "{policy}");
         master.value("DEBUG LOADAOF");
         assert_eq!(used(&master, 2 * KEYS), left, "{policy}, from the append-only file");
 
-        // One that was evicted begins anew.
+        // An evicted key starts over.
         let gone = left.iter().position(|used| *used == 0).expect("an evicted key");
         assert_eq!(master.figures(&take(gone))[..3], [0, 9, 9 - units(gone)], "{policy}");
     }
@@ -302,7 +297,7 @@ fn a_key_that_is_evicted_by_whatever_policy_is_gone_whole_and_the_others_stay_wh
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 
 #[test]
-fn without_memory_requests_are_refused_by_the_server_and_nothing_is_counted() {
+fn out_of_memory_the_server_refuses_requests_and_nothing_is_counted() {
     let server = Server::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 1h 9 1d COST 3 AT {NOW}"));
@@ -325,14 +320,14 @@ fn without_memory_requests_are_refused_by_the_server_and_nothing_is_counted() {
                 assert!(error.is_err_and(|error| error.to_string().contains("OOM")), "{request}");
             }
         }
-        // All of a transaction or nothing.
+        // A transaction is refused as a whole.
         let mut connection = server.connect();
         command("MULTI").exec(&mut connection).expect("MULTI");
         command(&format!("{name} {name} 5 1h AT {NOW}")).exec(&mut connection).unwrap_err();
         let outcome = command("EXEC").exec(&mut connection).unwrap_err();
         assert!(outcome.to_string().contains("Transaction discarded"), "{outcome}");
     }
-    // Reading goes on.
+    // Reading still works.
     assert_eq!(state(), before);
     assert_eq!(stream.commands(&server), [""; 0]);
     server.value("CONFIG SET maxmemory 0");
@@ -347,24 +342,24 @@ fn without_memory_requests_are_refused_by_the_server_and_nothing_is_counted() {
 }
 
 #[test]
-fn when_memory_runs_out_in_the_middle_of_traffic_what_was_acknowledged_is_there_and_nothing_else() {
+fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted() {
     let server = Server::start();
     server.value(&format!("CONFIG SET maxmemory {}", used_memory(&server) + 1_000_000));
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     let mut acknowledged = vec![0; 20_000];
     let mut refused = 0;
     let mut connection = server.connect();
     let mut latest = NOW;
-    // Some 20,000 requests fill the megabyte.
+    // About 20,000 requests fill the megabyte.
     for _ in 0..200 {
         if refused > 1_000 {
             break;
         }
         let keys: Vec<usize> = (0..500).map(|_| random.below(acknowledged.len())).collect();
         let lines = keys.iter().map(|i| {
-            // Logs grow at each request, the others when they begin.
+            // Logs grow with each request, the others only with the first.
             latest += 1;
-            format!("{} k{i} 1000000 1h AT {latest}", ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.LOG"][i % 4])
+            format!("{} k{i} 1000000 1h AT {latest}", COMMANDS[(i % 4).min(2)])
         });
         for (key, reply) in keys.iter().zip(replies(&mut connection, lines)) {
             match reply {
@@ -383,7 +378,7 @@ fn when_memory_runs_out_in_the_middle_of_traffic_what_was_acknowledged_is_there_
     assert_eq!(server.integer("DBSIZE"), keys as i64);
 }
 
-/// A server that moves memory together as soon as it can; `None` where its build cannot.
+/// A server that defragments as soon as it can; `None` if its build cannot.
 fn defragmenting_server() -> Option<Server> {
     let server = Server::start();
     if server.call("CONFIG SET activedefrag yes").is_err() {
@@ -397,11 +392,11 @@ fn defragmenting_server() -> Option<Server> {
 }
 
 #[test]
-fn active_defrag_moves_every_piece_of_a_key() {
+fn active_defrag_moves_every_allocation_of_a_key() {
     let Some(server) = defragmenting_server() else { return };
     for name in COMMANDS {
         server.value("CONFIG SET activedefrag no");
-        // Nine keys of ten go and leave holes.
+        // Nine keys of ten are deleted and leave holes.
         let script = format!(
             "for i = 1, 30000 do
                  for j = 1, 3 do redis.call('{name}', i, 9, '1h', 9, '1m', 'AT', {NOW} + 1000 * j) end
@@ -412,18 +407,18 @@ fn active_defrag_moves_every_piece_of_a_key() {
         let holes = || server.info("allocator_frag_bytes").parse::<u64>().expect("bytes");
         let before = holes();
         server.value("CONFIG SET activedefrag yes");
-        wait_for("most of the holes to go", || holes() < before / 2);
+        wait_for("most of the holes to be gone", || holes() < before / 2);
         server.value("FLUSHALL SYNC");
     }
 }
 
 #[test]
-fn a_fragmented_keyspace_of_logs_counts_on_while_it_is_defragmented_now_and_then() {
+fn logs_count_correctly_while_active_defrag_moves_them() {
     let Some(server) = defragmenting_server() else { return };
-    // What counts the same and is not moved.
+    // A server that counts the same and moves nothing.
     let other = Server::start();
     let mut connections = [&server, &other].map(Server::connect);
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let mut latest = NOW;
     for round in 0..6 {
         server.value(&format!("CONFIG SET activedefrag {}", ["yes", "no"][round % 2]));
@@ -439,7 +434,7 @@ fn a_fragmented_keyspace_of_logs_counts_on_while_it_is_defragmented_now_and_then
                 }
             })
             .collect();
-        // Nine copies of ten go and leave holes.
+        // Nine copies of ten are deleted and leave holes.
         let copies = || (0..30).flat_map(|copy| (0..400).map(move |key| (key, copy)));
         lines.extend(copies().map(|(key, copy)| format!("COPY k{key} k{key}:{copy} REPLACE")));
         let holes = copies().filter(|(_, copy)| copy % 10 > 0);

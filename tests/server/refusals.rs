@@ -1,8 +1,10 @@
-//! Every error: its text, and that it has changed nothing.
+//! Every error: its text, and that it changes nothing.
 
+use harness::{COMMANDS, Server, error_text};
 use redis::Value;
 
-use crate::harness::{Server, error_text};
+/// The commands that name limits and windows.
+pub const REQUESTS: [&str; 4] = [COMMANDS[0], COMMANDS[1], COMMANDS[2], "RL.PEEK"];
 
 pub const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";
 pub const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
@@ -13,7 +15,7 @@ pub const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 90071
 pub const SYNTAX: &str = "ERR syntax error";
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// Arguments after the key, and what they are refused with.
+/// Arguments after the key, and the error they get.
 const REFUSED: [(&str, &str); 31] = [
     ("-1 10s", LIMIT),
     ("9007199254740992 10s", LIMIT),
@@ -49,7 +51,7 @@ const REFUSED: [(&str, &str); 31] = [
 ];
 
 #[test]
-fn bad_arguments_are_named_with_their_range_and_change_nothing() {
+fn an_error_names_the_argument_and_its_range_and_changes_nothing() {
     let server = Server::start();
     for (name, key) in [("RL.FIXED", "f"), ("RL.SLIDING", "s"), ("RL.LOG", "l"), ("RL.PEEK", "f")] {
         if name != "RL.PEEK" {
@@ -63,12 +65,16 @@ fn bad_arguments_are_named_with_their_range_and_change_nothing() {
         assert_eq!(server.digest(), before, "{name}");
     }
     assert_eq!(server.error("RL.FIXED f 1 10s FORCE FORCE"), SYNTAX);
-    assert_eq!(server.error("RL.PEEK f 1 10s FORCE"), SYNTAX, "a peek takes nothing, forced or not");
+    assert_eq!(
+        server.error("RL.PEEK f 1 10s FORCE"),
+        SYNTAX,
+        "a peek counts nothing, so there is nothing to force"
+    );
     assert_eq!(server.integer("DBSIZE"), 3);
 }
 
 #[test]
-fn a_wrong_number_of_arguments_is_the_servers_own_error() {
+fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
     let server = Server::start();
     for line in [
         "RL.FIXED",
@@ -90,7 +96,7 @@ fn a_wrong_number_of_arguments_is_the_servers_own_error() {
 }
 
 #[test]
-fn a_key_of_another_type_is_left_as_it_is() {
+fn a_key_of_another_type_is_left_unchanged() {
     let server = Server::start();
     for (key, make) in [
         ("string", "SET string 1"),
@@ -102,7 +108,7 @@ fn a_key_of_another_type_is_left_as_it_is() {
     ] {
         server.value(make);
         let before = server.digest();
-        for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"] {
+        for name in REQUESTS {
             assert_eq!(server.error(&format!("{name} {key} 1 10s")), WRONGTYPE, "{name} on a {key}");
         }
         assert_eq!(server.error(&format!("RL.INFO {key}")), WRONGTYPE);
@@ -111,9 +117,9 @@ fn a_key_of_another_type_is_left_as_it_is() {
 }
 
 #[test]
-fn a_key_of_another_algorithm_is_left_as_it_is() {
+fn a_key_of_another_algorithm_is_left_unchanged() {
     let server = Server::start();
-    let names = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+    let names = COMMANDS;
     for name in names {
         server.value(&format!("{name} {name} 5 10s AT 0"));
     }
@@ -121,7 +127,8 @@ fn a_key_of_another_algorithm_is_left_as_it_is() {
     for name in names {
         for key in names.iter().filter(|key| **key != name) {
             for options in ["", "COST 0", "COST -1", "FORCE", "AT 0"] {
-                assert_eq!(server.error(&format!("{name} {key} 5 10s {options}")), WRONGTYPE);
+                let refusal = format!("WRONGTYPE key is counted by {key}");
+                assert_eq!(server.error(&format!("{name} {key} 5 10s {options}")), refusal);
             }
         }
         assert_eq!(server.error(&format!("INCR {name}")), WRONGTYPE);
@@ -150,13 +157,13 @@ fn errors_are_ascii_and_never_echo_arguments() {
 }
 
 #[test]
-fn out_of_memory_is_the_servers_own_error_and_counts_nothing() {
+fn out_of_memory_gets_the_servers_own_error_and_counts_nothing() {
     let server = Server::start();
     server.value("RL.FIXED k 5 10s AT 0");
     let before = server.digest();
     server.value("CONFIG SET maxmemory 1");
     assert!(server.error("RL.FIXED k 5 10s AT 0").starts_with("OOM "));
-    assert_eq!(server.figures("RL.PEEK k 5 10s AT 0")[2], 4, "reading goes on");
+    assert_eq!(server.figures("RL.PEEK k 5 10s AT 0")[2], 4, "reading still works");
     server.value("CONFIG SET maxmemory 0");
     assert_eq!(server.digest(), before);
 }

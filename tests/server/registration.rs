@@ -1,10 +1,10 @@
-//! What the server knows about the module and its commands.
+//! What the module tells the server about itself and its commands.
 
+use harness::{COMMANDS, Server, command, module};
 use redis::Value;
 
-use crate::harness::{Server, command};
-
-const COMMANDS: [(&str, bool); 5] =
+/// Every command, and whether it writes.
+const ALL_COMMANDS: [(&str, bool); 5] =
     [("RL.FIXED", true), ("RL.SLIDING", true), ("RL.LOG", true), ("RL.PEEK", false), ("RL.INFO", false)];
 
 fn texts(value: &Value) -> Vec<String> {
@@ -12,10 +12,10 @@ fn texts(value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn the_module_and_its_type_have_the_names_of_the_contract() {
+fn the_module_and_its_type_have_their_documented_names() {
     let server = Server::start();
     assert!(format!("{:?}", server.value("MODULE LIST")).contains("bulk-string('\"rl\"')"));
-    for name in ["RL.FIXED", "RL.SLIDING", "RL.LOG"] {
+    for name in COMMANDS {
         server.value(&format!("{name} k 5 10s AT 0"));
         assert_eq!(server.value("TYPE k"), Value::SimpleString("ratelimit".into()));
         server.value("DEL k");
@@ -23,9 +23,9 @@ fn the_module_and_its_type_have_the_names_of_the_contract() {
 }
 
 #[test]
-fn each_command_tells_its_flags_and_its_key() {
+fn each_command_declares_its_flags_and_its_key() {
     let server = Server::start();
-    for (name, writes) in COMMANDS {
+    for (name, writes) in ALL_COMMANDS {
         let Value::Array(infos) = server.value(&format!("COMMAND INFO {name}")) else { panic!("no infos") };
         let Value::Array(info) = &infos[0] else { panic!("{name} is unknown") };
         assert_eq!(info[1], Value::Int(if name == "RL.INFO" { 2 } else { -4 }), "{name}");
@@ -40,14 +40,14 @@ fn each_command_tells_its_flags_and_its_key() {
         let keys = server
             .value(&format!("COMMAND GETKEYS {name} key 1 10s").replace("RL.INFO key 1 10s", "RL.INFO key"));
         assert_eq!(texts(&keys), ["key"]);
-        assert_eq!(texts(&info[7]), ["nondeterministic_output"], "{name}: the time of the call decides");
+        assert_eq!(texts(&info[7]), ["nondeterministic_output"], "{name}: its reply depends on the time");
     }
 }
 
 #[test]
-fn each_command_is_documented() {
+fn each_command_has_command_docs() {
     let server = Server::start();
-    for (name, writes) in COMMANDS {
+    for (name, writes) in ALL_COMMANDS {
         let docs = format!("{:?}", server.value(&format!("COMMAND DOCS {name}")));
         for field in ["summary", "since", "group", "complexity", "arguments"] {
             assert!(docs.contains(field), "{name} has no {field}");
@@ -58,15 +58,15 @@ fn each_command_is_documented() {
 }
 
 #[test]
-fn commands_belong_to_an_acl_category_where_modules_have_such() {
+fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
     let server = Server::start();
     if !texts(&server.value("ACL CAT")).contains(&"ratelimit".to_owned()) {
         let version = server.info("redis_version");
         assert!(version.starts_with("7.0") || version.starts_with("7.2"), "no category in {version}");
         return;
     }
-    // Not by ACL CAT ratelimit: Valkey 8.0 leaves commands of modules out of its answer.
-    for (name, _) in COMMANDS {
+    // Not by ACL CAT ratelimit: Valkey 8.0 leaves commands of modules out of its reply.
+    for (name, _) in ALL_COMMANDS {
         let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
         assert!(infos.contains("@ratelimit"), "{name}: {infos}");
     }
@@ -85,7 +85,7 @@ fn commands_belong_to_an_acl_category_where_modules_have_such() {
 }
 
 #[test]
-fn access_rules_follow_reading_and_writing() {
+fn acl_rules_tell_reading_from_writing() {
     let server = Server::start();
     server.value("ACL SETUSER reader on nopass %R~* +@all");
     server.value("ACL SETUSER owner on nopass ~mine:* +@all");
@@ -101,7 +101,7 @@ fn access_rules_follow_reading_and_writing() {
 }
 
 #[test]
-fn a_module_with_a_type_is_not_unloaded() {
+fn a_module_with_a_type_cannot_be_unloaded() {
     let server = Server::start();
     server.value("RL.FIXED k 5 10s AT 0");
     assert!(server.error("MODULE UNLOAD rl").contains("data type"));
@@ -109,10 +109,10 @@ fn a_module_with_a_type_is_not_unloaded() {
 }
 
 #[test]
-fn the_module_can_be_loaded_while_the_server_runs_and_only_once() {
+fn the_module_can_be_loaded_at_runtime_and_only_once() {
     let server = Server::without_module();
-    server.value(&format!("MODULE LOAD {}", crate::harness::module().display()));
+    server.value(&format!("MODULE LOAD {}", module().display()));
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 4);
-    assert!(server.call(&format!("MODULE LOAD {}", crate::harness::module().display())).is_err());
+    assert!(server.call(&format!("MODULE LOAD {}", module().display())).is_err());
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 3);
 }

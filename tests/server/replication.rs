@@ -1,19 +1,22 @@
-//! What replicas and the append-only file are sent, and that they come to hold the same.
+//! What is sent to replicas and to the append-only file, and that they hold the same.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::harness::{APPEND_ONLY, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for};
-use crate::traffic::{COMMANDS, LATER, NOW, Traffic, assert_same, send};
+use harness::{
+    APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for,
+};
 
-/// Commands in the order that they are called, and what each sends; X stands for an algorithm.
+use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
+
+/// Commands in order, and what each sends to replicas; X stands for an algorithm, Y for another one.
 const SENT: &[(&str, &str)] = &[
     // Counted: with its time, and its cost if that is not 1.
     ("RL.X k 5 10s AT 15000", "RL.X k 5 10s FORCE AT 15000"),
     ("rl.x k 5 10S cost 1 at 15000", "RL.X k 5 10S FORCE AT 15000"),
     ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.X k 5 10s 50 1M COST 2 FORCE AT 15001"),
     ("RL.X {any}:key! 5 10 AT 0", "RL.X {any}:key! 5 10 FORCE AT 0"),
-    // Before the newest: as of the time that was given.
+    // Before the newest time: as of the time given.
     ("RL.X k 5 10s AT 3", "RL.X k 5 10s FORCE AT 3"),
     // Limited, by any tier.
     ("RL.X k 5 10s AT 15002", ""),
@@ -39,7 +42,7 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X k 5", ""),
     ("RL.X text 5 10s FORCE", ""),
     ("RL.Y k 5 10s FORCE", ""),
-    // Given back.
+    // Refunded.
     ("RL.X k 5 10s COST -2 AT 15004", "RL.X k 5 10s COST -2 FORCE AT 15004"),
     ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.X k 5 10s COST -1 FORCE AT 15004"),
     ("RL.X new 5 10s COST -1 AT 15004", ""),
@@ -58,7 +61,7 @@ fn calls(name: &str) -> impl Iterator<Item = (String, String)> {
 }
 
 #[test]
-fn what_was_counted_is_sent_with_its_time_and_nothing_else_is() {
+fn counted_requests_are_replicated_with_their_time_and_others_are_not() {
     for name in COMMANDS {
         let server = Server::with(&APPEND_ONLY);
         let mut stream = ReplicationStream::of(&server);
@@ -76,7 +79,7 @@ fn what_was_counted_is_sent_with_its_time_and_nothing_else_is() {
 }
 
 #[test]
-fn what_counts_nothing_moves_no_offset_and_writes_nothing() {
+fn a_request_that_counts_nothing_replicates_and_writes_nothing() {
     for name in COMMANDS {
         let server = Server::with(&[&APPEND_ONLY[..], &[("repl-ping-replica-period", "3600")]].concat());
         let mut stream = ReplicationStream::of(&server);
@@ -94,7 +97,7 @@ fn what_counts_nothing_moves_no_offset_and_writes_nothing() {
 }
 
 #[test]
-fn without_at_the_servers_time_of_the_request_is_sent() {
+fn without_at_the_servers_time_of_the_request_is_replicated() {
     let server = Server::start();
     let mut stream = ReplicationStream::of(&server);
     for name in COMMANDS {
@@ -111,7 +114,7 @@ fn without_at_the_servers_time_of_the_request_is_sent() {
 }
 
 #[test]
-fn a_request_that_a_full_count_has_no_room_for_sends_nothing() {
+fn a_request_to_a_saturated_count_replicates_nothing() {
     let server = Server::start();
     let mut stream = ReplicationStream::of(&server);
     for name in COMMANDS {
@@ -121,14 +124,14 @@ fn a_request_that_a_full_count_has_no_room_for_sends_nothing() {
         assert_eq!(stream.commands(&server), vec![fill.clone(); 1_025]);
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
         assert_eq!(stream.commands(&server), [""; 0]);
-        let room = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
-        pipeline([&room, &fill, &fill]).exec(&mut server.connect()).expect("replies");
-        assert_eq!(stream.commands(&server), [room, fill]);
+        let refund = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
+        pipeline([&refund, &fill, &fill]).exec(&mut server.connect()).expect("replies");
+        assert_eq!(stream.commands(&server), [refund, fill]);
     }
 }
 
 #[test]
-fn transactions_and_scripts_send_what_their_commands_count() {
+fn transactions_and_scripts_replicate_what_their_commands_count() {
     let server = Server::with(&APPEND_ONLY);
     let mut stream = ReplicationStream::of(&server);
     let mut all = Vec::new();
@@ -159,14 +162,14 @@ fn transactions_and_scripts_send_what_their_commands_count() {
         assert_eq!(stream.commands(&server), sent);
         all.extend(sent);
 
-        // Of only limited ones nothing is left.
+        // A transaction of limited requests sends nothing.
         pipeline(&calls[1..3]).atomic().exec(&mut server.connect()).expect("EXEC");
         assert_eq!(stream.commands(&server), [""; 0]);
     }
     assert_eq!(commands_in_aof(&server), all);
 }
 
-/// A master whose clock stands still, so that nothing expires while it is compared.
+/// A master whose clock stands still, so that nothing expires during a comparison.
 fn master(settings: &[(&str, &str)]) -> Server {
     Server::with_clock_at(NOW, settings)
 }
@@ -192,7 +195,7 @@ fn replicas_and_their_replicas_hold_what_the_master_holds() {
 }
 
 #[test]
-fn the_append_only_file_is_written_what_replicas_are_sent() {
+fn the_append_only_file_gets_the_commands_that_replicas_get() {
     let mut server = master(&APPEND_ONLY);
     let mut stream = ReplicationStream::of(&server);
     send(&mut server.connect(), &Traffic::of(6).lines(3_000));
@@ -203,7 +206,7 @@ fn the_append_only_file_is_written_what_replicas_are_sent() {
 }
 
 #[test]
-fn a_rewritten_append_only_file_holds_what_any_traffic_left() {
+fn a_rewritten_append_only_file_holds_everything_that_was_counted() {
     let mut server = Server::with(&[("appendonly", "yes"), ("aof-use-rdb-preamble", "no")]);
     for seed in 11..=15 {
         send(&mut server.connect(), &Traffic::of(seed).lines_with_at(1_000));
@@ -228,7 +231,7 @@ fn the_append_only_file_of_a_replica_holds_the_same_effects() {
     assert_eq!(replica.digest(), master.digest());
 }
 
-/// Runs `meanwhile` while other connections send random traffic, and some more after it.
+/// Runs `meanwhile` under random traffic on other connections, which goes on a little after it.
 fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) -> T {
     /// Ends the traffic even if `meanwhile` panics.
     struct Over<'a>(&'a AtomicBool);
@@ -256,9 +259,9 @@ fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) ->
 }
 
 #[test]
-fn a_first_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
-    // Whether the snapshot is sent without a file, how it is loaded, and whether it comes on a
-    // connection of its own, where the server can do that.
+fn a_first_replica_that_joins_under_traffic_ends_up_equal() {
+    // Whether the snapshot is sent without a file, how it is loaded, and whether it comes on its own
+    // connection, where the server supports that.
     let ways = [
         ("no", "disabled", "no"),
         ("yes", "disabled", "no"),
@@ -266,7 +269,7 @@ fn a_first_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
         ("yes", "disabled", "yes"),
     ];
     for (seed, (diskless, load, own_connection)) in (100..).zip([ways, ways].concat()) {
-        // Nobody has listened to this master before.
+        // This master has had no replica before.
         let master = master(&[("repl-diskless-sync", diskless)]);
         let replica = Server::with_clock_at(LATER, &[("repl-diskless-load", load)]);
         for setting in ["repl-rdb-channel", "dual-channel-replication-enabled"] {
@@ -280,7 +283,7 @@ fn a_first_replica_that_comes_in_the_middle_of_traffic_ends_with_the_same() {
 }
 
 #[test]
-fn a_replica_that_was_cut_off_in_the_middle_of_traffic_catches_up() {
+fn a_replica_that_is_disconnected_under_traffic_catches_up() {
     let master = master(&[("repl-backlog-size", "100mb")]);
     let replica = Server::replica_of(&master, &[]);
     amid_traffic(&master, 200, || {
@@ -289,12 +292,12 @@ fn a_replica_that_was_cut_off_in_the_middle_of_traffic_catches_up() {
             wait_for("the replica to be back", || master.info("sync_partial_ok") == times.to_string());
         }
     });
-    assert_eq!(master.info("sync_full"), "1", "it was sent only what it had missed");
+    assert_eq!(master.info("sync_full"), "1", "only what it missed was sent");
     assert_same(&master, &replica);
 }
 
 #[test]
-fn a_promoted_replica_is_listened_to_by_the_next_in_the_middle_of_traffic() {
+fn a_replica_can_join_a_promoted_replica_under_traffic() {
     let master = master(&[]);
     let replica = Server::replica_of(&master, &[]);
     send(&mut master.connect(), &Traffic::of(300).lines(500));
@@ -309,7 +312,7 @@ fn a_promoted_replica_is_listened_to_by_the_next_in_the_middle_of_traffic() {
 }
 
 #[test]
-fn an_append_only_file_that_is_turned_on_in_the_middle_of_traffic_holds_everything() {
+fn an_append_only_file_turned_on_under_traffic_holds_everything() {
     for seed in [400, 500, 600] {
         let server = Server::with(&[("appendfsync", "always")]);
         amid_traffic(&server, seed, || {
@@ -326,7 +329,7 @@ fn an_append_only_file_that_is_turned_on_in_the_middle_of_traffic_holds_everythi
 }
 
 #[test]
-fn what_was_counted_is_a_change_for_the_next_snapshot_though_nobody_listens() {
+fn counting_is_a_change_for_the_next_snapshot_even_without_replicas() {
     let server = Server::start();
     for (line, changes) in [
         ("RL.FIXED k 2 10s AT 0", 1),
@@ -342,7 +345,7 @@ fn what_was_counted_is_a_change_for_the_next_snapshot_though_nobody_listens() {
 }
 
 #[test]
-fn a_replica_answers_peeks_as_its_master_does_and_refuses_to_count() {
+fn a_replica_replies_to_peeks_like_its_master_and_refuses_to_count() {
     let master = master(&[]);
     let replica = Server::replica_of(&master, &[]);
     let mut traffic = Traffic::of(9);
@@ -368,7 +371,7 @@ fn a_replica_answers_peeks_as_its_master_does_and_refuses_to_count() {
 }
 
 #[test]
-fn a_promoted_replica_goes_on_counting_as_its_master_would_have() {
+fn a_promoted_replica_keeps_counting_as_its_master_would_have() {
     let master = master(&[]);
     let replica = Server::replica_of(&master, &[]);
     let mut traffic = Traffic::of(10);
@@ -385,16 +388,16 @@ fn a_promoted_replica_goes_on_counting_as_its_master_would_have() {
 }
 
 #[test]
-fn a_key_that_expires_is_deleted_on_the_replica_by_its_master() {
-    // Deleted at once on every server, also where the default is to unlink.
+fn the_master_deletes_an_expired_key_on_its_replica() {
+    // By DEL on every server, even where the default is UNLINK.
     let master = Server::with(&[("lazyfree-lazy-expire", "no")]);
     let mut stream = ReplicationStream::of(&master);
     let replica = Server::replica_of(&master, &[]);
     for name in COMMANDS {
         master.value(&format!("{name} k 5 1ms"));
-        wait_for("the key to go", || master.integer("DBSIZE") == 0);
-        // By itself the replica would have kept it for a minute.
-        wait_for("the replica's to go", || replica.integer("DBSIZE") == 0);
+        wait_for("the key to expire", || master.integer("DBSIZE") == 0);
+        // On its own the replica would have kept it for a minute.
+        wait_for("the replica's key to be deleted", || replica.integer("DBSIZE") == 0);
         let sent = stream.commands(&master);
         assert!(sent[0].starts_with(&format!("{name} k 5 1ms FORCE AT ")), "{sent:?}");
         assert_eq!(sent[1..], ["DEL k"]);
@@ -402,7 +405,7 @@ fn a_key_that_expires_is_deleted_on_the_replica_by_its_master() {
 }
 
 #[test]
-fn a_key_restored_without_a_time_to_live_that_counted_has_one_on_every_copy() {
+fn a_key_restored_without_a_time_to_live_gets_one_on_every_copy_when_it_counts() {
     let mut master = Server::with(&APPEND_ONLY);
     let replica = Server::replica_of(&master, &[]);
     let mut connection = master.connect();

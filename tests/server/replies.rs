@@ -1,10 +1,7 @@
-//! What the commands answer.
+//! What the commands reply.
 
+use harness::{COMMANDS, Server, command, figures};
 use redis::Value;
-
-use crate::harness::{Server, command, figures};
-
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
 #[test]
 fn a_reply_is_five_integers_in_resp2_and_resp3() {
@@ -22,7 +19,7 @@ fn a_reply_is_five_integers_in_resp2_and_resp3() {
 }
 
 #[test]
-fn a_limited_reply_tells_what_is_left_and_how_long_to_wait() {
+fn a_limited_reply_says_what_remains_and_how_long_to_wait() {
     let server = Server::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 10s COST 4 AT 20000"));
@@ -31,7 +28,7 @@ fn a_limited_reply_tells_what_is_left_and_how_long_to_wait() {
         assert_eq!((limited, limit, remaining), (1, 5, 1), "{name}");
         let (retry, reset) = match name {
             "RL.FIXED" => (7_000, 7_000),
-            // 4 units fade to 3 one ms into the next window, and to none after three quarters.
+            // 4 units weigh 3 one ms into the next window, and 0 after three quarters of it.
             "RL.SLIDING" => (7_001, 7_000 + 7_501),
             _ => (7_000, 7_000),
         };
@@ -50,7 +47,7 @@ fn no_wait_helps_a_cost_over_the_limit() {
 }
 
 #[test]
-fn a_limit_of_zero_limits_everything_but_what_costs_nothing() {
+fn a_limit_of_zero_limits_everything_except_a_cost_of_zero_or_less() {
     let server = Server::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 0 10s AT 0")), [1, 0, 0, -1, 0]);
@@ -73,17 +70,17 @@ fn the_largest_arguments_are_exact() {
         assert_eq!((limited, again), (1, reset_after), "{name}");
         assert!(retry_after > 0 && retry_after <= reset_after && reset_after <= 2 * 315_360_000_000);
         assert_eq!(server.figures(&format!("{name} k {max} 3650d COST -{max} AT {max}"))[2], max, "{name}");
-        assert_eq!(server.integer("EXISTS k"), 0, "everything was given back");
+        assert_eq!(server.integer("EXISTS k"), 0, "everything was refunded");
     }
 }
 
 #[test]
-fn of_several_tiers_an_allowed_reply_shows_the_one_with_the_fewest_left() {
+fn an_allowed_reply_shows_the_tier_with_the_fewest_units_remaining() {
     let server = Server::start();
     for name in COMMANDS {
         server.value("DEL k");
         assert_eq!(server.figures(&format!("{name} k 10 1s 8 10s 9 100s AT 0"))[..3], [0, 8, 7], "{name}");
-        // The earlier named on a tie.
+        // On a tie, the tier that is named first.
         assert_eq!(
             server.figures(&format!("{name} k 8 10s 8 100s AT 0 COST 0"))[..4],
             [0, 8, 7, -1],
@@ -91,31 +88,31 @@ fn of_several_tiers_an_allowed_reply_shows_the_one_with_the_fewest_left() {
         );
         assert_eq!(server.figures(&format!("{name} k 8 1s 8 10s AT 0 COST 0"))[..3], [0, 8, 7], "{name}");
     }
-    // The tie shows in the window of the reset.
+    // reset_after shows which of the two it is.
     server.value("DEL k");
     assert_eq!(server.figures("RL.FIXED k 5 100s 5 10s AT 0"), [0, 5, 4, -1, 100_000]);
     assert_eq!(server.figures("RL.FIXED k 5 10s 5 100s COST 0 AT 0"), [0, 5, 4, -1, 10_000]);
 }
 
 #[test]
-fn of_several_tiers_a_limited_reply_shows_the_longest_wait_of_those_that_refuse() {
+fn a_limited_reply_shows_the_refusing_tier_with_the_longest_wait() {
     let server = Server::start();
     server.value("RL.FIXED k 2 10s 2 100s 9 1000s COST 2 AT 0");
-    // Both refuse, and the longer window is the longer wait, in whichever order.
+    // Both refuse; the longer window has the longer wait, in either order.
     assert_eq!(server.figures("RL.FIXED k 2 10s 2 100s 9 1000s AT 0"), [1, 2, 0, 100_000, 100_000]);
     assert_eq!(server.figures("RL.FIXED k 2 100s 2 10s 9 1000s AT 0"), [1, 2, 0, 100_000, 100_000]);
-    // One that allows is never shown, even with fewer left.
+    // A tier that allows is never shown, even with fewer units remaining.
     assert_eq!(server.figures("RL.FIXED k 4 10s 2 100s 3 1000s COST 1 AT 0"), [1, 2, 0, 100_000, 100_000]);
-    // No wait at all is the longest of all.
+    // -1 is the longest wait of all.
     assert_eq!(server.figures("RL.FIXED k 7 10s 2 100s COST 8 AT 0"), [1, 7, 5, -1, 10_000]);
-    // The earlier named on a tie.
+    // On a tie, the tier that is named first.
     server.value("RL.FIXED t 3 10s 4 5s COST 3 AT 5000");
     assert_eq!(server.figures("RL.FIXED t 3 10s 4 5s COST 2 AT 5000"), [1, 3, 0, 5_000, 5_000]);
     assert_eq!(server.figures("RL.FIXED t 4 5s 3 10s COST 2 AT 5000"), [1, 4, 1, 5_000, 5_000]);
 }
 
 #[test]
-fn a_peek_tells_of_a_request_without_taking_it_on_any_kind_of_key() {
+fn a_peek_replies_what_a_request_would_get_and_changes_nothing() {
     let server = Server::start();
     for name in COMMANDS {
         server.value("DEL k");
@@ -123,12 +120,12 @@ fn a_peek_tells_of_a_request_without_taking_it_on_any_kind_of_key() {
         server.value(&format!("{name} k 3 10s COST 2 AT 0"));
         let before = server.digest();
         let now = server.figures("RL.PEEK k 3 10s AT 0");
-        assert_eq!(now[..4], [0, 3, 1, -1], "{name}: remaining is that of now");
+        assert_eq!(now[..4], [0, 3, 1, -1], "{name}: remaining is as of now");
         assert_eq!(server.figures("RL.PEEK k 3 10s COST 0 AT 0"), now);
-        assert_eq!(server.figures("RL.PEEK k 3 10s COST -2 AT 0"), now, "nothing is given back");
+        assert_eq!(server.figures("RL.PEEK k 3 10s COST -2 AT 0"), now, "nothing is refunded");
         let refused = server.figures("RL.PEEK k 3 10s COST 2 AT 0");
         assert_eq!((refused[0], refused[2], refused[4]), (1, 1, now[4]), "{name}");
-        // The same that the request itself is told.
+        // The request itself gets the same reply.
         assert_eq!(server.figures(&format!("{name} k 3 10s COST 2 AT 0")), refused);
         assert_eq!(server.digest(), before, "{name}");
     }
@@ -139,7 +136,7 @@ fn info_shows_a_map_of_the_live_windows() {
     let server = Server::start();
     let window =
         |ms: i64, used: i64, reset: i64| vec![("window_ms", ms), ("used", used), ("reset_after_ms", reset)];
-    // Without AT, windows so long that they do not end during the test.
+    // Without AT, so windows that do not end during the test.
     server.value("RL.FIXED f 10 3650d 20 3649d COST 3");
     server.value("RL.SLIDING s 10 3650d COST 3");
     server.value("RL.LOG l 10 3649d 10 3650d COST 3");
@@ -195,11 +192,11 @@ fn info_counts_the_distinct_timestamps_of_a_log_that_still_count() {
         server.value(&format!("RL.LOG k 10 2d AT {}", now - age));
     }
     let Value::Array(fields) = server.value("RL.INFO k") else { panic!("not an array") };
-    assert_eq!(fields[5], Value::Int(1), "those of two days ago have left the window by now");
+    assert_eq!(fields[5], Value::Int(1), "those of two days ago have left the window");
 }
 
 #[test]
-fn any_bytes_are_a_key() {
+fn a_key_may_be_any_bytes() {
     let server = Server::start();
     let mut connection = server.connect();
     for key in [b"".as_slice(), b"\0", b"\xff\xfe", b"a b\r\n", "schlüssel".as_bytes(), &[b'k'; 10_000]] {

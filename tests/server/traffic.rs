@@ -1,40 +1,37 @@
-//! Random requests of all kinds, and whether two servers hold the same.
+//! Random requests of all kinds, and a check that two servers hold the same.
 
 use std::collections::BTreeMap;
 
+use harness::{COMMANDS, Random, Server, command, pipeline};
 use redis::{Connection, Value};
-
-use crate::harness::{Random, Server, command, pipeline, wait_for};
-
-pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
 /// The largest cost.
 const MOST: i64 = 9_007_199_254_740_991;
 
-/// Where the clocks of servers stand. No window of more than 1 ms begins there.
+/// Where the clocks of servers stand. No window of more than 1 ms begins here.
 pub const NOW: i64 = 1_700_000_000_123;
 
-/// Where the clocks of their replicas stand. No key of this traffic goes so soon.
+/// Where the clocks of their replicas stand. No key of this traffic expires so soon.
 pub const LATER: i64 = NOW + 500;
 
-/// The time that the first request gives.
+/// The AT of the first request.
 const START: i64 = 1_000_000_000_000;
 
 /// An hour after it.
 const HOUR_AFTER: i64 = START + 3_600_000;
 
-/// Brings a time in the past to one in the future.
+/// Turns a time in the past into one in the future.
 const AHEAD: i64 = 3_000_000_000_000;
 
 /// Requests of all kinds, the same for the same seed.
 pub struct Traffic {
     random: Random,
     keys: String,
-    /// About the time that the next request gives.
+    /// The AT of the next request, about.
     pub now: i64,
 }
 
-/// Whose time the requests to a key go by.
+/// Whose time the requests to a key follow.
 #[derive(Clone, Copy, Debug)]
 enum Time {
     Given,
@@ -44,20 +41,20 @@ enum Time {
 
 impl Traffic {
     pub fn of(seed: u64) -> Traffic {
-        Traffic { random: Random(seed), keys: String::new(), now: START }
+        Traffic { random: Random::new(seed), keys: String::new(), now: START }
     }
 
-    /// The same, to keys that begin in this way.
+    /// The same, to keys with this prefix.
     pub fn to_keys(keys: &str, seed: u64) -> Traffic {
         Traffic { keys: keys.to_owned(), ..Traffic::of(seed) }
     }
 
-    /// Requests by whosever time.
+    /// Requests with and without AT.
     pub fn lines(&mut self, count: usize) -> Vec<String> {
         (0..count).map(|_| self.line(&[Time::Given, Time::Servers, Time::Both])).collect()
     }
 
-    /// Requests that are answered the same by every server.
+    /// Requests with AT, to which every server replies the same.
     pub fn lines_with_at(&mut self, count: usize) -> Vec<String> {
         (0..count).map(|_| self.line(&[Time::Given])).collect()
     }
@@ -90,7 +87,7 @@ impl Traffic {
             2 => format!("RL.INFO {key}"),
             3 => format!("{name} {key} {pairs} COST {MOST} FORCE {at}"),
             4 => format!("{name} {key} {pairs} COST -{MOST} {at}"),
-            // Now and then the wrong type.
+            // Now and then the wrong algorithm.
             5 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
             _ => format!("{name} {key} {pairs} {cost} {force} {at}"),
         }
@@ -107,7 +104,7 @@ impl Traffic {
     }
 }
 
-/// The replies, errors among them.
+/// The replies, including errors.
 pub fn send(connection: &mut Connection, lines: &[String]) -> Vec<Value> {
     if lines.is_empty() {
         return Vec::new();
@@ -115,30 +112,23 @@ pub fn send(connection: &mut Connection, lines: &[String]) -> Vec<Value> {
     pipeline(lines).ignore_errors().query(connection).expect("replies")
 }
 
-/// Waits until a replica has received all that its master sent, then compares what they hold and
-/// what they tell of it at the same time.
+/// Waits until a replica has received everything its master sent, then compares what they hold and what they
+/// reply at the same time.
 #[track_caller]
 pub fn assert_same(master: &Server, replica: &Server) {
-    wait_for_offset(master, replica);
+    replica.wait_to_catch_up(master);
     assert_eq!(replica.digest(), master.digest());
     let its_time = replica.clock_ms();
     replica.set_clock(master.clock_ms());
-    let [expected, told] = [master, replica].map(told);
+    let [expected, replies] = [master, replica].map(seen);
     replica.set_clock(its_time);
-    assert!(told.keys().eq(expected.keys()));
-    for ((key, expected), told) in expected.iter().zip(told.values()) {
-        assert_eq!(told, expected, "{key}");
+    assert!(replies.keys().eq(expected.keys()));
+    for ((key, expected), replies) in expected.iter().zip(replies.values()) {
+        assert_eq!(replies, expected, "{key}");
     }
 }
 
-/// Waits until a replica has received all that its master sent.
-pub fn wait_for_offset(master: &Server, replica: &Server) {
-    wait_for("the replica to catch up", || {
-        replica.info("slave_repl_offset") == master.info("master_repl_offset")
-    });
-}
-
-/// Peeks that every server answers the same which holds the same.
+/// Peeks to which servers that hold the same reply the same.
 pub fn peeks_with_at(key: &str) -> Vec<String> {
     let pairs = ["5 10s", "9 1m COST 9", "50 1h 400 1d COST 30", "1 3650d", "3 1ms"];
     let times = [0, HOUR_AFTER, HOUR_AFTER + AHEAD];
@@ -146,21 +136,21 @@ pub fn peeks_with_at(key: &str) -> Vec<String> {
     peeks.collect()
 }
 
-/// What is told of every key.
-fn told(server: &Server) -> BTreeMap<String, Vec<Value>> {
+/// The replies about every key.
+fn seen(server: &Server) -> BTreeMap<String, Vec<Value>> {
     let mut connection = server.connect();
     let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
-    let told = keys.into_iter().map(|key| {
+    let replies = keys.into_iter().map(|key| {
         let mut lines = vec![format!("PTTL {key}"), format!("DEBUG DIGEST-VALUE {key}")];
         lines.extend(peeks_with_at(&key));
-        // When a key goes each server decides by itself, and by that how long one lasts that saw
-        // the future, or a log of which a longer window is asked than it was counted in.
+        // Each server sets a key's time to live by its own clock. Waits depend on it if the key is ahead of
+        // the clock, or if a log is asked for a longer window than it keeps.
         if !key.contains(&format!("{:?}:", Time::Both)) {
             lines.extend([format!("RL.INFO {key}"), format!("RL.PEEK {key} 2 7s")]);
         }
-        let mut told = send(&mut connection, &lines);
-        assert_ne!(told.remove(0), Value::Int(-1), "{key} has no time to live");
-        (key, told)
+        let mut replies = send(&mut connection, &lines);
+        assert_ne!(replies.remove(0), Value::Int(-1), "{key} has no time to live");
+        (key, replies)
     });
-    told.collect()
+    replies.collect()
 }

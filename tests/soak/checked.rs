@@ -1,19 +1,19 @@
-//! Keys of which every unit is accounted for: what the server tells its replicas that it counted,
-//! and when, is checked against the limits by the plain models.
+//! Keys of which every unit is accounted for: the effects that the server sends to its replicas are checked
+//! against the limits by the plain models.
 
+use harness::{ReplicationStream, Server};
 use redis_rl::limiter::{Algorithm, Quota, WindowMs};
 
-use crate::harness::{ReplicationStream, Server};
 use crate::naive::{Model, Search};
 
-/// A key whose counts nothing but its own time takes away.
+/// A key that is never deleted or evicted: its units are refunded, or they expire.
 pub struct Key {
     pub name: String,
     /// The command that counts in it.
     pub command: &'static str,
-    /// Limits and windows, as they are named in requests.
+    /// Limits and windows, as requests name them.
     pub pairs: String,
-    /// Whether clients tell the time, and not the server's clock.
+    /// Whether requests name their time with AT.
     pub with_at: bool,
     algorithm: Algorithm,
     quotas: Vec<Quota>,
@@ -23,7 +23,7 @@ pub struct Key {
 const TIERS: [&[(u64, u64)]; 4] =
     [&[(5, 100)], &[(20, 1_000)], &[(3, 70), (40, 2_000)], &[(100, 5_000), (300, 30_000), (9, 333)]];
 
-/// Two keys for each algorithm, for all these tiers, by the server's time and by the clients'.
+/// Two keys for each algorithm, each of these tiers, and with or without AT.
 pub fn keys() -> Vec<Key> {
     let algorithms = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
     let kinds = algorithms.into_iter().flat_map(|algorithm| TIERS.map(|tiers| (algorithm, tiers)));
@@ -47,9 +47,9 @@ fn quota((limit, window): (u64, u64)) -> Quota {
 /// What was counted in a key.
 pub struct Account {
     model: Model,
-    /// Units taken in all.
+    /// All units taken.
     pub taken: i64,
-    /// When any were last counted or given back.
+    /// When units were last counted or refunded.
     latest: u64,
 }
 
@@ -59,8 +59,8 @@ impl Account {
     }
 }
 
-/// Follows what a server sends to its replicas, the effects of requests in their order, until
-/// `last` is sent. Each effect has to be within every limit.
+/// Follows the effects that a server sends to its replicas, in order, until it sends `last`. Each effect has
+/// to be within every limit.
 pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<Account> {
     let mut accounts: Vec<Account> = keys.iter().map(Account::of).collect();
     loop {
@@ -78,13 +78,13 @@ pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<
 
         let (Key { quotas, .. }, account) = (&keys[index], &mut accounts[index]);
         assert!(!account.model.refuses(quotas, cost, at), "over a limit: {effect}, {:?}", account.model);
-        account.model.record(quotas, cost, at, false).expect("room for all windows");
+        account.model.record(quotas, cost, at, false).expect("no more windows than a key can hold");
         account.taken += cost.max(0);
         account.latest = account.latest.max(at);
     }
 }
 
-/// The server holds what was counted, no more and no less, as of the last time that any was.
+/// Asserts that the server holds exactly what was counted, as of the last time that anything was.
 pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
     for (key, Account { model, latest, .. }) in keys.iter().zip(accounts) {
         for window in key.quotas.iter().map(|quota| quota.window.get()) {
@@ -92,9 +92,9 @@ pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
             let held = 1_000_000 - server.figures(&peek)[2] as u64;
             let about = || format!("{peek} of {} {}", key.command, key.pairs);
             if held == 0 && !key.with_at && server.integer(&format!("EXISTS {}", key.name)) == 0 {
-                // It may have gone since, once nothing in it counted any more.
+                // It may have expired since, when nothing in it counted any more.
                 let now = server.clock_ms() as u64;
-                assert_eq!(model.used(window, now), 0, "{}: it is gone", about());
+                assert_eq!(model.used(window, now), 0, "{}: it has expired", about());
             } else {
                 assert_eq!(held, model.used(window, *latest), "{}", about());
             }

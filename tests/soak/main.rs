@@ -1,9 +1,7 @@
-//! A soak: requests of all kinds on many connections, while keys expire and are evicted, snapshots
-//! are made, append-only files rewritten, and replicas come and go. It takes `SOAK_SECONDS`, or 2.
+//! A soak test: requests of all kinds on many connections, while keys expire and are evicted, snapshots are
+//! made, append-only files are rewritten, and replicas come and go. It runs for `SOAK_SECONDS`, by default 2.
 
 mod checked;
-#[path = "../harness/mod.rs"]
-mod harness;
 #[path = "../model/naive.rs"]
 #[expect(dead_code, reason = "not all of it is needed here")]
 mod naive;
@@ -14,21 +12,21 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use harness::{COMMANDS, Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Value};
 
 use checked::Key;
-use harness::{Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
 
-const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
-
-/// Each client is a thread with so many connections, and sends so many requests at once.
+/// Each client is a thread.
 const CLIENTS: u64 = 8;
+/// Connections of a client.
 const CONNECTIONS: usize = 6;
+/// Requests that a client sends at once.
 const AT_ONCE: usize = 16;
 
 #[test]
-fn whatever_goes_on_clients_are_granted_what_the_limits_allow_and_all_of_it_is_kept() {
-    // Who listens here never tells how far they are, and may be far behind.
+fn under_constant_disturbance_clients_get_what_the_limits_allow_and_no_unit_is_lost() {
+    // This reader of the replication stream acknowledges nothing, and may be far behind.
     let mut server = Server::with(&[("appendonly", "yes"), ("repl-timeout", "86400")]);
     let unlimited = ["SET", "client-output-buffer-limit", "replica 0 0 0"];
     redis::cmd("CONFIG").arg(&unlimited).exec(&mut server.connect()).expect("CONFIG SET");
@@ -36,41 +34,41 @@ fn whatever_goes_on_clients_are_granted_what_the_limits_allow_and_all_of_it_is_k
     let keys = checked::keys();
     let end = end();
 
-    // Of the requests that tell it.
+    // The time of requests with AT.
     let time = AtomicI64::new(1_000_000_000_000);
-    let (granted, troubles, accounts) = thread::scope(|scope| {
+    let (granted, disturbances, accounts) = thread::scope(|scope| {
         let (server, keys, time) = (&server, keys.as_slice(), &time);
         let client = |seed| scope.spawn(move || be_a_client(server, seed, keys, time, end));
         let clients: Vec<_> = (0..CLIENTS).map(client).collect();
         let follower = scope.spawn(|| checked::follow(&mut effects, keys, "PUBLISH soak over"));
-        let troubles = Troubles::until(end, server, || ());
+        let disturbances = Disturbances::until(end, server, || ());
         let granted: Granted = clients.into_iter().map(|client| client.join().expect("no surprise")).sum();
         server.value("PUBLISH soak over");
-        (granted, troubles, follower.join().expect("all within the limits"))
+        (granted, disturbances, follower.join().expect("all within the limits"))
     });
 
-    println!("{granted}; {troubles}; {}", Statistics(&server));
+    println!("{granted}; {disturbances}; {}", Statistics(&server));
     let taken: Vec<i64> = accounts.iter().map(|account| account.taken).collect();
-    assert_eq!(granted.units, taken, "what clients were granted, and what was counted");
+    assert_eq!(granted.units, taken, "units granted to clients, and units counted");
     assert!(taken.iter().all(|units| *units > 0), "nothing was granted in one of {taken:?}");
     checked::assert_agrees(&server, &keys, &accounts);
     let replica = Server::replica_of(&server, &[]);
-    wait_for_replica(&replica, &server);
+    replica.wait_to_catch_up(&server);
     checked::assert_agrees(&replica, &keys, &accounts);
     server.restart();
     checked::assert_agrees(&server, &keys, &accounts);
-    assert_nothing_panicked(&server);
+    server.assert_nothing_panicked();
 }
 
 #[test]
-fn a_server_that_evicts_all_the_time_stays_sound_and_its_replica_equal() {
+fn a_server_that_evicts_constantly_stays_sound_and_equal_to_its_replica() {
     let server = Server::with(&[("appendonly", "yes"), ("repl-backlog-size", "16384")]);
     let memory: u64 = server.info("used_memory").parse().expect("bytes");
     server.value(&format!("CONFIG SET maxmemory {}", memory + 3_000_000));
     let mut policies = ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"].into_iter().cycle();
     let end = end();
     let time = AtomicI64::new(1_000_000_000_000);
-    let (granted, troubles) = thread::scope(|scope| {
+    let (granted, disturbances) = thread::scope(|scope| {
         let (server, time) = (&server, &time);
         let client = |seed| scope.spawn(move || be_a_client(server, seed, &[], time, end));
         let clients: Vec<_> = (100..100 + CLIENTS).map(client).collect();
@@ -78,11 +76,11 @@ fn a_server_that_evicts_all_the_time_stays_sound_and_its_replica_equal() {
             let policy = policies.next().expect("one after the other");
             server.value(&format!("CONFIG SET maxmemory-policy {policy}"));
         };
-        let troubles = Troubles::until(end, server, change_policy);
-        (clients.into_iter().map(|client| client.join().expect("no surprise")).sum::<Granted>(), troubles)
+        let disturbances = Disturbances::until(end, server, change_policy);
+        (clients.into_iter().map(|client| client.join().expect("no surprise")).sum::<Granted>(), disturbances)
     });
 
-    println!("{granted}; {troubles}; {}", Statistics(&server));
+    println!("{granted}; {disturbances}; {}", Statistics(&server));
     assert_ne!(server.info("evicted_keys"), "0");
     server.value("CONFIG SET maxmemory 0");
     server.value("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -94,9 +92,9 @@ fn a_server_that_evicts_all_the_time_stays_sound_and_its_replica_equal() {
     assert!(times.iter().all(|time| *time != -1), "a key has no time to live");
     let infos = pipeline(keys.iter().map(|key| format!("RL.INFO {key}")));
     infos.query::<Vec<Value>>(&mut connection).expect("sound keys");
-    wait_for_replica(&replica, &server);
+    replica.wait_to_catch_up(&server);
     assert_eq!(replica.digest(), server.digest());
-    assert_nothing_panicked(&server);
+    server.assert_nothing_panicked();
 }
 
 fn end() -> Instant {
@@ -104,22 +102,11 @@ fn end() -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
-fn wait_for_replica(replica: &Server, master: &Server) {
-    wait_for("the replica to catch up", || {
-        replica.info("slave_repl_offset") == master.info("master_repl_offset")
-    });
-}
-
-fn assert_nothing_panicked(server: &Server) {
-    let log = std::fs::read_to_string(server.folder().join("log")).expect("a log");
-    assert!(!log.contains("panicked"), "{log}");
-}
-
-/// What clients were told.
+/// What clients were granted.
 #[derive(Default)]
 struct Granted {
     requests: usize,
-    /// Units, in each of the checked keys.
+    /// Units of each checked key.
     units: Vec<i64>,
 }
 
@@ -144,7 +131,7 @@ impl Display for Granted {
     }
 }
 
-/// A request, and if it is to a checked key which that is and what it costs.
+/// A request; to a checked key, with its index and the cost.
 struct Request {
     command: Cmd,
     checked: Option<(usize, i64)>,
@@ -152,7 +139,7 @@ struct Request {
 
 /// Sends requests to the checked keys and to others on several connections until the end.
 fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: Instant) -> Granted {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| server.connect()).collect();
     let mut granted = Granted { requests: 0, units: vec![0; keys.len()] };
     while Instant::now() < end {
@@ -177,7 +164,7 @@ fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: 
         let replies: Vec<Value> = pipeline.query(connection).expect("replies");
         for (Request { checked, .. }, reply) in requests.iter().zip(&replies) {
             match checked {
-                // Limited requests are granted nothing; those that give back are not added up.
+                // Limited requests are granted nothing; refunds are not added up.
                 Some((key, cost)) if figures(reply)[0] == 0 => granted.units[*key] += cost.max(&0),
                 Some(_) => {}
                 None => assert_expected(reply),
@@ -211,13 +198,13 @@ fn to_checked_key(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Reques
     }
 }
 
-/// The time for a request that tells it; now and then one comes late.
+/// The time of a request with AT; now and then one is late.
 fn later(random: &mut Random, time: &AtomicI64) -> String {
     let now = time.fetch_add(random.of(&[0, 0, 1, 3]), Ordering::Relaxed);
     format!("AT {}", now - random.of(&[0, 0, 0, 1, 70, 400]))
 }
 
-/// A request of any kind to one of many keys, most of which soon expire.
+/// A request of any kind to one of many keys, most of which expire soon.
 fn to_any_key(random: &mut Random, time: &AtomicI64) -> String {
     let name = random.of(&COMMANDS);
     let key = format!("any:{name}:{}", random.below(20_000));
@@ -237,7 +224,7 @@ fn to_any_key(random: &mut Random, time: &AtomicI64) -> String {
     }
 }
 
-/// Neither the wrong type, nor a key that is not there, nor a lack of memory is a surprise.
+/// Asserts that an error is an expected one: a wrong type, a missing key, too little memory.
 fn assert_expected(reply: &Value) {
     if let Value::ServerError(error) = reply {
         let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
@@ -246,51 +233,51 @@ fn assert_expected(reply: &Value) {
     }
 }
 
-/// What a server goes through meanwhile.
+/// What a server goes through in the meantime.
 #[derive(Default)]
-struct Troubles {
+struct Disturbances {
     snapshots: usize,
     replicas_lost: usize,
 }
 
-impl Troubles {
-    /// One trouble after the other, at least once each; `each_time` is another.
-    fn until(end: Instant, server: &Server, mut each_time: impl FnMut()) -> Troubles {
-        let mut troubles = Troubles::default();
+impl Disturbances {
+    /// One disturbance after the other, each at least once; `each_time` is one more.
+    fn until(end: Instant, server: &Server, mut each_time: impl FnMut()) -> Disturbances {
+        let mut disturbances = Disturbances::default();
         loop {
             each_time();
-            // One of them may have to wait for the other, or for a replica's snapshot.
+            // One may have to wait for the other, or for a replica's snapshot.
             let _ = server.call("BGSAVE SCHEDULE");
             let _ = server.call("BGREWRITEAOF");
-            // Lost before it had all that was there.
+            // Lost before it is in sync.
             let unlucky = Server::with(&[]);
             unlucky.value(&format!("REPLICAOF 127.0.0.1 {}", server.port()));
             drop(unlucky);
-            // Lost after it was cut off and had come back.
+            // Lost after it was disconnected and came back.
             let replica = Server::replica_of(server, &[]);
             replica.value("REPLICAOF NO ONE");
             replica.follow(server);
             drop(replica);
-            troubles.replicas_lost += 2;
+            disturbances.replicas_lost += 2;
             let children = ["rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled"];
             wait_for("snapshot and rewrite", || children.iter().all(|field| server.info(field) == "0"));
             assert_eq!(server.info("rdb_last_bgsave_status"), "ok");
             assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
-            troubles.snapshots += 1;
+            disturbances.snapshots += 1;
             if Instant::now() >= end {
-                return troubles;
+                return disturbances;
             }
         }
     }
 }
 
-impl Display for Troubles {
+impl Display for Disturbances {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         write!(f, "{} snapshots and rewrites, {} replicas lost", self.snapshots, self.replicas_lost)
     }
 }
 
-/// What the server says of itself.
+/// What the server reports about itself.
 struct Statistics<'a>(&'a Server);
 
 impl Display for Statistics<'_> {

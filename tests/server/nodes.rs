@@ -1,63 +1,61 @@
-//! A cluster of six real servers: three masters with a replica each.
+//! A cluster of six servers: three masters with a replica each.
 
-use std::env;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use harness::{PATIENCE, Process, Server, server_program, wait_for};
+use redis::RedisResult;
 use redis::cluster::{ClusterClientBuilder, ClusterConnection};
-use redis::{RedisResult, Value};
-
-use super::{PATIENCE, Server, end_with_this_thread, wait_for};
 
 const MASTERS: usize = 3;
 
-/// Nodes that answer nothing for so long are taken for dead. They ask each other as often, so that
-/// a short time has news spread faster.
+/// After this time without an answer the nodes consider one of them dead. They ping each other about as
+/// often, so a short time also spreads news faster.
 const NODE_TIMEOUT_MS: &str = "2000";
 
-/// A hand-over that the nodes have not managed after five seconds is off.
-const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(6);
+/// The nodes give up a failover that takes longer than five seconds.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Six nodes, known by their index. Dropping it ends them.
+/// Six nodes, named by their index. Dropping it ends them.
 pub struct Cluster {
     nodes: Vec<Server>,
     ids: Vec<String>,
-    /// The node that was killed and not started again.
+    /// The node that was killed and has not been started again.
     down: Option<usize>,
 }
 
-/// A node as another one knows it.
+/// A node as another node sees it.
 struct Member {
     id: String,
-    /// The master that it replicates.
+    /// The master it replicates.
     master: Option<String>,
     slots: Vec<(u16, u16)>,
 }
 
 impl Cluster {
-    /// A cluster in which every node knows every other, and every replica is online.
+    /// Starts a cluster in which every node knows every other and every replica is online.
     pub fn start() -> Cluster {
         let settings = [
             ("cluster-enabled", "yes"),
             ("cluster-node-timeout", NODE_TIMEOUT_MS),
-            // None is elected because the machine is busy.
+            // On a busy machine no replica is elected by mistake.
             ("cluster-replica-no-failover", "yes"),
         ];
         let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| Server::with(&settings)).collect();
         create(&nodes);
-        let ids = nodes.iter().map(|node| text(&node.value("CLUSTER MYID"))).collect();
+        let ids = nodes.iter().map(|node| node.text("CLUSTER MYID")).collect();
         let cluster = Cluster { nodes, ids, down: None };
         cluster.wait_until_ok();
         cluster
     }
 
-    /// Waits until every node that runs finds the cluster in order, and every replica is online.
+    /// Waits until every running node reports the cluster as ok, and every replica is online.
     fn wait_until_ok(&self) {
         wait_for("the nodes to make a cluster", || {
             self.running().all(|node| {
                 let replicas = self.members(node).iter().filter(|member| member.master.is_some()).count();
-                replicas == MASTERS && text(&node.value("CLUSTER INFO")).contains("cluster_state:ok")
+                replicas == MASTERS && node.text("CLUSTER INFO").contains("cluster_state:ok")
             })
         });
         wait_for("the replicas to be online", || {
@@ -70,12 +68,12 @@ impl Cluster {
         (0..self.nodes.len()).filter(|index| self.down != Some(*index)).map(|index| &self.nodes[index])
     }
 
-    /// The node of this index.
+    /// The node with this index.
     pub fn node(&self, index: usize) -> &Server {
         &self.nodes[index]
     }
 
-    /// The name that the nodes give each other.
+    /// The id by which the nodes know this one.
     pub fn id(&self, index: usize) -> &str {
         &self.ids[index]
     }
@@ -92,18 +90,18 @@ impl Cluster {
         self.index_of(&members.iter().find(is_its).expect("a replica").id)
     }
 
-    /// The slot of a key.
+    /// The hash slot of a key.
     pub fn slot(&self, key: &str) -> u16 {
         let slot = self.nodes[0].integer(&format!("CLUSTER KEYSLOT {key}"));
         u16::try_from(slot).expect("a slot")
     }
 
-    /// The master that a node sends a slot's clients to.
+    /// The master that the nodes redirect a slot's clients to.
     pub fn owner(&self, slot: u16) -> usize {
         self.owner_as_seen_by(self.running().next().expect("a node"), slot).expect("an owner")
     }
 
-    /// Waits until all nodes send a slot's clients to this one.
+    /// Waits until all nodes redirect a slot's clients to this one.
     pub fn wait_for_owner(&self, slot: u16, owner: usize) {
         wait_for("all nodes to know a slot's owner", || {
             self.running().all(|node| self.owner_as_seen_by(node, slot) == Some(owner))
@@ -124,12 +122,12 @@ impl Cluster {
         self.ids.iter().position(|known| known == id).expect("a node of ours")
     }
 
-    /// Has a master's replica take its place, and waits until it has.
+    /// Hands a master's slots over to its replica by CLUSTER FAILOVER, and waits until that is done.
     pub fn hand_over(&self, master: usize) {
         let (slot, replica) = (self.first_slot_of(master), self.replica_of(master));
         let mut asked: Option<Instant> = None;
         wait_for("the replica to take over", || {
-            if asked.is_none_or(|asked| asked.elapsed() > HAND_OVER_TIMEOUT) {
+            if asked.is_none_or(|asked| asked.elapsed() > FAILOVER_TIMEOUT) {
                 self.nodes[replica].value("CLUSTER FAILOVER");
                 asked = Some(Instant::now());
             }
@@ -139,7 +137,7 @@ impl Cluster {
         self.wait_until_ok();
     }
 
-    /// Ends a master at once, as a crash would, and waits until its replica has been elected.
+    /// Kills a master, and waits until its replica has been elected.
     pub fn fail_over(&mut self, master: usize) {
         let (slot, replica) = (self.first_slot_of(master), self.replica_of(master));
         self.nodes[replica].value("CONFIG SET cluster-replica-no-failover no");
@@ -148,7 +146,7 @@ impl Cluster {
         self.wait_for_owner(slot, replica);
     }
 
-    /// Starts the node that was ended again: a replica of the master that was elected.
+    /// Restarts the node that was killed; it becomes a replica of the elected master.
     pub fn revive(&mut self) {
         if let Some(index) = self.down.take() {
             self.nodes[index].relaunch();
@@ -156,21 +154,20 @@ impl Cluster {
         self.wait_until_ok();
     }
 
-    /// What a client connects to at first.
+    /// The addresses to start from as a client.
     pub fn addresses(&self) -> Vec<String> {
         self.running().map(|node| format!("redis://127.0.0.1:{}", node.port())).collect()
     }
 
-    /// The other nodes as this one knows them, and itself.
+    /// All nodes as this one sees them.
     fn members(&self, node: &Server) -> Vec<Member> {
-        let nodes = text(&node.value("CLUSTER NODES"));
-        nodes.lines().map(Member::read).collect()
+        node.text("CLUSTER NODES").lines().map(Member::read).collect()
     }
 }
 
 impl Member {
-    /// Reads a line of CLUSTER NODES: id, address, flags, master, ping sent, pong received,
-    /// epoch, link state and slots; those that are being moved stand in brackets.
+    /// Reads a line of CLUSTER NODES: id, address, flags, master, ping sent, pong received, epoch, link
+    /// state and slots. Slots on the move are in brackets.
     fn read(line: &str) -> Member {
         let words: Vec<&str> = line.split(' ').collect();
         let slots = words[8..].iter().filter(|word| !word.starts_with('[')).map(|range| {
@@ -182,9 +179,8 @@ impl Member {
     }
 }
 
-/// A client of the cluster that follows MOVED and ASK, and tries again while the cluster is down.
-/// It sends no request again that may have been counted: when a connection breaks the request
-/// fails.
+/// A client of the cluster that follows MOVED and ASK, and retries while the cluster is down. When a
+/// connection breaks, the request fails: it may have been counted, so it is not sent again.
 pub fn cluster_client(addresses: &[String]) -> RedisResult<ClusterConnection> {
     let client = ClusterClientBuilder::new(addresses.to_vec())
         .connection_timeout(PATIENCE)
@@ -198,30 +194,24 @@ pub fn cluster_client(addresses: &[String]) -> RedisResult<ClusterConnection> {
     Ok(client)
 }
 
-/// Makes a cluster of these nodes, as people do.
+/// Makes a cluster of these nodes with redis-cli.
 fn create(nodes: &[Server]) {
     let mut command = Command::new(cli());
     command.args(["--cluster", "create"]);
     command.args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())));
     command.args(["--cluster-replicas", "1", "--cluster-yes"]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    end_with_this_thread(&mut command);
-    let mut creation = command.spawn().expect("redis-cli, which comes with the server");
-    // It would wait for nodes that do not come for ever.
-    wait_for("redis-cli to create the cluster", || creation.try_wait().expect("its status").is_some());
-    let output = creation.wait_with_output().expect("its output");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let log = nodes[0].folder().join("create");
+    let mut creation = Process::spawn(&mut command, log).expect("redis-cli, which comes with the server");
+    // It would wait forever for a node that does not answer.
+    wait_for("redis-cli to create the cluster", || !creation.is_running());
+    assert!(creation.wait().success(), "{}", creation.log());
 }
 
-/// redis-cli or valkey-cli beside the server, or else redis-cli on the PATH.
+/// The redis-cli or valkey-cli beside the server, or else redis-cli on the PATH.
 fn cli() -> PathBuf {
-    let server = PathBuf::from(env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()));
+    let server = PathBuf::from(server_program());
     let name = server.file_name().unwrap_or_default().to_string_lossy().replace("-server", "-cli");
     let beside = server.with_file_name(name);
     let runs = Command::new(&beside).arg("--version").output().is_ok();
     if runs { beside } else { "redis-cli".into() }
-}
-
-fn text(value: &Value) -> String {
-    redis::from_redis_value_ref(value).expect("a text")
 }

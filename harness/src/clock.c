@@ -1,9 +1,8 @@
-/* A clock that stands still until a test sets it, preloaded into a server: the time of day is the
- * Unix time in milliseconds that stands in the file named by TEST_CLOCK. libfaketime cannot do
- * it: a server built with jemalloc asks for the time before libfaketime is ready, and hangs.
+/* A clock that stands still until a test sets it, preloaded into a server. The file named by
+ * TEST_CLOCK holds the Unix time in milliseconds. libfaketime cannot do this: a server built with
+ * jemalloc asks for the time before libfaketime is ready, and hangs.
  *
- * Clocks that count from the machine's start go on as ever, asked of the system directly: this
- * may be called at any moment. */
+ * Monotonic clocks run on. They are read by a direct system call, which is safe at any moment. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>

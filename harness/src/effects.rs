@@ -1,0 +1,99 @@
+//! What a server sends to its replicas and writes to its append-only file.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+
+use crate::{PATIENCE, Server};
+
+/// What a server sends to its replicas.
+pub struct ReplicationStream {
+    commands: Commands<BufReader<TcpStream>>,
+    marks: u32,
+}
+
+impl ReplicationStream {
+    /// Attaches to a server as a replica does.
+    pub fn of(server: &Server) -> ReplicationStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port())).expect("the server answers");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(b"PSYNC ? -1\r\n").expect("the server listens");
+        let mut reader = BufReader::new(stream);
+        assert!(read_line(&mut reader).starts_with("+FULLRESYNC"));
+        // The snapshot: newlines while it is made, its length, its bytes.
+        let mut header = String::new();
+        while header.is_empty() {
+            header = read_line(&mut reader);
+        }
+        let length = header.strip_prefix('$').and_then(|len| len.parse().ok()).expect("a snapshot");
+        io::copy(&mut reader.by_ref().take(length), &mut io::sink()).expect("the snapshot");
+        ReplicationStream { commands: Commands::of(reader), marks: 0 }
+    }
+
+    /// The next command as it is sent; `None` when the server ends.
+    pub fn next_command(&mut self) -> Option<String> {
+        self.commands.next()
+    }
+
+    /// The commands sent since the last call, their arguments joined by spaces, without those that keep
+    /// the connection alive or select the database.
+    pub fn commands(&mut self, server: &Server) -> Vec<String> {
+        self.marks += 1;
+        let mark = format!("PUBLISH end-of-commands {}", self.marks);
+        server.value(&mark);
+        let mut commands = Vec::new();
+        loop {
+            let command = self.next_command().expect("a command");
+            if command == mark {
+                return commands;
+            }
+            // Valkey 9.1 writes some of them in lower case.
+            let name = command.split(' ').next().unwrap_or_default().to_ascii_uppercase();
+            if !["PING", "SELECT", "REPLCONF"].contains(&name.as_str()) {
+                commands.push(command);
+            }
+        }
+    }
+}
+
+/// Every command of an append-only file in the order of its parts, except SELECT.
+pub fn commands_in_aof(server: &Server) -> Vec<String> {
+    let mut parts: Vec<PathBuf> = fs::read_dir(server.folder().join("appendonlydir"))
+        .expect("an append-only folder")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "aof"))
+        .collect();
+    // "base" sorts before "incr".
+    parts.sort();
+    let commands = parts.iter().flat_map(|part| Commands::of(File::open(part).expect("a part")));
+    commands.filter(|command| !command.starts_with("SELECT")).collect()
+}
+
+/// The commands in a stream until it ends, their arguments joined by spaces.
+struct Commands<R> {
+    parser: redis::Parser,
+    reader: R,
+}
+
+impl<R: Read> Commands<R> {
+    fn of(reader: R) -> Commands<R> {
+        Commands { parser: redis::Parser::new(), reader }
+    }
+}
+
+impl<R: Read> Iterator for Commands<R> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        let words: Vec<Vec<u8>> =
+            redis::from_redis_value(self.parser.parse_value(&mut self.reader).ok()?).expect("a command");
+        Some(String::from_utf8_lossy(&words.join(&b' ')).into_owned())
+    }
+}
+
+fn read_line(reader: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    reader.read_line(&mut line).expect("a line");
+    line.trim_end().to_owned()
+}

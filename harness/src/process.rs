@@ -1,0 +1,195 @@
+//! A child process that cannot be left behind, and how a server becomes one.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::RedisResult;
+use tempfile::TempDir;
+
+use crate::clock::Clock;
+use crate::server::Server;
+use crate::{PATIENCE, wire};
+
+/// A child process that writes to a log file. It is killed when this is dropped, and by the system when
+/// the thread that started it ends, however that comes.
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts the program; `log` is emptied first.
+    #[expect(unsafe_code, reason = "there is no safe way to ask for a signal on the parent's death")]
+    pub fn spawn(command: &mut Command, log: PathBuf) -> io::Result<Process> {
+        let file = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        // SAFETY: prctl may be called between fork and exec, and touches no memory.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        match command.spawn() {
+            Ok(child) => Ok(Process { child, log }),
+            Err(error) => Err(io::Error::other(format!("cannot run {:?}: {error}", command.get_program()))),
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child of ours").is_none()
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("a child of ours")
+    }
+
+    /// Kills it, and waits until it has ended.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// What it has written so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// How to start a server: its command line, except the port, and the folder for its files.
+pub struct Launch {
+    line: Vec<OsString>,
+    folder: TempDir,
+    pub(crate) clock: Option<Clock>,
+}
+
+impl Launch {
+    /// A server without persistence.
+    pub fn server() -> io::Result<Launch> {
+        Ok(Launch::program()?.settings(&[("save", "")]))
+    }
+
+    /// A Sentinel with these lines of configuration.
+    pub fn sentinel(configuration: &str) -> io::Result<Launch> {
+        let mut launch = Launch::program()?;
+        let file = launch.folder().join("sentinel.conf");
+        fs::write(&file, configuration)?;
+        launch.line.extend([file.into(), "--sentinel".into()]);
+        Ok(launch)
+    }
+
+    fn program() -> io::Result<Launch> {
+        Ok(Launch { line: vec![server_program()], folder: TempDir::new()?, clock: None })
+    }
+
+    /// The same with these settings.
+    pub fn settings(self, settings: &[(&str, &str)]) -> Launch {
+        settings.iter().fold(self, |launch, (name, value)| launch.setting(name, value))
+    }
+
+    /// The same with a module.
+    pub fn module(self, path: &Path) -> Launch {
+        self.setting("loadmodule", path)
+    }
+
+    fn setting(mut self, name: &str, value: impl AsRef<OsStr>) -> Launch {
+        self.line.extend([format!("--{name}").into(), value.as_ref().to_owned()]);
+        self
+    }
+
+    /// The same with a clock that stands at this time until the test sets it.
+    pub fn clock_at(mut self, unix_ms: i64) -> io::Result<Launch> {
+        self.clock = Some(Clock::at(unix_ms, self.folder())?);
+        Ok(self)
+    }
+
+    /// The same under another program, which takes the server's place as its process.
+    pub fn under(mut self, wrapper: impl IntoIterator<Item = OsString>) -> Launch {
+        self.line.splice(0..0, wrapper);
+        self
+    }
+
+    /// The folder for the server's files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts the server, and waits until it has loaded what is in its folder.
+    pub fn start(self) -> io::Result<Server> {
+        let (process, port) = self.run(free_port)?;
+        Ok(Server::new(process, port, self))
+    }
+
+    /// Tries the ports that `port` returns until nobody else listens on one.
+    pub(crate) fn run(&self, port: impl Fn() -> u16) -> io::Result<(Process, u16)> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let port = port();
+            let mut process = self.spawn(port)?;
+            while process.is_running() && Instant::now() < deadline {
+                if is_ready(&process, port).unwrap_or(false) {
+                    return Ok((process, port));
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            let log = process.log();
+            if !log.contains("Address already in use") || Instant::now() > deadline {
+                return Err(io::Error::other(format!("the server does not start:\n{log}")));
+            }
+        }
+    }
+
+    fn spawn(&self, port: u16) -> io::Result<Process> {
+        let mut command = Command::new(&self.line[0]);
+        command.args(&self.line[1..]).args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]);
+        command.arg(self.folder());
+        let has = |setting| self.line.iter().any(|word| word == setting);
+        if has("--cluster-enabled") && !has("--cluster-port") {
+            // By default 10,000 above the port: there may be no such port.
+            command.args(["--cluster-port", &free_port().to_string()]);
+        }
+        if let Some(clock) = &self.clock {
+            clock.govern(&mut command);
+        }
+        Process::spawn(&mut command, self.folder().join("log"))
+    }
+}
+
+/// Whether the server has loaded its data, and is not another process on the same port.
+fn is_ready(process: &Process, port: u16) -> RedisResult<bool> {
+    let mut connection = wire::connect(port, "resp2")?;
+    wire::command("PING").exec(&mut connection)?;
+    Ok(wire::info(&mut connection, "process_id")? == Some(process.id().to_string()))
+}
+
+/// The program that `REDIS_SERVER` names, or `redis-server`.
+pub fn server_program() -> OsString {
+    env::var_os("REDIS_SERVER").filter(|name| !name.is_empty()).unwrap_or("redis-server".into())
+}
+
+/// A port on 127.0.0.1 that nobody listens on.
+pub fn free_port() -> u16 {
+    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    address.expect("a free port").port()
+}

@@ -1,0 +1,295 @@
+//! A server, and what tests ask of it.
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use redis::{Connection, RedisResult, Value};
+
+use crate::clock::Clock;
+use crate::process::{Launch, Process};
+use crate::wait_for;
+use crate::wire::{self, Figures, command, error_text};
+
+/// The module, built as users build it.
+pub fn module() -> &'static Path {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--release", "--lib", "--quiet"])
+            .current_dir(&root)
+            .status()
+            .expect("cargo runs");
+        assert!(built.success(), "the module does not build");
+        let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+        target.join("release/libredis_rl.so")
+    })
+}
+
+/// A server. Dropping it ends it and removes its folder.
+pub struct Server {
+    process: Process,
+    port: u16,
+    launch: Launch,
+}
+
+impl Server {
+    pub(crate) fn new(process: Process, port: u16, launch: Launch) -> Server {
+        Server { process, port, launch }
+    }
+
+    /// A server with the module and without persistence.
+    #[track_caller]
+    pub fn start() -> Server {
+        Server::with(&[])
+    }
+
+    /// A server with the module and these settings.
+    #[track_caller]
+    pub fn with(settings: &[(&str, &str)]) -> Server {
+        Server::launch(|launch| Ok(launch.module(module()).settings(settings)))
+    }
+
+    /// The same, with a clock that stands at this Unix time in milliseconds until the test sets it.
+    #[track_caller]
+    pub fn with_clock_at(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
+        Server::launch(|launch| launch.module(module()).settings(settings).clock_at(unix_ms))
+    }
+
+    /// A server that has not loaded the module.
+    #[track_caller]
+    pub fn without_module() -> Server {
+        Server::launch(Ok)
+    }
+
+    /// A Sentinel with these lines of configuration.
+    #[track_caller]
+    pub fn sentinel(configuration: &str) -> Server {
+        started(Launch::sentinel(configuration).and_then(Launch::start))
+    }
+
+    #[track_caller]
+    fn launch(adapt: impl FnOnce(Launch) -> io::Result<Launch>) -> Server {
+        let for_tests = [
+            ("appendonly", "no"),
+            ("repl-diskless-sync-delay", "0"),
+            ("enable-debug-command", "local"),
+            ("enable-module-command", "local"),
+        ];
+        let launch = Launch::server().and_then(|launch| adapt(launch.settings(&for_tests)));
+        started(launch.and_then(Launch::start))
+    }
+
+    /// A replica of `master` that is online. If the master's clock stands, the replica's stands half a
+    /// second ahead of it: replicated commands must not depend on the replica's clock.
+    #[track_caller]
+    pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
+        let replica = match master.launch.clock {
+            Some(_) => Server::with_clock_at(master.clock_ms() + 500, settings),
+            None => Server::with(settings),
+        };
+        replica.follow(master);
+        replica
+    }
+
+    /// Makes it a replica of `master`, and waits until it is online.
+    #[track_caller]
+    pub fn follow(&self, master: &Server) {
+        self.value(&format!("REPLICAOF 127.0.0.1 {}", master.port));
+        wait_for("the replica to be online", || self.info("master_link_status") == "up");
+    }
+
+    /// Waits until this replica has received everything that `master` has sent.
+    #[track_caller]
+    pub fn wait_to_catch_up(&self, master: &Server) {
+        wait_for("the replica to catch up", || {
+            self.info("slave_repl_offset") == master.info("master_repl_offset")
+        });
+    }
+
+    /// Kills the server and starts it again on the files it left.
+    pub fn crash_and_restart(&mut self) {
+        self.kill();
+        self.relaunch();
+    }
+
+    /// Kills the server.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Shuts the server down and starts it again on the files it left.
+    pub fn restart(&mut self) {
+        self.restart_after(|_folder| {});
+    }
+
+    /// The same, with a change to these files in between.
+    pub fn restart_after(&mut self, change: impl FnOnce(&Path)) {
+        // The connection breaks before it answers.
+        let _ = self.call("SHUTDOWN");
+        self.process.wait();
+        change(self.folder());
+        self.relaunch();
+    }
+
+    /// Starts a server that has ended on the files it left, and on the same port.
+    #[track_caller]
+    pub fn relaunch(&mut self) {
+        self.process.wait();
+        (self.process, _) = started(self.launch.run(|| self.port));
+    }
+
+    /// The same, with its own clock set to this time first.
+    pub fn relaunch_at(&mut self, unix_ms: i64) {
+        self.own_clock().set(unix_ms);
+        self.relaunch();
+    }
+
+    /// The folder for its files.
+    pub fn folder(&self) -> &Path {
+        self.launch.folder()
+    }
+
+    /// Its port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// A new connection, if the server answers.
+    pub fn try_connect(&self) -> RedisResult<Connection> {
+        wire::connect(self.port, "resp2")
+    }
+
+    /// A new connection that speaks RESP2.
+    pub fn connect(&self) -> Connection {
+        self.try_connect().expect("the server answers")
+    }
+
+    /// A new connection that speaks RESP3.
+    pub fn connect_resp3(&self) -> Connection {
+        wire::connect(self.port, "resp3").expect("the server answers")
+    }
+
+    /// The reply to a command whose arguments are separated by spaces.
+    pub fn call(&self, line: &str) -> RedisResult<Value> {
+        command(line).query(&mut self.connect())
+    }
+
+    /// The reply to a command that has to succeed.
+    #[track_caller]
+    pub fn value(&self, line: &str) -> Value {
+        self.call(line).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    /// The five integers that a command replies.
+    #[track_caller]
+    pub fn figures(&self, line: &str) -> Figures {
+        wire::figures(&self.value(line))
+    }
+
+    /// The integer that a command replies.
+    #[track_caller]
+    pub fn integer(&self, line: &str) -> i64 {
+        match self.value(line) {
+            Value::Int(integer) => integer,
+            other => panic!("{line}: {other:?} is not an integer"),
+        }
+    }
+
+    /// The text that a command replies.
+    #[track_caller]
+    pub fn text(&self, line: &str) -> String {
+        redis::from_redis_value(self.value(line)).expect("a text")
+    }
+
+    /// The error that a command replies, as it is sent.
+    #[track_caller]
+    pub fn error(&self, line: &str) -> String {
+        match self.call(line) {
+            Ok(value) => panic!("{line}: {value:?} is not an error"),
+            Err(error) => error_text(&error),
+        }
+    }
+
+    /// A field of INFO.
+    #[track_caller]
+    pub fn info(&self, field: &str) -> String {
+        let value = wire::info(&mut self.connect(), field).expect("INFO");
+        value.unwrap_or_else(|| panic!("INFO has no {field}"))
+    }
+
+    /// Waits until no rewrite of an append-only file is running or scheduled.
+    #[track_caller]
+    pub fn wait_for_rewrite(&self) {
+        let fields = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+        wait_for("the rewrite", || fields.iter().all(|field| self.info(field) == "0"));
+    }
+
+    /// Its clock, in Unix milliseconds.
+    pub fn clock_ms(&self) -> i64 {
+        wire::clock_ms(&mut self.connect()).expect("TIME") as i64
+    }
+
+    fn own_clock(&self) -> &Clock {
+        self.launch.clock.as_ref().expect("a server that was started with a clock of its own")
+    }
+
+    /// Sets the clock of a server that was started with its own.
+    pub fn set_clock(&self, unix_ms: i64) {
+        self.own_clock().set(unix_ms);
+        // Valkey 9.1 looks at the clock once a millisecond.
+        wait_for("the server to look at its clock", || self.clock_ms() == unix_ms);
+    }
+
+    /// Moves such a clock forward, or back if `ms` is negative.
+    pub fn step_clock(&self, ms: i64) {
+        self.set_clock(self.clock_ms() + ms);
+    }
+
+    /// Stops the process: connections stay open, and nothing is answered until `thaw`.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Continues a process that `freeze` stopped.
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill touches no memory; the process is this one's child and not yet waited for.
+        let sent = unsafe { libc::kill(self.pid() as i32, signal) };
+        assert_eq!(sent, 0, "the server runs");
+    }
+
+    /// The digest of all its keys: equal on servers that hold the same.
+    pub fn digest(&self) -> String {
+        format!("{:?}", self.value("DEBUG DIGEST"))
+    }
+
+    /// What the server has logged since it was last started.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Fails if the module has panicked since the server was last started.
+    #[track_caller]
+    pub fn assert_nothing_panicked(&self) {
+        assert!(!self.log().contains("panicked"), "{}", self.log());
+    }
+}
+
+/// What started, or a panic that shows the server's log.
+#[track_caller]
+fn started<T>(result: io::Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}

@@ -1,0 +1,45 @@
+//! RL.INFO: shows what is counted.
+
+use super::commit::ms_until_expired;
+use super::reply::integer;
+use crate::keyspace::OpenKey;
+use crate::limiter::TimeSource;
+use crate::request::Refusal;
+use crate::server::{self, Call, Command, Keys};
+
+/// RL.INFO.
+pub struct Info;
+
+impl Command for Info {
+    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal> {
+        let now = server::now();
+        let key = OpenKey::to_read(keys.first())?;
+        let Some(limiter) = key.limiter() else {
+            call.reply_null();
+            return Ok(());
+        };
+        let may_expire_early = limiter.is_ahead_of(now) || limiter.source() == TimeSource::Loaded;
+        let longest_wait = if may_expire_early { ms_until_expired(&key, now) } else { u64::MAX };
+        let (windows, entries) = (limiter.windows(now), limiter.entries(now));
+
+        call.reply_map(2 + usize::from(entries.is_some()));
+        call.reply_text(c"algorithm");
+        call.reply_text(limiter.algorithm().name());
+        call.reply_text(c"windows");
+        call.reply_array(windows.len());
+        for usage in windows {
+            call.reply_map(3);
+            call.reply_text(c"window_ms");
+            call.reply_integer(integer(usage.window.get()));
+            call.reply_text(c"used");
+            call.reply_integer(integer(usage.used));
+            call.reply_text(c"reset_after_ms");
+            call.reply_integer(integer(usage.reset_after_ms.min(longest_wait)));
+        }
+        if let Some(entries) = entries {
+            call.reply_text(c"entries");
+            call.reply_integer(integer(entries));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,13 @@
+//! The commands, each as its verbs: parse, open, decide, commit, replicate, reply.
+
+mod commit;
+mod info;
+mod load;
+mod peek;
+mod reply;
+mod take;
+
+pub use info::Info;
+pub use load::Load;
+pub use peek::Peek;
+pub use take::{Fixed, Log, Sliding};

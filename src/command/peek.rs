@@ -1,0 +1,40 @@
+//! RL.PEEK: tells what a request would be answered.
+
+use super::{commit, reply};
+use crate::keyspace::OpenKey;
+use crate::limiter::{Algorithm, Limiter, Quotas};
+use crate::request::{Options, Refusal, Request};
+use crate::server::{self, Arg, Call, Command, Keys};
+use crate::stats;
+
+/// RL.PEEK.
+pub struct Peek;
+
+impl Command for Peek {
+    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal> {
+        match call.args_after_key() {
+            [limit, window] => run(call, keys, &Request::of_one_tier(limit.bytes(), window.bytes())?),
+            args => peek_with_options(call, keys, args),
+        }
+    }
+}
+
+#[inline(never)]
+fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Result<(), Refusal> {
+    run(call, keys, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::WithoutForce)?)
+}
+
+#[inline(always)]
+fn run<'a, Q: Quotas>(call: &'a Call<'a>, keys: Keys<'a>, request: &Request<Q>) -> Result<(), Refusal> {
+    let clock = server::now();
+    let now = request.at.unwrap_or(clock);
+    let key = OpenKey::to_read(keys.first())?;
+    // A missing key has nothing counted, by whichever algorithm.
+    let nothing = Limiter::new(Algorithm::Fixed);
+    let limiter = key.limiter().unwrap_or(&nothing);
+    let (verdict, outlook) = limiter.peek(&request.quotas, request.cost, now)?;
+    let verdict = verdict.within(commit::longest_wait_ms(&key, request.at, clock, outlook));
+    stats::peeked(&verdict);
+    reply::verdict(call, &verdict);
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! What callers read.
+
+use crate::limiter::Verdict;
+use crate::server::Call;
+
+/// The five integers: limited, limit, remaining, retry after, reset after.
+#[inline(always)]
+pub fn verdict(call: &Call, verdict: &Verdict) {
+    call.reply_array(5);
+    call.reply_integer(i64::from(verdict.limited));
+    call.reply_integer(integer(verdict.limit));
+    call.reply_integer(integer(verdict.remaining));
+    call.reply_integer(verdict.retry_after_ms.map_or(-1, integer));
+    call.reply_integer(integer(verdict.reset_after_ms));
+}
+
+/// No figure is beyond 2^63 - 1: limits, times and windows are at most 2^53, and counts at most
+/// 2^63 - 1.
+#[inline(always)]
+pub fn integer(figure: u64) -> i64 {
+    figure as i64
+}

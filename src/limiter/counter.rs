@@ -1,0 +1,59 @@
+//! One window length's counter: how many units fell into the window it is in, and into the one before.
+
+use super::quota::{MAX_COUNT, UnixMs, WindowMs};
+
+/// The counter of one window length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The length of its windows, which are aligned to the Unix epoch.
+    pub window: WindowMs,
+    /// Number of the window it is in: `floor(now / window)` when it last counted.
+    pub number: u64,
+    /// Units counted in that window.
+    pub current: u64,
+    /// Units counted in the window before; always 0 in a fixed window.
+    pub previous: u64,
+}
+
+impl Counter {
+    /// An empty counter in the window of `now`.
+    #[inline(always)]
+    pub fn new(window: WindowMs, now: UnixMs) -> Counter {
+        Counter { window, number: now.window_number(window), current: 0, previous: 0 }
+    }
+
+    /// The first millisecond of the window it is in.
+    #[inline(always)]
+    pub fn start(&self) -> UnixMs {
+        UnixMs::start_of_window(self.number, self.window)
+    }
+
+    /// The first millisecond after the window it is in.
+    #[inline(always)]
+    pub fn end(&self) -> UnixMs {
+        self.start() + self.window
+    }
+
+    /// Whether it counts nothing.
+    pub fn is_zero(&self) -> bool {
+        self.current == 0 && self.previous == 0
+    }
+
+    /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many fitted.
+    #[inline(always)]
+    pub(super) fn add(&mut self, units: u64) -> u64 {
+        let units = units.min(MAX_COUNT - self.current);
+        self.current += units;
+        units
+    }
+
+    /// Takes up to `units` from the current window, then from the one before. Returns how many
+    /// there were.
+    pub(super) fn refund(&mut self, units: u64) -> u64 {
+        let from_current = units.min(self.current);
+        let from_previous = (units - from_current).min(self.previous);
+        self.current -= from_current;
+        self.previous -= from_previous;
+        from_current + from_previous
+    }
+}

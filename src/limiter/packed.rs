@@ -1,0 +1,86 @@
+//! A counter in 15 bytes: what nearly every key holds.
+
+use super::counter::Counter;
+use super::lifetime::TimeSource;
+use super::quota::WindowMs;
+
+/// A counter whose numbers are small: a window of less than 50 days, a window number of less than
+/// 2^32 (until the year 2106 for all windows of a second or more) and counts of less than 2^24.
+///
+/// In bytes, lowest first: so it needs no alignment, and leaves room for a tag beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    window: [u8; 4],
+    number: [u8; 4],
+    current: Count24,
+    previous: Count24,
+    /// Whose time set the end of the key.
+    pub source: TimeSource,
+}
+
+/// A count of less than 2^24.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Count24([u8; 2], u8);
+
+impl Count24 {
+    #[inline(always)]
+    fn new(units: u64) -> Count24 {
+        Count24((units as u16).to_le_bytes(), (units >> 16) as u8)
+    }
+
+    #[inline(always)]
+    fn get(self) -> u64 {
+        u64::from(u16::from_le_bytes(self.0)) | u64::from(self.1) << 16
+    }
+}
+
+impl Packed {
+    /// `None` if a number is too large.
+    #[inline(always)]
+    pub fn pack(counter: &Counter, source: TimeSource) -> Option<Packed> {
+        let Counter { window, number, current, previous } = *counter;
+        if (current | previous) >> 24 != 0 || (window.get() | number) >> 32 != 0 {
+            return None;
+        }
+        Some(Packed {
+            window: (window.get() as u32).to_le_bytes(),
+            number: (number as u32).to_le_bytes(),
+            current: Count24::new(current),
+            previous: Count24::new(previous),
+            source,
+        })
+    }
+
+    /// The counter, if it is that of `window`.
+    #[inline(always)]
+    pub fn of(&self, window: WindowMs) -> Option<Counter> {
+        let counter = Counter {
+            window,
+            number: self.number(),
+            current: self.current.get(),
+            previous: self.previous.get(),
+        };
+        (self.window_ms() == window.get()).then_some(counter)
+    }
+
+    /// The counter.
+    pub fn unpack(&self) -> Option<Counter> {
+        WindowMs::new(self.window_ms()).and_then(|window| self.of(window))
+    }
+
+    /// The first millisecond of the window it is in, since the Unix epoch.
+    #[inline(always)]
+    pub fn start_ms(&self) -> u64 {
+        self.window_ms() * self.number()
+    }
+
+    #[inline(always)]
+    fn window_ms(&self) -> u64 {
+        u64::from(u32::from_le_bytes(self.window))
+    }
+
+    #[inline(always)]
+    fn number(&self) -> u64 {
+        u64::from(u32::from_le_bytes(self.number))
+    }
+}

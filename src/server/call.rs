@@ -1,0 +1,299 @@
+//! A command under way: its arguments, the keys that it may open, and the ways to answer.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ffi::{CStr, c_int, c_long, c_longlong};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+
+use redis_module::raw;
+
+use super::replication::{self, Effect};
+use super::{api, functions};
+use crate::request::Refusal;
+use crate::stats;
+
+/// A command: what is to be done when it is called.
+pub trait Command {
+    /// Answers the call, or refuses it having changed nothing.
+    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal>;
+}
+
+/// An argument: a string of the server's that lives as long as the call.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Arg<'a> {
+    string: *mut raw::RedisModuleString,
+    call: PhantomData<&'a ()>,
+}
+
+impl<'a> Arg<'a> {
+    /// Its bytes.
+    #[inline(always)]
+    pub fn bytes(self) -> &'a [u8] {
+        let mut len = 0;
+        // SAFETY: the string lives as long as the call, and its bytes are not changed.
+        unsafe {
+            let bytes = (functions().string_ptr_len)(self.string, &mut len);
+            slice::from_raw_parts(bytes.cast::<u8>(), len)
+        }
+    }
+
+    /// The server's string.
+    #[inline(always)]
+    pub(crate) fn string(self) -> *mut raw::RedisModuleString {
+        self.string
+    }
+}
+
+/// A command under way.
+pub struct Call<'a> {
+    ctx: *mut raw::RedisModuleCtx,
+    args: &'a [Arg<'a>],
+}
+
+/// How the server enters a command. A panic answers this client and leaves the server running.
+///
+/// # Safety
+///
+/// For the server alone: `ctx` and the `argc` strings of `argv` are valid until it returns.
+pub unsafe extern "C" fn entry<C: Command>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the caller passes `argc` strings, the command's name first; an `Arg` is such a string.
+    let args = unsafe { slice::from_raw_parts(argv.cast::<Arg>(), argc as usize) };
+    let call = Call { ctx, args };
+    // The server counts the arguments before it calls, but not those in an append-only file.
+    if args.len() < 2 {
+        call.refuse(Refusal::Arity);
+        return raw::REDISMODULE_OK as c_int;
+    }
+    match catch_unwind(AssertUnwindSafe(|| C::run(&call, Keys { call: &call }))) {
+        Ok(Ok(())) => {}
+        Ok(Err(refusal)) => call.refuse(refusal),
+        Err(_) => call.refuse(Refusal::INTERNAL),
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+/// The right to open the keys that a call names. There is one for each call, so no key can be opened
+/// twice.
+pub struct Keys<'a> {
+    call: &'a Call<'a>,
+}
+
+/// The right to open one key of a call, once.
+pub struct Key<'a> {
+    call: &'a Call<'a>,
+    name: Arg<'a>,
+}
+
+impl<'a> Keys<'a> {
+    /// The key that most commands name: their first argument.
+    #[inline(always)]
+    pub fn first(self) -> Key<'a> {
+        Key { call: self.call, name: self.call.args[1] }
+    }
+
+    /// Each key that is among `names`, in the order of their first mention; and for each name, which
+    /// of these it is.
+    pub fn distinct(self, names: impl Iterator<Item = Arg<'a>>) -> (Vec<Key<'a>>, Vec<usize>) {
+        let mut keys = Vec::new();
+        let mut by_name = BTreeMap::new();
+        let each = names.map(|name| match by_name.entry(name.bytes()) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                keys.push(Key { call: self.call, name });
+                *new.insert(keys.len() - 1)
+            }
+        });
+        let each = each.collect();
+        (keys, each)
+    }
+}
+
+impl<'a> Key<'a> {
+    /// The call that names it.
+    #[inline(always)]
+    pub fn call(&self) -> &'a Call<'a> {
+        self.call
+    }
+
+    /// Its name.
+    #[inline(always)]
+    pub fn name(&self) -> Arg<'a> {
+        self.name
+    }
+}
+
+/// The keyspace events that this module publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// `rl.limited`, of the module class: a request was over a limit.
+    Limited,
+    /// `del`, of the generic class: giving back left nothing to remember, so the key was deleted.
+    Deleted,
+}
+
+impl<'a> Call<'a> {
+    /// The context, for the modules that talk to the server.
+    #[inline(always)]
+    pub(crate) fn ctx(&self) -> *mut raw::RedisModuleCtx {
+        self.ctx
+    }
+
+    /// The arguments after the command's name.
+    #[inline(always)]
+    pub fn args(&self) -> &'a [Arg<'a>] {
+        &self.args[1..]
+    }
+
+    /// The arguments after the first key.
+    #[inline(always)]
+    pub fn args_after_key(&self) -> &'a [Arg<'a>] {
+        &self.args[2..]
+    }
+
+    /// Marks a key as modified, for WATCH and for client-side caching.
+    #[inline(always)]
+    pub fn signal_modified(&self, key: Arg) {
+        // SAFETY: both live as long as the call.
+        unsafe { (functions().signal_modified_key)(self.ctx, key.string) };
+    }
+
+    /// Publishes a keyspace event about a key.
+    pub fn notify(&self, event: Event, key: Arg) {
+        let (class, name) = match event {
+            Event::Limited => (raw::REDISMODULE_NOTIFY_MODULE, c"rl.limited"),
+            Event::Deleted => (raw::REDISMODULE_NOTIFY_GENERIC, c"del"),
+        };
+        // SAFETY: all live as long as the call.
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.string)) };
+    }
+
+    /// Tells replicas and the append-only file what this call did.
+    #[inline(always)]
+    pub fn replicate(&self, effect: &Effect) {
+        replication::replicate(self, effect);
+    }
+
+    /// Tells replicas and the append-only file to do the same as this call.
+    #[inline(always)]
+    pub fn replicate_verbatim(&self) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { (functions().replicate_verbatim)(self.ctx) };
+    }
+
+    /// Whether the command comes from a master, or out of the append-only file.
+    pub fn is_replayed(&self) -> bool {
+        let replayed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
+        // SAFETY: the context lives as long as the call.
+        let flags = unsafe { api!(RedisModule_GetContextFlags(self.ctx)) } as u32;
+        flags & replayed != 0
+    }
+
+    /// Answers an array of which `len` answers are to follow.
+    #[inline(always)]
+    pub fn reply_array(&self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { (functions().reply_with_array)(self.ctx, len as c_long) };
+    }
+
+    /// Answers a map of which `len` keys and values are to follow; in RESP2 a flat array.
+    pub fn reply_map(&self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithMap(self.ctx, len as c_long)) };
+    }
+
+    /// Answers an integer.
+    #[inline(always)]
+    pub fn reply_integer(&self, integer: i64) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { (functions().reply_with_long_long)(self.ctx, integer as c_longlong) };
+    }
+
+    /// Answers a bulk string.
+    pub fn reply_text(&self, text: &CStr) {
+        // SAFETY: the context lives as long as the call, and the server copies the text.
+        unsafe { api!(RedisModule_ReplyWithCString(self.ctx, text.as_ptr())) };
+    }
+
+    /// Answers OK.
+    pub fn reply_ok(&self) {
+        // SAFETY: the context lives as long as the call, and the server copies the text.
+        unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx, c"OK".as_ptr())) };
+    }
+
+    /// Answers null.
+    pub fn reply_null(&self) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        stats::refused();
+        // SAFETY: the context lives as long as the call, and the server copies the text.
+        unsafe {
+            match refusal {
+                Refusal::Arity => api!(RedisModule_WrongArity(self.ctx)),
+                Refusal::Text(text) => api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())),
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::ffi::c_char;
+
+    use super::*;
+
+    thread_local! {
+        static REPLY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+
+    unsafe extern "C" fn note_error(_ctx: *mut raw::RedisModuleCtx, text: *const c_char) -> c_int {
+        // SAFETY: `refuse` passes a C string.
+        REPLY.set(unsafe { CStr::from_ptr(text) }.to_bytes().to_vec());
+        raw::REDISMODULE_OK as c_int
+    }
+
+    unsafe extern "C" fn note_wrong_arity(_ctx: *mut raw::RedisModuleCtx) -> c_int {
+        REPLY.set(b"wrong number of arguments".to_vec());
+        raw::REDISMODULE_OK as c_int
+    }
+
+    struct Panicking;
+
+    impl Command for Panicking {
+        fn run<'a>(_call: &'a Call<'a>, _keys: Keys<'a>) -> Result<(), Refusal> {
+            panic!("as a bug would");
+        }
+    }
+
+    #[test]
+    fn a_panic_answers_its_client_with_an_error_and_goes_no_further() {
+        // SAFETY: no other test has or needs a function to reply with.
+        unsafe { raw::RedisModule_ReplyWithError = Some(note_error) };
+        let mut args = [std::ptr::null_mut(); 2];
+        // SAFETY: two arguments are passed, and the command looks at nothing.
+        let status = unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 2) };
+        assert_eq!(status, raw::REDISMODULE_OK as c_int);
+        let Refusal::Text(text) = Refusal::INTERNAL else { unreachable!("it has a text") };
+        assert_eq!(REPLY.take(), text.to_bytes());
+    }
+
+    #[test]
+    fn a_command_without_a_key_is_refused_before_it_runs() {
+        // SAFETY: no other test has or needs a function for this reply.
+        unsafe { raw::RedisModule_WrongArity = Some(note_wrong_arity) };
+        let mut args = [std::ptr::null_mut()];
+        // SAFETY: one argument is passed, and nothing looks at it.
+        unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 1) };
+        assert_eq!(REPLY.take(), b"wrong number of arguments");
+    }
+}

@@ -1,0 +1,103 @@
+//! Every later version loads the files of version 1.0.0: the version byte of the encoding is a promise.
+//!
+//! `tests/fixtures` holds the keys that `CALLS` made on Redis 7.0.15: the snapshot by SAVE, the append-only file
+//! by BGREWRITEAOF with `aof-use-rdb-preamble no`. Never regenerate them; a new encoding adds new files.
+
+use std::fs;
+use std::path::Path;
+
+use harness::{Figures, Server, pipeline};
+
+/// The clock when the files were made, and when they are loaded.
+const NOW: i64 = 1_900_000_000_123;
+
+const CALLS: [&str; 22] = [
+    "RL.FIXED fixed 5 1h COST 3",
+    "RL.FIXED fixed:windows 9 1ms 9 7s 9 1m 9 1h 9 1d 9 7d 9 365d 9 3650d COST 2 AT 1899999999000",
+    "RL.FIXED fixed:windows 9 1h 9 1d COST 4",
+    "RL.FIXED fixed:most 9007199254740991 3650d COST 9007199254740991",
+    "RL.FIXED fixed:most 9007199254740991 3650d COST 9007199254740991 FORCE",
+    "RL.SLIDING sliding 9 1h COST 5 AT 1899996400000",
+    "RL.SLIDING sliding 9 1h COST 2",
+    "RL.SLIDING sliding:previous 9 1h COST 7 AT 1899996400000",
+    "RL.SLIDING sliding:previous 9 1h AT 1900000000000",
+    "RL.SLIDING sliding:previous 9 1h COST -1 AT 1900000000000",
+    "RL.SLIDING sliding:windows 90 10s 90 1m 90 1h 90 1d COST 30 AT 1899999940000",
+    "RL.SLIDING sliding:windows 90 10s 90 1m 90 1h 90 1d COST 12",
+    "RL.LOG log 5 1h",
+    "RL.LOG log:units 99 1h COST 40 AT 1899998000000",
+    "RL.LOG log:units 99 1h AT 1899998000001",
+    "RL.LOG log:units 99 1h AT 1899998000002",
+    "RL.LOG log:units 99 1h COST 2 AT 1899998000129",
+    "RL.LOG log:units 99 1h COST 9 AT 1899999999999",
+    "RL.LOG log:windows 9 10s 20 1m 300 30d COST 7 AT 1899000000000",
+    "RL.LOG log:windows 9 10s 20 1m 300 30d COST 3",
+    "RL.LOG log:most 9007199254740991 1d COST 9007199254740991 AT 1899999000000",
+    "RL.LOG log:most 9007199254740991 1d COST 9007199254740991 FORCE",
+];
+
+/// What the files hold: replies of RL.PEEK at that time.
+const PEEKS: [(&str, Figures); 13] = [
+    ("fixed 5 1h COST 3", [1, 5, 2, 799_877, 799_877]),
+    ("fixed:windows 20 7s 20 1m 8 1h 20 1d 20 7d 20 365d 20 3650d COST 2", [0, 8, 2, -1, 799_877]),
+    ("fixed:windows 9 365d COST 9", [1, 9, 7, 23_695_999_877, 23_695_999_877]),
+    (
+        "fixed:most 9007199254740991 3650d COST 9007199254740991",
+        [1, 9_007_199_254_740_991, 0, 307_519_999_877, 307_519_999_877],
+    ),
+    ("sliding 9 1h COST 7", [1, 9, 6, 79_878, 2_599_878]),
+    ("sliding:previous 9 1h COST 9", [1, 9, 8, 285_592, 285_592]),
+    ("sliding:windows 90 10s 90 1m 50 1h 90 1d COST 20", [1, 50, 8, 1_742_735, 4_314_163]),
+    ("sliding:windows 30 1m COST 10", [1, 30, 9, 1_878, 74_878]),
+    ("log 5 1h COST 5", [1, 5, 4, 3_600_000, 3_600_000]),
+    ("log:units 55 1h COST 43", [1, 55, 2, 1_599_878, 3_599_876]),
+    ("log:units 55 1h COST 44", [1, 55, 2, 1_599_879, 3_599_876]),
+    ("log:windows 9 10s 20 1m 12 30d COST 3", [1, 12, 2, 1_591_999_877, 2_592_000_000]),
+    (
+        "log:most 9007199254740991 1d COST 9007199254740991",
+        [1, 9_007_199_254_740_991, 0, 86_400_000, 86_400_000],
+    ),
+];
+
+/// A server that has loaded a fixture under this file name.
+fn load(fixture: &str, name: &str, settings: &[(&str, &str)]) -> Server {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+    let mut server = Server::with_clock_at(NOW, settings);
+    server.restart_after(|folder| {
+        // The append-only file of the new server, which would be loaded instead.
+        let _ = fs::remove_dir_all(folder.join("appendonlydir"));
+        fs::copy(fixture, folder.join(name)).expect("a fixture");
+    });
+    server
+}
+
+/// Asserts that every key counts as it did, and keeps counting.
+fn assert_unchanged(server: &Server) {
+    for (peek, figures) in PEEKS {
+        assert_eq!(server.figures(&format!("RL.PEEK {peek}")), figures, "{peek}");
+    }
+    // The digest also covers what does not count any more.
+    let reference = Server::with_clock_at(NOW, &[]);
+    pipeline(CALLS).exec(&mut reference.connect()).expect("all of them are counted");
+    assert_eq!(server.digest(), reference.digest());
+    for line in CALLS {
+        let key = line.split(' ').nth(1).expect("a key");
+        let info = format!("RL.INFO {key}");
+        assert_eq!(server.value(&info), reference.value(&info), "{key}");
+        assert!(server.integer(&format!("PTTL {key}")) > 0, "{key}");
+    }
+    for line in CALLS {
+        assert_eq!(server.value(line), reference.value(line), "{line}");
+    }
+    assert_eq!(server.digest(), reference.digest());
+}
+
+#[test]
+fn a_snapshot_of_version_1_0_0_loads_with_every_count() {
+    assert_unchanged(&load("1.0.0.rdb", "dump.rdb", &[]));
+}
+
+#[test]
+fn an_append_only_file_that_version_1_0_0_rewrote_loads_with_every_count() {
+    assert_unchanged(&load("1.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]));
+}
