@@ -157,7 +157,7 @@ fuzz: setup ## Look for input on which the module and models of it differ: three
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules}
 
 setup:
 	@tools/install-missing build

@@ -1,7 +1,5 @@
 //! What the Makefile does before it builds, and what is handed out.
 
-#[path = "../harness/mod.rs"]
-mod harness;
 mod machine;
 
 use std::net::TcpListener;
