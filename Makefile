@@ -150,6 +150,7 @@ check-dist: setup-server dist ## Install what dist made on this machine, load it
 	@packaging/check $(MODULE) $(TARGET)/dist
 
 check-docker: ## Carry out the Dockerfile's steps in roots of Debian's packages, without Docker (as root)
+	@tools/install-missing debootstrap
 	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
