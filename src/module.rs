@@ -11,8 +11,19 @@ use crate::{command, keyspace};
 
 const NAME: &CStr = c"rl";
 
-/// 1.0.0, as the server's MODULE LIST shows versions: two digits each for minor and patch.
-const VERSION: c_int = 1_00_00;
+/// The crate's version, as the server's MODULE LIST shows versions: two digits each for minor and patch.
+const VERSION: c_int = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
+    + 100 * number(env!("CARGO_PKG_VERSION_MINOR"))
+    + number(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn number(digits: &str) -> c_int {
+    let (mut number, mut rest) = (0, digits.as_bytes());
+    while let [digit, after @ ..] = rest {
+        number = 10 * number + (*digit - b'0') as c_int;
+        rest = after;
+    }
+    number
+}
 
 const CATEGORY: &CStr = c"ratelimit";
 
@@ -45,6 +56,7 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
     loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;
     loading.create_command::<command::Sliding>(&SLIDING, CATEGORY)?;
     loading.create_command::<command::Log>(&LOG, CATEGORY)?;
+    loading.create_command::<command::All>(&ALL, CATEGORY)?;
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
     loading.create_command::<command::Load>(&LOAD, CATEGORY)
@@ -67,6 +79,18 @@ const LOG: Description = Description {
     name: c"RL.LOG",
     summary: c"Limits requests exactly, by the time of every unit in the window.",
     complexity: c"O(T) amortized, where T is the number of limit window pairs",
+    ..TAKE
+};
+
+const ALL: Description = Description {
+    name: c"RL.ALL",
+    flags: c"write deny-oom",
+    arity: -6,
+    last_key: -5,
+    key_step: 5,
+    summary: c"Limits a request by several keys at once: all of them allow it, or nothing is counted.",
+    complexity: c"O(N), where N is the number of rows",
+    arguments: &[ROWS, FORCE, AT],
     ..TAKE
 };
 
@@ -108,6 +132,8 @@ const TAKE: Description = Description {
     flags: c"write deny-oom fast",
     arity: -4,
     access: Access::Update,
+    last_key: 1,
+    key_step: 1,
     summary: c"",
     complexity: c"O(T), where T is the number of limit window pairs",
     since: c"1.0.0",
@@ -120,6 +146,16 @@ const KEY: Argument = Argument::new(c"key", Kind::Key);
 const TIERS: Argument = Argument::blocks(
     c"tier",
     &[Argument::new(c"limit", Kind::Integer), Argument::new(c"window", Kind::Text)],
+);
+const ROWS: Argument = Argument::blocks(
+    c"row",
+    &[
+        KEY,
+        Argument::new(c"algorithm", Kind::Text),
+        Argument::new(c"limit", Kind::Integer),
+        Argument::new(c"window", Kind::Text),
+        Argument::new(c"cost", Kind::Integer),
+    ],
 );
 const COST: Argument = Argument::option(c"n", Kind::Integer, c"COST");
 const FORCE: Argument = Argument::option(c"force", Kind::Word, c"FORCE");

@@ -38,6 +38,14 @@ impl Refusal {
         Refusal::Text(c"ERR COST must be an integer from -9007199254740991 to 9007199254740991");
     const AT: Refusal =
         Refusal::Text(c"ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991");
+    const ALGORITHM: Refusal = Refusal::Text(c"ERR algorithm must be FIXED, SLIDING or LOG");
+    const ROW_COST: Refusal =
+        Refusal::Text(c"ERR cost must be an integer from -9007199254740991 to 9007199254740991");
+    const ROWS: Refusal = Refusal::Text(c"ERR rows must be from 1 to 64");
+    const ROWS_OF_A_KEY: Refusal = Refusal::Text(c"ERR rows of one key must be from 1 to 8");
+    const ROWS_DIFFER: Refusal =
+        Refusal::Text(c"ERR rows of one key must have the same algorithm and the same cost");
+    const ROWS_OF_A_WINDOW: Refusal = Refusal::Text(c"ERR window must be different in each row of one key");
     const SYNTAX: Refusal = Refusal::Text(c"ERR syntax error");
     const LIVE_WINDOWS: Refusal =
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
@@ -62,13 +70,51 @@ impl From<TooManyWindows> for Refusal {
     }
 }
 
-/// Which options a command takes besides COST and AT.
+/// Which options a command takes besides AT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Options {
-    /// FORCE too.
-    WithForce,
-    /// No others.
-    WithoutForce,
+    /// COST and FORCE.
+    CostAndForce,
+    /// COST.
+    Cost,
+    /// FORCE.
+    Force,
+}
+
+/// What options say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Said {
+    cost: Option<Cost>,
+    force: bool,
+    at: Option<UnixMs>,
+}
+
+impl Said {
+    /// Reads `first` and `rest`: any order, either case, each option at most once.
+    #[inline(never)]
+    fn parse<'a>(
+        mut first: Option<&'a [u8]>,
+        mut rest: impl Iterator<Item = &'a [u8]>,
+        options: Options,
+    ) -> Result<Said, Refusal> {
+        let (takes_cost, takes_force) = (options != Options::Force, options != Options::Cost);
+        let mut said = Said::default();
+        while let Some(name) = first {
+            if name.eq_ignore_ascii_case(b"COST") && takes_cost && said.cost.is_none() {
+                let value = rest.next().ok_or(Refusal::SYNTAX)?;
+                said.cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
+            } else if name.eq_ignore_ascii_case(b"AT") && said.at.is_none() {
+                let value = rest.next().ok_or(Refusal::SYNTAX)?;
+                said.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
+            } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force && !said.force {
+                said.force = true;
+            } else {
+                return Err(Refusal::SYNTAX);
+            }
+            first = rest.next();
+        }
+        Ok(said)
+    }
 }
 
 /// What a caller asks for: everything after the key.
@@ -110,40 +156,121 @@ impl Request<QuotaList> {
             add_tier(&mut request.quotas, parse_quota(limit, args.next())?)?;
             next = args.next();
         }
-        match next {
-            None if request.quotas.is_empty() => return Err(Refusal::Arity),
-            None => {}
-            Some(option) => request.parse_options(option, args, options)?,
+        if request.quotas.is_empty() {
+            return Err(Refusal::Arity);
         }
-        Ok(request)
+        let said = Said::parse(next, args, options)?;
+        let cost = said.cost.unwrap_or(Cost::ONE);
+        Ok(Request { cost, force: said.force, at: said.at, ..request })
+    }
+}
+
+/// What RL.ALL asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rows<'a> {
+    /// In the order in which they were named: 1 to [`MAX_ROWS`].
+    pub rows: Vec<Row<'a>>,
+    /// Count every row even if some refuse.
+    pub force: bool,
+    /// Decide as of this time instead of the clock's.
+    pub at: Option<UnixMs>,
+}
+
+/// Rows in a request of RL.ALL.
+pub const MAX_ROWS: usize = 64;
+
+/// Words in a row: `key algorithm limit window cost`.
+pub const ROW_WORDS: usize = 5;
+
+/// One row: a tier of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// The algorithm that it is counted by.
+    pub algorithm: Algorithm,
+    /// What the tier allows.
+    pub quota: Quota,
+    /// Units to take or give back.
+    pub cost: Cost,
+}
+
+/// All that a request of RL.ALL asks of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRequest {
+    /// The algorithm that it is counted by.
+    pub algorithm: Algorithm,
+    /// Its tiers, in the order in which they were named.
+    pub quotas: QuotaList,
+    /// Units to take or give back.
+    pub cost: Cost,
+}
+
+/// Where a row stands: which tier of which key it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The number of its key, in the order of their first mention.
+    pub key: usize,
+    /// The number of its tier in that key.
+    pub tier: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Reads `key algorithm limit window cost [...]` and the options after it. How many words there
+    /// are tells where the rows end, as it does for those who look for the keys.
+    pub fn parse(words: &[&'a [u8]]) -> Result<Rows<'a>, Refusal> {
+        let rows = words.chunks_exact(ROW_WORDS);
+        let options = rows.remainder();
+        match (rows.len(), options.len()) {
+            (0, _) | (_, 4..) => return Err(Refusal::Arity),
+            (1..=MAX_ROWS, _) => {}
+            _ => return Err(Refusal::ROWS),
+        }
+        let rows = rows.map(Row::parse).collect::<Result<_, _>>()?;
+        let mut options = options.iter().copied();
+        let said = Said::parse(options.next(), options, Options::Force)?;
+        Ok(Rows { rows, force: said.force, at: said.at })
     }
 
-    #[inline(never)]
-    fn parse_options<'a>(
-        &mut self,
-        first: &'a [u8],
-        mut args: impl Iterator<Item = &'a [u8]>,
-        options: Options,
-    ) -> Result<(), Refusal> {
-        let mut next = Some(first);
-        let mut cost = None;
-        while let Some(name) = next {
-            if name.eq_ignore_ascii_case(b"COST") && cost.is_none() {
-                let value = args.next().ok_or(Refusal::SYNTAX)?;
-                cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
-            } else if name.eq_ignore_ascii_case(b"AT") && self.at.is_none() {
-                let value = args.next().ok_or(Refusal::SYNTAX)?;
-                self.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
-            } else if name.eq_ignore_ascii_case(b"FORCE") && !self.force && options == Options::WithForce {
-                self.force = true;
-            } else {
-                return Err(Refusal::SYNTAX);
+    /// What is asked of each key, and where in that each row stands. `key_of_row` numbers the keys in
+    /// the order of their first mention.
+    pub fn by_key(&self, key_of_row: &[usize]) -> Result<(Vec<KeyRequest>, Vec<Place>), Refusal> {
+        let mut requests: Vec<KeyRequest> = Vec::new();
+        let mut places = Vec::with_capacity(self.rows.len());
+        for (Row { algorithm, quota, cost, .. }, &key) in self.rows.iter().copied().zip(key_of_row) {
+            let Some(request) = requests.get_mut(key) else {
+                requests.push(KeyRequest { algorithm, quotas: QuotaList::from_iter([quota]), cost });
+                places.push(Place { key, tier: 0 });
+                continue;
+            };
+            places.push(Place { key, tier: request.quotas.len() });
+            if (request.algorithm, request.cost) != (algorithm, cost) {
+                return Err(Refusal::ROWS_DIFFER);
             }
-            next = args.next();
+            if request.quotas.iter().any(|other| other.window() == quota.window()) {
+                return Err(Refusal::ROWS_OF_A_WINDOW);
+            }
+            request.quotas.try_push(quota).map_err(|_| Refusal::ROWS_OF_A_KEY)?;
         }
-        self.cost = cost.unwrap_or(self.cost);
-        Ok(())
+        Ok((requests, places))
     }
+}
+
+impl<'a> Row<'a> {
+    fn parse(words: &[&'a [u8]]) -> Result<Row<'a>, Refusal> {
+        let [key, algorithm, limit, window, cost] = *words else { return Err(Refusal::Arity) };
+        Ok(Row {
+            key,
+            algorithm: parse_algorithm(algorithm).ok_or(Refusal::ALGORITHM)?,
+            quota: parse_quota(limit, Some(window))?,
+            cost: parse_cost(cost).ok_or(Refusal::ROW_COST)?,
+        })
+    }
+}
+
+fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
+    let named = |algorithm: &Algorithm| arg.eq_ignore_ascii_case(algorithm.name().to_bytes());
+    Algorithm::ALL.into_iter().find(named)
 }
 
 fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
@@ -217,7 +344,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Request<QuotaList>, Refusal> {
-        parse_with(line, Options::WithForce)
+        parse_with(line, Options::CostAndForce)
     }
 
     fn parse_with(line: &str, options: Options) -> Result<Request<QuotaList>, Refusal> {
@@ -290,7 +417,7 @@ mod tests {
             );
         }
         assert_eq!(
-            Request::parse([b"1".as_slice(), b""].into_iter(), Options::WithForce),
+            Request::parse([b"1".as_slice(), b""].into_iter(), Options::CostAndForce),
             Err(Refusal::WINDOW)
         );
     }
@@ -318,7 +445,7 @@ mod tests {
             assert_eq!(parse(&format!("{limit} 1s")), Err(Refusal::LIMIT), "{limit}");
         }
         assert_eq!(
-            Request::parse([b"".as_slice(), b"1s"].into_iter(), Options::WithForce),
+            Request::parse([b"".as_slice(), b"1s"].into_iter(), Options::CostAndForce),
             Err(Refusal::LIMIT)
         );
     }
@@ -362,8 +489,8 @@ mod tests {
 
     #[test]
     fn a_peek_takes_no_force() {
-        assert_eq!(parse_with("1 1s FORCE", Options::WithoutForce), Err(Refusal::SYNTAX));
-        assert!(parse_with("1 1s COST 2 AT 3", Options::WithoutForce).is_ok());
+        assert_eq!(parse_with("1 1s FORCE", Options::Cost), Err(Refusal::SYNTAX));
+        assert!(parse_with("1 1s COST 2 AT 3", Options::Cost).is_ok());
     }
 
     #[test]
@@ -375,7 +502,7 @@ mod tests {
         }
         for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
             let args = [b"1".as_slice(), b"1s", b"COST", cost.as_bytes()];
-            assert_eq!(Request::parse(args.into_iter(), Options::WithForce), Err(Refusal::COST), "{cost}");
+            assert_eq!(Request::parse(args.into_iter(), Options::CostAndForce), Err(Refusal::COST), "{cost}");
         }
         for at in ["-1", "9007199254740992", "now", "1.5"] {
             assert_eq!(parse(&format!("1 1s AT {at}")), Err(Refusal::AT), "{at}");

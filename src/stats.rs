@@ -57,13 +57,14 @@ impl Outcomes {
 static FIXED: Outcomes = Outcomes::none();
 static SLIDING: Outcomes = Outcomes::none();
 static LOG: Outcomes = Outcomes::none();
+static ALL: Outcomes = Outcomes::none();
 static PEEK: Outcomes = Outcomes::none();
 static UNITS_COUNTED: Counter = Counter::zero();
 static UNITS_GIVEN_BACK: Counter = Counter::zero();
 static ERRORS: Counter = Counter::zero();
 
 /// Every figure by its name in INFO.
-pub static FIGURES: [(&CStr, &Counter); 14] = [
+pub static FIGURES: [(&CStr, &Counter); 17] = [
     (c"fixed_allowed", &FIXED.allowed),
     (c"fixed_limited", &FIXED.limited),
     (c"fixed_forced", &FIXED.forced),
@@ -73,6 +74,9 @@ pub static FIGURES: [(&CStr, &Counter); 14] = [
     (c"log_allowed", &LOG.allowed),
     (c"log_limited", &LOG.limited),
     (c"log_forced", &LOG.forced),
+    (c"all_allowed", &ALL.allowed),
+    (c"all_limited", &ALL.limited),
+    (c"all_forced", &ALL.forced),
     (c"peek_allowed", &PEEK.allowed),
     (c"peek_limited", &PEEK.limited),
     (c"units_counted", &UNITS_COUNTED),
@@ -92,9 +96,14 @@ pub fn taken(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
     units(cost, change);
 }
 
-/// Notes the units that a request counted, or gave back.
+/// Notes what came of a request about several keys. Its units are noted key by key.
+pub fn all_taken(limited: bool, changed: bool) {
+    ALL.note(limited, changed);
+}
+
+/// Notes the units that a request counted in one key, or gave back.
 #[inline(always)]
-fn units(cost: Cost, change: Change) {
+pub fn units(cost: Cost, change: Change) {
     if change.units > 0 {
         let counter = if cost.get() > 0 { &UNITS_COUNTED } else { &UNITS_GIVEN_BACK };
         counter.add(change.units);

@@ -12,7 +12,7 @@ use std::{env, fs};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, UnixMs, WindowMs};
+use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
 use redis_rl::request::{Options, Request};
 
 fn main() {
@@ -120,8 +120,12 @@ impl Case {
     #[inline(always)]
     fn take(&mut self) {
         let algorithm = self.limiter.algorithm();
-        let taken = self.limiter.take(algorithm, &self.quotas, Cost::ONE, false, self.now);
+        let taken = self.limiter.take(algorithm, &self.quotas, Cost::ONE, false, self.time());
         black_box(taken.expect("its own algorithm, and no more windows than fit"));
+    }
+
+    fn time(&self) -> Time {
+        Time { clock: self.now, at: None }
     }
 
     fn take_at(&mut self, now: u64) {
@@ -162,7 +166,7 @@ fn take(mut case: Case) {
 }
 
 fn peek(case: Case) {
-    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost::ONE, case.now));
+    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost::ONE, case.time()));
 }
 
 fn parse_one_tier(limit: &str, window: &str) {
@@ -171,7 +175,7 @@ fn parse_one_tier(limit: &str, window: &str) {
 
 fn parse(args: &[&str]) {
     let args = black_box(args).iter().map(|arg| arg.as_bytes());
-    measured(|| Request::parse(args, Options::WithForce)).expect("a request");
+    measured(|| Request::parse(args, Options::CostAndForce)).expect("a request");
 }
 
 fn to_bytes(case: Case) {

@@ -41,7 +41,7 @@ fn calls(window: WindowMs, now: u64) -> Vec<Call> {
     let other = if window == WindowMs::MAX { WindowMs::MIN } else { WindowMs::MAX };
     let both = vec![quota(1, window), quota(MAX_SAFE_INTEGER, other)];
     let own = both[..1].to_vec();
-    let call = |act, quotas: &[Quota], cost| Call { act, quotas: quotas.to_vec(), cost, now };
+    let call = |act, quotas: &[Quota], cost| Call { act, quotas: quotas.to_vec(), cost, now, at: true };
     vec![
         call(Act::Take, &own, 1),
         call(Act::Force, &both, MOST),
@@ -97,7 +97,7 @@ impl Held {
         let mut model = Model::new(algorithm, Search::Halving);
         for &(window, units, at) in &self.counted {
             let quota = quota(MAX_SAFE_INTEGER, window);
-            assert!(model.record(&[quota], units, at));
+            assert!(model.record(&[quota], units, at, true).is_some());
         }
         model
     }

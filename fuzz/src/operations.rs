@@ -31,7 +31,7 @@ fn check_history(history: &History) {
         assert_eq!(reply, wanted, "call {i}: {call:?}");
         if limiter.is_empty() {
             was_ahead = false;
-        } else if !was_ahead && wanted.is_ok_and(|answer| answer.changed) {
+        } else if !was_ahead && wanted.is_ok_and(|answer| answer.changed.is_some()) {
             let end = expires_at.expect("what counts something expires");
             assert!(counts_nothing(&model, end.get()), "call {i}: {call:?}, {end:?}");
         }
@@ -89,7 +89,7 @@ impl<'a> Arbitrary<'a> for History {
                     Act::Flood { times, apart_ms: number(u, 1 << 20)? }
                 }
             };
-            calls.push(Call { act, quotas, cost, now: time });
+            calls.push(Call { act, quotas, cost, now: time, at: u.arbitrary()? });
             // A peek looks ahead, and the next call comes as if it had not been.
             if act != Act::Peek {
                 now = calls.last().map_or(now, Call::end);

@@ -6,9 +6,9 @@ use redis_rl::request::{Options, Refusal, Request};
 /// Reads the lines both ways, with FORCE among the options and without.
 pub fn check(lines: &[u8]) {
     let args: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
-    for options in [Options::WithForce, Options::WithoutForce] {
+    for options in [Options::CostAndForce, Options::Cost] {
         let read = Request::parse(args.iter().copied(), options);
-        let meant = Meant::by(&args).filter(|meant| options == Options::WithForce || !meant.force);
+        let meant = Meant::by(&args).filter(|meant| options == Options::CostAndForce || !meant.force);
         match (read, meant) {
             (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is read as {request:?}"),
             (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
@@ -16,7 +16,7 @@ pub fn check(lines: &[u8]) {
         }
     }
     if let [limit, window] = args[..] {
-        let all = Request::parse(args.iter().copied(), Options::WithForce);
+        let all = Request::parse(args.iter().copied(), Options::CostAndForce);
         let one = Request::of_one_tier(limit, window);
         assert_eq!(one.map(|one| one.quotas[0]), all.map(|all| all.quotas[0]));
     }

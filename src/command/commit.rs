@@ -1,7 +1,7 @@
 //! What follows from a decision on one open key: time to live, replication, events.
 
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Cost, Limiter, Outcome, Outlook, Touch, UnixMs};
+use crate::limiter::{Algorithm, Cost, Limiter, Outcome, Outlook, Time, Touch, UnixMs};
 use crate::request::Refusal;
 use crate::server::{Arg, Call, Effect, Event};
 
@@ -13,10 +13,8 @@ pub struct Done<'a> {
     pub tiers: &'a [Arg<'a>],
     /// Its cost.
     pub cost: Cost,
-    /// The time that it named.
-    pub at: Option<UnixMs>,
-    /// The server's clock.
-    pub clock: UnixMs,
+    /// When it was decided.
+    pub time: Time,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -31,7 +29,7 @@ pub fn conclude(
     done: &Done,
     replayed: bool,
 ) -> Result<u64, Refusal> {
-    let Done { at, clock, outcome, .. } = *done;
+    let Done { time, outcome, .. } = *done;
     if let Some(fresh) = fresh
         && outcome.changed()
         && !outcome.emptied
@@ -42,16 +40,16 @@ pub fn conclude(
     if outcome.emptied {
         key.delete();
     }
-    let touch = outcome.touch(at, clock);
+    let touch = outcome.touch(time);
     if touch.may_move_expiry() {
         move_expiry(&mut key, touch);
     }
-    let longest_wait_ms = longest_wait_ms(&key, at, clock, outcome.outlook);
+    let longest_wait_ms = longest_wait_ms(&key, time, outcome.outlook);
     drop(key);
 
     if outcome.changed() {
         call.signal_modified(name);
-        match at {
+        match time.at {
             // It is the effect already.
             Some(_) if replayed => call.replicate_verbatim(),
             _ => call.replicate(&Effect {
@@ -59,7 +57,7 @@ pub fn conclude(
                 key: name,
                 tiers: done.tiers,
                 cost: done.cost,
-                at: at.unwrap_or(clock),
+                at: outcome.as_of,
             }),
         }
     }
@@ -93,13 +91,8 @@ fn move_expiry(key: &mut OpenKey<ToWrite>, touch: Touch) {
 /// key is ahead of the clock or was just loaded, and when a call names a longer window than a log
 /// has kept its units for.
 #[inline(always)]
-pub fn longest_wait_ms<Mode>(
-    key: &OpenKey<Mode>,
-    at: Option<UnixMs>,
-    clock: UnixMs,
-    outlook: Outlook,
-) -> u64 {
-    if at.is_none() && outlook.may_expire_early() { ms_until_expired(key, clock) } else { u64::MAX }
+pub fn longest_wait_ms<Mode>(key: &OpenKey<Mode>, time: Time, outlook: Outlook) -> u64 {
+    if time.at.is_none() && outlook.may_expire_early() { ms_until_expired(key, time.clock) } else { u64::MAX }
 }
 
 /// Milliseconds until the key has expired by the server's clock.

@@ -1,5 +1,6 @@
 //! The commands, each as its verbs: parse, open, decide, commit, replicate, reply.
 
+mod all;
 mod commit;
 mod info;
 mod load;
@@ -7,6 +8,7 @@ mod peek;
 mod reply;
 mod take;
 
+pub use all::All;
 pub use info::Info;
 pub use load::Load;
 pub use peek::Peek;

@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Limiter, Quotas};
+use crate::limiter::{Algorithm, Limiter, Quotas, Time};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
@@ -21,19 +21,18 @@ impl Command for Peek {
 
 #[inline(never)]
 fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Result<(), Refusal> {
-    run(call, keys, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::WithoutForce)?)
+    run(call, keys, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::Cost)?)
 }
 
 #[inline(always)]
 fn run<'a, Q: Quotas>(call: &'a Call<'a>, keys: Keys<'a>, request: &Request<Q>) -> Result<(), Refusal> {
-    let clock = server::now();
-    let now = request.at.unwrap_or(clock);
+    let time = Time { clock: server::now(), at: request.at };
     let key = OpenKey::to_read(keys.first())?;
     // A missing key has nothing counted, by whichever algorithm.
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
-    let (verdict, outlook) = limiter.peek(&request.quotas, request.cost, now)?;
-    let verdict = verdict.within(commit::longest_wait_ms(&key, request.at, clock, outlook));
+    let (verdict, outlook) = limiter.peek(&request.quotas, request.cost, time)?;
+    let verdict = verdict.within(commit::longest_wait_ms(&key, time, outlook));
     stats::peeked(&verdict);
     reply::verdict(call, &verdict);
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Quotas};
+use crate::limiter::{Algorithm, Quotas, Time};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
@@ -47,7 +47,7 @@ fn take_with_options<'a>(
     algorithm: Algorithm,
     args: &[Arg],
 ) -> Result<(), Refusal> {
-    run(call, keys, algorithm, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::WithForce)?)
+    run(call, keys, algorithm, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::CostAndForce)?)
 }
 
 #[inline(always)]
@@ -57,15 +57,14 @@ fn run<'a, Q: Quotas>(
     algorithm: Algorithm,
     request: &Request<Q>,
 ) -> Result<(), Refusal> {
-    let clock = server::now();
-    let now = request.at.unwrap_or(clock);
+    let time = Time { clock: server::now(), at: request.at };
     let mut key = OpenKey::to_write(keys.first())?;
     let mut fresh = None;
     let limiter = key.limiter_or(&mut fresh, algorithm);
-    let outcome = limiter.take(algorithm, &request.quotas, request.cost, request.force, now)?;
+    let outcome = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
 
     let tiers = &call.args_after_key()[..2 * request.quotas.as_ref().len()];
-    let done = commit::Done { algorithm, tiers, cost: request.cost, at: request.at, clock, outcome };
+    let done = commit::Done { algorithm, tiers, cost: request.cost, time, outcome };
     // What is replayed comes with FORCE.
     let replayed = request.force && call.is_replayed();
     let name = key.name();

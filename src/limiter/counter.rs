@@ -47,13 +47,17 @@ impl Counter {
         units
     }
 
-    /// Takes up to `units` from the current window, then from the one before. Returns how many
-    /// there were.
-    pub(super) fn refund(&mut self, units: u64) -> u64 {
-        let from_current = units.min(self.current);
-        let from_previous = (units - from_current).min(self.previous);
-        self.current -= from_current;
-        self.previous -= from_previous;
-        from_current + from_previous
+    /// Takes up to `units` from the current window. Returns how many there were.
+    pub(super) fn refund_current(&mut self, units: u64) -> u64 {
+        let refunded = units.min(self.current);
+        self.current -= refunded;
+        refunded
+    }
+
+    /// Takes up to `units` from the window before. Returns how many there were.
+    pub(super) fn refund_previous(&mut self, units: u64) -> u64 {
+        let refunded = units.min(self.previous);
+        self.previous -= refunded;
+        refunded
     }
 }

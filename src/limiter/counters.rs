@@ -45,6 +45,13 @@ impl Method {
         }
     }
 
+    fn refund(self, counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
+        match self {
+            Method::Fixed => fixed::refund(counter, units, as_of),
+            Method::Sliding => sliding::refund(counter, units, as_of),
+        }
+    }
+
     #[inline(always)]
     fn wait_until(self, counter: &Counter, room: u64, now: UnixMs) -> u64 {
         match self {
@@ -406,17 +413,23 @@ impl StateMut for Read<&mut Counters> {
         change
     }
 
-    fn refund(&mut self, tiers: &mut [Tier<AtTime>], units: u64, now: UnixMs) -> Change {
+    fn refund(&mut self, tiers: &mut [Tier<AtTime>], units: u64, as_of: UnixMs) -> Change {
         let mut most = 0;
         for Tier { quota, usage, .. } in tiers {
-            let refunded = usage.counter.refund(units);
+            let Some(counter) = self.counters.find(quota.window()) else { continue };
+            let mut counter = self.method.advance(counter, as_of);
+            let refunded = self.method.refund(&mut counter, units, as_of);
             if refunded > 0 {
-                self.counters.put_or_remove(usage.counter, now);
+                self.counters.put_or_remove(counter, as_of);
                 most = most.max(refunded);
             }
-            *usage = self.usage(*quota, now);
+            *usage = self.usage(*quota, usage.now);
         }
         Change { units: most, end_moved: most > 0 }
+    }
+
+    fn newest(&self) -> UnixMs {
+        self.counters.iter().map(|counter| counter.start()).max().unwrap_or_default()
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@
 use super::counters::{Counters, Read};
 use super::lifetime::{TimeSource, Touch};
 use super::log::Log;
-use super::quota::{Cost, Quota, Quotas, UnixMs};
+use super::quota::{Cost, Quota, Quotas, Time, UnixMs};
 
 /// How long until a request fits. `Never` is the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +18,15 @@ pub enum Wait {
 }
 
 impl Wait {
+    /// The same wait for a key that expires `ms` milliseconds from now.
+    #[inline(always)]
+    pub fn within(self, ms: u64) -> Wait {
+        match self {
+            Wait::Ms(wait) => Wait::Ms(wait.min(ms)),
+            Wait::Never => Wait::Never,
+        }
+    }
+
     /// Milliseconds; `None` if no wait helps.
     #[inline(always)]
     pub fn ms(self) -> Option<u64> {
@@ -90,6 +99,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// What it changed.
     pub change: Change,
+    /// As of when it did: a copy that does the same as of this time becomes the same.
+    pub as_of: UnixMs,
     /// Whether it left nothing.
     pub emptied: bool,
     /// How far its waits can be relied on.
@@ -103,12 +114,12 @@ impl Outcome {
         self.change.units > 0
     }
 
-    /// What it means for the key's time to live. `at` is the time that the request named.
+    /// What it means for the key's time to live.
     #[inline(always)]
-    pub fn touch(&self, at: Option<UnixMs>, clock: UnixMs) -> Touch {
+    pub fn touch(&self, time: Time) -> Touch {
         let Change { end_moved, .. } = self.change;
         let Outlook { ahead, source, .. } = self.outlook;
-        Touch { at, clock, changed: self.changed(), end_moved, ahead, source }
+        Touch { time, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
@@ -169,13 +180,20 @@ impl<Q: Quotas> Decision<'_, Q> {
         for_each_algorithm!(&self.0, decided => decided.outcome())
     }
 
-    /// What the caller is told about each tier alone, in the order in which they were named.
-    pub fn verdicts(&self) -> impl Iterator<Item = Verdict> {
-        let mut tier = 0;
-        std::iter::from_fn(move || {
-            tier += 1;
-            for_each_algorithm!(&self.0, decided => decided.verdict_of(tier - 1))
-        })
+    /// How long until every tier allows the same request, if nothing else is counted.
+    pub fn retry_after(&self) -> Wait {
+        for_each_algorithm!(&self.0, decided => decided.longest_wait())
+    }
+
+    /// The latest time that anything was counted at.
+    pub fn newest(&self) -> UnixMs {
+        for_each_algorithm!(&self.0, decided => decided.state.newest())
+    }
+
+    /// What the caller is told about one tier alone; `None` beyond the last. They stand in the order in
+    /// which they were named.
+    pub fn verdict_of(&self, tier: usize) -> Option<Verdict> {
+        for_each_algorithm!(&self.0, decided => decided.verdict_of(tier))
     }
 }
 
@@ -223,8 +241,12 @@ pub(super) trait StateMut: State {
     /// Counts `units`, more than none, in all tiers, as far as counts do not saturate.
     fn add(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, now: UnixMs) -> Change;
 
-    /// Takes away up to `units` in all tiers, the most recently counted first.
-    fn refund(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, now: UnixMs) -> Change;
+    /// Takes away up to `units` in all tiers, of those that were counted at `as_of` or before and still
+    /// count: the most recently counted first.
+    fn refund(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, as_of: UnixMs) -> Change;
+
+    /// The latest time that anything was counted at, as far as it is known.
+    fn newest(&self) -> UnixMs;
 
     /// Whether nothing is counted in it.
     fn is_empty(&self) -> bool;
@@ -243,16 +265,17 @@ pub(super) struct Decided<S: State, Q: Quotas> {
     state: S,
     tiers: Q::Each<Tier<S::Usage>>,
     cost: Cost,
-    now: UnixMs,
+    time: Time,
     limited: bool,
     change: Change,
+    as_of: UnixMs,
 }
 
 impl<S: State, Q: Quotas> Decided<S, Q> {
-    /// Whether `cost` units at `now` fit every quota. Changes nothing.
+    /// Whether `cost` units fit every quota. Changes nothing.
     #[inline(always)]
-    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, now: UnixMs) -> Result<Self, TooManyWindows> {
-        let units = cost.taken();
+    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
+        let (units, now) = (cost.taken(), time.now());
         let mut limited = false;
         let tiers = quotas.each(|quota| {
             let usage = state.usage(quota, now);
@@ -263,7 +286,7 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
         if units > 0 {
             state.make_sure_of_room(tiers.as_ref(), now)?;
         }
-        Ok(Decided { state, tiers, cost, now, limited, change: Change::default() })
+        Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
     }
 
     /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else
@@ -289,6 +312,10 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
     #[inline(always)]
     pub(super) fn peeked(&self) -> (Verdict, Outlook) {
         (self.verdict(), self.outlook())
+    }
+
+    fn longest_wait(&self) -> Wait {
+        self.tiers.as_ref().iter().map(|tier| self.retry_after(tier)).max().unwrap_or(Wait::Ms(0))
     }
 
     fn verdict_of(&self, tier: usize) -> Option<Verdict> {
@@ -320,7 +347,7 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
     #[inline(always)]
     fn outlook(&self) -> Outlook {
         Outlook {
-            ahead: self.state.is_ahead_of(self.now),
+            ahead: self.state.is_ahead_of(self.time.now()),
             source: self.state.source(),
             keeps_too_little: self
                 .tiers
@@ -337,6 +364,7 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
         Outcome {
             verdict: self.verdict(),
             change: self.change,
+            as_of: self.as_of,
             emptied: self.change.units > 0 && self.state.is_empty(),
             outlook: self.outlook(),
         }
@@ -347,8 +375,12 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
         let tiers = self.tiers.as_mut();
         self.change = match self.cost.get() {
             0 => Change::default(),
-            1.. => self.state.add(tiers, self.cost.taken(), self.now),
-            units @ ..0 => self.state.refund(tiers, units.unsigned_abs(), self.now),
+            1.. => self.state.add(tiers, self.cost.taken(), self.time.now()),
+            units @ ..0 => {
+                // Without AT all that is there, also what is ahead of the clock.
+                self.as_of = self.time.at.unwrap_or_else(|| self.state.newest().max(self.time.clock));
+                self.state.refund(tiers, units.unsigned_abs(), self.as_of)
+            }
         };
     }
 }

@@ -18,6 +18,12 @@ pub fn used(counter: &Counter) -> u64 {
     counter.current
 }
 
+/// Takes up to `units` from the window of `as_of`, if the counter is still in it. Returns how many
+/// there were.
+pub fn refund(counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
+    if as_of.window_number(counter.window) == counter.number { counter.refund_current(units) } else { 0 }
+}
+
 /// Milliseconds from `now` until fewer count: the next window is empty.
 #[inline(always)]
 pub fn wait(counter: &Counter, now: UnixMs) -> u64 {

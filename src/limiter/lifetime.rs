@@ -6,7 +6,7 @@
 //! ahead of the clock than its whole lifetime, after a large step back, would stay too long. It
 //! expires one lifetime from now, and nothing puts that off.
 
-use super::quota::UnixMs;
+use super::quota::{Time, UnixMs};
 
 /// A key written with AT lives so much longer than it can matter: event time may run slower than
 /// the server's clock, and the clock of a replica may be behind its master's.
@@ -48,10 +48,8 @@ impl Lifetime {
 /// What a request did to a key, as far as the key's time to live goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Touch {
-    /// The time that the request named.
-    pub at: Option<UnixMs>,
-    /// The server's clock.
-    pub clock: UnixMs,
+    /// When it was decided.
+    pub time: Time,
     /// Whether it counted or gave back anything.
     pub changed: bool,
     /// Whether that moved the end of what counts, or may have.
@@ -72,32 +70,32 @@ impl Touch {
     /// Whether the key must live on for what was counted just now.
     #[inline(always)]
     fn needs_end(&self) -> bool {
-        self.changed && (self.end_moved || self.at.is_some() || self.source == TimeSource::Loaded)
+        self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
     }
 
     #[inline(always)]
     fn is_ahead_of_clock(&self) -> bool {
-        self.ahead && self.at.is_none()
+        self.ahead && self.time.at.is_none()
     }
 
     /// When the key must expire from now on. `lifetime` tells how long it can matter from a time on,
     /// with a slack in milliseconds.
     pub fn expiry(&self, current: Option<UnixMs>, lifetime: impl Fn(UnixMs, u64) -> Lifetime) -> Expiry {
-        let (lifetime, extra_ms) = match self.at {
+        let (lifetime, extra_ms) = match self.time.at {
             Some(at) => (lifetime(at, 0), EXTRA_WITH_AT_MS),
-            None if self.source == TimeSource::Clock => (lifetime(self.clock, 0), 0),
+            None if self.source == TimeSource::Clock => (lifetime(self.time.clock, 0), 0),
             // It may have been written with AT, and then may be ahead by the extra time too.
-            None => (lifetime(self.clock, EXTRA_WITH_AT_MS), 0),
+            None => (lifetime(self.time.clock, EXTRA_WITH_AT_MS), 0),
         };
-        let early = lifetime.expires_early && self.at.is_none();
-        let end = self.clock + (lifetime.ms + extra_ms);
+        let early = lifetime.expires_early && self.time.at.is_none();
+        let end = self.time.clock + (lifetime.ms + extra_ms);
         let moves = match current {
             Some(current) if early => end < current,
             Some(current) => self.needs_end() && end > current,
             // After PERSIST: that holds until the end of what counts moves.
             None => self.needs_end() && (self.end_moved || self.source == TimeSource::Loaded),
         };
-        let source = match self.at {
+        let source = match self.time.at {
             _ if early || !self.needs_end() => self.source,
             None if !self.ahead => TimeSource::Clock,
             _ => TimeSource::Given,

@@ -147,14 +147,18 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         Change { units, end_moved: self.end() != end }
     }
 
-    fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+    fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, as_of: UnixMs) -> Change {
         let retention = self.retention_with(longest(tiers).quota.window());
-        let units = units.min(self.in_window(retention, now).used);
+        let units = units.min(self.in_window(retention, as_of).used);
         self.take_away(units);
         for Tier { quota, usage, .. } in tiers {
-            *usage = self.in_window(quota.window(), now);
+            *usage = self.in_window(quota.window(), usage.now);
         }
         Change { units, end_moved: units > 0 }
+    }
+
+    fn newest(&self) -> UnixMs {
+        self.newest.at
     }
 
     #[inline(always)]

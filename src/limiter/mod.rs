@@ -26,7 +26,9 @@ use std::ffi::CStr;
 
 pub use decision::{Change, Decision, Outcome, Outlook, TakeError, TooManyWindows, Verdict, Wait};
 pub use lifetime::{Lifetime, TimeSource, Touch};
-pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Quotas, UnixMs, WindowMs};
+pub use quota::{
+    Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Quotas, Time, UnixMs, WindowMs,
+};
 
 use counters::{Counters, Method};
 use decision::{Decide, Decided, State};
@@ -116,7 +118,7 @@ impl Limiter {
         }
     }
 
-    /// Decides on a request counted by `algorithm`: whether `cost` units at `now` fit every quota.
+    /// Decides on a request counted by `algorithm`: whether `cost` units fit every quota.
     /// Changes nothing: [`Decision::commit`] does.
     #[inline(always)]
     pub fn decide<Q: Quotas>(
@@ -124,17 +126,17 @@ impl Limiter {
         algorithm: Algorithm,
         quotas: &Q,
         cost: Cost,
-        now: UnixMs,
+        time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
         match self {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
                 let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Ok(Decision(Decide::Counters(Decided::decide(counters, quotas, cost, now)?)))
+                Ok(Decision(Decide::Counters(Decided::decide(counters, quotas, cost, time)?)))
             }
             Limiter::Log(log) => match algorithm {
                 Algorithm::Log => {
-                    Ok(Decision(Decide::Log(Decided::decide(log.as_mut(), quotas, cost, now)?)))
+                    Ok(Decision(Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?)))
                 }
                 Algorithm::Fixed | Algorithm::Sliding => Err(TakeError::OtherAlgorithm(Algorithm::Log)),
             },
@@ -150,9 +152,9 @@ impl Limiter {
         quotas: &Q,
         cost: Cost,
         force: bool,
-        now: UnixMs,
+        time: Time,
     ) -> Result<Outcome, TakeError> {
-        let mut decision = self.decide(algorithm, quotas, cost, now)?;
+        let mut decision = self.decide(algorithm, quotas, cost, time)?;
         if force || !decision.limited() {
             decision.commit();
         }
@@ -165,14 +167,14 @@ impl Limiter {
         &self,
         quotas: &Q,
         cost: Cost,
-        now: UnixMs,
+        time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
         match self {
             Limiter::Counters(counters) => {
-                Decided::decide(counters.to_read(), quotas, cost, now).map(|decided| decided.peeked())
+                Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
             }
             Limiter::Log(log) => {
-                Decided::decide(log.as_ref(), quotas, cost, now).map(|decided| decided.peeked())
+                Decided::decide(log.as_ref(), quotas, cost, time).map(|decided| decided.peeked())
             }
         }
     }

@@ -67,6 +67,23 @@ impl UnixMs {
     }
 }
 
+/// When a request is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time {
+    /// What the server's clock shows.
+    pub clock: UnixMs,
+    /// The time that the caller named in AT.
+    pub at: Option<UnixMs>,
+}
+
+impl Time {
+    /// As of when it is decided.
+    #[inline(always)]
+    pub fn now(self) -> UnixMs {
+        self.at.unwrap_or(self.clock)
+    }
+}
+
 impl Add<WindowMs> for UnixMs {
     type Output = UnixMs;
 

@@ -27,6 +27,20 @@ pub fn used(counter: &Counter, now: UnixMs) -> u64 {
     (counter.current + scale(counter.previous, window - elapsed, window)).min(MAX_COUNT)
 }
 
+/// Takes up to `units` that were counted in the window of `as_of` or in the one before, the newer
+/// first, as far as the counter still knows of them. Returns how many there were.
+pub fn refund(counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
+    let number = as_of.window_number(counter.window);
+    if number == counter.number {
+        let refunded = counter.refund_current(units);
+        refunded + counter.refund_previous(units - refunded)
+    } else if number + 1 == counter.number {
+        counter.refund_previous(units)
+    } else {
+        0
+    }
+}
+
 /// Milliseconds from `now` until at most `room` units count, when more do.
 ///
 /// What counts only shrinks: in this window the previous units fade, in the next the current.

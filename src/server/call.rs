@@ -100,13 +100,13 @@ impl<'a> Keys<'a> {
 
     /// Each key that is among `names`, in the order of their first mention; and for each name, which
     /// of these it is.
-    pub fn distinct(self, names: impl Iterator<Item = Arg<'a>>) -> (Vec<Key<'a>>, Vec<usize>) {
+    pub fn distinct(self, names: impl Iterator<Item = &'a Arg<'a>>) -> (Vec<Key<'a>>, Vec<usize>) {
         let mut keys = Vec::new();
         let mut by_name = BTreeMap::new();
         let each = names.map(|name| match by_name.entry(name.bytes()) {
             Entry::Occupied(known) => *known.get(),
             Entry::Vacant(new) => {
-                keys.push(Key { call: self.call, name });
+                keys.push(Key { call: self.call, name: *name });
                 *new.insert(keys.len() - 1)
             }
         });

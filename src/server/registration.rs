@@ -21,8 +21,12 @@ pub struct Description {
     pub flags: &'static CStr,
     /// The number of arguments with the name; negative: at least as many.
     pub arity: c_int,
-    /// How it uses its key, the first argument.
+    /// How it uses its keys.
     pub access: Access,
+    /// The first argument is a key, and so is every so manieth after it, ...
+    pub key_step: c_int,
+    /// ... up to this one; negative: counted from the end, where -1 is the last.
+    pub last_key: c_int,
     /// What it does, in one line.
     pub summary: &'static CStr,
     /// In big O notation.
@@ -182,8 +186,17 @@ impl Loading {
     pub fn create_command<C: Command>(&self, about: &Description, category: &CStr) -> Result<(), LoadFailed> {
         let (name, flags) = (about.name.as_ptr(), about.flags.as_ptr());
         // SAFETY: the server copies the strings; `entry` is made to be entered by it.
-        let created =
-            unsafe { api!(RedisModule_CreateCommand(self.ctx, name, Some(entry::<C>), flags, 1, 1, 1)) };
+        let created = unsafe {
+            api!(RedisModule_CreateCommand(
+                self.ctx,
+                name,
+                Some(entry::<C>),
+                flags,
+                1,
+                about.last_key,
+                about.key_step
+            ))
+        };
         if created != OK {
             return Err(self.failed("cannot create a command: is its name taken?"));
         }
@@ -241,11 +254,15 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
         }
         Access::Restore => raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
     };
-    // SAFETY: all zero is the end of a list, and means one key from the first argument on.
+    // SAFETY: numbers and pointers, of which all zero is the end of the list.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
     key_specs[0].flags = u64::from(key_flags);
     key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     key_specs[0].bs.index.pos = 1;
+    key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    // Counted from the first key on, unless it is negative.
+    key_specs[0].fk.range.lastkey = if about.last_key < 0 { about.last_key } else { about.last_key - 1 };
+    key_specs[0].fk.range.keystep = about.key_step;
 
     // The lists of parts, which must not move while the list of arguments points to them.
     let mut parts: Vec<Vec<raw::RedisModuleCommandArg>> =

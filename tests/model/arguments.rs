@@ -146,9 +146,9 @@ proptest! {
     #[test]
     fn a_valid_request_reads_the_same_in_any_unit_order_and_case(meant in meant(), style in style()) {
         let args = meant.written(&style);
-        let request = parse(&args, Options::WithForce).expect("a valid request");
+        let request = parse(&args, Options::CostAndForce).expect("a valid request");
         prop_assert!(meant.is_meant_by(&request), "{:?}", request);
-        prop_assert_eq!(parse(&args, Options::WithoutForce), (!meant.force).then_some(request));
+        prop_assert_eq!(parse(&args, Options::Cost), (!meant.force).then_some(request));
     }
 }
 
@@ -158,7 +158,7 @@ proptest! {
     #[test]
     fn whatever_is_taken_for_a_request_is_one(
         args in vec(argument(), 0..12),
-        options in prop::sample::select(vec![Options::WithForce, Options::WithoutForce]),
+        options in prop::sample::select(vec![Options::CostAndForce, Options::Cost]),
         style in style(),
     ) {
         let Some(request) = parse(&args, options) else { return Ok(()) };
@@ -170,7 +170,7 @@ proptest! {
         }
         prop_assert!(request.cost.get().unsigned_abs() <= MAX_SAFE_INTEGER);
         prop_assert!(request.at.is_none_or(|at| at <= UnixMs::MAX));
-        prop_assert!(options == Options::WithForce || !request.force);
+        prop_assert!(options == Options::CostAndForce || !request.force);
 
         let meant = Meant {
             quotas: quotas.to_vec(),

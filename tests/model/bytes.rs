@@ -50,7 +50,7 @@ fn can_be_used(limiter: Limiter) -> TestCaseResult {
                 if own != Some(WindowMs::MAX) {
                     quotas.push(quota(MAX_SAFE_INTEGER, WindowMs::MAX));
                 }
-                let _ = answer(&mut limiter, &Call { act, quotas, cost, now });
+                let _ = answer(&mut limiter, &Call { act, quotas, cost, now, at: true });
                 prop_assert!(
                     limiter.windows(UnixMs::saturating(now)).iter().all(|state| state.used <= MAX_COUNT)
                 );

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use redis_rl::limiter::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, TooManyWindows, UnixMs,
-    Verdict, WindowMs,
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, Time, TooManyWindows,
+    UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -16,6 +16,8 @@ pub struct Call {
     pub quotas: Vec<Quota>,
     pub cost: i64,
     pub now: u64,
+    /// Whether it names its time in AT, or is made while the clock shows it.
+    pub at: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,7 +62,8 @@ impl History {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answer {
     pub verdict: Verdict,
-    pub changed: bool,
+    /// As of when it changed anything, if it did.
+    pub changed: Option<u64>,
 }
 
 /// What a command does between its arguments and its reply; an emptied key is deleted.
@@ -88,18 +91,18 @@ fn answer_to<Q: Quotas>(
 ) -> Result<Answer, TooManyWindows> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
-        let (verdict, _) = limiter.peek(quotas, cost, UnixMs::saturating(call.now))?;
-        return Ok(Answer { verdict, changed: false });
+        let (verdict, _) = limiter.peek(quotas, cost, call.time(call.now))?;
+        return Ok(Answer { verdict, changed: None });
     }
     let algorithm = limiter.algorithm();
     let mut take = |now| {
-        let at = UnixMs::saturating(now);
+        let time = call.time(now);
         let outcome =
-            limiter.take(algorithm, quotas, cost, call.forces(), at).map_err(|error| match error {
+            limiter.take(algorithm, quotas, cost, call.forces(), time).map_err(|error| match error {
                 TakeError::TooManyWindows => TooManyWindows,
                 TakeError::OtherAlgorithm(_) => unreachable!("it is its own"),
             })?;
-        let touch = outcome.touch(None, at);
+        let touch = outcome.touch(time);
         if touch.may_move_expiry() {
             let expiry = touch.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
             limiter.set_source(expiry.source);
@@ -109,7 +112,7 @@ fn answer_to<Q: Quotas>(
             *limiter = Limiter::new(algorithm);
             *expires_at = None;
         }
-        Ok(Answer { verdict: outcome.verdict, changed: outcome.changed() })
+        Ok(Answer { verdict: outcome.verdict, changed: outcome.changed().then_some(outcome.as_of.get()) })
     };
     let mut answer = take(call.now)?;
     for now in call.times().skip(1) {
@@ -120,17 +123,19 @@ fn answer_to<Q: Quotas>(
 
 /// What a request would be told.
 pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict {
-    let (cost, now) = (Cost::new(cost).expect("a cost"), UnixMs::saturating(now));
-    limiter.peek(&quota_list(quotas), cost, now).expect("no more windows than fit").0
+    let cost = Cost::new(cost).expect("a cost");
+    let time = Time { clock: UnixMs::saturating(now), at: None };
+    limiter.peek(&quota_list(quotas), cost, time).expect("no more windows than fit").0
 }
 
 /// Decides on a call, looks at all that is to be said of it, and does not make it.
 pub fn decide(limiter: &mut Limiter, call: &Call) {
-    let (cost, now) = (Cost::new(call.cost).expect("a cost"), UnixMs::saturating(call.now));
+    let cost = Cost::new(call.cost).expect("a cost");
     let quotas = quota_list(&call.quotas);
-    if let Ok(decision) = limiter.decide(limiter.algorithm(), &quotas, cost, now) {
+    if let Ok(decision) = limiter.decide(limiter.algorithm(), &quotas, cost, call.time(call.now)) {
         assert_eq!(decision.outcome().verdict.limited, decision.limited());
-        assert_eq!(decision.verdicts().count(), quotas.len());
+        let told = (0..).map_while(|tier| decision.verdict_of(tier));
+        assert_eq!(told.count(), quotas.len());
     }
 }
 
@@ -145,11 +150,11 @@ pub fn quota(limit: u64, window: WindowMs) -> Quota {
 /// The answer of the model.
 pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
     let Call { quotas, cost, .. } = call;
-    let (mut limited, mut changed) = (false, false);
+    let (mut limited, mut changed) = (false, None);
     for now in call.times() {
         model.make_sure_of_room(quotas, *cost, now)?;
         limited = model.refuses(quotas, *cost, now);
-        changed = call.counts(limited) && model.record(quotas, *cost, now);
+        changed = if call.counts(limited) { model.record(quotas, *cost, now, call.at) } else { None };
     }
     Ok(Answer { verdict: model.verdict(quotas, *cost, call.end(), limited), changed })
 }
@@ -161,6 +166,11 @@ impl Call {
 
     pub fn counts(&self, limited: bool) -> bool {
         self.act != Act::Peek && self.cost != 0 && (!limited || self.forces())
+    }
+
+    fn time(&self, now: u64) -> Time {
+        let now = UnixMs::saturating(now);
+        Time { clock: now, at: self.at.then_some(now) }
     }
 
     /// When it is made, each time that it is.
@@ -186,7 +196,7 @@ impl fmt::Debug for Call {
         for quota in &self.quotas {
             write!(f, " {} {}ms", quota.limit(), quota.window().get())?;
         }
-        write!(f, " COST {} AT {}", self.cost, self.now)?;
+        write!(f, " COST {} {} {}", self.cost, if self.at { "AT" } else { "at" }, self.now)?;
         match self.act {
             Act::Peek | Act::Take => Ok(()),
             Act::Force => f.write_str(" FORCE"),

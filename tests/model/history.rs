@@ -107,7 +107,7 @@ pub fn crowded() -> Shape {
 
 pub fn history(shape: Shape) -> impl Strategy<Value = History> {
     let tier = (any::<Index>(), shape.limit);
-    let step = (shape.act, vec(tier, shape.tiers), shape.cost, shape.pace);
+    let step = (shape.act, vec(tier, shape.tiers), shape.cost, shape.pace, any::<bool>());
     let parts = (
         prop::sample::select(shape.algorithms),
         vec(shape.window, shape.windows),
@@ -116,7 +116,7 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
     );
     parts.prop_map(|(algorithm, windows, start, steps)| {
         let mut clock = start;
-        let calls = steps.into_iter().map(|(act, tiers, cost, pace)| {
+        let calls = steps.into_iter().map(|(act, tiers, cost, pace, at)| {
             let mut quotas: Vec<Quota> = Vec::new();
             for (index, limit) in tiers {
                 let window = WindowMs::new(*index.get(&windows)).expect("windows are drawn in range");
@@ -130,7 +130,7 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
             if act != Act::Peek {
                 clock = now;
             }
-            Call { act, quotas, cost, now }
+            Call { act, quotas, cost, now, at }
         });
         History { algorithm, calls: calls.collect() }
     })

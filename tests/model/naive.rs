@@ -139,18 +139,27 @@ impl Windows {
         true
     }
 
-    /// Returns whether there were any to refund.
-    fn refund(&mut self, window: i128, units: i128, now: i128) -> bool {
-        let number = self.number(window, now);
-        let (current, previous) = (self.current(window, now), self.previous(window, now));
-        let from_current = units.min(current);
-        let from_previous = (units - from_current).min(previous);
-        if from_current + from_previous == 0 {
+    /// Takes from the window of `as_of` and, if sliding, from the one before, as far as they count
+    /// as of then. Returns whether there were any units to refund.
+    fn refund(&mut self, window: i128, units: i128, as_of: i128) -> bool {
+        let (number, named) = (self.number(window, as_of), as_of / window);
+        let counting = if self.sliding { number - 1..=number } else { number..=number };
+        let meant = if self.sliding { named - 1..=named } else { named..=named };
+        let mut left = units;
+        for number in counting.rev().filter(|number| meant.contains(number)) {
+            let counted = self.units(window, number);
+            if counted > 0 {
+                self.lengths.entry(window).and_modify(|all| {
+                    all.units.insert(number, counted - left.min(counted));
+                });
+                left -= left.min(counted);
+            }
+        }
+        if left == units {
             return false;
         }
-        self.put(window, number - 1, previous - from_previous);
-        self.put(window, number, current - from_current);
-        if !self.is_live(window, now) {
+        self.put(window, number, self.units(window, number));
+        if !self.is_live(window, as_of) {
             self.lengths.remove(&window);
         }
         true
@@ -219,20 +228,19 @@ impl Log {
         }
     }
 
-    /// Returns whether there were any to refund.
-    fn refund(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
-        let mut left = units.min(self.used(self.keep_with(quotas), now));
-        if left == 0 {
-            return false;
+    /// Takes units that were counted at `as_of` or before and still count. Returns whether there were
+    /// any.
+    fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128) -> bool {
+        let oldest = self.read(as_of) - self.keep_with(quotas);
+        let mut left = units;
+        for (_, counted) in self.entries.iter_mut().rev().filter(|(at, _)| (oldest + 1..=as_of).contains(at))
+        {
+            let refunded = left.min(*counted);
+            *counted -= refunded;
+            left -= refunded;
         }
-        while left > 0 {
-            let (at, newest) = self.entries.pop().expect("no more is given back than is there");
-            if newest > left {
-                self.entries.push((at, newest - left));
-            }
-            left -= newest.min(left);
-        }
-        true
+        self.entries.retain(|(_, counted)| *counted > 0);
+        left < units
     }
 }
 
@@ -272,23 +280,37 @@ impl Model {
             && i128::from(self.used(quota.window().get(), now)) + i128::from(cost) > i128::from(quota.limit())
     }
 
-    /// Counts or gives back in all tiers, or in none. Returns whether that changed anything.
-    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64) -> bool {
-        let (units, now) = (i128::from(cost).abs(), i128::from(now));
-        match &mut self.state {
-            State::Log(log) if cost > 0 => log.take(quotas, units, now),
-            State::Log(log) => log.refund(quotas, units, now),
+    /// Counts or gives back in all tiers, or in none. Returns as of when, if that changed anything.
+    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<u64> {
+        let units = i128::from(cost).abs();
+        // Units are given back as of the time in AT, or of the newest that there is.
+        let as_of = if cost > 0 || at { now } else { now.max(self.newest()) };
+        let when = i128::from(as_of);
+        let changed = match &mut self.state {
+            State::Log(log) if cost > 0 => log.take(quotas, units, when),
+            State::Log(log) => log.refund(quotas, units, when),
             State::Windows(windows) => {
                 let mut changed = false;
                 for quota in quotas {
                     changed |= match cost > 0 {
-                        true => windows.take(window_of(quota), units, now),
-                        false => windows.refund(window_of(quota), units, now),
+                        true => windows.take(window_of(quota), units, when),
+                        false => windows.refund(window_of(quota), units, when),
                     };
                 }
                 changed
             }
-        }
+        };
+        changed.then_some(as_of)
+    }
+
+    /// The latest time that anything was counted at.
+    fn newest(&self) -> u64 {
+        figure(match &self.state {
+            State::Log(log) => log.entries.last().map_or(0, |(at, _)| *at),
+            State::Windows(windows) => {
+                windows.lengths.iter().map(|(window, counted)| counted.latest * window).max().unwrap_or(0)
+            }
+        })
     }
 
     /// A request that takes units is an error if its windows do not fit into the key.

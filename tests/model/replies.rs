@@ -5,7 +5,7 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Limiter, MAX_COUNT, UnixMs, WindowMs};
 
-use crate::calls::{Act, Call, History, answer, assert_agree, expected, quota};
+use crate::calls::{Act, Answer, Call, History, answer, assert_agree, expected, quota};
 use crate::cases;
 use crate::history::{ALL, Shape, crowded, history, huge, pace, small};
 use crate::naive::{Model, Search};
@@ -49,9 +49,10 @@ proptest! {
         let mut limiter = Limiter::new(history.algorithm);
         let mut replica = limiter.clone();
         for call in &history.calls {
-            if answer(&mut limiter, call).is_ok_and(|answer| answer.changed) {
-                let sent = Call { act: Act::Force, ..call.clone() };
-                prop_assert!(answer(&mut replica, &sent).is_ok_and(|answer| answer.changed));
+            if let Ok(Answer { changed: Some(as_of), .. }) = answer(&mut limiter, call) {
+                let sent = Call { act: Act::Force, now: as_of, at: true, ..call.clone() };
+                let received = answer(&mut replica, &sent);
+                prop_assert!(received.is_ok_and(|answer| answer.changed == Some(as_of)));
             }
             prop_assert_eq!(encode(&limiter), encode(&replica), "after {:?}", call);
         }
@@ -106,7 +107,7 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
         let reply = answer(&mut limiter, call).expect("room for its windows").verdict;
         prop_assert_eq!(reply.limited, refuses, "reply to call {}: {:?}", i, call);
         if call.counts(refuses) {
-            model.record(&call.quotas, call.cost, call.now);
+            model.record(&call.quotas, call.cost, call.now, call.at);
         }
         prop_assert_eq!(
             limiter.entries(UnixMs::saturating(call.now)),
@@ -174,6 +175,7 @@ fn a_flood_of_forced_calls_saturates_and_stays_there() {
             quotas: vec![longest],
             cost: (1 << 53) - 1,
             now: 0,
+            at: true,
         };
         let history = History { algorithm: *algorithm, calls: vec![flood.clone(), flood] };
         assert_eq!(history.limiter().used(longest.window(), UnixMs::saturating(0)), MAX_COUNT);
@@ -184,7 +186,8 @@ fn a_flood_of_forced_calls_saturates_and_stays_there() {
 fn a_log_forced_far_beyond_its_limit_keeps_twice_the_limit_or_1025_entries() {
     let window = WindowMs::new(10_000).expect("a window");
     for (limit, kept) in [(100, 1025), (512, 1025), (513, 1026), (750, 1500)] {
-        let forced = |now| Call { act: Act::Force, quotas: vec![quota(limit, window)], cost: 1, now };
+        let forced =
+            |now| Call { act: Act::Force, quotas: vec![quota(limit, window)], cost: 1, now, at: true };
         let history = History { algorithm: Algorithm::Log, calls: (0..3_000).map(forced).collect() };
         let limiter = history.limiter();
         assert_eq!(limiter.entries(UnixMs::saturating(3_000)), Some(kept), "limit {limit}");

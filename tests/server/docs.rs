@@ -276,7 +276,7 @@ impl Exchange {
             return None;
         }
         let request =
-            Request::parse(words[2..].iter().map(|word| word.as_bytes()), Options::WithForce).ok()?;
+            Request::parse(words[2..].iter().map(|word| word.as_bytes()), Options::CostAndForce).ok()?;
         let window_ms = request.quotas.iter().map(|quota| quota.window().get()).max()?;
         // Units of the previous window still count in this one.
         let windows = if matches!(words[0], "RL.SLIDING" | "RL.PEEK") { 2 } else { 1 };
