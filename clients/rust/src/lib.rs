@@ -1,7 +1,5 @@
-//! Commands of [redis-rl] for [`redis`] connections: rate limits that a Redis or Valkey server decides and counts in
-//! one step.
-//!
-//! [redis-rl]: https://github.com/redis-rl/redis-rl
+//! Commands of redis-rl, a module for Redis and Valkey, on [`redis`] connections: rate limits that the server decides
+//! and counts in one step.
 //!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
 //! - [`cmd`] builds them, for pipelines and scripts.
