@@ -14,7 +14,7 @@
 //! ratelimit: "requests-10s";r=0;t=9, "requests-1h";r=95
 //! content-type: application/problem+json
 //!
-//! {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,"violated-policies":["requests-10s"]}
+//! {"status":429,"title":"Quota Exceeded","type":"https://iana.org/assignments/http-problem-types#quota-exceeded","violated-policies":["requests-10s"]}
 //! ```
 //!
 //! - Seconds are rounded up, so that waiting them is enough.
