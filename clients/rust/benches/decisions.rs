@@ -19,8 +19,8 @@ use server::Server;
 const CLIENTS: u64 = 10_000;
 const QUOTAS: [Quota; 3] = [Quota::per_second(10), Quota::per_minute(100), Quota::per_hour(1_000)];
 
-const ROUNDS: usize = 15;
-const ROUND: Duration = Duration::from_millis(200);
+const ROUNDS: usize = 60;
+const ROUND: Duration = Duration::from_millis(50);
 /// Requests under way at once.
 const AT_ONCE: [usize; 2] = [1, 50];
 
@@ -58,8 +58,8 @@ impl Contestant {
         (Contestant::RlSliding, "`rl_sliding`"),
         (Contestant::RlLog, "`rl_log`"),
         (Contestant::RlAll, "`rl_all`, a row for each quota"),
-        (Contestant::Incr, "`INCR` and `PEXPIRE`, a transaction for each quota"),
-        (Contestant::IncrInOnePipeline, "the same, one transaction for all"),
+        (Contestant::Incr, "`INCR` and `PEXPIRE`, a pipeline for each quota"),
+        (Contestant::IncrInOnePipeline, "the same, one pipeline for all"),
         (Contestant::FixedScript, "fixed window in Lua, a call for each quota"),
         (Contestant::LogScript, "log in Lua, a call for each quota"),
     ];
@@ -86,21 +86,20 @@ impl Contestant {
                 let mut allowed = true;
                 for quota in quotas {
                     let key = window_key("incr", client, quota);
-                    let mut transaction = pipe();
-                    transaction.atomic().incr(&key, 1).pexpire(&key, ms(quota)).ignore();
-                    let (count,): (u64,) = transaction.query_async(redis).await?;
+                    let mut pipeline = pipe();
+                    pipeline.incr(&key, 1).pexpire(&key, ms(quota)).ignore();
+                    let (count,): (u64,) = pipeline.query_async(redis).await?;
                     allowed &= count <= quota.limit;
                 }
                 Ok(allowed)
             }
             Contestant::IncrInOnePipeline => {
-                let mut transaction = pipe();
-                transaction.atomic();
+                let mut pipeline = pipe();
                 for quota in quotas {
                     let key = window_key("pipeline", client, quota);
-                    transaction.incr(&key, 1).pexpire(&key, ms(quota)).ignore();
+                    pipeline.incr(&key, 1).pexpire(&key, ms(quota)).ignore();
                 }
-                let counts: Vec<u64> = transaction.query_async(redis).await?;
+                let counts: Vec<u64> = pipeline.query_async(redis).await?;
                 Ok(counts.iter().zip(quotas).all(|(count, quota)| *count <= quota.limit))
             }
             Contestant::FixedScript => {
@@ -198,9 +197,8 @@ async fn main() {
         .flat_map(|quotas| AT_ONCE.map(|at_once| (quotas, at_once)))
         .collect();
     let mut scores = vec![vec![Score::default(); columns.len()]; Contestant::EVERY.len()];
-    // The first round is not counted: it fills caches and loads scripts.
+    // The first round is not counted: it makes keys and loads scripts.
     for turn in 0..=ROUNDS {
-        let _: () = server.call("FLUSHALL");
         for (column, (quotas, at_once)) in columns.iter().enumerate() {
             for (row, (contestant, _)) in Contestant::EVERY.into_iter().enumerate() {
                 let score = round(contestant, &redis, quotas, *at_once, turn as u64).await;

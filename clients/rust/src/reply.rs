@@ -61,7 +61,7 @@ pub struct Decision {
     pub retry_after: Option<Duration>,
     /// The time, exact to the millisecond, as of which it was decided: what to name when units are given back later.
     pub at: SystemTime,
-    /// For each quota, in the order given, what it alone would answer; `limited` tells whether it refuses.
+    /// For each quota, in the order given, its own figures; `limited` tells whether it refuses.
     pub rows: Vec<Verdict>,
 }
 

@@ -337,7 +337,7 @@ fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
 
         let decided = connection.rl_all(&request(&case.rows).at(time(case.at))).expect("a decision");
         assert_eq!(decision(decided.clone()), case.reply, "{}", case.name);
-        let (status, headers, body) = match policy.answer(&decided, case.rows[0].cost) {
+        let (status, headers, body) = match policy.answer(&decided) {
             Ok(fields) => (200, fields, Json::Null),
             Err(refusal) => {
                 let response = axum::http::Response::<String>::from(refusal);

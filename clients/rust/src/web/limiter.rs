@@ -120,7 +120,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
         let client = client.into();
         let decision = self.ask(&self.policy.request(&client, cost)).await;
         let fields = match &decision {
-            Some(decision) => self.policy.answer(decision, cost)?,
+            Some(decision) => self.policy.answer(decision)?,
             None if self.fail == Fail::Open => HeaderMap::new(),
             None => return Err(Refusal::away()),
         };

@@ -103,18 +103,16 @@ impl Policy {
         self.fields_with(decision, |verdict| (verdict.remaining, Some(verdict.reset_after)))
     }
 
-    /// The header fields of a response to a request of this cost, or its refusal.
-    pub fn answer(&self, decision: &Decision, cost: i64) -> Result<HeaderMap, Refusal> {
+    /// The header fields of a response to a request, or its refusal.
+    pub fn answer(&self, decision: &Decision) -> Result<HeaderMap, Refusal> {
         if !decision.limited {
             return Ok(self.fields(decision));
         }
         let hopeless = decision.is_hopeless();
         let status = if hopeless { StatusCode::FORBIDDEN } else { StatusCode::TOO_MANY_REQUESTS };
         let fields = self.fields_with(decision, |verdict| {
-            // What one quota allowed and another did not was not taken.
-            let refunded = if verdict.limited { 0 } else { cost };
             let time = if hopeless { Some(verdict.reset_after) } else { verdict.retry_after };
-            (verdict.remaining.saturating_add_signed(refunded), time)
+            (verdict.remaining, time)
         });
         let rows = self.quotas.iter().zip(&decision.rows);
         let violated: Vec<String> =

@@ -56,6 +56,10 @@ impl Server {
         let mut command = Command::new(program);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
         command.arg(folder.path()).arg("--loadmodule").arg(module).args(settings);
+        if settings.contains(&"--cluster-enabled") {
+            // Where nodes talk to each other; if it is not set, 10,000 above the port.
+            command.args(["--cluster-port", &free_port().to_string()]);
+        }
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
         end_with_this_thread(&mut command);
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
@@ -109,7 +113,7 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn start() -> Cluster {
-        let nodes: Vec<Server> = (0..3).map(|_| Cluster::node()).collect();
+        let nodes: Vec<Server> = (0..3).map(|_| Server::with(&["--cluster-enabled", "yes"])).collect();
         for (node, slots) in nodes.iter().zip(["0 5460", "5461 10922", "10923 16383"]) {
             let _: () = node.call(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
             let bus: Vec<String> = node.call("CONFIG GET cluster-port");
@@ -122,11 +126,6 @@ impl Cluster {
             })
         });
         Cluster { nodes }
-    }
-
-    fn node() -> Server {
-        let bus = free_port().to_string();
-        Server::with(&["--cluster-enabled", "yes", "--cluster-port", &bus])
     }
 
     pub fn urls(&self) -> Vec<String> {
