@@ -190,8 +190,7 @@ async fn round(
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let server = Server::start();
-    let client = server.client("resp2");
-    let redis = client.get_multiplexed_async_connection().await.expect("the server answers");
+    let redis = server.connect_async("resp2").await;
     let columns: Vec<(&'static [Quota], usize)> = [&QUOTAS[..1], &QUOTAS[..]]
         .into_iter()
         .flat_map(|quotas| AT_ONCE.map(|at_once| (quotas, at_once)))

@@ -48,5 +48,10 @@ pub fn info(key: impl ToSingleRedisArg) -> Cmd {
 }
 
 fn keyed(name: &str, key: impl ToSingleRedisArg) -> Cmd {
-    redis::cmd(name).arg(key).take()
+    with_room(name).arg(key).take()
+}
+
+/// A command that seldom has to grow.
+pub(crate) fn with_room(name: &str) -> Cmd {
+    Cmd::with_capacity(16, 128).arg(name).take()
 }

@@ -51,8 +51,9 @@ impl Quota {
     }
 
     /// The window in milliseconds, rounded up.
-    pub(crate) fn window_ms(&self) -> u128 {
-        self.window.as_nanos().div_ceil(1_000_000)
+    fn window_ms(&self) -> u64 {
+        let part_ms = u64::from(self.window.subsec_nanos().div_ceil(1_000_000));
+        self.window.as_secs().saturating_mul(1_000).saturating_add(part_ms)
     }
 
     /// The window as the commands take it.
@@ -63,19 +64,18 @@ impl Quota {
 
 /// A number in the largest unit in which it is whole.
 struct WindowText {
-    ms: u128,
+    ms: u64,
 }
 
 impl fmt::Display for WindowText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_whole = |(unit_ms, _): &(u128, &str)| self.ms > 0 && self.ms.is_multiple_of(*unit_ms);
+        let is_whole = |(unit_ms, _): &(u64, &str)| self.ms > 0 && self.ms.is_multiple_of(*unit_ms);
         let (unit_ms, unit) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms"));
         write!(f, "{}{unit}", self.ms / unit_ms)
     }
 }
 
-const UNITS: [(u128, &str); 5] =
-    [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+const UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
 
 /// One quota is a list of one.
 impl AsRef<[Quota]> for Quota {
@@ -87,7 +87,7 @@ impl AsRef<[Quota]> for Quota {
 /// Two arguments: the limit and the window.
 impl ToRedisArgs for Quota {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        out.write_arg_fmt(self.limit);
+        self.limit.write_redis_args(out);
         out.write_arg_fmt(self.window_text());
     }
 
@@ -125,7 +125,7 @@ impl FromStr for Quota {
             let digits = window.trim_end_matches(|c: char| c.is_ascii_alphabetic());
             let unit = window[digits.len()..].to_ascii_lowercase();
             let (unit_ms, _) = UNITS.into_iter().find(|(_, name)| *name == unit)?;
-            let window_ms = digits.parse::<u64>().ok()?.checked_mul(unit_ms as u64)?;
+            let window_ms = digits.parse::<u64>().ok()?.checked_mul(unit_ms)?;
             Some(Quota::new(limit.parse().ok()?, Duration::from_millis(window_ms)))
         };
         parse().ok_or_else(|| InvalidQuota(text.to_owned()))

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
 
 use crate::Quota;
+use crate::cmd::with_room;
 
 /// How a key counts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -166,7 +167,7 @@ pub struct All {
 impl All {
     /// No key yet; a request has 1 to 64 quotas.
     pub fn new() -> All {
-        All { rows: redis::cmd("RL.ALL"), force: false, at: None }
+        All { rows: with_room("RL.ALL"), force: false, at: None }
     }
 
     /// A key that counts by fixed windows.

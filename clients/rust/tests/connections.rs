@@ -4,7 +4,6 @@ mod server;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::cluster::ClusterClient;
 use redis_rl_client::{Algorithm, All, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
 use server::{Cluster, Server};
 
@@ -74,7 +73,7 @@ fn a_pipeline_takes_the_commands_and_answers_verdicts() {
 #[test]
 fn a_cluster_connection_finds_the_node_of_each_key() {
     let cluster = Cluster::start();
-    let client = ClusterClient::new(cluster.urls()).expect("addresses");
+    let client = cluster.client();
     let mut connection = client.get_connection().expect("the cluster answers");
     for client in 0..60 {
         let take = Take::cost(1).at(noon());
@@ -93,7 +92,7 @@ fn a_cluster_connection_finds_the_node_of_each_key() {
 #[test]
 fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
     let cluster = Cluster::start();
-    let client = ClusterClient::new(cluster.urls()).expect("addresses");
+    let client = cluster.client();
     let mut connection = client.get_connection().expect("the cluster answers");
     for client in 0..60 {
         let request = All::new()
@@ -133,10 +132,8 @@ mod asynchronous {
     async fn multiplexed_connections_and_managers_have_the_commands() {
         let server = Server::start();
         for protocol in ["resp2", "resp3"] {
-            let client = server.client(protocol);
-            let mut multiplexed: MultiplexedConnection =
-                client.get_multiplexed_async_connection().await.expect("the server answers");
-            let mut manager = ConnectionManager::new(client).await.expect("the server answers");
+            let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
+            let mut manager: ConnectionManager = server.manager(protocol);
             let take = Take::cost(1).at(noon());
             assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
             assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));
@@ -150,8 +147,7 @@ mod asynchronous {
     #[tokio::test]
     async fn futures_can_be_sent_to_another_thread() {
         let server = Server::start();
-        let client = server.client("resp2");
-        let mut connection = client.get_multiplexed_async_connection().await.expect("the server answers");
+        let mut connection = server.connect_async("resp2").await;
         let task = tokio::spawn(async move { connection.rl_log("a", &[HOURLY], 1).await });
         assert!(!task.await.expect("no panic").expect("a verdict").limited);
     }
@@ -159,7 +155,7 @@ mod asynchronous {
     #[tokio::test]
     async fn a_cluster_connection_finds_the_node_of_each_key() {
         let cluster = Cluster::start();
-        let client = ClusterClient::new(cluster.urls()).expect("addresses");
+        let client = cluster.client();
         let mut connection = client.get_async_connection().await.expect("the cluster answers");
         for client in 0..60 {
             let take = Take::cost(1).at(noon());
@@ -173,7 +169,7 @@ mod asynchronous {
     #[tokio::test]
     async fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
         let cluster = Cluster::start();
-        let client = ClusterClient::new(cluster.urls()).expect("addresses");
+        let client = cluster.client();
         let mut connection = client.get_async_connection().await.expect("the cluster answers");
         for client in 0..60 {
             let request = All::new().log(format!("{{{client}}}:requests"), HOURLY, 1).sliding(

@@ -11,17 +11,14 @@ use axum::body::{Body, to_bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Request, Response};
 use axum::routing::get;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::aio::ConnectionManager;
 use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer, client_address};
 use redis_rl_client::{Algorithm, Quota, RlCommands};
 use server::{PATIENCE, Server};
 use tower::ServiceExt;
 
 fn limiter(server: &Server, policy: Policy) -> Limiter<ConnectionManager> {
-    let config = ConnectionManagerConfig::new().set_number_of_retries(0).set_response_timeout(None);
-    let manager = ConnectionManager::new_lazy_with_config(server.client("resp3"), config);
-    // However busy the machine is, a server that answers is not away.
-    Limiter::new(manager.expect("an address"), policy).timeout(PATIENCE)
+    Limiter::new(server.manager("resp3"), policy).timeout(PATIENCE)
 }
 
 fn policy(name: &str, quotas: &str) -> Policy {

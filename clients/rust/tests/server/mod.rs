@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use redis::Connection;
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use tempfile::TempDir;
 
 /// How long a condition may take to come true before the test fails.
@@ -91,6 +92,27 @@ impl Server {
         self.client("resp2").get_connection().expect("the server answers")
     }
 
+    /// However busy the machine is, a server that answers is not away.
+    #[cfg(feature = "tokio-comp")]
+    pub async fn connect_async(&self, protocol: &str) -> redis::aio::MultiplexedConnection {
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connection = self.client(protocol).get_multiplexed_async_connection_with_config(&config).await;
+        connection.expect("the server answers")
+    }
+
+    /// The same, for a connection that is made when it is needed, and again when it broke.
+    #[cfg(feature = "tokio-comp")]
+    pub fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
+        let config = redis::aio::ConnectionManagerConfig::new()
+            .set_number_of_retries(0)
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let manager = redis::aio::ConnectionManager::new_lazy_with_config(self.client(protocol), config);
+        manager.expect("an address")
+    }
+
     /// Stops it as it stands: connections stay, and nothing is answered.
     #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
     pub fn freeze(&self) {
@@ -128,8 +150,10 @@ impl Cluster {
         Cluster { nodes }
     }
 
-    pub fn urls(&self) -> Vec<String> {
-        self.nodes.iter().map(Server::url).collect()
+    pub fn client(&self) -> ClusterClient {
+        let client = ClusterClientBuilder::new(self.nodes.iter().map(Server::url));
+        let client = client.connection_timeout(PATIENCE).response_timeout(PATIENCE);
+        client.build().expect("addresses")
     }
 
     /// How often nodes sent a client elsewhere.
