@@ -122,7 +122,7 @@ def test_commands_async(case: Any, server: Server) -> None:
 
 @named(CASES["commands"])
 def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
-    with redis.RedisCluster(port=cluster[0].port) as client:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
         limiter = RateLimiter(client)
         for step in case["steps"]:
             if "call" not in step:

@@ -2,211 +2,130 @@
 
 Importing this module registers the schemes ``redis-rl://``, ``rediss-rl://``, ``redis-rl+unix://`` and
 ``redis-rl+cluster://``, and each with ``async+`` before it. What follows the scheme, and the options, are those of
-the library's own ``redis://`` storages on redis-py.
+the library's own ``redis://`` storages.
 
-A hit is one command. The windows of `fixed-window` and `sliding-window-counter` are aligned to the server's clock.
+`moving-window` is RL.LOG and `sliding-window-counter` RL.SLIDING, each hit one command. `fixed-window` stays the
+library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
-import redis
-import redis.asyncio
-from limits._storage_scheme import parse_storage_uri
+from limits import storage as sync
 from limits.aio import storage as aio
-from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
 from limits.storage.base import TimestampedSlidingWindow
 
 from . import _wire
 
 __all__ = ["AsyncRedisRLClusterStorage", "AsyncRedisRLStorage", "RedisRLClusterStorage", "RedisRLStorage"]
 
-# `incr` knows no limit: all that counts is how far the count is below the largest one.
-_LARGEST = 2**53 - 1
-_DELETED_AT_ONCE = 1000
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-class _Keys:
-    """What the storages have in common: the words of commands and the meaning of replies, as the library sees them."""
-
-    key_prefix: str
-
-    def prefixed_key(self, key: str) -> str:
-        """Where a fixed window is counted."""
-        return f"{self.key_prefix}:{key}"
-
-    # A key is counted by one algorithm, and a strategy may be changed while keys live.
-    def _log_key(self, key: str) -> str:
-        return f"{self.key_prefix}:{key}/log"
-
-    def _sliding_key(self, key: str) -> str:
-        return f"{self.key_prefix}:{key}/sliding"
-
-    def _incr(self, key: str, expiry: int, amount: int) -> list[_wire.Key | int]:
-        return _wire.take("RL.FIXED", self.prefixed_key(key), [(_LARGEST, expiry)], amount, True, None)
-
-    def _acquire_log(self, key: str, limit: int, expiry: int, amount: int) -> list[_wire.Key | int]:
-        return _wire.take("RL.LOG", self._log_key(key), [(limit, expiry)], amount, False, None)
-
-    def _acquire_sliding(self, key: str, limit: int, expiry: int, amount: int) -> list[_wire.Key | int]:
-        return _wire.take("RL.SLIDING", self._sliding_key(key), [(limit, expiry)], amount, False, None)
-
-    def _peek_log(self, key: str, limit: int, expiry: int, cost: int = 1) -> list[_wire.Key | int]:
-        return _wire.take("RL.PEEK", self._log_key(key), [(limit, expiry)], cost, False, None)
-
-    def _pattern(self) -> str:
-        """What SCAN finds this storage's keys by."""
-        return re.sub(r"([*?\[\]\\])", r"\\\1", self.key_prefix) + ":*"
+# A key is counted by one algorithm, and an application may change its strategy while keys live.
+def _log(key: str) -> str:
+    return f"{key}/log"
 
 
-def _count(reply: list[int]) -> int:
-    remaining = reply[2]
-    return _LARGEST - remaining
+def _sliding(key: str) -> str:
+    return f"{key}/sliding"
 
 
-def _used(reply: Any) -> int:
-    info = _wire.info(reply)
-    return info.windows[-1].used if info and info.windows else 0
+def _take(command: str, key: str, limit: int, expiry: int, amount: int = 1) -> list[_wire.Key | int]:
+    return _wire.take(command, key, [(limit, expiry)], amount, False, None)
 
 
-def _expires_at(reply: Any) -> float:
-    info = _wire.info(reply)
-    return time.time() + (info.windows[-1].reset_after.total_seconds() if info and info.windows else 0)
+def _is_allowed(reply: list[int]) -> bool:
+    return reply[0] == 0
 
 
-def _moving_window(reply: list[int], limit: int, expiry: int, first_free: list[int] | None) -> tuple[float, int]:
-    """The start of the window and its units: one window after that start the next unit is free."""
-    remaining = reply[2]
-    if remaining == limit:
-        return time.time(), 0
-    wait_ms = max(0, (first_free or reply)[3])
-    return time.time() + wait_ms / 1000 - expiry, limit - remaining
-
-
-def _cost_of_one_more(reply: list[int]) -> int | None:
-    """What a request must cost to wait for the next unit that frees. None if this reply's wait is that already."""
-    limited, limit, remaining = reply[:3]
+def _cost_of_one_more(reply: list[int], limit: int) -> int | None:
+    """What a request must cost to wait for the next unit that frees; None if this wait is that, or none is taken."""
+    limited, remaining = reply[0], reply[2]
     return None if limited or remaining == limit else remaining + 1
 
 
+def _moving_window(reply: list[int], limit: int, expiry: int) -> tuple[float, int]:
+    """Where the window starts, and the units in it: one window after its start the next unit frees."""
+    _, _, remaining, retry_after, _ = reply
+    if remaining == limit:
+        return time.time(), 0
+    return time.time() + max(0, retry_after) / 1000 - expiry, limit - remaining
+
+
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
-    """Previous count, seconds that it lasts, current count, seconds that it lasts: the next window included."""
+    """The count of the window before and the seconds that it lasts, and the same of this one."""
     info = _wire.info(reply)
     length = timedelta(seconds=expiry)
     for window in info.windows if info else ():
         current, previous = window.current or 0, window.previous or 0
         if window.window == length and (current or previous):
             left = _until_window_ends(window.reset_after, length, current, previous).total_seconds()
+            # What this window counts lasts for the next one too.
             return previous, left if previous else 0.0, current, left + expiry if current else 0.0
     return 0, 0.0, 0, 0.0
 
 
 def _until_window_ends(reset_after: timedelta, length: timedelta, current: int, previous: int) -> timedelta:
-    """By the server's clock, as its exact reset tells it.
+    """By the server's clock, which its exact reset tells.
 
-    n units of the window before have faded as soon as ``n * left < length``: ``(length - 1) // n`` before its end.
-    Those of this window take a whole window longer.
+    Of n units of the window before none counts once ``n * left < length``: up to ``(length - 1) // n`` before the
+    end. Units of this window take a whole window longer.
     """
-    last = (length - _MILLISECOND) // _MILLISECOND // (current or previous) * _MILLISECOND
-    left = reset_after + last - (length if current else timedelta())
+    early = (length - _MILLISECOND) // _MILLISECOND // (current or previous) * _MILLISECOND
+    left = reset_after + early - (length if current else timedelta())
     return min(max(left, timedelta()), length)
 
 
 def _redis_uri(uri: str) -> str:
-    scheme, rest = uri.removeprefix("async+").split("://", 1)
-    return f"{'unix' if scheme.endswith('+unix') else scheme.removesuffix('-rl')}://{rest}"
+    scheme, rest = uri.split("://", 1)
+    return f"{scheme.replace('-rl', '', 1)}://{rest}"
 
 
-def _cluster_options(uri: str, node: type[Any], options: dict[str, Any]) -> dict[str, Any]:
-    parsed = parse_storage_uri(uri)
-    from_uri = {
-        "startup_nodes": [node(host, port) for host, port in parsed.locations],
-        "username": parsed.username,
-        "password": parsed.password,
-    }
-    return {name: value for name, value in from_uri.items() if value} | options
+class _Windows(TimestampedSlidingWindow):
+    """What the sync storages have instead of the library's scripts. Sliding windows are aligned to the clock."""
 
-
-class RedisRLStorage(_Keys, Storage, MovingWindowSupport, SlidingWindowCounterSupport, TimestampedSlidingWindow):
-    """``redis-rl://[:password]@host:port/db``, ``rediss-rl://`` with TLS, ``redis-rl+unix:///path``."""
-
-    STORAGE_SCHEME = ["redis-rl", "rediss-rl", "redis-rl+unix"]
-    PREFIX = "LIMITS"
-
-    storage: redis.Redis | redis.RedisCluster
-
-    def __init__(
-        self,
-        uri: str,
-        connection_pool: redis.ConnectionPool | None = None,
-        key_prefix: str = PREFIX,
-        wrap_exceptions: bool = False,
-        **options: Any,
-    ) -> None:
-        """Connects on the first command. ``options`` are those of ``redis.Redis``."""
-        super().__init__(uri, wrap_exceptions=wrap_exceptions, **options)
-        self.key_prefix = key_prefix
-        self.storage = self._connect(uri, connection_pool, options)
-
-    def _connect(
-        self, uri: str, pool: redis.ConnectionPool | None, options: dict[str, Any]
-    ) -> redis.Redis | redis.RedisCluster:
-        if pool is not None:
-            return redis.Redis(connection_pool=pool, **options)
-        return redis.Redis.from_url(_redis_uri(uri), **options)
+    storage: Any
+    key_prefix: str
 
     def _call(self, *words: _wire.Key | int) -> Any:
-        return self.storage.execute_command(*words)  # type: ignore[no-untyped-call]
+        return self.storage.execute_command(*words)
 
-    @property
-    def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
-        """What ``wrap_exceptions`` wraps."""
-        return redis.RedisError
-
-    def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Counts in a fixed window, and returns the count."""
-        return _count(self._call(*self._incr(key, expiry, amount)))
-
-    def get(self, key: str) -> int:
-        """The count of a fixed window."""
-        return _used(self._call("RL.INFO", self.prefixed_key(key)))
-
-    def get_expiry(self, key: str) -> float:
-        """The Unix time in seconds at which a fixed window ends; now, if nothing is counted."""
-        return _expires_at(self._call("RL.INFO", self.prefixed_key(key)))
+    def prefixed_key(self, key: str) -> str:
+        """The key on the server."""
+        return f"{self.key_prefix}:{key}"
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
-        return self._call(*self._acquire_log(key, limit, expiry, amount))[0] == 0  # type: ignore[no-any-return]
+        return _is_allowed(self._call(*_take("RL.LOG", self.prefixed_key(_log(key)), limit, expiry, amount)))
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """The start of the moving window, at which its oldest unit was taken, and the units in it."""
-        reply = self._call(*self._peek_log(key, limit, expiry))
-        cost = _cost_of_one_more(reply)
-        first_free = self._call(*self._peek_log(key, limit, expiry, cost)) if cost else None
-        return _moving_window(reply, limit, expiry, first_free)
+        """When the oldest unit in the moving window was taken, and how many there are."""
+        key = self.prefixed_key(_log(key))
+        reply = self._call(*_take("RL.PEEK", key, limit, expiry))
+        if cost := _cost_of_one_more(reply, limit):
+            reply = self._call(*_take("RL.PEEK", key, limit, expiry, cost))
+        return _moving_window(reply, limit, expiry)
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a sliding window if they fit."""
-        return self._call(*self._acquire_sliding(key, limit, expiry, amount))[0] == 0  # type: ignore[no-any-return]
+        return _is_allowed(self._call(*_take("RL.SLIDING", self.prefixed_key(_sliding(key)), limit, expiry, amount)))
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """Count and seconds left of the window before and of this one."""
-        return _sliding_window(self._call("RL.INFO", self._sliding_key(key)), expiry)
+        return _sliding_window(self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
 
     def clear(self, key: str) -> None:
         """Forgets a fixed or a moving window."""
-        self.storage.delete(self.prefixed_key(key), self._log_key(key))
+        self.storage.delete(self.prefixed_key(key), self.prefixed_key(_log(key)))
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
         """Forgets a sliding window."""
-        self.storage.delete(self._sliding_key(key))
+        self.storage.delete(self.prefixed_key(_sliding(key)))
 
     def check(self) -> bool:
         """Whether a server with the module answers."""
@@ -216,101 +135,67 @@ class RedisRLStorage(_Keys, Storage, MovingWindowSupport, SlidingWindowCounterSu
             return False
         return True
 
-    def reset(self) -> int | None:
-        """Forgets all that begins with the prefix, a batch at a time, and returns how many keys there were."""
-        keys: Iterator[Any] = self.storage.scan_iter(self._pattern(), count=_DELETED_AT_ONCE)
-        return sum(self.storage.unlink(*batch) for batch in _batches(keys))
+
+class RedisRLStorage(_Windows, sync.RedisStorage):
+    """``redis-rl://[:password]@host:port/db``, ``rediss-rl://`` with TLS, ``redis-rl+unix:///path``."""
+
+    STORAGE_SCHEME = ["redis-rl", "rediss-rl", "redis-rl+unix"]
+
+    def __init__(self, uri: str, **options: Any) -> None:
+        """Takes the keyword arguments of the library's RedisStorage."""
+        super().__init__(_redis_uri(uri), **options)
 
 
-class RedisRLClusterStorage(RedisRLStorage):
+class RedisRLClusterStorage(_Windows, sync.RedisClusterStorage):
     """``redis-rl+cluster://[:password]@host:port,host:port``."""
 
     STORAGE_SCHEME = ["redis-rl+cluster"]
 
-    def _connect(
-        self, uri: str, pool: redis.ConnectionPool | None, options: dict[str, Any]
-    ) -> redis.Redis | redis.RedisCluster:
-        return redis.RedisCluster(**_cluster_options(uri, redis.cluster.ClusterNode, options))
+    def __init__(self, uri: str, **options: Any) -> None:
+        """Takes the keyword arguments of the library's RedisClusterStorage."""
+        super().__init__(_redis_uri(uri), **options)
 
 
-class AsyncRedisRLStorage(
-    _Keys, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport, TimestampedSlidingWindow
-):
-    """The same for ``limits.aio``: ``async+redis-rl://`` and so on."""
+class _AsyncWindows(TimestampedSlidingWindow):
+    """The same for ``limits.aio``."""
 
-    STORAGE_SCHEME = ["async+redis-rl", "async+rediss-rl", "async+redis-rl+unix"]
-    PREFIX = "LIMITS"
+    bridge: Any
 
-    storage: redis.asyncio.Redis | redis.asyncio.RedisCluster
+    def _call(self, *words: _wire.Key | int) -> Awaitable[Any]:
+        return self.bridge.get_connection().execute_command(*words)  # type: ignore[no-any-return]
 
-    def __init__(
-        self,
-        uri: str,
-        connection_pool: redis.asyncio.ConnectionPool | None = None,
-        key_prefix: str = PREFIX,
-        wrap_exceptions: bool = False,
-        **options: Any,
-    ) -> None:
-        """Connects on the first command. ``options`` are those of ``redis.asyncio.Redis``."""
-        super().__init__(uri, wrap_exceptions=wrap_exceptions, **options)
-        self.key_prefix = key_prefix
-        self.storage = self._connect(uri, connection_pool, options)
-
-    def _connect(
-        self, uri: str, pool: redis.asyncio.ConnectionPool | None, options: dict[str, Any]
-    ) -> redis.asyncio.Redis | redis.asyncio.RedisCluster:
-        if pool is not None:
-            return redis.asyncio.Redis(connection_pool=pool, **options)
-        return redis.asyncio.Redis.from_url(_redis_uri(uri), **options)
-
-    async def _call(self, *words: _wire.Key | int) -> Any:
-        return await self.storage.execute_command(*words)
-
-    @property
-    def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
-        """What ``wrap_exceptions`` wraps."""
-        return redis.RedisError
-
-    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Counts in a fixed window, and returns the count."""
-        return _count(await self._call(*self._incr(key, expiry, amount)))
-
-    async def get(self, key: str) -> int:
-        """The count of a fixed window."""
-        return _used(await self._call("RL.INFO", self.prefixed_key(key)))
-
-    async def get_expiry(self, key: str) -> float:
-        """The Unix time in seconds at which a fixed window ends; now, if nothing is counted."""
-        return _expires_at(await self._call("RL.INFO", self.prefixed_key(key)))
+    def prefixed_key(self, key: str) -> str:
+        """The key on the server."""
+        return self.bridge.prefixed_key(key)  # type: ignore[no-any-return]
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
-        reply = await self._call(*self._acquire_log(key, limit, expiry, amount))
-        return reply[0] == 0  # type: ignore[no-any-return]
+        return _is_allowed(await self._call(*_take("RL.LOG", self.prefixed_key(_log(key)), limit, expiry, amount)))
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """The start of the moving window, at which its oldest unit was taken, and the units in it."""
-        reply = await self._call(*self._peek_log(key, limit, expiry))
-        cost = _cost_of_one_more(reply)
-        first_free = await self._call(*self._peek_log(key, limit, expiry, cost)) if cost else None
-        return _moving_window(reply, limit, expiry, first_free)
+        """When the oldest unit in the moving window was taken, and how many there are."""
+        key = self.prefixed_key(_log(key))
+        reply = await self._call(*_take("RL.PEEK", key, limit, expiry))
+        if cost := _cost_of_one_more(reply, limit):
+            reply = await self._call(*_take("RL.PEEK", key, limit, expiry, cost))
+        return _moving_window(reply, limit, expiry)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a sliding window if they fit."""
-        reply = await self._call(*self._acquire_sliding(key, limit, expiry, amount))
-        return reply[0] == 0  # type: ignore[no-any-return]
+        words = _take("RL.SLIDING", self.prefixed_key(_sliding(key)), limit, expiry, amount)
+        return _is_allowed(await self._call(*words))
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """Count and seconds left of the window before and of this one."""
-        return _sliding_window(await self._call("RL.INFO", self._sliding_key(key)), expiry)
+        return _sliding_window(await self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
 
     async def clear(self, key: str) -> None:
         """Forgets a fixed or a moving window."""
-        await self.storage.delete(self.prefixed_key(key), self._log_key(key))
+        await self.bridge.get_connection().delete(self.prefixed_key(key), self.prefixed_key(_log(key)))
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
         """Forgets a sliding window."""
-        await self.storage.delete(self._sliding_key(key))
+        await self.bridge.get_connection().delete(self.prefixed_key(_sliding(key)))
 
     async def check(self) -> bool:
         """Whether a server with the module answers."""
@@ -320,23 +205,22 @@ class AsyncRedisRLStorage(
             return False
         return True
 
-    async def reset(self) -> int | None:
-        """Forgets all that begins with the prefix, a batch at a time, and returns how many keys there were."""
-        keys = [key async for key in self.storage.scan_iter(self._pattern(), count=_DELETED_AT_ONCE)]
-        return sum([await self.storage.unlink(*batch) for batch in _batches(iter(keys))])
+
+class AsyncRedisRLStorage(_AsyncWindows, aio.RedisStorage):
+    """``async+redis-rl://[:password]@host:port/db``, ``async+rediss-rl://``, ``async+redis-rl+unix:///path``."""
+
+    STORAGE_SCHEME = ["async+redis-rl", "async+rediss-rl", "async+redis-rl+unix"]
+
+    def __init__(self, uri: str, **options: Any) -> None:
+        """Takes the keyword arguments of the library's RedisStorage, but speaks through redis-py."""
+        super().__init__(_redis_uri(uri), **{"implementation": "redispy", **options})
 
 
-class AsyncRedisRLClusterStorage(AsyncRedisRLStorage):
+class AsyncRedisRLClusterStorage(_AsyncWindows, aio.RedisClusterStorage):
     """``async+redis-rl+cluster://[:password]@host:port,host:port``."""
 
     STORAGE_SCHEME = ["async+redis-rl+cluster"]
 
-    def _connect(
-        self, uri: str, pool: redis.asyncio.ConnectionPool | None, options: dict[str, Any]
-    ) -> redis.asyncio.Redis | redis.asyncio.RedisCluster:
-        return redis.asyncio.RedisCluster(**_cluster_options(uri, redis.asyncio.cluster.ClusterNode, options))
-
-
-def _batches(keys: Iterator[Any]) -> Iterator[list[Any]]:
-    while batch := [key for key, _ in zip(keys, range(_DELETED_AT_ONCE))]:  # noqa: B905
-        yield batch
+    def __init__(self, uri: str, **options: Any) -> None:
+        """Takes the keyword arguments of the library's RedisClusterStorage, but speaks through redis-py."""
+        super().__init__(_redis_uri(uri), **{"implementation": "redispy", **options})
