@@ -28,6 +28,7 @@ def server(_server: Server) -> Server:
 def raw(server: Server) -> Iterator[redis.Redis]:
     """A plain client of it."""
     with server.client() as client:
+        client.config_resetstat()
         yield client
 
 

@@ -63,7 +63,7 @@ def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     length = timedelta(seconds=expiry)
     for window in info.windows if info else ():
         current, previous = window.current or 0, window.previous or 0
-        if window.window == length and (current or previous):
+        if window.window == length and window.used:
             left = _until_window_ends(window.reset_after, length, current, previous).total_seconds()
             # What this window counts lasts for the next one too.
             return previous, left if previous else 0.0, current, left + expiry if current else 0.0
