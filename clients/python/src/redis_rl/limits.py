@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
+import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
@@ -24,6 +25,16 @@ from . import _wire
 __all__ = ["AsyncRedisRLClusterStorage", "AsyncRedisRLStorage", "RedisRLClusterStorage", "RedisRLStorage"]
 
 _MILLISECOND = timedelta(milliseconds=1)
+
+# The library's reset time is when the next unit frees: what a request of one more than remain waits for.
+_PEEK_NEXT = """
+local peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2])
+local limited, limit, remaining = peek[1], peek[2], peek[3]
+if limited == 0 and remaining < limit then
+    peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], 'COST', remaining + 1)
+end
+return peek
+"""
 
 
 # A key is counted by one algorithm, and an application may change its strategy while keys live.
@@ -41,12 +52,6 @@ def _take(command: str, key: str, limit: int, expiry: int, amount: int = 1) -> l
 
 def _is_allowed(reply: list[int]) -> bool:
     return reply[0] == 0
-
-
-def _cost_of_one_more(reply: list[int], limit: int) -> int | None:
-    """What a request must cost to wait for the next unit that frees; None if this wait is that, or none is taken."""
-    limited, remaining = reply[0], reply[2]
-    return None if limited or remaining == limit else remaining + 1
 
 
 def _moving_window(reply: list[int], limit: int, expiry: int) -> tuple[float, int]:
@@ -86,18 +91,21 @@ def _redis_uri(uri: str) -> str:
     return f"{scheme.replace('-rl', '', 1)}://{rest}"
 
 
-class _Windows(TimestampedSlidingWindow):
-    """What the sync storages have instead of the library's scripts. Sliding windows are aligned to the clock."""
+class _Windows(sync.RedisStorage, TimestampedSlidingWindow):
+    """What both sync storages do their own way. Sliding windows are aligned to the clock."""
 
     storage: Any
-    key_prefix: str
 
     def _call(self, *words: _wire.Key | int) -> Any:
         return self.storage.execute_command(*words)
 
-    def prefixed_key(self, key: str) -> str:
-        """The key on the server."""
-        return f"{self.key_prefix}:{key}"
+    def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        """Counts in a fixed window by the library's script, without what it costs to call it as a Script."""
+        try:
+            sha = self.lua_incr_expire.sha
+            return int(self._call("EVALSHA", sha, 1, self.prefixed_key(key), expiry, amount))
+        except redis.exceptions.NoScriptError:
+            return super().incr(key, expiry, amount)
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
@@ -105,10 +113,7 @@ class _Windows(TimestampedSlidingWindow):
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """When the oldest unit in the moving window was taken, and how many there are."""
-        key = self.prefixed_key(_log(key))
-        reply = self._call(*_take("RL.PEEK", key, limit, expiry))
-        if cost := _cost_of_one_more(reply, limit):
-            reply = self._call(*_take("RL.PEEK", key, limit, expiry, cost))
+        reply = self._call("EVAL", _PEEK_NEXT, 1, self.prefixed_key(_log(key)), limit, expiry)
         return _moving_window(reply, limit, expiry)
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -136,7 +141,7 @@ class _Windows(TimestampedSlidingWindow):
         return True
 
 
-class RedisRLStorage(_Windows, sync.RedisStorage):
+class RedisRLStorage(_Windows):
     """``redis-rl://[:password]@host:port/db``, ``rediss-rl://`` with TLS, ``redis-rl+unix:///path``."""
 
     STORAGE_SCHEME = ["redis-rl", "rediss-rl", "redis-rl+unix"]
@@ -156,7 +161,7 @@ class RedisRLClusterStorage(_Windows, sync.RedisClusterStorage):
         super().__init__(_redis_uri(uri), **options)
 
 
-class _AsyncWindows(TimestampedSlidingWindow):
+class _AsyncWindows(aio.RedisStorage, TimestampedSlidingWindow):
     """The same for ``limits.aio``."""
 
     bridge: Any
@@ -168,16 +173,21 @@ class _AsyncWindows(TimestampedSlidingWindow):
         """The key on the server."""
         return self.bridge.prefixed_key(key)  # type: ignore[no-any-return]
 
+    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        """Counts in a fixed window by the library's script, without what it costs to call it as a Script."""
+        try:
+            sha = self.bridge.lua_incr_expire.sha
+            return int(await self._call("EVALSHA", sha, 1, self.prefixed_key(key), expiry, amount))
+        except redis.exceptions.NoScriptError:
+            return await super().incr(key, expiry, amount)
+
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
         return _is_allowed(await self._call(*_take("RL.LOG", self.prefixed_key(_log(key)), limit, expiry, amount)))
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """When the oldest unit in the moving window was taken, and how many there are."""
-        key = self.prefixed_key(_log(key))
-        reply = await self._call(*_take("RL.PEEK", key, limit, expiry))
-        if cost := _cost_of_one_more(reply, limit):
-            reply = await self._call(*_take("RL.PEEK", key, limit, expiry, cost))
+        reply = await self._call("EVAL", _PEEK_NEXT, 1, self.prefixed_key(_log(key)), limit, expiry)
         return _moving_window(reply, limit, expiry)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -206,13 +216,13 @@ class _AsyncWindows(TimestampedSlidingWindow):
         return True
 
 
-class AsyncRedisRLStorage(_AsyncWindows, aio.RedisStorage):
+class AsyncRedisRLStorage(_AsyncWindows):
     """``async+redis-rl://[:password]@host:port/db``, ``async+rediss-rl://``, ``async+redis-rl+unix:///path``."""
 
     STORAGE_SCHEME = ["async+redis-rl", "async+rediss-rl", "async+redis-rl+unix"]
 
     def __init__(self, uri: str, **options: Any) -> None:
-        """Takes the keyword arguments of the library's RedisStorage, but speaks through redis-py."""
+        """Takes the keyword arguments of the library's RedisStorage, with redis-py as the implementation."""
         super().__init__(_redis_uri(uri), **{"implementation": "redispy", **options})
 
 
@@ -222,5 +232,5 @@ class AsyncRedisRLClusterStorage(_AsyncWindows, aio.RedisClusterStorage):
     STORAGE_SCHEME = ["async+redis-rl+cluster"]
 
     def __init__(self, uri: str, **options: Any) -> None:
-        """Takes the keyword arguments of the library's RedisClusterStorage, but speaks through redis-py."""
+        """Takes the keyword arguments of the library's RedisClusterStorage, with redis-py as the implementation."""
         super().__init__(_redis_uri(uri), **{"implementation": "redispy", **options})
