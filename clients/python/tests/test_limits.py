@@ -203,6 +203,14 @@ def test_a_fixed_window_starts_with_its_first_hit(storage: Any) -> None:
     assert storage.get_expiry("k") == pytest.approx(time.time() + HOUR, abs=30)
 
 
+def test_a_fixed_window_is_counted_although_the_server_has_lost_the_script(strategies: Any, raw: redis.Redis) -> None:
+    limiter = strategies("fixed-window")
+    assert limiter.hit(YEARLY, "k")
+    raw.script_flush()
+    assert limiter.hit(YEARLY, "k")
+    assert limiter.get_window_stats(YEARLY, "k").remaining == 8
+
+
 def test_a_strategy_may_be_changed_while_keys_live(any_storage: Any) -> None:
     for strategy in STRATEGIES.values():
         assert strategy(any_storage).hit(YEARLY, "k")

@@ -91,9 +91,11 @@ def _redis_uri(uri: str) -> str:
     return f"{scheme.replace('-rl', '', 1)}://{rest}"
 
 
-class _Windows(sync.RedisStorage, TimestampedSlidingWindow):
+class _Windows(TimestampedSlidingWindow):
     """What both sync storages do their own way. Sliding windows are aligned to the clock."""
 
+    key_prefix: str
+    lua_incr_expire: Any
     storage: Any
 
     def _call(self, *words: _wire.Key | int) -> Any:
@@ -101,11 +103,15 @@ class _Windows(sync.RedisStorage, TimestampedSlidingWindow):
 
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         """Counts in a fixed window by the library's script, without what it costs to call it as a Script."""
+        script, words = self.lua_incr_expire, (1, self.prefixed_key(key), expiry, amount)
         try:
-            sha = self.lua_incr_expire.sha
-            return int(self._call("EVALSHA", sha, 1, self.prefixed_key(key), expiry, amount))
+            return int(self._call("EVALSHA", script.sha, *words))
         except redis.exceptions.NoScriptError:
-            return super().incr(key, expiry, amount)
+            return int(self._call("EVAL", script.script, *words))
+
+    def prefixed_key(self, key: str) -> str:
+        """The name on the server."""
+        return f"{self.key_prefix}:{key}"
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
@@ -141,7 +147,7 @@ class _Windows(sync.RedisStorage, TimestampedSlidingWindow):
         return True
 
 
-class RedisRLStorage(_Windows):
+class RedisRLStorage(_Windows, sync.RedisStorage):
     """``redis-rl://[:password]@host:port/db``, ``rediss-rl://`` with TLS, ``redis-rl+unix:///path``."""
 
     STORAGE_SCHEME = ["redis-rl", "rediss-rl", "redis-rl+unix"]
@@ -161,7 +167,7 @@ class RedisRLClusterStorage(_Windows, sync.RedisClusterStorage):
         super().__init__(_redis_uri(uri), **options)
 
 
-class _AsyncWindows(aio.RedisStorage, TimestampedSlidingWindow):
+class _AsyncWindows(TimestampedSlidingWindow):
     """The same for ``limits.aio``."""
 
     bridge: Any
@@ -170,16 +176,16 @@ class _AsyncWindows(aio.RedisStorage, TimestampedSlidingWindow):
         return self.bridge.get_connection().execute_command(*words)  # type: ignore[no-any-return]
 
     def prefixed_key(self, key: str) -> str:
-        """The key on the server."""
+        """The name on the server."""
         return self.bridge.prefixed_key(key)  # type: ignore[no-any-return]
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         """Counts in a fixed window by the library's script, without what it costs to call it as a Script."""
+        script, words = self.bridge.lua_incr_expire, (1, self.prefixed_key(key), expiry, amount)
         try:
-            sha = self.bridge.lua_incr_expire.sha
-            return int(await self._call("EVALSHA", sha, 1, self.prefixed_key(key), expiry, amount))
+            return int(await self._call("EVALSHA", script.sha, *words))
         except redis.exceptions.NoScriptError:
-            return await super().incr(key, expiry, amount)
+            return int(await self._call("EVAL", script.script, *words))
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
@@ -216,7 +222,7 @@ class _AsyncWindows(aio.RedisStorage, TimestampedSlidingWindow):
         return True
 
 
-class AsyncRedisRLStorage(_AsyncWindows):
+class AsyncRedisRLStorage(_AsyncWindows, aio.RedisStorage):
     """``async+redis-rl://[:password]@host:port/db``, ``async+rediss-rl://``, ``async+redis-rl+unix:///path``."""
 
     STORAGE_SCHEME = ["async+redis-rl", "async+rediss-rl", "async+redis-rl+unix"]
