@@ -100,7 +100,7 @@ def test_a_request_that_costs_more_than_the_limit_is_answered_403(server: Server
         answer = site.get("/expensive")
     assert answer.status == 403
     assert "retry-after" not in answer.fields
-    assert left(answer) == '"requests-10m";r=2;t=0, "requests-1h";r=9;t=3600'
+    assert left(answer) == '"requests-10m";r=2;t=0, "requests-1h";r=9;t=0'
 
 
 def test_a_cost_may_depend_on_the_request(server: Server) -> None:

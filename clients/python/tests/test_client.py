@@ -8,6 +8,7 @@ import pytest
 import redis
 import redis.asyncio
 import valkey
+from redis.exceptions import RedisClusterException
 
 from redis_rl import AsyncRateLimiter, RateLimiter, Row
 
@@ -112,7 +113,7 @@ def test_every_key_finds_its_node_async(cluster: list[Server]) -> None:
 
 
 def test_keys_of_different_slots_are_refused(cluster: list[Server]) -> None:
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client, pytest.raises(redis.RedisError):
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client, pytest.raises(RedisClusterException):
         RateLimiter(client).all([("a", "log", 5, "1h", 1), ("b", "log", 5, "1h", 1)])
 
 

@@ -17,7 +17,7 @@ WAIT = re.compile(r"\d:\d\d:\d\d(\.\d+)?")
 
 def test_the_code_prints_what_the_readme_says(server: Server) -> None:
     blocks = BLOCK.findall(README)
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": __name__}
     printed = 0
     for (language, text), (following, output) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
         if language != "python":

@@ -91,7 +91,7 @@ class Guard:
         client = self._client(scope)
         decision = await self._decide(self.quota.rows(client, cost))
         if decision is not None:
-            return Taken(self, client, cost, decision, http.answer(self.quota.policies, cost, decision))
+            return Taken(self, client, cost, decision, http.answer(self.quota.policies, decision))
         return Taken(self, client, 0, None, http.away() if self._fail == "closed" else Answer(200, {}))
 
     async def _decide(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision | None:

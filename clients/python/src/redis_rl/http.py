@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from ._wire import Algorithm, Decision, Row, Tier, Verdict, Window
+from ._wire import Algorithm, Decision, Row, Tier, Window
 
 __all__ = ["Answer", "Policy", "Quota", "answer", "away", "standing"]
 
@@ -95,23 +95,25 @@ class Answer:
         return self.status != 200
 
 
-def answer(policies: Sequence[Policy], cost: int, decision: Decision) -> Answer:
-    """What to tell a client after RL.ALL: one row for each policy, each of this cost."""
-    if not decision.limited:
-        return Answer(200, standing(policies, decision))
+def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
+    """What to tell a client after RL.ALL with one row for each policy."""
     fields = standing(policies, decision)
+    if not decision.limited:
+        return Answer(200, fields)
     rows = list(zip(policies, decision.rows, strict=True))
-    fields["RateLimit"] = ", ".join(_refused(policy, row, cost, decision.retry_after) for policy, row in rows)
     # No wait helps a request that costs more than a limit, so its client is not asked to try again.
-    status = 403 if decision.retry_after is None else 429
+    status = 403
     if decision.retry_after is not None:
+        status = 429
         fields["Retry-After"] = str(_seconds(decision.retry_after))
+        # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
+        fields["RateLimit"] = ", ".join(_item(policy, row.remaining, row.retry_after) for policy, row in rows)
     violated = [policy.name for policy, row in rows if row.limited]
     return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
 def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
-    """The header fields after a decision that was counted: units left, and the seconds to make do with them."""
+    """The header fields: of each policy the units left, and the seconds to make do with them."""
     rows = zip(policies, decision.rows, strict=True)
     return {
         "RateLimit-Policy": ", ".join(policy.item for policy in policies),
@@ -122,14 +124,6 @@ def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
 def away() -> Answer:
     """What to tell a client that is not let through while Redis is away."""
     return _problem(503, {}, {"title": "The rate limiter is away"})
-
-
-def _refused(policy: Policy, row: Verdict, cost: int, retry_after: timedelta | None) -> str:
-    """An item of RateLimit where nothing was taken, since this row or another refused."""
-    # A row that would have allowed it tells what would be left.
-    remaining = row.remaining if row.limited else row.remaining + max(0, cost)
-    # Retry-After is to be no earlier than any of these waits.
-    return _item(policy, remaining, row.reset_after if retry_after is None else row.retry_after)
 
 
 def _item(policy: Policy, remaining: int, wait: timedelta | None) -> str:
