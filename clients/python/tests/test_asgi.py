@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -34,6 +35,17 @@ async def hello(request: Request) -> Response:
     return JSONResponse("hello")
 
 
+def closing(client: redis.asyncio.Redis) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """A lifespan that ends with the client's connections."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        await client.aclose()
+
+    return lifespan
+
+
 def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **options: Any) -> Starlette:
     """An application whose routes take requests, or tokens that are settled."""
     client = redis.asyncio.Redis(port=port, retry=Retry(NoBackoff(), 0))
@@ -53,12 +65,13 @@ def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **o
         return int(scope["query_string"] or 1)
 
     return Starlette(
+        lifespan=closing(client),
         routes=[
             Route("/", hello, middleware=[Middleware(RateLimit, requests)]),
             Route("/expensive", hello, middleware=[Middleware(RateLimit, requests, cost=3)]),
             Route("/priced", hello, middleware=[Middleware(RateLimit, requests, cost=cost_of)]),
             Route("/generate", generate, methods=["POST"]),
-        ]
+        ],
     )
 
 
@@ -191,13 +204,11 @@ def test_fail_is_open_or_closed() -> None:
 
 
 def test_fastapi(server: Server) -> None:
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-
-    app = FastAPI(lifespan=lifespan)
-    limiter = AsyncRateLimiter(redis.asyncio.Redis(port=server.port))
-    guard = Guard(limiter, Quota("requests", (2, "1h")), client=lambda scope: "everybody", timeout=PATIENT)
+    client = redis.asyncio.Redis(port=server.port)
+    app = FastAPI(lifespan=closing(client))
+    guard = Guard(
+        AsyncRateLimiter(client), Quota("requests", (2, "1h")), client=lambda scope: "everybody", timeout=PATIENT
+    )
     app.add_middleware(RateLimit, guard=guard)
 
     @app.get("/")
