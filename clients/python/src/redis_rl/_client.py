@@ -10,7 +10,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
 from . import _wire
-from ._wire import Algorithm, Decision, Info, Key, Tier, Verdict, Window
+from ._wire import Decision, Info, Key, Tier, Verdict, Window
 
 
 class Client(Protocol):
@@ -59,14 +59,15 @@ class RateLimiter:
 
     def all(
         self,
-        rows: Iterable[tuple[Key, Algorithm, int, Window, int]],
+        rows: Iterable[tuple[Key, str, int, Window, int]],
         *,
         force: bool = False,
         at: int | None = None,
     ) -> Decision:
         """Takes units from every row, or nothing if one refuses: RL.ALL.
 
-        Rows of one key are its tiers. On a cluster all keys share a hash tag.
+        A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
+        hash tag.
         """
         return _wire.decision(self._client.execute_command(*_wire.take_all(rows, force, at)))
 
@@ -104,14 +105,15 @@ class AsyncRateLimiter:
 
     async def all(
         self,
-        rows: Iterable[tuple[Key, Algorithm, int, Window, int]],
+        rows: Iterable[tuple[Key, str, int, Window, int]],
         *,
         force: bool = False,
         at: int | None = None,
     ) -> Decision:
         """Takes units from every row, or nothing if one refuses: RL.ALL.
 
-        Rows of one key are its tiers. On a cluster all keys share a hash tag.
+        A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
+        hash tag.
         """
         return _wire.decision(await self._client.execute_command(*_wire.take_all(rows, force, at)))
 

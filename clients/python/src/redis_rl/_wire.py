@@ -94,7 +94,7 @@ def take(command: str, key: Key, tiers: Iterable[Tier], cost: int, force: bool, 
     return words + _options(force, at)
 
 
-def take_all(rows: Iterable[tuple[Key, Algorithm, int, Window, int]], force: bool, at: int | None) -> list[Key | int]:
+def take_all(rows: Iterable[tuple[Key, str, int, Window, int]], force: bool, at: int | None) -> list[Key | int]:
     """RL.ALL."""
     words: list[Key | int] = ["RL.ALL"]
     for key, algorithm, limit, window, cost in rows:
