@@ -3,8 +3,7 @@
 import os
 
 import uvicorn
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
+from redis.asyncio import Redis, retry
 from redis.backoff import NoBackoff
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Quota, RateLimit, client_address
@@ -15,11 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 # A command that is sent again might count twice.
-redis = Redis.from_url(os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"), retry=Retry(NoBackoff(), 0))
+redis = Redis.from_url(os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"), retry=retry.Retry(NoBackoff(), 0))
+if (FAIL := os.environ.get("FAIL", "open")) not in ("open", "closed"):
+    raise SystemExit("FAIL is open or closed: whether requests are answered while Redis is away")
 guard = {
     "limiter": AsyncRateLimiter(redis),
     "client": client_address(proxies=int(os.environ.get("PROXIES", "0"))),
-    "fail": os.environ.get("FAIL", "open"),
+    "fail": FAIL,
     "timeout": int(os.environ.get("REDIS_TIMEOUT_MS", "100")) / 1000,
 }
 requests = Guard(quota=Quota.parse("requests", os.environ.get("RATE_LIMITS", "5/10s,100/1h")), **guard)
@@ -47,8 +48,7 @@ async def generate(request: Request) -> Response:
 
 async def model(prompt: str) -> tuple[str, int]:
     """A stand-in for a language model, which says everything twice: its reply, and the tokens used for both."""
-    words = prompt.split()
-    if not words:
+    if not (words := prompt.split()):
         raise ValueError("there are no words in the prompt")
     return " ".join(words * 2), len(words) * 3
 
