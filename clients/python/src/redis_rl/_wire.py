@@ -137,7 +137,6 @@ def info(reply: Any) -> Info | None:
     if reply is None:
         return None
     fields = _fields(reply)
-    windows = [_fields(window) for window in fields["windows"]]
     return Info(
         _text(fields["algorithm"]),
         tuple(
@@ -148,10 +147,15 @@ def info(reply: Any) -> Info | None:
                 window.get("current"),
                 window.get("previous"),
             )
-            for window in windows
+            for window in windows(reply)
         ),
         fields.get("entries"),
     )
+
+
+def windows(reply: Any) -> list[dict[str, Any]]:
+    """The windows in RL.INFO's reply, as it has them."""
+    return [] if reply is None else [_fields(window) for window in _fields(reply)["windows"]]
 
 
 def _fields(reply: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
-from datetime import timedelta
 from typing import Any
 
 import redis.exceptions
@@ -23,8 +22,6 @@ from limits.storage.base import TimestampedSlidingWindow
 from . import _wire
 
 __all__ = ["AsyncRedisRLClusterStorage", "AsyncRedisRLStorage", "RedisRLClusterStorage", "RedisRLStorage"]
-
-_MILLISECOND = timedelta(milliseconds=1)
 
 # The library's reset time is when the next unit frees: what a request of one more than remain waits for.
 _PEEK_NEXT = """
@@ -64,26 +61,24 @@ def _moving_window(reply: list[int], limit: int, expiry: int) -> tuple[float, in
 
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     """The count of the window before and the seconds that it lasts, and the same of this one."""
-    info = _wire.info(reply)
-    length = timedelta(seconds=expiry)
-    for window in info.windows if info else ():
-        current, previous = window.current or 0, window.previous or 0
-        if window.window == length and window.used:
-            left = _until_window_ends(window.reset_after, length, current, previous).total_seconds()
+    length_ms = 1000 * expiry
+    for window in _wire.windows(reply):
+        if window["window_ms"] == length_ms and window["used"]:
+            current, previous = window["current"], window["previous"]
+            left = _ms_until_window_ends(window["reset_after_ms"], length_ms, current, previous) / 1000
             # What this window counts lasts for the next one too.
             return previous, left if previous else 0.0, current, left + expiry if current else 0.0
     return 0, 0.0, 0, 0.0
 
 
-def _until_window_ends(reset_after: timedelta, length: timedelta, current: int, previous: int) -> timedelta:
+def _ms_until_window_ends(reset_after_ms: int, length_ms: int, current: int, previous: int) -> int:
     """By the server's clock, which its exact reset tells.
 
     Of n units of the window before none counts once ``n * left < length``: up to ``(length - 1) // n`` before the
     end. Units of this window take a whole window longer.
     """
-    early = (length - _MILLISECOND) // _MILLISECOND // (current or previous) * _MILLISECOND
-    left = reset_after + early - (length if current else timedelta())
-    return min(max(left, timedelta()), length)
+    left = reset_after_ms + (length_ms - 1) // (current or previous) - (length_ms if current else 0)
+    return min(max(left, 0), length_ms)
 
 
 def _redis_uri(uri: str) -> str:
