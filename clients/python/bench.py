@@ -25,8 +25,8 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits
 
-ROUNDS = 40
-DECISIONS = 500
+ROUNDS = 400
+DECISIONS = 50
 CLIENTS = 1000
 LIMIT = limits.parse("100 per minute")
 TIERS = [limits.parse(text) for text in ("10 per second", "100 per minute", "1000 per hour")]
