@@ -1,0 +1,133 @@
+// A store for express-rate-limit and hono-rate-limiter.
+
+import { AsyncLocalStorage } from "node:async_hooks";
+import { type Algorithm, type Limit, MAX_LIMIT, type RateLimiter, type Verdict } from "./commands.js";
+
+export interface StoreOptions {
+  /** Begins each key; `rl:` if left out. */
+  prefix?: string;
+  /** `log` if left out; `fixed` where `limit` is a function. */
+  algorithm?: Algorithm;
+}
+
+/** What the store wants to know of the options of the middleware. */
+export interface Configuration {
+  windowMs: number;
+  // biome-ignore lint/suspicious/noExplicitAny: each library hands its own arguments to the function.
+  limit?: number | ((...args: any[]) => unknown);
+  skipFailedRequests?: boolean;
+  skipSuccessfulRequests?: boolean;
+}
+
+export interface ClientInfo {
+  totalHits: number;
+  resetTime: Date;
+}
+
+/** What was decided for a request, so that it gives back what it has taken. */
+interface Hit {
+  key: string;
+  limited: boolean;
+  /** Server time of the decision. */
+  at: number;
+}
+
+/**
+ * Counts requests in Redis. If `limit` is a number the server decides: what is refused is not counted, and
+ * `resetTime` of a refused request is when it is allowed. If it is a function the store counts and the middleware
+ * decides, as with other stores.
+ */
+export class RateLimitStore {
+  readonly prefix: string;
+  readonly localKeys = false;
+  readonly #limiter: RateLimiter;
+  #algorithm: Algorithm | undefined;
+  #windowMs = 60_000;
+  /** The server's limit: one that is never reached where it only counts. */
+  #limit = MAX_LIMIT;
+  /**
+   * The hit of the request that is being answered, where hits may be given back. The middleware names only the key,
+   * which many requests have; so the hit goes with the asynchronous context, from `increment` to `decrement`.
+   */
+  #hit: AsyncLocalStorage<Hit> | undefined;
+
+  constructor(limiter: RateLimiter, { prefix = "rl:", algorithm }: StoreOptions = {}) {
+    this.#limiter = limiter;
+    this.prefix = prefix;
+    this.#algorithm = algorithm;
+  }
+
+  init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
+    this.#windowMs = windowMs;
+    this.#algorithm ??= typeof limit === "function" ? "fixed" : "log";
+    const decides = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
+    this.#limit = decides ? (limit as number) : MAX_LIMIT;
+    if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
+  }
+
+  // Not async: the context must be entered in the caller's own.
+  increment(key: string): Promise<ClientInfo> {
+    if (this.#hit === undefined) {
+      return this.#take(key).then((verdict) => this.#info(verdict));
+    }
+    const hit: Hit = { key, limited: true, at: 0 };
+    this.#hit.enterWith(hit);
+    return this.#takeWithTime(key).then(({ verdict, at }) => {
+      hit.limited = verdict.limited;
+      hit.at = at;
+      return this.#info(verdict);
+    });
+  }
+
+  async decrement(key: string): Promise<void> {
+    const hit = this.#hit?.getStore();
+    if (hit?.key !== key) {
+      // No request that is known: give back the newest hit.
+      await this.#take(key, { cost: -1 });
+    } else if (!hit.limited) {
+      // Once only.
+      hit.limited = true;
+      await this.#take(key, { cost: -1, at: hit.at });
+    }
+  }
+
+  async resetKey(key: string): Promise<void> {
+    await this.#limiter.reset(this.prefix + key);
+  }
+
+  async get(key: string): Promise<ClientInfo | undefined> {
+    const verdict = await this.#limiter.peek(this.prefix + key, [MAX_LIMIT, `${this.#windowMs}ms`]);
+    const totalHits = MAX_LIMIT - verdict.remaining;
+    return totalHits === 0 ? undefined : { totalHits, resetTime: inFuture(verdict.resetAfterMs) };
+  }
+
+  #take(key: string, options?: { cost: number; at?: number }): Promise<Verdict> {
+    const limit: Limit = [this.#limit, `${this.#windowMs}ms`];
+    return this.#limiter[this.#algorithm ?? "log"](this.prefix + key, limit, options);
+  }
+
+  async #takeWithTime(key: string): Promise<{ verdict: Verdict; at: number }> {
+    const { at, rows } = await this.#limiter.all([
+      {
+        key: this.prefix + key,
+        algorithm: this.#algorithm ?? "log",
+        limit: this.#limit,
+        window: `${this.#windowMs}ms`,
+      },
+    ]);
+    return { verdict: rows[0] as Verdict, at };
+  }
+
+  #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
+    if (!limited) return { totalHits: this.#limit - remaining, resetTime: inFuture(resetAfterMs) };
+    // A limit of 0 allows nothing, ever; the middleware wants a time all the same.
+    return {
+      totalHits: this.#limit + 1,
+      resetTime: inFuture(retryAfterMs >= 0 ? retryAfterMs : this.#windowMs),
+    };
+  }
+}
+
+function inFuture(ms: number): Date {
+  return new Date(Date.now() + ms);
+}

@@ -1,0 +1,206 @@
+// Middleware for Express, and for whatever else calls `(request, response, next)`.
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Algorithm, AllOptions, Decision, Limit, RateLimiter, Row } from "./commands.js";
+import { answer, client, type Fields, type Policy, type Problem, policiesOf, standing } from "./http.js";
+
+export type Request = IncomingMessage & { ip?: string | undefined };
+
+/** What a client may take. */
+export interface Quota<R extends Request = Request> {
+  /** All must allow the request, or nothing is counted in any. */
+  limits: Limit | readonly Limit[];
+  /** Names the policies, as `requests-10s`, and begins the key; `requests` if left out. */
+  name?: string;
+  /** What is counted, if not requests. */
+  unit?: string;
+  /** `log` if left out, which never allows more than a limit in any span of its window. */
+  algorithm?: Algorithm;
+  /** Whom to limit; the client's address if left out. Of several quotas all keys need one hash tag on a cluster. */
+  key?: (request: R) => string;
+  /** Units that a request takes; 1 if left out, 0 takes nothing. */
+  cost?: number | ((request: R) => number);
+}
+
+export interface Options {
+  /** While Redis is away: `open` lets requests pass, `closed` answers 503. `open` if left out. */
+  fail?: "open" | "closed";
+  /** How long Redis may take to answer before it is away; 100 if left out. */
+  timeoutMs?: number;
+  /** Is told why Redis was away; a warning on the console if left out. */
+  onError?: (error: Error) => void;
+}
+
+export interface RateLimit<R extends Request = Request> {
+  (request: R, response: ServerResponse, next: (error?: unknown) => void): Promise<void>;
+  /**
+   * Settles what a request has really used, by name of the quota. Less than its cost is given back, as of the time
+   * when it was taken. More is counted even if that is over the limit. Header fields that are not yet sent follow.
+   */
+  settle(request: R, response: ServerResponse, used: Readonly<Record<string, number>>): Promise<void>;
+}
+
+/** A quota of this request: what it asks for, and how that stands. */
+interface Share {
+  quota: string;
+  policies: Policy[];
+  rows: Row[];
+}
+
+interface Taken {
+  shares: Share[];
+  /** Undefined if Redis was away. */
+  decision: Decision | undefined;
+}
+
+/** Limits requests to one quota, or to several in one step. */
+export function rateLimit<R extends Request = Request>(
+  limiter: RateLimiter,
+  quotas: Quota<R> | readonly Quota<R>[],
+  { fail = "open", timeoutMs = 100, onError = warn }: Options = {},
+): RateLimit<R> {
+  const all = Array.isArray(quotas) ? (quotas as readonly Quota<R>[]) : [quotas as Quota<R>];
+  const shareOf = all.map((quota) => sharing(quota, all.length > 1));
+  const taken = new WeakMap<R, Taken>();
+  const self = {};
+
+  async function ask(rows: Row[], options?: AllOptions): Promise<Decision | undefined> {
+    try {
+      return await within(timeoutMs, limiter.all(rows, options));
+    } catch (error) {
+      onError(error as Error);
+      return undefined;
+    }
+  }
+
+  async function limit(request: R, response: ServerResponse): Promise<boolean> {
+    const shares = shareOf.map((share) => share(request));
+    const rows = shares.flatMap(({ rows }) => rows);
+    const decision = await ask(rows);
+    taken.set(request, { shares, decision });
+    if (decision === undefined) {
+      if (fail === "open") return true;
+      refuse(response, { status: 503, title: "The rate limiter is away" });
+      return false;
+    }
+    const { fields, body } = answer(
+      shares.flatMap(({ policies }) => policies),
+      rows.map(({ cost }) => cost as number),
+      decision,
+    );
+    if (body === undefined) {
+      tell(response, self, fields);
+      return true;
+    }
+    for (const [name, value] of Object.entries(fields)) response.setHeader(name, value);
+    refuse(response, body);
+    return false;
+  }
+
+  async function settle(
+    request: R,
+    response: ServerResponse,
+    used: Readonly<Record<string, number>>,
+  ): Promise<void> {
+    const before = taken.get(request);
+    if (before === undefined) throw new Error("this request did not pass this middleware");
+    const { shares, decision } = before;
+    const reserved = decision !== undefined && !decision.limited;
+    for (const name of Object.keys(used)) {
+      if (!shares.some(({ quota }) => quota === name)) throw new Error(`no quota has the name ${name}`);
+    }
+    let first = 0;
+    const settled = await Promise.all(
+      shares.map(async ({ quota, policies, rows }) => {
+        const standingBefore = decision?.rows.slice(first, (first += rows.length));
+        const target = used[quota];
+        if (target === undefined) return { policies, rows: standingBefore };
+        const difference = target - (reserved ? (rows[0]?.cost as number) : 0);
+        if (difference === 0) return { policies, rows: standingBefore };
+        const settling = rows.map((row) => ({ ...row, cost: difference }));
+        const after = await ask(settling, difference < 0 ? { at: decision?.at } : { force: true });
+        return { policies, rows: after?.rows };
+      }),
+    );
+    const known = settled.filter(({ rows }) => rows !== undefined);
+    if (response.headersSent || known.length === 0) return;
+    tell(
+      response,
+      self,
+      standing(
+        known.flatMap(({ policies }) => policies),
+        known.flatMap(({ rows }) => rows ?? []),
+      ),
+    );
+  }
+
+  async function middleware(
+    request: R,
+    response: ServerResponse,
+    next: (error?: unknown) => void,
+  ): Promise<void> {
+    let allowed: boolean;
+    try {
+      allowed = await limit(request, response);
+    } catch (error) {
+      next(error);
+      return;
+    }
+    if (allowed) next();
+  }
+
+  return Object.assign(middleware, { settle });
+}
+
+function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request: R) => Share {
+  const { name = "requests", unit, algorithm = "log", cost = 1 } = quota;
+  const limits = (Array.isArray(quota.limits[0]) ? quota.limits : [quota.limits]) as readonly Limit[];
+  const policies = policiesOf(name, limits, unit);
+  const keyOf =
+    quota.key ??
+    ((request: R) => {
+      const address = request.ip ?? request.socket.remoteAddress;
+      if (address === undefined) throw new Error("the client is gone: it has no address");
+      return several ? `${name}:{${client(address)}}` : `${name}:${client(address)}`;
+    });
+  return (request) => {
+    const key = keyOf(request);
+    const units = typeof cost === "function" ? cost(request) : cost;
+    return {
+      quota: name,
+      policies,
+      rows: limits.map(([limit, window]) => ({ key, algorithm, limit, window, cost: units })),
+    };
+  };
+}
+
+/** What each middleware has said on a response. */
+const told = new WeakMap<ServerResponse, Map<object, Fields>>();
+
+/** Sets the header fields, beside those of other rate limits that the request has passed. */
+function tell(response: ServerResponse, who: object, fields: Fields): void {
+  const all = told.get(response) ?? new Map<object, Fields>();
+  told.set(response, all.set(who, fields));
+  for (const name of ["RateLimit-Policy", "RateLimit"] as const) {
+    response.setHeader(name, [...all.values()].map((fields) => fields[name]).join(", "));
+  }
+}
+
+function refuse(response: ServerResponse, problem: Problem): void {
+  response.statusCode = problem.status;
+  response.setHeader("Content-Type", "application/problem+json");
+  response.end(JSON.stringify(problem));
+}
+
+/** What `promise` becomes, if it does in time. The timeouts of clients may end when a command is sent. */
+function within<T>(ms: number, promise: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`no answer within ${ms} ms`)), ms);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
+function warn(error: Error): void {
+  console.warn("cannot ask for the rate limit:", error.message);
+}
