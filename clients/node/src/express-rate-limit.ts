@@ -26,7 +26,8 @@ export interface ClientInfo {
 
 /** What was decided for a request, so that it gives back what it has taken. */
 interface Hit {
-  key: string;
+  /** Undefined once it has been given back. */
+  key: string | undefined;
   limited: boolean;
   /** Server time of the decision. */
   at: number;
@@ -82,13 +83,12 @@ export class RateLimitStore {
   async decrement(key: string): Promise<void> {
     const hit = this.#hit?.getStore();
     if (hit?.key !== key) {
-      // No request that is known: give back the newest hit.
+      // The hit of a request that is not known: the newest.
       await this.#take(key, { cost: -1 });
-    } else if (!hit.limited) {
-      // Once only.
-      hit.limited = true;
-      await this.#take(key, { cost: -1, at: hit.at });
+      return;
     }
+    hit.key = undefined;
+    if (!hit.limited) await this.#take(key, { cost: -1, at: hit.at });
   }
 
   async resetKey(key: string): Promise<void> {

@@ -1,7 +1,7 @@
 // Middleware for Express, and for whatever else calls `(request, response, next)`.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Algorithm, AllOptions, Decision, Limit, RateLimiter, Row } from "./commands.js";
+import type { Algorithm, AllOptions, Decision, Limit, RateLimiter, Row, Verdict } from "./commands.js";
 import { answer, client, type Fields, type Policy, type Problem, policiesOf, standing } from "./http.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
@@ -40,17 +40,22 @@ export interface RateLimit<R extends Request = Request> {
   settle(request: R, response: ServerResponse, used: Readonly<Record<string, number>>): Promise<void>;
 }
 
-/** A quota of this request: what it asks for, and how that stands. */
+/** A quota of one request: what it asks for, and how that stands. */
 interface Share {
   quota: string;
   policies: Policy[];
   rows: Row[];
+  cost: number;
+  /** Units that are counted. */
+  taken: number;
+  /** Undefined if Redis was away. */
+  verdicts: Verdict[] | undefined;
 }
 
-interface Taken {
+/** The shares of one request, and the server's time when they were taken. */
+interface Visit {
   shares: Share[];
-  /** Undefined if Redis was away. */
-  decision: Decision | undefined;
+  at: number | undefined;
 }
 
 /** Limits requests to one quota, or to several in one step. */
@@ -60,8 +65,11 @@ export function rateLimit<R extends Request = Request>(
   { fail = "open", timeoutMs = 100, onError = warn }: Options = {},
 ): RateLimit<R> {
   const all = Array.isArray(quotas) ? (quotas as readonly Quota<R>[]) : [quotas as Quota<R>];
+  if (new Set(all.map(({ name = "requests" }) => name)).size < all.length) {
+    throw new TypeError("each quota needs a name of its own");
+  }
   const shareOf = all.map((quota) => sharing(quota, all.length > 1));
-  const taken = new WeakMap<R, Taken>();
+  const visits = new WeakMap<R, Visit>();
   const self = {};
 
   async function ask(rows: Row[], options?: AllOptions): Promise<Decision | undefined> {
@@ -77,15 +85,21 @@ export function rateLimit<R extends Request = Request>(
     const shares = shareOf.map((share) => share(request));
     const rows = shares.flatMap(({ rows }) => rows);
     const decision = await ask(rows);
-    taken.set(request, { shares, decision });
+    visits.set(request, { shares, at: decision?.at });
     if (decision === undefined) {
       if (fail === "open") return true;
       refuse(response, { status: 503, title: "The rate limiter is away" });
       return false;
     }
+    let first = 0;
+    for (const share of shares) {
+      share.verdicts = decision.rows.slice(first, first + share.rows.length);
+      first += share.rows.length;
+      share.taken = decision.limited ? 0 : share.cost;
+    }
     const { fields, body } = answer(
       shares.flatMap(({ policies }) => policies),
-      rows.map(({ cost }) => cost as number),
+      shares.flatMap(({ rows, cost }) => rows.map(() => cost)),
       decision,
     );
     if (body === undefined) {
@@ -102,36 +116,30 @@ export function rateLimit<R extends Request = Request>(
     response: ServerResponse,
     used: Readonly<Record<string, number>>,
   ): Promise<void> {
-    const before = taken.get(request);
-    if (before === undefined) throw new Error("this request did not pass this middleware");
-    const { shares, decision } = before;
-    const reserved = decision !== undefined && !decision.limited;
+    const visit = visits.get(request);
+    if (visit === undefined) throw new Error("this request has not passed this middleware");
+    const { shares, at } = visit;
     for (const name of Object.keys(used)) {
       if (!shares.some(({ quota }) => quota === name)) throw new Error(`no quota has the name ${name}`);
     }
-    let first = 0;
-    const settled = await Promise.all(
-      shares.map(async ({ quota, policies, rows }) => {
-        const standingBefore = decision?.rows.slice(first, (first += rows.length));
-        const target = used[quota];
-        if (target === undefined) return { policies, rows: standingBefore };
-        const difference = target - (reserved ? (rows[0]?.cost as number) : 0);
-        if (difference === 0) return { policies, rows: standingBefore };
-        const settling = rows.map((row) => ({ ...row, cost: difference }));
-        const after = await ask(settling, difference < 0 ? { at: decision?.at } : { force: true });
-        return { policies, rows: after?.rows };
+    await Promise.all(
+      shares.map(async (share) => {
+        const units = used[share.quota] ?? share.taken;
+        const cost = units - share.taken;
+        if (cost === 0) return;
+        share.taken = units;
+        const rows = share.rows.map((row) => ({ ...row, cost }));
+        const decision = await ask(rows, cost < 0 ? { at } : { force: true });
+        share.verdicts = decision?.rows;
       }),
     );
-    const known = settled.filter(({ rows }) => rows !== undefined);
+    const known = shares.filter(({ verdicts }) => verdicts !== undefined);
     if (response.headersSent || known.length === 0) return;
-    tell(
-      response,
-      self,
-      standing(
-        known.flatMap(({ policies }) => policies),
-        known.flatMap(({ rows }) => rows ?? []),
-      ),
+    const fields = standing(
+      known.flatMap(({ policies }) => policies),
+      known.flatMap(({ verdicts }) => verdicts ?? []),
     );
+    tell(response, self, fields);
   }
 
   async function middleware(
@@ -166,10 +174,15 @@ function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request
   return (request) => {
     const key = keyOf(request);
     const units = typeof cost === "function" ? cost(request) : cost;
+    // The server would refuse it, which is read as Redis being away, and may let the request pass.
+    if (!Number.isSafeInteger(units)) throw new RangeError("a cost must be an integer");
     return {
       quota: name,
       policies,
       rows: limits.map(([limit, window]) => ({ key, algorithm, limit, window, cost: units })),
+      cost: units,
+      taken: 0,
+      verdicts: undefined,
     };
   };
 }

@@ -96,6 +96,10 @@ function seconds(ms: number): number {
 
 /** The policies of some limits, named like `requests-10s`; throws what cannot be said in a header field. */
 export function policiesOf(name: string, limits: readonly Limit[], unit?: string): Policy[] {
+  const windows = new Set(limits.map(([, window]) => milliseconds(window)));
+  if (limits.length < 1 || limits.length > 8 || windows.size < limits.length) {
+    throw new RangeError("limits must be from 1 to 8, each with a window of its own");
+  }
   return limits.map(([limit, window]) => {
     if (!/^[ -~]*$/.test(name + (unit ?? ""))) throw new TypeError("names and units must be ASCII");
     if (!Number.isInteger(limit) || limit < 0 || limit > 999_999_999_999_999) {
