@@ -96,8 +96,8 @@ export interface RateLimiter {
   info(key: Key): Promise<Info | null>;
   /** Several limits, all or none, in one step. In a cluster all keys need one hash tag. */
   all(rows: readonly Row[], options?: AllOptions): Promise<Decision>;
-  /** Forgets what a key has counted, and says whether it had counted anything. */
-  reset(key: Key): Promise<boolean>;
+  /** Forgets what a key has counted: 1 if there was such a key, or else 0. */
+  reset(key: Key): Promise<number>;
 }
 
 /** Where a command is written to. node-redis's parser is one. */
@@ -123,13 +123,11 @@ function checked(limit: number): string {
 }
 
 function pushLimits(writer: CommandWriter, limits: Limit | readonly Limit[]): void {
-  for (const [limit, window] of isOne(limits) ? [limits] : limits) {
-    writer.push(checked(limit), String(window));
-  }
+  for (const [limit, window] of listOf(limits)) writer.push(checked(limit), String(window));
 }
 
-function isOne(limits: Limit | readonly Limit[]): limits is Limit {
-  return limits.length === 2 && !Array.isArray(limits[0]);
+export function listOf(limits: Limit | readonly Limit[]): readonly Limit[] {
+  return limits.length === 0 || Array.isArray(limits[0]) ? (limits as readonly Limit[]) : [limits as Limit];
 }
 
 function pushOptions(writer: CommandWriter, { cost, force, at }: TakeOptions = {}): void {
@@ -257,6 +255,7 @@ export const rl = {
       writer.push("DEL");
       writer.pushKey(key);
     },
-    transformReply: (reply: number): boolean => Number(reply) === 1,
+    // A cluster client of node-redis adds up what nodes answer to DEL: only numbers will do.
+    transformReply: (reply: number): number => Number(reply),
   },
 } as const;

@@ -1,7 +1,16 @@
 // Middleware for Express, and for whatever else calls `(request, response, next)`.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Algorithm, AllOptions, Decision, Limit, RateLimiter, Row, Verdict } from "./commands.js";
+import {
+  type Algorithm,
+  type AllOptions,
+  type Decision,
+  type Limit,
+  listOf,
+  type RateLimiter,
+  type Row,
+  type Verdict,
+} from "./commands.js";
 import { answer, client, type Fields, type Policy, type Problem, policiesOf, standing } from "./http.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
@@ -162,7 +171,7 @@ export function rateLimit<R extends Request = Request>(
 
 function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request: R) => Share {
   const { name = "requests", unit, algorithm = "log", cost = 1 } = quota;
-  const limits = (Array.isArray(quota.limits[0]) ? quota.limits : [quota.limits]) as readonly Limit[];
+  const limits = listOf(quota.limits);
   const policies = policiesOf(name, limits, unit);
   const keyOf =
     quota.key ??
