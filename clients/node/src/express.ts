@@ -13,6 +13,8 @@ import {
 } from "./commands.js";
 import { answer, client, type Fields, type Policy, type Problem, policiesOf, standing } from "./http.js";
 
+export { parseLimits } from "./http.js";
+
 export type Request = IncomingMessage & { ip?: string | undefined };
 
 /** What a client may take. */
@@ -74,6 +76,7 @@ export function rateLimit<R extends Request = Request>(
   { fail = "open", timeoutMs = 100, onError = warn }: Options = {},
 ): RateLimit<R> {
   const all = Array.isArray(quotas) ? (quotas as readonly Quota<R>[]) : [quotas as Quota<R>];
+  if (fail !== "open" && fail !== "closed") throw new TypeError("fail is open or closed");
   if (new Set(all.map(({ name = "requests" }) => name)).size < all.length) {
     throw new TypeError("each quota needs a name of its own");
   }

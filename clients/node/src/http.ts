@@ -97,9 +97,8 @@ function seconds(ms: number): number {
 /** The policies of some limits, named like `requests-10s`; throws what cannot be said in a header field. */
 export function policiesOf(name: string, limits: readonly Limit[], unit?: string): Policy[] {
   const windows = new Set(limits.map(([, window]) => milliseconds(window)));
-  if (limits.length < 1 || limits.length > 8 || windows.size < limits.length) {
-    throw new RangeError("limits must be from 1 to 8, each with a window of its own");
-  }
+  if (limits.length < 1 || limits.length > 8) throw new RangeError("limits must be from 1 to 8");
+  if (windows.size < limits.length) throw new RangeError("the windows of limits must differ");
   return limits.map(([limit, window]) => {
     if (!/^[ -~]*$/.test(name + (unit ?? ""))) throw new TypeError("names and units must be ASCII");
     if (!Number.isInteger(limit) || limit < 0 || limit > 999_999_999_999_999) {
@@ -108,6 +107,17 @@ export function policiesOf(name: string, limits: readonly Limit[], unit?: string
     if (milliseconds(window) % 1000 !== 0)
       throw new RangeError("the window of a policy must be whole seconds");
     return { name: `${name}-${typeof window === "number" ? `${window}s` : window}`, limit, window, unit };
+  });
+}
+
+/** Limits as a setting spells them: `5/10s,100/1h` is 5 in 10 seconds and 100 in an hour. */
+export function parseLimits(text: string): Limit[] {
+  return text.split(",").map((limit) => {
+    const [, count, window] = /^\s*(\d{1,15})\/([1-9]\d{0,7}[smhd])\s*$/.exec(limit) ?? [];
+    if (window === undefined) {
+      throw new RangeError(`"${limit}" is no limit such as 5/10s, with a window in s, m, h or d`);
+    }
+    return [Number(count), window];
   });
 }
 

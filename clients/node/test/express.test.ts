@@ -5,7 +5,7 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import express from "express";
 import { createClient } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
-import { type Options, type Quota, type RateLimit, rateLimit } from "redis-rl/express";
+import { type Options, parseLimits, type Quota, type RateLimit, rateLimit } from "redis-rl/express";
 import { client as whom } from "redis-rl/http";
 import { calls, clock, command, Server, serve, type Web } from "./harness.js";
 
@@ -267,7 +267,7 @@ describe("express", () => {
             [6, "1m"],
           ],
         },
-        /a window of its own/,
+        /must differ/,
       ],
       [{ limits: [] }, /from 1 to 8/],
       [{ limits: [5, "1500ms"] }, /whole seconds/],
@@ -278,6 +278,16 @@ describe("express", () => {
       [[{ limits: [5, "1m"] }, { limits: [6, "1m"] }], /a name of its own/],
     ];
     for (const [quota, reason] of refused) assert.throws(() => rateLimit(client.rl, quota), reason);
+  });
+
+  test("limits are spelled in one setting", () => {
+    assert.deepEqual(parseLimits("5/10s, 100/1h"), [
+      [5, "10s"],
+      [100, "1h"],
+    ]);
+    for (const text of ["", "5", "5/10s,", "1000 an hour", "5/1500ms", "5/0s", "-5/1s"]) {
+      assert.throws(() => parseLimits(text), /is no limit such as 5\/10s/);
+    }
   });
 
   test("an IPv6 client is its network", () => {
