@@ -44,7 +44,7 @@ class KeyedCommand extends Command {
 
   constructor({ words, keys }: Words, read: (reply: never) => unknown, readOnly: boolean) {
     const [name, ...args] = words;
-    super(String(name), args, { replyEncoding: "utf8", readOnly });
+    super(String(name), args, { readOnly });
     this.#keys = keys;
     this.#read = read;
   }
@@ -55,7 +55,7 @@ class KeyedCommand extends Command {
 
   // biome-ignore lint/suspicious/noExplicitAny: ioredis says text or bytes, whatever the reply is.
   override transformReply(reply: any): any {
-    return this.#read(super.transformReply(reply) as never);
+    return this.#read(reply as never);
   }
 }
 
