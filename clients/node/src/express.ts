@@ -111,7 +111,6 @@ export function rateLimit<R extends Request = Request>(
     }
     const { fields, body } = answer(
       shares.flatMap(({ policies }) => policies),
-      shares.flatMap(({ rows, cost }) => rows.map(() => cost)),
       decision,
     );
     if (body === undefined) {

@@ -33,8 +33,8 @@ export interface Fields {
   "Retry-After"?: string;
 }
 
-/** Answers a request that was decided with a row for each policy; `costs` are the costs of the rows. */
-export function answer(policies: readonly Policy[], costs: readonly number[], decision: Decision): Answer {
+/** Answers a request that was decided with a row for each policy. */
+export function answer(policies: readonly Policy[], decision: Decision): Answer {
   const { limited, retryAfterMs, rows } = decision;
   if (!limited) return { status: 200, fields: standing(policies, rows) };
 
@@ -43,11 +43,9 @@ export function answer(policies: readonly Policy[], costs: readonly number[], de
     ...named(policies),
     RateLimit: list(policies, (_, i) => {
       const row = rows[i] as Verdict;
-      // Nothing was taken, though a row that allows the request speaks of what would be left after it.
-      const remaining = row.limited ? row.remaining : row.remaining + (costs[i] as number);
-      if (!waitHelps) return `r=${remaining};t=${seconds(row.resetAfterMs)}`;
+      if (!waitHelps) return `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
       // A `t` beyond Retry-After would contradict it.
-      return row.limited ? `r=${remaining};t=${seconds(row.retryAfterMs)}` : `r=${remaining}`;
+      return row.limited ? `r=${row.remaining};t=${seconds(row.retryAfterMs)}` : `r=${row.remaining}`;
     }),
   };
   if (waitHelps) fields["Retry-After"] = String(seconds(retryAfterMs));

@@ -165,8 +165,7 @@ for (const [name, connect] of Object.entries(clients)) {
         for (const step of before) await run(client, step);
         await run(client, { call: "all", key: "", limits: [], rows, at, words, reply });
         const decision = decisionOf(reply);
-        const costs = rows.map(({ cost = 1 }) => cost);
-        const said = answer(policies, costs, decision);
+        const said = answer(policies, decision);
         const told: Record<string, string | undefined> = { ...said.fields };
         assert.equal(said.status, status);
         for (const [field, value] of Object.entries(fields)) assert.equal(told[field] ?? null, value);

@@ -136,12 +136,13 @@ describe("stores", () => {
         assert.equal(await used(), 2);
       });
 
-      test("a limit that is a function", async () => {
+      test("a limit that is a function: every request is counted", async () => {
         let limit = 1;
-        web = await start({ limit: () => limit, skipFailedRequests: true }, new RateLimitStore(client.rl));
+        web = await start({ limit: () => limit }, new RateLimitStore(client.rl));
         assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 429, 429]);
-        limit = 2;
-        assert.deepEqual(await statuses("/500", "/200", "/200"), [500, 200, 429]);
+        limit = 5;
+        assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 200, 429]);
+        assert.equal(await used(), 6);
         assert.equal((await client.rl.info("rl:key"))?.algorithm, "fixed");
       });
 
@@ -196,6 +197,13 @@ describe("stores", () => {
       [500, 200, 500],
     );
     assert.equal(await used(), 1);
+  });
+
+  test("a limit that is a function: what was refused and skipped is given back", async () => {
+    const config = { limit: () => 2, skipFailedRequests: true };
+    web = await applications["express-rate-limit"]?.(config, new RateLimitStore(client.rl));
+    assert.deepEqual(await statuses(..."/500 /200 /200 /200 /200".split(" ")), [500, 200, 200, 429, 429]);
+    assert.equal(await used(), 2);
   });
 
   test("a hit is given back as of its time", async () => {
