@@ -150,7 +150,7 @@ async function round(decide, atOnce) {
   const end = start + Number(SECONDS) * 1000;
   let next = 0;
   const worker = async () => {
-    for (let now = performance.now(); now < end; ) {
+    for (let now = performance.now(); now < end;) {
       await decide(KEYS[next++ % KEYS.length]);
       const then = now;
       now = performance.now();

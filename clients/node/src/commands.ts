@@ -106,8 +106,10 @@ export interface CommandWriter {
   pushKey(key: Key): unknown;
 }
 
-/** Five integers; text where a client was told to read integers as text. */
-type Figures = readonly [number, number, number, number, number];
+/** Text where a client was told to read integers as text. */
+type Integer = number | string;
+
+type Figures = readonly [Integer, Integer, Integer, Integer, Integer];
 
 /**
  * The largest limit, 2^53 - 48. node-redis and ioredis add a digit as `n * 10 + byte - 48`, which is no longer
@@ -136,7 +138,6 @@ function pushOptions(writer: CommandWriter, { cost, force, at }: TakeOptions = {
   if (at !== undefined) writer.push("AT", String(at));
 }
 
-// Number() reads text too.
 function verdict(figures: Figures): Verdict {
   return {
     limited: Number(figures[0]) === 1,
@@ -147,7 +148,12 @@ function verdict(figures: Figures): Verdict {
   };
 }
 
-function decision([limited, retryAfter, at, rows]: readonly [number, number, number, Figures[]]): Decision {
+function decision([limited, retryAfter, at, rows]: readonly [
+  Integer,
+  Integer,
+  Integer,
+  Figures[],
+]): Decision {
   return {
     limited: Number(limited) === 1,
     retryAfterMs: Number(retryAfter),
@@ -256,6 +262,6 @@ export const rl = {
       writer.pushKey(key);
     },
     // A cluster client of node-redis adds up what nodes answer to DEL: only numbers will do.
-    transformReply: (reply: number): number => Number(reply),
+    transformReply: (reply: Integer): number => Number(reply),
   },
 } as const;

@@ -13,8 +13,7 @@ export interface StoreOptions {
 /** What the store wants to know of the options of the middleware. */
 export interface Configuration {
   windowMs: number;
-  // biome-ignore lint/suspicious/noExplicitAny: each library hands its own arguments to the function.
-  limit?: number | ((...args: any[]) => unknown);
+  limit?: number | ((...args: never[]) => unknown);
   skipFailedRequests?: boolean;
   skipSuccessfulRequests?: boolean;
 }

@@ -76,7 +76,7 @@ export function rateLimit<R extends Request = Request>(
   { fail = "open", timeoutMs = 100, onError = warn }: Options = {},
 ): RateLimit<R> {
   const all = Array.isArray(quotas) ? (quotas as readonly Quota<R>[]) : [quotas as Quota<R>];
-  if (fail !== "open" && fail !== "closed") throw new TypeError("fail is open or closed");
+  if (!["open", "closed"].includes(fail)) throw new TypeError("fail is open or closed");
   if (new Set(all.map(({ name = "requests" }) => name)).size < all.length) {
     throw new TypeError("each quota needs a name of its own");
   }
@@ -117,7 +117,9 @@ export function rateLimit<R extends Request = Request>(
       tell(response, self, fields);
       return true;
     }
-    for (const [name, value] of Object.entries(fields)) response.setHeader(name, value);
+    for (const name of ["RateLimit-Policy", "RateLimit", "Retry-After"] as const) {
+      if (fields[name] !== undefined) response.setHeader(name, fields[name]);
+    }
     refuse(response, body);
     return false;
   }
@@ -217,12 +219,18 @@ function refuse(response: ServerResponse, problem: Problem): void {
 }
 
 /** What `promise` becomes, if it does in time. The timeouts of clients may end when a command is sent. */
-function within<T>(ms: number, promise: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout;
+async function within<T>(ms: number, promise: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`no answer within ${ms} ms`)), ms);
+    timer = setTimeout(() => {
+      reject(new Error(`no answer within ${ms} ms`));
+    }, ms);
   });
-  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+  try {
+    return await Promise.race([promise, late]);
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 function warn(error: Error): void {

@@ -53,25 +53,21 @@ class KeyedCommand extends Command {
     return this.#keys;
   }
 
-  // biome-ignore lint/suspicious/noExplicitAny: ioredis says text or bytes, whatever the reply is.
-  override transformReply(reply: any): any {
-    return this.#read(reply as never);
+  // ioredis says that replies are text, whatever they are.
+  override transformReply(reply: unknown): string {
+    return this.#read(reply as never) as string;
   }
 }
 
 /** The commands on a connection of ioredis. */
 export function rateLimiter(redis: Connection): RateLimiter {
   function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    return (...args: Arguments): Promise<Reply> => {
+    return async (...args: Arguments): Promise<Reply> => {
       const words = new Words(redis.options.keyPrefix);
-      try {
-        description.parseCommand(words, ...args);
-      } catch (error) {
-        return Promise.reject(error);
-      }
+      description.parseCommand(words, ...args);
       const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY);
       redis.sendCommand(command);
-      return command.promise;
+      return command.promise as Promise<Reply>;
     };
   }
   return {

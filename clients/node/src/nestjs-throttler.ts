@@ -31,13 +31,7 @@ export class RateLimitStorage {
     this.#prefix = prefix;
   }
 
-  async increment(
-    key: string,
-    ttl: number,
-    limit: number,
-    blockDuration: number,
-    _throttlerName: string,
-  ): Promise<StorageRecord> {
+  async increment(key: string, ttl: number, limit: number, blockDuration: number): Promise<StorageRecord> {
     // The hash tag keeps both keys on one node of a cluster.
     const hits = `${this.#prefix}{${key}}`;
     const window = `${ttl}ms`;

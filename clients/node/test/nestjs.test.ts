@@ -86,7 +86,7 @@ describe("@nestjs/throttler", () => {
   test("without a block a request is allowed as soon as a hit leaves its window", async () => {
     let now = await clock(server);
     const storage = storageAt(() => now);
-    const hit = () => storage.increment("key", 10_000, 2, 0, "default");
+    const hit = () => storage.increment("key", 10_000, 2, 0);
     assert.deepEqual(await hit(), { totalHits: 1, timeToExpire: 10, isBlocked: false, timeToBlockExpire: 0 });
     now += 4_000;
     assert.equal((await hit()).totalHits, 2);
@@ -101,7 +101,7 @@ describe("@nestjs/throttler", () => {
     test(`a block of ${block} ms lasts so long, and the count begins anew`, async () => {
       let now = await clock(server);
       const storage = storageAt(() => now);
-      const hit = () => storage.increment("key", 10_000, 2, block, "default");
+      const hit = () => storage.increment("key", 10_000, 2, block);
       await hit();
       now += 1_000;
       await hit();
@@ -127,7 +127,7 @@ describe("@nestjs/throttler", () => {
 
   test("of requests that are refused at once the first blocks", async () => {
     const storage = new RateLimitStorage(client.rl);
-    const hit = () => storage.increment("key", HOUR, 1, HOUR, "default");
+    const hit = () => storage.increment("key", HOUR, 1, HOUR);
     assert.equal((await hit()).isBlocked, false);
     const refused = await Promise.all([hit(), hit(), hit()]);
     assert.deepEqual(
@@ -139,7 +139,7 @@ describe("@nestjs/throttler", () => {
 
   test("a hit takes one round trip", async () => {
     const storage = new RateLimitStorage(client.rl);
-    await storage.increment("key", HOUR, 5, HOUR, "default");
+    await storage.increment("key", HOUR, 5, HOUR);
     assert.equal(await calls(server, "RL.ALL"), 1);
     assert.equal(await calls(server, "RL.LOG"), 0);
   });
