@@ -1,7 +1,7 @@
 // A store for express-rate-limit and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import { type Algorithm, type Limit, MAX_LIMIT, type RateLimiter, type Verdict } from "./commands.js";
+import { type Algorithm, MAX_LIMIT, type RateLimiter, type Row, type Verdict } from "./commands.js";
 
 export interface StoreOptions {
   /** Begins each key; `rl:` if left out. */
@@ -43,6 +43,7 @@ export class RateLimitStore {
   readonly #limiter: RateLimiter;
   #algorithm: Algorithm | undefined;
   #windowMs = 60_000;
+  #window = "1m";
   /** The server's limit: one that is never reached where it only counts. */
   #limit = MAX_LIMIT;
   /**
@@ -58,6 +59,7 @@ export class RateLimitStore {
   }
 
   init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
+    this.#window = `${windowMs}ms`;
     this.#windowMs = windowMs;
     this.#algorithm ??= typeof limit === "function" ? "fixed" : "log";
     const decides = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
@@ -65,17 +67,15 @@ export class RateLimitStore {
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
   }
 
-  // Not async: the context must be entered in the caller's own.
   increment(key: string): Promise<ClientInfo> {
-    if (this.#hit === undefined) {
-      return this.#take(key).then((verdict) => this.#info(verdict));
-    }
+    if (this.#hit === undefined) return this.#take(key).then((verdict) => this.#info(verdict));
     const hit: Hit = { key, limited: true, at: 0 };
+    // In the caller's own context, where `decrement` will find it: so this is no async function.
     this.#hit.enterWith(hit);
-    return this.#takeWithTime(key).then(({ verdict, at }) => {
-      hit.limited = verdict.limited;
+    return this.#limiter.all([this.#row(key)]).then(({ limited, at, rows }) => {
+      hit.limited = limited;
       hit.at = at;
-      return this.#info(verdict);
+      return this.#info(rows[0] as Verdict);
     });
   }
 
@@ -95,26 +95,18 @@ export class RateLimitStore {
   }
 
   async get(key: string): Promise<ClientInfo | undefined> {
-    const verdict = await this.#limiter.peek(this.prefix + key, [MAX_LIMIT, `${this.#windowMs}ms`]);
+    const verdict = await this.#limiter.peek(this.prefix + key, [MAX_LIMIT, this.#window]);
     const totalHits = MAX_LIMIT - verdict.remaining;
     return totalHits === 0 ? undefined : { totalHits, resetTime: inFuture(verdict.resetAfterMs) };
   }
 
   #take(key: string, options?: { cost: number; at?: number }): Promise<Verdict> {
-    const limit: Limit = [this.#limit, `${this.#windowMs}ms`];
-    return this.#limiter[this.#algorithm ?? "log"](this.prefix + key, limit, options);
+    return this.#limiter[this.#algorithm ?? "log"](this.prefix + key, [this.#limit, this.#window], options);
   }
 
-  async #takeWithTime(key: string): Promise<{ verdict: Verdict; at: number }> {
-    const { at, rows } = await this.#limiter.all([
-      {
-        key: this.prefix + key,
-        algorithm: this.#algorithm ?? "log",
-        limit: this.#limit,
-        window: `${this.#windowMs}ms`,
-      },
-    ]);
-    return { verdict: rows[0] as Verdict, at };
+  #row(key: string): Row {
+    const algorithm = this.#algorithm ?? "log";
+    return { key: this.prefix + key, algorithm, limit: this.#limit, window: this.#window };
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {

@@ -18,33 +18,37 @@ interface Description<Arguments extends unknown[], Reply> {
 }
 
 class Words implements CommandWriter {
-  readonly words: Key[] = [];
+  name = "";
+  readonly args: Key[] = [];
   readonly keys: Key[] = [];
-  readonly #prefix: string;
+  readonly #prefix: string | undefined;
 
-  constructor(prefix = "") {
+  constructor(prefix: string | undefined) {
     this.#prefix = prefix;
   }
 
   push(...words: string[]): void {
-    this.words.push(...words);
+    if (this.name === "") this.name = words.shift() ?? "";
+    this.args.push(...words);
   }
 
   pushKey(key: Key): void {
-    const whole =
-      typeof key === "string" ? this.#prefix + key : Buffer.concat([Buffer.from(this.#prefix), key]);
+    const whole = this.#prefix ? prefixed(this.#prefix, key) : key;
     this.keys.push(whole);
-    this.words.push(whole);
+    this.args.push(whole);
   }
+}
+
+function prefixed(prefix: string, key: Key): Key {
+  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
 }
 
 class KeyedCommand extends Command {
   readonly #keys: Key[];
   readonly #read: (reply: never) => unknown;
 
-  constructor({ words, keys }: Words, read: (reply: never) => unknown, readOnly: boolean) {
-    const [name, ...args] = words;
-    super(String(name), args, { readOnly });
+  constructor({ name, args, keys }: Words, read: (reply: never) => unknown, readOnly: boolean) {
+    super(name, args, { readOnly });
     this.#keys = keys;
     this.#read = read;
   }
@@ -62,9 +66,13 @@ class KeyedCommand extends Command {
 /** The commands on a connection of ioredis. */
 export function rateLimiter(redis: Connection): RateLimiter {
   function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    return async (...args: Arguments): Promise<Reply> => {
+    return (...args: Arguments): Promise<Reply> => {
       const words = new Words(redis.options.keyPrefix);
-      description.parseCommand(words, ...args);
+      try {
+        description.parseCommand(words, ...args);
+      } catch (error) {
+        return Promise.reject(error as Error);
+      }
       const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY);
       redis.sendCommand(command);
       return command.promise as Promise<Reply>;
