@@ -71,7 +71,8 @@ export function rateLimiter(redis: Connection): RateLimiter {
       try {
         description.parseCommand(words, ...args);
       } catch (error) {
-        return Promise.reject(error as Error);
+        if (!(error instanceof Error)) throw error;
+        return Promise.reject(error);
       }
       const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY);
       redis.sendCommand(command);
