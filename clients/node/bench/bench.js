@@ -1,12 +1,14 @@
-// Decisions of one process over one connection: the adapters beside other stores, with the same client. Rounds of
-// all contenders take turns, so that whatever else the machine does meets all of them. Prints Markdown.
+// Decisions of one process over one connection: the adapters beside other stores, with the same client. Each store
+// has a process of its own; they take turns in short rounds, so that whatever else the machine does meets all of
+// them. Prints Markdown.
 
-import { spawn } from "node:child_process";
+import { fork, spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
 import { availableParallelism, cpus, tmpdir } from "node:os";
 import { join } from "node:path";
+import { fileURLToPath } from "node:url";
 
 import { Redis } from "ioredis";
 import { RedisStore } from "rate-limit-redis";
@@ -16,9 +18,24 @@ import { rl } from "redis-rl";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 
-const { REDIS_SERVER = "redis-server", MODULE, ROUNDS = "9", SECONDS = "0.6" } = process.env;
+const { REDIS_SERVER = "redis-server", MODULE, ROUNDS = "9", SECONDS = "0.5" } = process.env;
 const KEYS = Array.from({ length: 1000 }, (_, i) => `192.0.2.${i}`);
-const HOUR = 3_600_000;
+const MINUTE = 60_000;
+const HOUR = 60 * MINUTE;
+const DAY = 24 * HOUR;
+
+/** The largest that is still told in few digits; nobody reaches it here. */
+const MANY = 1_000_000;
+
+const CLIENTS = ["node-redis", "ioredis"];
+const STORES = ["redis-rl", "rate-limit-redis", "rate-limiter-flexible"];
+const ROWS = [
+  "one limit, allowed",
+  "one limit, refused",
+  "skipFailedRequests, allowed",
+  "three tiers, allowed",
+  "three tiers, refused",
+];
 
 /** Ends with this process. */
 async function startServer() {
@@ -43,113 +60,100 @@ async function startServer() {
   };
 }
 
-const server = await startServer();
-const nodeRedis = createClient({ url: server.url, modules: { rl } });
-nodeRedis.on("error", () => {});
-await nodeRedis.connect();
-const ioredis = new Redis(server.url);
-
-/** A client: what the adapter asks, and what the other stores are given. */
-const clients = [
-  {
-    client: "node-redis",
-    limiter: nodeRedis.rl,
-    sendCommand: (...words) => nodeRedis.sendCommand(words),
-    flexible: { storeClient: nodeRedis, useRedisPackage: true },
+/** What a store does for a row, as functions of a key. */
+const stores = {
+  "redis-rl": ({ limiter }) => {
+    const store = (options) => {
+      const made = new RateLimitStore(limiter, { prefix: prefix() });
+      made.init({ windowMs: HOUR, ...options });
+      return (key) => made.increment(key);
+    };
+    const tiers = (limit) => {
+      const start = prefix();
+      const limits = [
+        [limit, "1m"],
+        [limit, "1h"],
+        [limit, "1d"],
+      ];
+      return (key) => limiter.log(start + key, limits);
+    };
+    return [
+      store({ limit: MANY }),
+      store({ limit: 1 }),
+      store({ limit: MANY, skipFailedRequests: true }),
+      tiers(MANY),
+      tiers(1),
+    ];
   },
-  {
-    client: "ioredis",
-    limiter: rateLimiter(ioredis),
-    sendCommand: (...words) => ioredis.call(...words),
-    flexible: { storeClient: ioredis },
+  "rate-limit-redis": async ({ sendCommand }) => {
+    const store = async (options) => {
+      const made = new RedisStore({ sendCommand, prefix: prefix() });
+      await made.init({ windowMs: HOUR, ...options });
+      return (key) => made.increment(key);
+    };
+    // As one middleware after the other: the first that refuses ends it.
+    const tiers = async (limit) => {
+      const each = await Promise.all([MINUTE, HOUR, DAY].map((windowMs) => store({ windowMs })));
+      return async (key) => {
+        for (const increment of each) if ((await increment(key)).totalHits > limit) break;
+      };
+    };
+    return [await store(), await store(), await store(), await tiers(MANY), await tiers(1)];
   },
-];
-
-/** A store of express-rate-limit, ready. */
-async function store(made, options) {
-  await made.init({ windowMs: HOUR, ...options });
-  return made;
-}
-
-/** Says no by rejecting. */
-const refusal = (reason) => {
-  if (reason instanceof Error) throw reason;
+  "rate-limiter-flexible": ({ flexible }) => {
+    const store = (points, windowMs = HOUR) =>
+      new RateLimiterRedis({ ...flexible, keyPrefix: prefix(), points, duration: windowMs / 1000 });
+    const tiers = (points) =>
+      new RateLimiterUnion(...[MINUTE, HOUR, DAY].map((windowMs) => store(points, windowMs)));
+    // It says no by rejecting with what is no error.
+    const consume = (store) => (key) =>
+      store.consume(key).catch((reason) => {
+        if (reason instanceof Error) throw reason;
+      });
+    return [
+      consume(store(MANY)),
+      consume(store(1)),
+      consume(store(MANY)),
+      consume(tiers(MANY)),
+      consume(tiers(1)),
+    ];
+  },
 };
 
 let prefixes = 0;
-const prefix = () => `p${prefixes++}:`;
+const prefix = () => `${process.pid}:${prefixes++}:`;
 
-async function contenders({ limiter, sendCommand, flexible }) {
-  const ours = (options) => store(new RateLimitStore(limiter, { prefix: prefix() }), options);
-  const theirs = (options) => store(new RedisStore({ sendCommand, prefix: prefix() }), options);
-  const flexibly = (points, duration) =>
-    new RateLimiterRedis({ ...flexible, keyPrefix: prefix(), points, duration: duration / 1000 });
-
-  const rows = [];
-  for (const [name, limit] of [
-    ["allowed", 1e9],
-    ["refused", 1],
-  ]) {
-    const [a, b, c] = [await ours({ limit }), await theirs({ limit }), flexibly(limit, HOUR)];
-    rows.push({
-      name: `one limit, ${name}`,
-      "redis-rl": (key) => a.increment(key),
-      "rate-limit-redis": (key) => b.increment(key),
-      "rate-limiter-flexible": (key) => c.consume(key).catch(refusal),
-    });
+/** One store with one client, in a process of its own that is asked for rounds. */
+async function worker(url, client, store) {
+  let connection;
+  if (client === "node-redis") {
+    const redis = await createClient({ url, modules: { rl } }).connect();
+    connection = {
+      limiter: redis.rl,
+      sendCommand: (...words) => redis.sendCommand(words),
+      flexible: { storeClient: redis, useRedisPackage: true },
+    };
+  } else {
+    const redis = new Redis(url);
+    connection = {
+      limiter: rateLimiter(redis),
+      sendCommand: (...words) => redis.call(...words),
+      flexible: { storeClient: redis },
+    };
   }
-
-  const skipping = { limit: 1e9, skipFailedRequests: true };
-  const [a, b, c] = [await ours(skipping), await theirs(skipping), flexibly(1e9, HOUR)];
-  rows.push({
-    name: "taken, then given back",
-    "redis-rl": async (key) => {
-      await a.increment(key);
-      await a.decrement(key);
-    },
-    "rate-limit-redis": async (key) => {
-      await b.increment(key);
-      await b.decrement(key);
-    },
-    "rate-limiter-flexible": async (key) => {
-      await c.consume(key);
-      await c.reward(key);
-    },
-  });
-
-  for (const [name, limit] of [
-    ["allowed", 1e9],
-    ["refused", 1],
-  ]) {
-    const tiers = [
-      [limit, "60s"],
-      [limit, "1h"],
-      [limit, "1d"],
-    ];
-    const at = prefix();
-    const windows = [60_000, HOUR, 24 * HOUR];
-    const stores = await Promise.all(windows.map((windowMs) => theirs({ windowMs, limit })));
-    const union = new RateLimiterUnion(...windows.map((windowMs) => flexibly(limit, windowMs)));
-    rows.push({
-      name: `three tiers, ${name}`,
-      "redis-rl": (key) => limiter.log(at + key, tiers),
-      // As three middlewares: the first that refuses ends it.
-      "rate-limit-redis": async (key) => {
-        for (const one of stores) if ((await one.increment(key)).totalHits > limit) break;
-      },
-      "rate-limiter-flexible": (key) => union.consume(key).catch(refusal),
-    });
-  }
-  return rows;
+  const decide = await stores[store](connection);
+  process.on("message", async ({ row, atOnce }) => process.send(await round(decide[row], atOnce)));
+  process.on("disconnect", () => process.exit());
+  process.send("ready");
 }
 
-/** Latencies of one round, in ms, and how many decisions there were in a second. */
+/** Decisions in a second, and the 99th percentile of how long they took, in ms. */
 async function round(decide, atOnce) {
   const latencies = [];
   const start = performance.now();
   const end = start + Number(SECONDS) * 1000;
   let next = 0;
-  const worker = async () => {
+  const loop = async () => {
     for (let now = performance.now(); now < end;) {
       await decide(KEYS[next++ % KEYS.length]);
       const then = now;
@@ -157,60 +161,74 @@ async function round(decide, atOnce) {
       latencies.push(now - then);
     }
   };
-  await Promise.all(Array.from({ length: atOnce }, worker));
-  return { latencies, perSecond: latencies.length / ((performance.now() - start) / 1000) };
+  await Promise.all(Array.from({ length: atOnce }, loop));
+  const perSecond = latencies.length / ((performance.now() - start) / 1000);
+  return { perSecond, p99: Float64Array.from(latencies).sort()[Math.floor(latencies.length * 0.99)] };
 }
 
 const median = (numbers) => numbers.toSorted((a, b) => a - b)[numbers.length >> 1];
 
-async function measure(row, atOnce) {
-  const names = Object.keys(row).filter((name) => name !== "name");
-  const perSecond = Object.fromEntries(names.map((name) => [name, []]));
-  const p99 = Object.fromEntries(names.map((name) => [name, []]));
-  for (const name of names) await round(row[name], atOnce);
-  for (let i = 0; i < Number(ROUNDS); i++) {
-    for (const name of names) {
-      const measured = await round(row[name], atOnce);
-      const sorted = Float64Array.from(measured.latencies).sort();
-      perSecond[name].push(measured.perSecond);
-      p99[name].push(sorted[Math.floor(sorted.length * 0.99)]);
+async function main() {
+  const server = await startServer();
+  const control = createClient({ url: server.url, socket: { reconnectStrategy: 20 } });
+  control.on("error", () => {});
+  await control.connect();
+  const children = [];
+  try {
+    console.log(`${await setting(control)}\n`);
+    console.log(`| client | at once | | ${STORES.join(" | ")} |`);
+    console.log("| --- | --- | --- | --- | --- | --- |");
+    for (const client of CLIENTS) {
+      for (const store of STORES) {
+        const child = fork(fileURLToPath(import.meta.url), ["worker", server.url, client, store]);
+        children.push(child);
+        await once(child, "message");
+      }
+      for (const atOnce of [1, 50]) {
+        for (const [row, name] of ROWS.entries()) {
+          await control.flushAll();
+          const cells = await measure(children.slice(-STORES.length), row, atOnce);
+          console.log(`| ${[client, atOnce, name, ...cells].join(" | ")} |`);
+        }
+      }
+    }
+  } finally {
+    for (const child of children) child.disconnect();
+    control.destroy();
+    await server.stop();
+  }
+}
+
+async function measure(children, row, atOnce) {
+  const rounds = children.map(() => []);
+  // The first round of each is not counted: it warms up.
+  for (let i = 0; i <= Number(ROUNDS); i++) {
+    for (const [j, child] of children.entries()) {
+      child.send({ row, atOnce });
+      const [measured] = await once(child, "message");
+      if (i > 0) rounds[j].push(measured);
     }
   }
-  return names.map(
-    (name) =>
-      `${Math.round(median(perSecond[name])).toLocaleString("en")}, ${median(p99[name]).toFixed(2)} ms`,
+  return rounds.map((measured) => {
+    const perSecond = Math.round(median(measured.map(({ perSecond }) => perSecond)));
+    return `${perSecond.toLocaleString("en")}, ${median(measured.map(({ p99 }) => p99)).toFixed(2)} ms`;
+  });
+}
+
+/** What was measured, where. */
+async function setting(control) {
+  const info = await control.sendCommand(["INFO", "server"]);
+  const valkey = /valkey_version:(\S+)/.exec(info);
+  const version = valkey ? `Valkey ${valkey[1]}` : `Redis ${/redis_version:(\S+)/.exec(info)[1]}`;
+  const packages = ["redis", "ioredis", "rate-limit-redis", "rate-limiter-flexible"].map((name) => {
+    const file = new URL(`node_modules/${name}/package.json`, import.meta.url);
+    return `${name} ${JSON.parse(readFileSync(file, "utf8")).version}`;
+  });
+  return (
+    `${version}, Node ${process.versions.node}, ${packages.join(", ")}; ` +
+    `${cpus()[0].model}, ${availableParallelism()} cores. Medians of ${ROUNDS} rounds of ${SECONDS} s.`
   );
 }
 
-const versions = Object.fromEntries(
-  ["redis", "ioredis", "rate-limit-redis", "rate-limiter-flexible"].map((name) => [
-    name,
-    JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version,
-  ]),
-);
-try {
-  const info = await nodeRedis.sendCommand(["INFO", "server"]);
-  const [, version] = /valkey_version:(\S+)/.exec(info) ?? /redis_version:(\S+)/.exec(info);
-  console.log(
-    `${info.includes("valkey_version") ? "Valkey" : "Redis"} ${version} and Node ${process.versions.node} on one machine ` +
-      `(${cpus()[0].model}, ${availableParallelism()} cores), one connection; ` +
-      `node-redis ${versions.redis}, ioredis ${versions.ioredis}, rate-limit-redis ${versions["rate-limit-redis"]}, ` +
-      `rate-limiter-flexible ${versions["rate-limiter-flexible"]}. ` +
-      `Decisions a second and their 99th percentile: medians of ${ROUNDS} rounds of ${SECONDS} s that took turns.\n`,
-  );
-  console.log("| client | requests at once | | redis-rl | rate-limit-redis | rate-limiter-flexible |");
-  console.log("| --- | --- | --- | --- | --- | --- |");
-  for (const client of clients) {
-    for (const atOnce of [1, 50]) {
-      for (const row of await contenders(client)) {
-        await nodeRedis.flushAll();
-        const cells = await measure(row, atOnce);
-        console.log(`| ${[client.client, atOnce, row.name, ...cells].join(" | ")} |`);
-      }
-    }
-  }
-} finally {
-  nodeRedis.destroy();
-  ioredis.disconnect();
-  await server.stop();
-}
+const [, , role, ...rest] = process.argv;
+await (role === "worker" ? worker(...rest) : main());
