@@ -1,10 +1,13 @@
 # What can be done here: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster demo test test-examples soak memcheck fuzz bench bench-limiters figures
-.PHONY: lint check check-demo install uninstall dist check-dist clean setup
+# Cargo uses all cores by itself.
+.NOTPARALLEL:
+.PHONY: help build run cluster demo test test-clients test-examples soak memcheck fuzz bench bench-limiters figures
+.PHONY: lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker clean
+.PHONY: setup setup-server free-ports
 
-REDIS_SERVER ?= redis-server
+REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 MODULE := $(TARGET)/release/libredis_rl.so
 # Where Debian keeps modules. Its units let the server execute files below /usr/lib, not /usr/local.
@@ -16,7 +19,7 @@ export REDIS_SERVER
 DEMO := --manifest-path demo/Cargo.toml --target-dir $(TARGET)/demo
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path for the server that runs and tests use, PORT=6379 for run, PORT=7000 for"
 	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL for a server that the demo is to use,"
 	@echo "    REDIS_CELL=path for bench to measure CL.THROTTLE too, DESTDIR, PREFIX and MODULEDIR for install"
@@ -25,30 +28,41 @@ build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib
 
 run: PORT ?= 6379
-run: build ## Start a server with the module, on port 6379 or PORT=...
-	@if (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null; then \
-		echo "port $(PORT) is taken: choose another, as in make run PORT=$$(($(PORT) + 1))" >&2; exit 1; fi
-	@mkdir -p target/run
-	$(REDIS_SERVER) --port $(PORT) --dir target/run --loadmodule $(MODULE)
+run: PORTS = $(PORT)
+run: free-ports setup-server build ## Start a server with the module, on port 6379 or PORT=...
+	@mkdir -p $(TARGET)/run
+	@echo "Ctrl-C stops the server. In another terminal:"
+	@echo "    $$(tools/cli $(REDIS_SERVER)) -p $(PORT) RL.FIXED login:alice 3 1m"
+	@$(REDIS_SERVER) --port $(PORT) --dir $(TARGET)/run --loadmodule $(MODULE)
 
 cluster: PORT ?= 7000
-cluster: build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
+cluster: PORTS = $(PORT) 6 10000
+cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
-demo: $(if $(REDIS_URL),,build) ## Watch the three limiters under the same traffic: keys change it, q quits
+demo: $(if $(REDIS_URL),setup,setup-server build) ## Watch the three limiters under the same traffic: keys change it, q quits
+	cargo build --locked $(DEMO)
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
-test: build ## Run the tests: the arithmetic, and the commands on real servers
+test: setup-server build ## Run the module's tests, on real servers too; make check adds lints, clients, examples and the demo
 	cargo test --locked
 
+test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
+
+test-client-%: setup-server build
+	@if tools/install-missing $*; then \
+		MODULE=$(MODULE) REDIS_SERVER=$(abspath $(shell command -v $(REDIS_SERVER))) clients/$*/check; \
+	else echo "not tested: clients/$*" >&2; [[ -z $$CI ]]; fi
+
 soak: SECONDS = 60
-soak: build ## Load servers for a minute or SECONDS=..., and account for every unit granted
+soak: setup-server build ## Load servers for a minute or SECONDS=..., and account for every unit granted
 	SOAK_SECONDS=$(SECONDS) cargo test --locked --test soak -- --nocapture
 
-memcheck: build ## Run the server tests with every server under valgrind: invalid accesses, lost memory
+memcheck: setup-server build ## Run the server tests with every server under valgrind: invalid accesses, lost memory
+	@tools/install-missing valgrind
 	tools/memcheck $(REDIS_SERVER)
 
-test-examples: build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
+test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
 	cargo fmt --check --manifest-path examples/rust/Cargo.toml
 	cargo clippy --quiet --locked $(RUST_EXAMPLE) -- --deny warnings
 	cargo build --quiet --locked $(RUST_EXAMPLE)
@@ -57,43 +71,68 @@ test-examples: build target/examples/python target/examples/node ## Run the exam
 RUST_EXAMPLE := --manifest-path examples/rust/Cargo.toml --target-dir target/examples/rust
 
 # Where packages cannot be had the folder stays away, and the tests skip that example.
-target/examples/python: examples/python/requirements.txt
+target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
 	@rm -rf $@
-	python3 -m pip install --quiet --target $@ --requirement $< && touch $@ || rm -rf $@
+	@tools/install-missing python && cd examples/python && \
+		python3 -m pip install --quiet --target $(CURDIR)/$@ --requirement requirements.txt && \
+		touch $(CURDIR)/$@ || rm -rf $(CURDIR)/$@
 
-target/examples/node: examples/node/package.json examples/node/package-lock.json
-	@rm -rf $@ && mkdir -p $@
-	@cp $^ $@ && ln -s ../../../examples/node/app.js $@
-	npm ci --silent --prefix $@ && touch $@ || rm -rf $@
+# The package names the client by its place beside the example.
+target/examples/node: examples/node/package.json examples/node/package-lock.json $(shell find clients/node/src -type f)
+	@rm -rf $@ && mkdir -p $@ target/clients && ln -sfn ../../clients/node target/clients/node
+	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
+	@tools/install-missing node && npm ci --silent --prefix clients/node && npm run --silent build --prefix clients/node && \
+		npm ci --silent --prefix $@ && touch $@ || rm -rf $@
 
-bench: build ## Measure what a request costs, in one table; BENCH_QUICK=1 for a first look
-	@tools/install-missing $(REDIS_SERVER) bench
+bench: setup-server build ## Measure what a request costs, in one table; BENCH_QUICK=1 for a first look
+	@tools/install-missing bench
 	cargo build --release --locked --package redis-rl-bench
 	@cargo run --release --locked --quiet --package redis-rl-bench
 
 bench-limiters: setup ## Count the instructions of the arithmetic alone, without a server
-	@tools/install-missing $(REDIS_SERVER) bench
+	@tools/install-missing bench
 	cargo bench --locked --package redis-rl-bench
 
-figures: build ## Draw the pictures of the docs, from a server's replies and the table of docs/benchmarks.md
+figures: setup-server build ## Draw the pictures of the docs, from a server's replies and the table of docs/benchmarks.md
 	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures docs/benchmarks.md
 
 # Python packages that were installed for the benchmarks alone.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-lint: setup ## Check the format and the lints
+lint: setup docs ## Check the format, the lints and the docs in the source
+	@tools/install-missing lint
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --workspace --all-targets -- --deny warnings
 
-check: lint test test-examples check-demo ## Check format, lints and tests: what CI runs on this server
+# They are for readers of the source, so links to what is private are welcome.
+docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
+docs: setup ## Make the docs in the source: target/doc
+	cargo doc --locked --workspace --no-deps --document-private-items
 
-check-demo: build ## Check the demo: format, lints, and tests in a terminal of its own
+audit: CHECKS ?= all
+audit: setup ## Check all that is depended on by deny.toml: advisories, licenses, sources; CHECKS=... for some
+	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	@for lock in $$(git ls-files '*Cargo.lock'); do \
+		cargo deny --locked --config deny.toml --manifest-path "$${lock%lock}toml" check $(CHECKS) || exit; done
+
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+msrv: setup ## Build the module with the oldest Rust that is promised
+	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install $(MSRV) --profile minimal || \
+		{ echo "Rust $(MSRV) cannot be had here: nothing was built with it" >&2; exit 1; }
+	cargo +$(MSRV) build --release --locked --lib --target-dir $(TARGET)/msrv
+
+check: lint test test-clients test-examples check-demo ## Check format, lints and tests: what CI runs on this server
+
+check-demo: setup-server build ## Check the demo: format, lints, and tests in a terminal of its own
+	@tools/install-missing lint
 	cargo fmt --check --manifest-path demo/Cargo.toml
 	cargo clippy --locked --all-targets $(DEMO) -- --deny warnings
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
-install: $(MODULE) ## Install the module into the server's module folder
+# Needs no cargo: root, who installs, often has none.
+install: ## Install the module into the server's module folder
+	@[[ -e $(MODULE) ]] || { echo "there is nothing to install yet: run make build first, not as root" >&2; exit 1; }
 	install -D -m 755 $(MODULE) $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 	@echo "To load it, add this line to redis.conf (or valkey.conf) and restart the server:"
 	@echo "loadmodule $(MODULEDIR)/libredis_rl.so"
@@ -104,20 +143,32 @@ uninstall: ## Remove what install installed
 dist: build ## Make a tarball, a Debian package and checksums: target/dist
 	@packaging/dist $(MODULE) $(TARGET)/dist
 
-check-dist: dist ## Install what dist made on this machine, load it, and remove it (as root)
+ARM64 := aarch64-unknown-linux-gnu
+dist-arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
+dist-arm64: setup ## The same for arm64, cross-built: target/dist-arm64
+	@tools/install-missing arm64
+	cargo build --release --locked --lib --target $(ARM64)
+	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
+
+check-dist: setup-server dist ## Install what dist made on this machine, load it, and remove it (as root)
 	@packaging/check $(MODULE) $(TARGET)/dist
+
+check-docker: ## Carry out the Dockerfile's steps in roots of Debian's packages, without Docker (as root)
+	@tools/install-missing debootstrap
+	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
 fuzz: setup ## Look for input on which the module and models of it differ: three targets, SECONDS=60 each
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	cargo clean
-	rm -rf fuzz/target fuzz/found fuzz/artifacts
-
-# So that root can install what somebody else has built: root often has no cargo.
-$(MODULE): $(shell find src -name '*.rs')
-	@$(MAKE) build
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules}
 
 setup:
-	@tools/install-missing $(REDIS_SERVER)
+	@tools/install-missing build
+
+setup-server:
+	@tools/install-missing build server
+
+free-ports:
+	@tools/free-ports $(PORTS)

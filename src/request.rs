@@ -3,6 +3,9 @@
 //! Every text that a user can be refused with stands here.
 
 use std::ffi::CStr;
+use std::hash::{BuildHasher, RandomState};
+
+use smallvec::SmallVec;
 
 use crate::limiter::{
     Algorithm, Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, TooManyWindows, UnixMs, WindowMs,
@@ -160,42 +163,35 @@ impl Request<QuotaList> {
             return Err(Refusal::Arity);
         }
         let said = Said::parse(next, args, options)?;
-        let cost = said.cost.unwrap_or(Cost::ONE);
-        Ok(Request { cost, force: said.force, at: said.at, ..request })
+        request.cost = said.cost.unwrap_or(Cost::ONE);
+        (request.force, request.at) = (said.force, said.at);
+        Ok(request)
     }
 }
 
-/// What RL.ALL asks for.
+/// Keys, and rows, in a request of RL.ALL.
+pub const MAX_ROWS: usize = 64;
+
+/// Words in a row: `key algorithm limit window cost`.
+pub const ROW_WORDS: usize = 5;
+
+/// Something for each key, or for each row, of a request of RL.ALL.
+pub type List<T> = SmallVec<[T; 4]>;
+
+/// What RL.ALL asks for: rows that were told apart by key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rows<'a> {
-    /// In the order in which they were named: 1 to [`MAX_ROWS`].
-    pub rows: Vec<Row<'a>>,
+pub struct Rows {
+    /// What is asked of each key, in the order of their first mention.
+    pub keys: List<KeyRequest>,
+    /// Where in that each row stands.
+    pub places: List<Place>,
     /// Count every row even if some refuse.
     pub force: bool,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
 }
 
-/// Rows in a request of RL.ALL.
-pub const MAX_ROWS: usize = 64;
-
-/// Words in a row: `key algorithm limit window cost`.
-pub const ROW_WORDS: usize = 5;
-
-/// One row: a tier of one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row<'a> {
-    /// The key.
-    pub key: &'a [u8],
-    /// The algorithm that it is counted by.
-    pub algorithm: Algorithm,
-    /// What the tier allows.
-    pub quota: Quota,
-    /// Units to take or give back.
-    pub cost: Cost,
-}
-
-/// All that a request of RL.ALL asks of one key.
+/// What is asked of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRequest {
     /// The algorithm that it is counted by.
@@ -209,67 +205,84 @@ pub struct KeyRequest {
 /// Where a row stands: which tier of which key it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The number of its key, in the order of their first mention.
+    /// The number of its key.
     pub key: usize,
     /// The number of its tier in that key.
     pub tier: usize,
 }
 
-impl<'a> Rows<'a> {
-    /// Reads `key algorithm limit window cost [...]` and the options after it. How many words there
-    /// are tells where the rows end, as it does for those who look for the keys.
-    pub fn parse(words: &[&'a [u8]]) -> Result<Rows<'a>, Refusal> {
-        let rows = words.chunks_exact(ROW_WORDS);
-        let options = rows.remainder();
-        match (rows.len(), options.len()) {
-            (0, _) | (_, 4..) => return Err(Refusal::Arity),
-            (1..=MAX_ROWS, _) => {}
-            _ => return Err(Refusal::ROWS),
+impl Rows {
+    /// How many rows so many words after the command's name hold; up to three more are options. Where
+    /// the rows end follows from that, whatever the words are, as it does for those who look for keys.
+    pub fn count(words: usize) -> Result<usize, Refusal> {
+        match (words / ROW_WORDS, words % ROW_WORDS) {
+            (0, _) | (_, 4..) => Err(Refusal::Arity),
+            (rows @ 1..=MAX_ROWS, _) => Ok(rows),
+            _ => Err(Refusal::ROWS),
         }
-        let rows = rows.map(Row::parse).collect::<Result<_, _>>()?;
-        let mut options = options.iter().copied();
-        let said = Said::parse(options.next(), options, Options::Force)?;
-        Ok(Rows { rows, force: said.force, at: said.at })
     }
 
-    /// What is asked of each key, and where in that each row stands. `key_of_row` numbers the keys in
-    /// the order of their first mention.
-    pub fn by_key(&self, key_of_row: &[usize]) -> Result<(Vec<KeyRequest>, Vec<Place>), Refusal> {
-        let mut requests: Vec<KeyRequest> = Vec::new();
-        let mut places = Vec::with_capacity(self.rows.len());
-        for (Row { algorithm, quota, cost, .. }, &key) in self.rows.iter().copied().zip(key_of_row) {
-            let Some(request) = requests.get_mut(key) else {
-                requests.push(KeyRequest { algorithm, quotas: QuotaList::from_iter([quota]), cost });
-                places.push(Place { key, tier: 0 });
-                continue;
-            };
-            places.push(Place { key, tier: request.quotas.len() });
-            if (request.algorithm, request.cost) != (algorithm, cost) {
-                return Err(Refusal::ROWS_DIFFER);
-            }
-            if request.quotas.iter().any(|other| other.window() == quota.window()) {
-                return Err(Refusal::ROWS_OF_A_WINDOW);
-            }
-            request.quotas.try_push(quota).map_err(|_| Refusal::ROWS_OF_A_KEY)?;
+    /// Reads `key algorithm limit window cost [...]` and the options after it. `key_of_row` tells the
+    /// number of each row's key: see [`distinct`].
+    pub fn parse<W: AsRef<[u8]>>(words: &[W], key_of_row: &[usize]) -> Result<Rows, Refusal> {
+        let mut all = Rows { keys: List::new(), places: List::new(), force: false, at: None };
+        let rows = words.chunks_exact(ROW_WORDS);
+        let mut options = rows.remainder().iter().map(W::as_ref);
+        for (row, key) in rows.zip(key_of_row) {
+            let [_, algorithm, limit, window, cost] = row else { return Err(Refusal::Arity) };
+            let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
+            let quota = parse_quota(limit.as_ref(), Some(window.as_ref()))?;
+            let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
+            all.add(*key, algorithm, quota, cost)?;
         }
-        Ok((requests, places))
+        if let Some(option) = options.next() {
+            let said = Said::parse(Some(option), options, Options::Force)?;
+            (all.force, all.at) = (said.force, said.at);
+        }
+        Ok(all)
+    }
+
+    /// Adds a row about the key of this number, which is the next one if it is new.
+    #[inline(always)]
+    fn add(&mut self, key: usize, algorithm: Algorithm, quota: Quota, cost: Cost) -> Result<(), Refusal> {
+        if key == self.keys.len() {
+            self.keys.push(KeyRequest { algorithm, quotas: QuotaList::new(), cost });
+        }
+        let request = &mut self.keys[key];
+        if (request.algorithm, request.cost) != (algorithm, cost) {
+            return Err(Refusal::ROWS_DIFFER);
+        }
+        if request.quotas.iter().any(|other| other.window() == quota.window()) {
+            return Err(Refusal::ROWS_OF_A_WINDOW);
+        }
+        self.places.push(Place { key, tier: request.quotas.len() });
+        request.quotas.try_push(quota).map_err(|_| Refusal::ROWS_OF_A_KEY)
     }
 }
 
-impl<'a> Row<'a> {
-    fn parse(words: &[&'a [u8]]) -> Result<Row<'a>, Refusal> {
-        let [key, algorithm, limit, window, cost] = *words else { return Err(Refusal::Arity) };
-        Ok(Row {
-            key,
-            algorithm: parse_algorithm(algorithm).ok_or(Refusal::ALGORITHM)?,
-            quota: parse_quota(limit, Some(window))?,
-            cost: parse_cost(cost).ok_or(Refusal::ROW_COST)?,
+/// The names that differ, in the order of their first mention, and which of them each name is.
+///
+/// Long names are compared by a hash with a secret first: 64 names that differ only in their last byte
+/// must not take longer to tell apart than they took to send.
+pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (List<N>, List<usize>) {
+    let (mut known, mut hashes) = (List::<N>::new(), List::<u64>::new());
+    let hasher = RandomState::new();
+    let numbers = names.map(|name| {
+        let is_long = name.as_ref().len() > 64;
+        let hash = if is_long { hasher.hash_one(name.as_ref()) } else { 0 };
+        let mut alike = (0..hashes.len()).filter(|number| hashes[*number] == hash);
+        alike.find(|number| known[*number].as_ref() == name.as_ref()).unwrap_or_else(|| {
+            known.push(name);
+            hashes.push(hash);
+            known.len() - 1
         })
-    }
+    });
+    let numbers = numbers.collect();
+    (known, numbers)
 }
 
 fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
-    let named = |algorithm: &Algorithm| arg.eq_ignore_ascii_case(algorithm.name().to_bytes());
+    let named = |algorithm: &Algorithm| arg.eq_ignore_ascii_case(algorithm.name().as_bytes());
     Algorithm::ALL.into_iter().find(named)
 }
 

@@ -166,7 +166,7 @@ fn take(mut case: Case) {
 }
 
 fn peek(case: Case) {
-    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost::ONE, case.time()));
+    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost::ONE, case.time())).expect("a verdict");
 }
 
 fn parse_one_tier(limit: &str, window: &str) {

@@ -7,7 +7,7 @@ use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
 use super::lifetime::{Lifetime, TimeSource};
 use super::packed::Packed;
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
-use super::{Algorithm, Mover, fixed, sliding};
+use super::{Algorithm, Mover, Parts, fixed, sliding};
 
 /// How the counters of a key are read. [`Algorithm`] without the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,6 +233,17 @@ impl Counters {
         self.iter().filter(move |counter| self.is_live(counter, now)).map(|counter| counter.window)
     }
 
+    /// What a sliding window is made of at `now`; `None` for a fixed one.
+    pub fn parts(&self, window: WindowMs, now: UnixMs) -> Option<Parts> {
+        match self.method() {
+            Method::Fixed => None,
+            Method::Sliding => {
+                let Counter { current, previous, .. } = sliding::advance(self.find(window)?, now);
+                Some(Parts { current, previous })
+            }
+        }
+    }
+
     fn is_live(&self, counter: &Counter, now: UnixMs) -> bool {
         self.method().ends(counter) > now
     }
@@ -372,13 +383,13 @@ impl<C: Deref<Target = Counters>> State for Read<C> {
     }
 
     #[inline(always)]
-    fn make_sure_of_room(&self, tiers: &[Tier<AtTime>], now: UnixMs) -> Result<(), TooManyWindows> {
-        if tiers.len() + self.counters.len() <= MAX_TIERS {
+    fn make_sure_of_room(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
+        if quotas.len() + self.counters.len() <= MAX_TIERS {
             return Ok(());
         }
-        let is_named = |window: &WindowMs| tiers.iter().any(|tier| tier.quota.window() == *window);
+        let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
         let others = self.counters.live_windows(now).filter(|window| !is_named(window)).count();
-        if tiers.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
+        if quotas.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 //! [`Decision`] is what a command sees. Below it stands what an algorithm has to answer: [`State`]
 //! to be read, [`StateMut`] to be changed.
 
+use super::Limiter;
 use super::counters::{Counters, Read};
 use super::lifetime::{TimeSource, Touch};
 use super::log::Log;
@@ -93,11 +94,9 @@ pub struct Change {
     pub end_moved: bool,
 }
 
-/// What came of a request, as things stand now.
+/// What came of a request, apart from what its caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What its caller is told.
-    pub verdict: Verdict,
     /// What it changed.
     pub change: Change,
     /// As of when it did: a copy that does the same as of this time becomes the same.
@@ -145,33 +144,12 @@ impl Outlook {
 
 /// A request about one key, decided and not yet counted. It holds the key's limiter, so nothing can
 /// come between the decision and its commit.
-pub struct Decision<'a, Q: Quotas>(Decide<'a, Q>);
+pub struct Decision<'a, Q: Quotas>(pub(super) Decide<'a, Q>);
 
-enum Decide<'a, Q: Quotas> {
+pub(super) enum Decide<'a, Q: Quotas> {
     Counters(Decided<Read<&'a mut Counters>, Q>),
-    Short(Decided<Short<&'a mut super::Limiter>, Q>),
+    Short(Decided<Short<&'a mut Limiter>, Q>),
     Log(Decided<&'a mut Log, Q>),
-}
-
-impl<'a, Q: Quotas> From<Decided<Read<&'a mut Counters>, Q>> for Decision<'a, Q> {
-    #[inline(always)]
-    fn from(decided: Decided<Read<&'a mut Counters>, Q>) -> Self {
-        Decision(Decide::Counters(decided))
-    }
-}
-
-impl<'a, Q: Quotas> From<Decided<Short<&'a mut super::Limiter>, Q>> for Decision<'a, Q> {
-    #[inline(always)]
-    fn from(decided: Decided<Short<&'a mut super::Limiter>, Q>) -> Self {
-        Decision(Decide::Short(decided))
-    }
-}
-
-impl<'a, Q: Quotas> From<Decided<&'a mut Log, Q>> for Decision<'a, Q> {
-    #[inline(always)]
-    fn from(decided: Decided<&'a mut Log, Q>) -> Self {
-        Decision(Decide::Log(decided))
-    }
 }
 
 /// Does the same for every algorithm.
@@ -202,6 +180,12 @@ impl<Q: Quotas> Decision<'_, Q> {
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
         for_each_algorithm!(&self.0, decided => decided.outcome())
+    }
+
+    /// What the caller is told, as things stand now.
+    #[inline(always)]
+    pub fn verdict(&self) -> Verdict {
+        for_each_algorithm!(&self.0, decided => decided.verdict())
     }
 
     /// How long until every tier allows the same request, if nothing else is counted.
@@ -235,8 +219,8 @@ pub(super) trait State {
     /// Milliseconds until at most `room` units count, where more do now.
     fn wait_until(&self, usage: &Self::Usage, room: u64) -> u64;
 
-    /// Whether the tiers' windows fit into the key.
-    fn make_sure_of_room(&self, tiers: &[Tier<Self::Usage>], now: UnixMs) -> Result<(), TooManyWindows>;
+    /// Whether the windows of these quotas fit into the key.
+    fn make_sure_of_room(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
 
     /// See [`Outlook::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
@@ -296,10 +280,13 @@ pub(super) struct Decided<S: State, Q: Quotas> {
 }
 
 impl<S: State, Q: Quotas> Decided<S, Q> {
-    /// Whether `cost` units fit every quota. Changes nothing. [`Decided::make_sure_of_room`] comes next.
+    /// Whether `cost` units fit every quota. Changes nothing.
     #[inline(always)]
-    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
+    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
         let (units, now) = (cost.taken(), time.now());
+        if units > 0 {
+            state.make_sure_of_room(quotas.as_ref(), now)?;
+        }
         let mut limited = false;
         let tiers = quotas.each(|quota| {
             let usage = state.usage(quota, now);
@@ -307,16 +294,7 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
             limited |= refuses;
             Tier { quota, usage, refuses }
         });
-        Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
-    }
-
-    /// Whether the windows of a request that takes units fit into the key.
-    #[inline(always)]
-    pub(super) fn make_sure_of_room(&self) -> Result<(), TooManyWindows> {
-        if self.cost.taken() == 0 {
-            return Ok(());
-        }
-        self.state.make_sure_of_room(self.tiers.as_ref(), self.time.now())
+        Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
     }
 
     /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else
@@ -338,16 +316,10 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
         self.verdict_on(shown, self.limited)
     }
 
-    #[inline(always)]
-    pub(super) fn limited(&self) -> bool {
-        self.limited
-    }
-
     /// What a request that was not counted is told, and how far its waits can be relied on.
     #[inline(always)]
-    pub(super) fn peeked(&self) -> Result<(Verdict, Outlook), TooManyWindows> {
-        self.make_sure_of_room()?;
-        Ok((self.verdict(), self.outlook()))
+    pub(super) fn peeked(&self) -> (Verdict, Outlook) {
+        (self.verdict(), self.outlook())
     }
 
     fn longest_wait(&self) -> Wait {
@@ -395,10 +367,18 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
 }
 
 impl<S: StateMut, Q: Quotas> Decided<S, Q> {
+    /// Commits what is allowed or forced; what the caller is told, and what came of it.
     #[inline(always)]
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn taken(mut self, force: bool) -> (Verdict, Outcome) {
+        if force || !self.limited {
+            self.commit();
+        }
+        (self.verdict(), self.outcome())
+    }
+
+    #[inline(always)]
+    fn outcome(&self) -> Outcome {
         Outcome {
-            verdict: self.verdict(),
             change: self.change,
             as_of: self.as_of,
             emptied: self.change.units > 0 && self.state.is_empty(),
@@ -407,7 +387,7 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
     }
 
     #[inline(always)]
-    pub(super) fn commit(&mut self) {
+    fn commit(&mut self) {
         let tiers = self.tiers.as_mut();
         self.change = match self.cost.get() {
             0 => Change::default(),

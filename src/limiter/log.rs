@@ -67,7 +67,7 @@ impl<L: Deref<Target = Log>> State for L {
 
     /// Whatever windows are named, the log keeps its units for the longest.
     #[inline(always)]
-    fn make_sure_of_room(&self, _tiers: &[Tier<InWindow>], _now: UnixMs) -> Result<(), TooManyWindows> {
+    fn make_sure_of_room(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
         Ok(())
     }
 

@@ -32,7 +32,7 @@ pub use quota::{
 };
 
 use counters::{Counters, Method};
-use decision::{Decided, State};
+use decision::{Decide, Decided, State};
 use log::{Entry, Log};
 use short::Short;
 
@@ -60,12 +60,12 @@ impl Algorithm {
         }
     }
 
-    /// Its name in RL.INFO.
-    pub const fn name(self) -> &'static CStr {
+    /// Its name in RL.ALL and in RL.INFO.
+    pub const fn name(self) -> &'static str {
         match self {
-            Algorithm::Fixed => c"fixed",
-            Algorithm::Sliding => c"sliding",
-            Algorithm::Log => c"log",
+            Algorithm::Fixed => "fixed",
+            Algorithm::Sliding => "sliding",
+            Algorithm::Log => "log",
         }
     }
 }
@@ -79,6 +79,17 @@ pub struct WindowUsage {
     pub used: u64,
     /// Milliseconds until none do.
     pub reset_after_ms: u64,
+    /// Of a sliding window, what `used` is made of.
+    pub parts: Option<Parts>,
+}
+
+/// Units of two windows, of which a sliding window counts the first and a share of the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Units counted in this window.
+    pub current: u64,
+    /// Units counted in the window before.
+    pub previous: u64,
 }
 
 /// Puts pieces of memory elsewhere, with the same content: what active defrag does.
@@ -128,30 +139,6 @@ enum Form<'a> {
 }
 
 const _: () = assert!(size_of::<Limiter>() == 16);
-
-/// Does the same with the state of whichever algorithm; returns an error if it is another than asked for.
-macro_rules! for_state {
-    ($limiter:expr, $algorithm:expr, $state:ident => $then:expr) => {
-        match $limiter {
-            Limiter::Counters(counters) => {
-                let own = counters.method().into();
-                let $state = counters.counted_by($algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                $then
-            }
-            Limiter::Log(_) | any_short!(_) if $algorithm != Algorithm::Log => {
-                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
-            }
-            Limiter::Log(log) => {
-                let $state = log.as_mut();
-                $then
-            }
-            any_short!(_) => {
-                let $state = Short::of(&mut *$limiter);
-                $then
-            }
-        }
-    };
-}
 
 impl Limiter {
     /// One that has counted nothing yet.
@@ -217,11 +204,19 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
-        for_state!(self, algorithm, state => {
-            let decided = Decided::decide(state, quotas, cost, time);
-            decided.make_sure_of_room()?;
-            Ok(decided.into())
-        })
+        let decide = match self {
+            Limiter::Counters(counters) => {
+                let own = counters.method().into();
+                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                Decide::Counters(Decided::decide(counters, quotas, cost, time)?)
+            }
+            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
+                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
+            }
+            Limiter::Log(log) => Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
+            any_short!(_) => Decide::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
+        };
+        Ok(Decision(decide))
     }
 
     /// Decides on a request, and counts it or gives back, in all tiers or in none. `force` counts
@@ -234,23 +229,19 @@ impl Limiter {
         cost: Cost,
         force: bool,
         time: Time,
-    ) -> Result<Outcome, TakeError> {
-        // As with `decide`, and for each algorithm apart: so nearly all of it stays in registers.
-        let outcome = for_state!(self, algorithm, state => {
-            let mut decided = Decided::decide(state, quotas, cost, time);
-            decided.make_sure_of_room()?;
-            if force || !decided.limited() {
-                decided.commit();
-            }
-            decided.outcome()
-        });
-        if outcome.changed() {
+    ) -> Result<(Verdict, Outcome), TakeError> {
+        let taken = match self.decide(algorithm, quotas, cost, time)?.0 {
+            Decide::Counters(decided) => decided.taken(force),
+            Decide::Short(decided) => decided.taken(force),
+            Decide::Log(decided) => decided.taken(force),
+        };
+        if taken.1.changed() {
             self.shorten();
         }
-        Ok(outcome)
+        Ok(taken)
     }
 
-    /// Makes a short log of one that has shrunk. [`Limiter::take`] does that itself; after the commit of a
+    /// Makes a short log of one that has shrunk. [`Limiter::take`] does so itself; after the commit of a
     /// decision it is due.
     #[inline(always)]
     pub fn shorten(&mut self) {
@@ -270,9 +261,11 @@ impl Limiter {
         time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
         match self.form() {
-            Form::Counters(counters) => Decided::decide(counters.to_read(), quotas, cost, time).peeked(),
-            Form::Short(short) => Decided::decide(short, quotas, cost, time).peeked(),
-            Form::Log(log) => Decided::decide(log, quotas, cost, time).peeked(),
+            Form::Counters(counters) => {
+                Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
+            }
+            Form::Short(short) => Decided::decide(short, quotas, cost, time).map(|decided| decided.peeked()),
+            Form::Log(log) => Decided::decide(log, quotas, cost, time).map(|decided| decided.peeked()),
         }
     }
 
@@ -362,6 +355,7 @@ impl Limiter {
             window,
             used: self.used(window, now),
             reset_after_ms: self.reset_after_ms(window, now),
+            parts: self.counters().and_then(|counters| counters.parts(window, now)),
         };
         windows.into_iter().map(usage).collect()
     }

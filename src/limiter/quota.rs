@@ -186,7 +186,7 @@ impl Cost {
 /// A request has a single one, or a list. What is generic over this is compiled for each, so that
 /// nearly every request, which has one, pays nothing for the walks over several. This is the only
 /// place where the two differ.
-pub trait Quotas: AsRef<[Quota]> {
+pub trait Quotas: AsRef<[Quota]> + Clone {
     /// Something for each of them.
     type Each<T>: AsRef<[T]> + AsMut<[T]>;
 
@@ -210,8 +210,12 @@ pub type QuotaList = ArrayVec<Quota, MAX_TIERS>;
 impl Quotas for QuotaList {
     type Each<T> = ArrayVec<T, MAX_TIERS>;
 
-    #[inline]
-    fn each<T>(&self, make: impl FnMut(Quota) -> T) -> ArrayVec<T, MAX_TIERS> {
-        self.iter().copied().map(make).collect()
+    #[inline(always)]
+    fn each<T>(&self, mut make: impl FnMut(Quota) -> T) -> ArrayVec<T, MAX_TIERS> {
+        let mut each = ArrayVec::new();
+        for quota in self {
+            each.push(make(*quota));
+        }
+        each
     }
 }

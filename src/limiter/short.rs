@@ -266,7 +266,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
     }
 
     #[inline(always)]
-    fn make_sure_of_room(&self, _tiers: &[Tier<InWindow>], _now: UnixMs) -> Result<(), TooManyWindows> {
+    fn make_sure_of_room(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
         Ok(())
     }
 

@@ -1,8 +1,6 @@
 //! A command under way: its arguments, the keys that it may open, and the ways to answer.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::ffi::{CStr, c_int, c_long, c_longlong};
+use std::ffi::{c_int, c_long, c_longlong};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
@@ -11,7 +9,7 @@ use redis_module::raw;
 
 use super::replication::{self, Effect};
 use super::{api, functions};
-use crate::request::Refusal;
+use crate::request::{self, List, Refusal};
 use crate::stats;
 
 /// A command: what is to be done when it is called.
@@ -26,6 +24,13 @@ pub trait Command {
 pub struct Arg<'a> {
     string: *mut raw::RedisModuleString,
     call: PhantomData<&'a ()>,
+}
+
+impl AsRef<[u8]> for Arg<'_> {
+    #[inline(always)]
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
 }
 
 impl<'a> Arg<'a> {
@@ -100,18 +105,13 @@ impl<'a> Keys<'a> {
 
     /// Each key that is among `names`, in the order of their first mention; and for each name, which
     /// of these it is.
-    pub fn distinct(self, names: impl Iterator<Item = &'a Arg<'a>>) -> (Vec<Key<'a>>, Vec<usize>) {
-        let mut keys = Vec::new();
-        let mut by_name = BTreeMap::new();
-        let each = names.map(|name| match by_name.entry(name.bytes()) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => {
-                keys.push(Key { call: self.call, name: *name });
-                *new.insert(keys.len() - 1)
-            }
-        });
-        let each = each.collect();
-        (keys, each)
+    #[inline]
+    pub fn distinct(
+        self,
+        names: impl Iterator<Item = Arg<'a>>,
+    ) -> (impl Iterator<Item = Key<'a>>, List<usize>) {
+        let (names, key_of_name) = request::distinct(names);
+        (names.into_iter().map(move |name| Key { call: self.call, name }), key_of_name)
     }
 }
 
@@ -216,9 +216,9 @@ impl<'a> Call<'a> {
     }
 
     /// Answers a bulk string.
-    pub fn reply_text(&self, text: &CStr) {
+    pub fn reply_text(&self, text: &str) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
-        unsafe { api!(RedisModule_ReplyWithCString(self.ctx, text.as_ptr())) };
+        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, text.as_ptr().cast(), text.len())) };
     }
 
     /// Answers OK.
@@ -248,7 +248,7 @@ impl<'a> Call<'a> {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::ffi::c_char;
+    use std::ffi::{CStr, c_char};
 
     use super::*;
 

@@ -97,7 +97,7 @@ fn answer_to<Q: Quotas>(
     let algorithm = limiter.algorithm();
     let mut take = |now| {
         let time = call.time(now);
-        let outcome =
+        let (verdict, outcome) =
             limiter.take(algorithm, quotas, cost, call.forces(), time).map_err(|error| match error {
                 TakeError::TooManyWindows => TooManyWindows,
                 TakeError::OtherAlgorithm(_) => unreachable!("it is its own"),
@@ -112,7 +112,7 @@ fn answer_to<Q: Quotas>(
             *limiter = Limiter::new(algorithm);
             *expires_at = None;
         }
-        Ok(Answer { verdict: outcome.verdict, changed: outcome.changed().then_some(outcome.as_of.get()) })
+        Ok(Answer { verdict, changed: outcome.changed().then_some(outcome.as_of.get()) })
     };
     let mut answer = take(call.now)?;
     for now in call.times().skip(1) {
@@ -133,7 +133,7 @@ pub fn decide(limiter: &mut Limiter, call: &Call) {
     let cost = Cost::new(call.cost).expect("a cost");
     let quotas = quota_list(&call.quotas);
     if let Ok(decision) = limiter.decide(limiter.algorithm(), &quotas, cost, call.time(call.now)) {
-        assert_eq!(decision.outcome().verdict.limited, decision.limited());
+        assert_eq!(decision.verdict().limited, decision.limited());
         let told = (0..).map_while(|tier| decision.verdict_of(tier));
         assert_eq!(told.count(), quotas.len());
     }

@@ -41,7 +41,7 @@ pub fn keys() -> Vec<Key> {
 }
 
 fn quota((limit, window): (u64, u64)) -> Quota {
-    Quota { limit, window: WindowMs::new(window).expect("a window") }
+    Quota::new(limit, WindowMs::new(window).expect("a window")).expect("a limit")
 }
 
 /// What was counted in a key.
@@ -78,7 +78,7 @@ pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<
 
         let (Key { quotas, .. }, account) = (&keys[index], &mut accounts[index]);
         assert!(!account.model.refuses(quotas, cost, at), "over a limit: {effect}, {:?}", account.model);
-        account.model.record(quotas, cost, at, false).expect("no more windows than a key can hold");
+        account.model.record(quotas, cost, at, true).expect("an effect changes something");
         account.taken += cost.max(0);
         account.latest = account.latest.max(at);
     }
@@ -87,7 +87,7 @@ pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<
 /// Asserts that the server holds exactly what was counted, as of the last time that anything was.
 pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
     for (key, Account { model, latest, .. }) in keys.iter().zip(accounts) {
-        for window in key.quotas.iter().map(|quota| quota.window.get()) {
+        for window in key.quotas.iter().map(|quota| quota.window().get()) {
             let peek = format!("RL.PEEK {} 1000000 {window}ms AT {latest}", key.name);
             let held = 1_000_000 - server.figures(&peek)[2] as u64;
             let about = || format!("{peek} of {} {}", key.command, key.pairs);

@@ -1,0 +1,115 @@
+//! What the Makefile does before it builds, and what is handed out.
+
+mod machine;
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use machine::Machine;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const CHANGELOG: &str = include_str!("../../CHANGELOG.md");
+
+#[test]
+fn an_old_rust_is_refused_before_anything_is_installed_and_before_it_reads_the_manifest() {
+    let machine = Machine::new();
+    machine.add("cargo", "echo cargo 1.65.0");
+    machine.add("rustc", "echo rustc 1.63.0");
+    let refusal = machine.refusal(&["build"]);
+    assert!(refusal.contains("cargo is 1.65.0 in ") && refusal.contains("https://rustup.rs"), "{refusal}");
+    assert_eq!(machine.calls(), ["cargo --version"]);
+}
+
+#[test]
+fn without_rust_the_refusal_says_where_to_get_it() {
+    let refusal = Machine::new().refusal(&["build"]);
+    assert!(refusal.contains("cargo is not here") && refusal.contains("https://rustup.rs"), "{refusal}");
+}
+
+#[test]
+fn building_asks_for_a_compiler_and_for_no_server() {
+    let machine = Machine::with_rust();
+    let refusal = machine.refusal(&["build"]);
+    assert!(refusal.contains("please install: gcc libc6-dev"), "{refusal}");
+    assert!(!refusal.contains("redis"), "{refusal}");
+}
+
+#[test]
+fn what_is_missing_is_installed_once() {
+    let machine = Machine::with_rust();
+    machine.add("sudo", r#""$@""#);
+    machine.add("apt-get", r#"[[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#);
+    machine.run(&["build"]);
+    let calls = machine.calls().join("\n");
+    assert!(
+        calls.contains("gcc libc6-dev") && calls.ends_with("cargo build --release --locked --lib"),
+        "{calls}"
+    );
+    machine.run(&["build"]);
+    assert_eq!(machine.calls().join("\n").matches("apt-get install").count(), 1);
+}
+
+#[test]
+fn valkey_is_as_good_as_redis_and_run_says_what_to_type() {
+    let machine = Machine::that_builds();
+    machine.add("valkey-server", "echo the server runs");
+    machine.add("valkey-cli", "");
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+    let shown = machine.run(&["run", &format!("PORT={port}")]);
+    let typed = format!("valkey-cli -p {port} RL.FIXED login:alice 3 1m\n");
+    let (_, after) = shown.split_once(&typed).unwrap_or_else(|| panic!("{shown}"));
+    assert_eq!(after, "the server runs\n");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named_before_the_build() {
+    let machine = Machine::that_builds();
+    let refusal = machine.refusal(&["test", "REDIS_SERVER=/wrong/path"]);
+    assert!(refusal.contains("REDIS_SERVER=/wrong/path: there is no such program"), "{refusal}");
+    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo build")));
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_before_the_build() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("its address").port();
+    let machine = Machine::that_builds();
+    let refusal = machine.refusal(&["run", &format!("PORT={port}")]);
+    assert!(refusal.contains(&format!("port {port} is taken")), "{refusal}");
+    assert!(machine.calls().is_empty());
+}
+
+#[test]
+fn installing_before_a_build_says_to_build_first_and_needs_no_cargo() {
+    let refusal = Machine::new().refusal(&["install"]);
+    assert!(refusal.contains("run make build first"), "{refusal}");
+}
+
+#[test]
+fn the_changelog_begins_with_this_version_and_a_date() {
+    let heading = CHANGELOG.lines().find(|line| line.starts_with("## ")).expect("a release");
+    let date = heading.strip_prefix(&format!("## {VERSION} - ")).unwrap_or_else(|| panic!("{heading}"));
+    let is_date = date.len() == 10 && date.split('-').map(str::len).eq([4, 2, 2]);
+    assert!(is_date, "{heading}");
+}
+
+/// Debian 12 has 2.36, Ubuntu 22.04 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
+#[test]
+fn the_module_loads_on_glibc_2_34() {
+    let output = Command::new("readelf")
+        .args(["--wide", "--dyn-syms"])
+        .arg(harness::module())
+        .output()
+        .expect("readelf, which comes with the linker");
+    let symbols = String::from_utf8(output.stdout).expect("readelf prints text");
+    let needed: Vec<u32> = symbols
+        .split("GLIBC_2.")
+        .skip(1)
+        .map(|rest| {
+            rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or("").parse().expect("a version")
+        })
+        .collect();
+    let newest = needed.iter().max().expect("functions of glibc");
+    assert!(*newest <= 34, "the module needs glibc 2.{newest}");
+}
