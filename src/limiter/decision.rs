@@ -152,6 +152,27 @@ pub(super) enum Decide<'a, Q: Quotas> {
     Log(Decided<&'a mut Log, Q>),
 }
 
+impl<'a, Q: Quotas> From<Decided<Read<&'a mut Counters>, Q>> for Decide<'a, Q> {
+    #[inline(always)]
+    fn from(decided: Decided<Read<&'a mut Counters>, Q>) -> Self {
+        Decide::Counters(decided)
+    }
+}
+
+impl<'a, Q: Quotas> From<Decided<Short<&'a mut Limiter>, Q>> for Decide<'a, Q> {
+    #[inline(always)]
+    fn from(decided: Decided<Short<&'a mut Limiter>, Q>) -> Self {
+        Decide::Short(decided)
+    }
+}
+
+impl<'a, Q: Quotas> From<Decided<&'a mut Log, Q>> for Decide<'a, Q> {
+    #[inline(always)]
+    fn from(decided: Decided<&'a mut Log, Q>) -> Self {
+        Decide::Log(decided)
+    }
+}
+
 /// Does the same for every algorithm.
 macro_rules! for_each_algorithm {
     ($decision:expr, $decided:ident => $then:expr) => {

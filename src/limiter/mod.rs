@@ -32,7 +32,7 @@ pub use quota::{
 };
 
 use counters::{Counters, Method};
-use decision::{Decide, Decided, State};
+use decision::{Decided, State};
 use log::{Entry, Log};
 use short::Short;
 
@@ -140,6 +140,30 @@ enum Form<'a> {
 
 const _: () = assert!(size_of::<Limiter>() == 16);
 
+/// Does the same with the state of each algorithm; returns an error if it is not the one asked for.
+macro_rules! for_state {
+    ($limiter:expr, $algorithm:expr, $state:ident => $then:expr) => {
+        match $limiter {
+            Limiter::Counters(counters) => {
+                let own = counters.method().into();
+                let $state = counters.counted_by($algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                $then
+            }
+            Limiter::Log(_) | any_short!(_) if $algorithm != Algorithm::Log => {
+                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
+            }
+            Limiter::Log(log) => {
+                let $state = log.as_mut();
+                $then
+            }
+            any_short!(_) => {
+                let $state = Short::of(&mut *$limiter);
+                $then
+            }
+        }
+    };
+}
+
 impl Limiter {
     /// One that has counted nothing yet.
     #[inline]
@@ -204,19 +228,9 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
-        let decide = match self {
-            Limiter::Counters(counters) => {
-                let own = counters.method().into();
-                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Decide::Counters(Decided::decide(counters, quotas, cost, time)?)
-            }
-            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
-                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
-            }
-            Limiter::Log(log) => Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
-            any_short!(_) => Decide::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
-        };
-        Ok(Decision(decide))
+        for_state!(self, algorithm, state => {
+            Ok(Decision(Decided::decide(state, quotas, cost, time)?.into()))
+        })
     }
 
     /// Decides on a request, and counts it or gives back, in all tiers or in none. `force` counts
@@ -230,11 +244,10 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TakeError> {
-        let taken = match self.decide(algorithm, quotas, cost, time)?.0 {
-            Decide::Counters(decided) => decided.taken(force),
-            Decide::Short(decided) => decided.taken(force),
-            Decide::Log(decided) => decided.taken(force),
-        };
+        // Not by way of `decide`: what every algorithm fits into does not fit into registers.
+        let taken = for_state!(self, algorithm, state => {
+            Decided::decide(state, quotas, cost, time)?.taken(force)
+        });
         if taken.1.changed() {
             self.shorten();
         }
