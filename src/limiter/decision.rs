@@ -301,13 +301,22 @@ pub(super) struct Decided<S: State, Q: Quotas> {
 }
 
 impl<S: State, Q: Quotas> Decided<S, Q> {
+    /// Whether the windows of a request that takes units fit into the key. [`Decided::decide`] comes next: apart,
+    /// since a decision in a `Result` is copied.
+    #[inline(always)]
+    pub(super) fn make_sure_of_room(
+        state: &S,
+        quotas: &Q,
+        cost: Cost,
+        time: Time,
+    ) -> Result<(), TooManyWindows> {
+        if cost.taken() > 0 { state.make_sure_of_room(quotas.as_ref(), time.now()) } else { Ok(()) }
+    }
+
     /// Whether `cost` units fit every quota. Changes nothing.
     #[inline(always)]
-    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
+    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
         let (units, now) = (cost.taken(), time.now());
-        if units > 0 {
-            state.make_sure_of_room(quotas.as_ref(), now)?;
-        }
         let mut limited = false;
         let tiers = quotas.each(|quota| {
             let usage = state.usage(quota, now);
@@ -315,7 +324,7 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
             limited |= refuses;
             Tier { quota, usage, refuses }
         });
-        Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
+        Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
     }
 
     /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else

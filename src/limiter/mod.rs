@@ -229,7 +229,8 @@ impl Limiter {
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
         for_state!(self, algorithm, state => {
-            Ok(Decision(Decided::decide(state, quotas, cost, time)?.into()))
+            Decided::make_sure_of_room(&state, quotas, cost, time)?;
+            Ok(Decision(Decided::decide(state, quotas, cost, time).into()))
         })
     }
 
@@ -246,7 +247,8 @@ impl Limiter {
     ) -> Result<(Verdict, Outcome), TakeError> {
         // Not by way of `decide`: what every algorithm fits into does not fit into registers.
         let taken = for_state!(self, algorithm, state => {
-            Decided::decide(state, quotas, cost, time)?.taken(force)
+            Decided::make_sure_of_room(&state, quotas, cost, time)?;
+            Decided::decide(state, quotas, cost, time).taken(force)
         });
         if taken.1.changed() {
             self.shorten();
@@ -273,12 +275,20 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
+        #[inline(always)]
+        fn peek<S: State, Q: Quotas>(
+            state: S,
+            quotas: &Q,
+            cost: Cost,
+            time: Time,
+        ) -> Result<(Verdict, Outlook), TooManyWindows> {
+            Decided::make_sure_of_room(&state, quotas, cost, time)?;
+            Ok(Decided::decide(state, quotas, cost, time).peeked())
+        }
         match self.form() {
-            Form::Counters(counters) => {
-                Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
-            }
-            Form::Short(short) => Decided::decide(short, quotas, cost, time).map(|decided| decided.peeked()),
-            Form::Log(log) => Decided::decide(log, quotas, cost, time).map(|decided| decided.peeked()),
+            Form::Counters(counters) => peek(counters.to_read(), quotas, cost, time),
+            Form::Short(short) => peek(short, quotas, cost, time),
+            Form::Log(log) => peek(log, quotas, cost, time),
         }
     }
 
