@@ -500,11 +500,11 @@ fn boxed(bytes: &[u8], size: usize) -> Limiter {
         filled
     }
     match size {
-        ..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
-        ..=48 => Limiter::Short48(filled(bytes)),
-        ..=64 => Limiter::Short64(filled(bytes)),
-        ..=128 => Limiter::Short128(filled(bytes)),
-        ..=MOST_BYTES => Limiter::Short256(filled(bytes)),
+        0..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
+        33..=48 => Limiter::Short48(filled(bytes)),
+        49..=64 => Limiter::Short64(filled(bytes)),
+        65..=128 => Limiter::Short128(filled(bytes)),
+        129..=MOST_BYTES => Limiter::Short256(filled(bytes)),
         _ => unreachable!("a short log fits into the largest box"),
     }
 }

@@ -17,8 +17,8 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
 #[inline]
 pub fn length(value: u64) -> usize {
     match value {
-        ..0x80 => 1,
-        ..0x4000 => 2,
+        0..0x80 => 1,
+        0x80..0x4000 => 2,
         _ => (value.ilog2() / 7 + 1) as usize,
     }
 }
