@@ -230,15 +230,23 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TakeError> {
-        let taken = match self.decide(algorithm, quotas, cost, time)?.0 {
-            Decide::Counters(decided) => decided.taken(force),
-            Decide::Short(decided) => decided.taken(force),
-            Decide::Log(decided) => decided.taken(force),
-        };
-        if taken.1.changed() {
-            self.shorten();
+        // Not by way of a `Decision`, which is to be kept: that would be written and read again.
+        match self {
+            Limiter::Counters(counters) => {
+                let own = counters.method().into();
+                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                Ok(Decided::decide(counters, quotas, cost, time)?.taken(force))
+            }
+            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
+                Err(TakeError::OtherAlgorithm(Algorithm::Log))
+            }
+            Limiter::Log(log) => {
+                let taken = Decided::decide(log.as_mut(), quotas, cost, time)?.taken(force);
+                self.shorten();
+                Ok(taken)
+            }
+            any_short!(_) => Ok(Decided::decide(Short::of(self), quotas, cost, time)?.taken(force)),
         }
-        Ok(taken)
     }
 
     /// Makes a short log of one that has shrunk. [`Limiter::take`] does so itself; after the commit of a
