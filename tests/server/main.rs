@@ -1,5 +1,6 @@
 //! The contract, sentence by sentence, on a real server.
 
+mod all;
 mod clock;
 mod clock_steps;
 mod cluster;
@@ -13,10 +14,12 @@ mod hostile;
 mod info;
 mod keyspace;
 mod limits;
+mod load;
 mod memory;
 mod nodes;
 mod payload;
 mod persistence;
+mod refunds;
 mod refusals;
 mod registration;
 mod replication;
