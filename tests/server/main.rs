@@ -17,6 +17,7 @@ mod limits;
 mod load;
 mod memory;
 mod nodes;
+mod own_expiry;
 mod payload;
 mod persistence;
 mod refunds;
