@@ -26,6 +26,7 @@ mod fuzzed {
     pub mod decoder;
     pub mod operations;
     pub mod parser;
+    pub mod rows;
 }
 
 use proptest::test_runner::Config;

@@ -12,8 +12,8 @@ use crate::refusals::WRONGTYPE;
 
 const NOW: i64 = 4_000_000_000_001;
 
-const PAYLOAD: &str = "ERR payload is not valid";
-const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
+pub const PAYLOAD: &str = "ERR payload is not valid";
+pub const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
 
 /// The bytes that each key is stored as: the payloads of the RL.LOAD commands in the base of a rewritten
 /// append-only file.

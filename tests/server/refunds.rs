@@ -41,7 +41,8 @@ fn an_estimate_settled_in_its_own_window_gives_back_exactly_what_it_had_taken() 
 fn an_estimate_settled_after_its_window_has_rolled_forgives_nobody_elses_units() {
     let server = Server::start();
     for by_all in [false, true] {
-        for (name, before, after) in [("RL.FIXED", 300, 300), ("RL.SLIDING", 308, 301), ("RL.LOG", 300, 300)] {
+        for (name, before, after) in [("RL.FIXED", 300, 300), ("RL.SLIDING", 308, 301), ("RL.LOG", 300, 300)]
+        {
             // Reserved, and in the next minute another 300.
             let next = NOW + MINUTE + 29_500;
             server.value(&format!("{name} {name} 1000 1m COST 1000 AT {NOW}"));

@@ -156,7 +156,9 @@ fn rl_all_declares_every_key_of_its_rows_with_and_without_options() {
         server.error(&format!("COMMAND GETKEYS {line}"));
     }
     let docs = format!("{:?}", server.value("COMMAND DOCS RL.ALL"));
-    for part in ["summary", "since", "complexity", "algorithm", "limit", "window", "cost", "FORCE", "AT", "multiple"] {
+    for part in
+        ["summary", "since", "complexity", "algorithm", "limit", "window", "cost", "FORCE", "AT", "multiple"]
+    {
         assert!(docs.contains(part), "no {part} in {docs}");
     }
     assert!(!docs.contains("COST"), "its cost stands in the rows: {docs}");
@@ -192,7 +194,9 @@ fn rules_on_keys_hold_for_every_key_of_rl_all() {
             }
         }
         // Words that make no rows are keys where rows would have them, and elsewhere not.
-        command("RL.ALL mine:a LOG 5 10s 1 others:a LOG 5 10s").exec(&mut connection).expect_err("four words");
+        command("RL.ALL mine:a LOG 5 10s 1 others:a LOG 5 10s")
+            .exec(&mut connection)
+            .expect_err("four words");
         assert_eq!(server.integer("EXISTS others:a seen:a told:a"), 0);
     }
 }
