@@ -410,12 +410,12 @@ fn rows(random: &mut Random) -> Vec<Row> {
         if rows.iter().any(|row: &Row| row.key == key) {
             continue;
         }
-        let cost = random.of(&[1, 1, 1, 2, 3, 7, 0, -1, -4]);
+        let cost = random.of(&[1, 1, 2, 3, 4, 7, 0, -1, -4]);
         let mut windows = vec![10, 70, 300, 1_000];
         for _ in 0..random.of(&[1, 1, 1, 2, 3]) {
             let window_ms = windows.remove(random.below(windows.len()));
             let algorithm = ["FIXED", "sliding", "Log"][key % 3];
-            let row = Row { key, algorithm, limit: 1 + random.below(14) as u64, window_ms, cost };
+            let row = Row { key, algorithm, limit: 4 + random.below(8) as u64, window_ms, cost };
             rows.insert(random.below(rows.len() + 1), row);
         }
     }

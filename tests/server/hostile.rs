@@ -274,7 +274,8 @@ impl Hostile {
             len => self.payloads[self.random.below(len)].clone(),
         };
         if payload.len() > Payload::HEAD + Payload::FOOT && self.chance(2) {
-            payload = Payload::of(&payload).body;
+            // Of a short one, the bytes that the module stored.
+            payload = payload[Payload::HEAD + 1..payload.len() - Payload::FOOT].to_vec();
         }
         damage(&mut self.random, &mut payload);
         vec![b"RL.LOAD".to_vec(), key, payload]
