@@ -408,6 +408,42 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
     assert_every_unit_counts_once(&cluster, &keys);
 }
 
+#[test]
+fn a_log_of_a_million_entries_moves_atomically_with_its_slot() {
+    const ENTRIES: i64 = 1_000_000;
+    let cluster = Cluster::start();
+    let Some(how) = AtomicMove::of(cluster.node(0)) else {
+        println!("not tested: this server moves slots key by key only");
+        return;
+    };
+    let slot = cluster.slot("{tenant}");
+    let from = cluster.owner(slot);
+    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    let (source, target) = (cluster.node(from), cluster.node(to));
+    let (mut connection, now) = (source.connect(), source.clock_ms());
+    for first in (0..ENTRIES).step_by(50_000) {
+        let at = (first..first + 50_000).map(|nth| now - ENTRIES + nth);
+        let lines = at.map(|at| format!("RL.LOG {{tenant}}:log {ENTRIES} 30d AT {at}"));
+        pipeline(lines).exec(&mut connection).expect("all of them are counted");
+    }
+    // A key that lost its time to live, and one that keeps it.
+    source.value("RL.FIXED {tenant}:persisted 5 30d");
+    source.value("PERSIST {tenant}:persisted");
+    source.value("RL.FIXED {tenant}:kept 5 30d");
+    let names = ["{tenant}:log", "{tenant}:persisted", "{tenant}:kept"];
+    let digests = |node: &Server| names.map(|name| node.value(&format!("DEBUG DIGEST-VALUE {name}")));
+    let before = digests(source);
+    how.run(&cluster, from, to, &BTreeSet::from([slot]));
+    assert_eq!(digests(target), before);
+    assert_eq!(target.integer("PTTL {tenant}:persisted"), -1);
+    assert!(names.iter().filter(|name| target.integer(&format!("PTTL {name}")) > 0).count() == 2);
+    let replica = cluster.node(cluster.replica_of(to));
+    wait_for("the replica to hold the same", || replica.digest() == target.digest());
+    // Full as it was.
+    let peek = target.figures(&format!("RL.PEEK {{tenant}}:log {ENTRIES} 30d"));
+    assert_eq!(peek[..3], [1, ENTRIES, 0]);
+}
+
 /// Forced requests that are limited publish one event each, wherever the slot is just then.
 #[test]
 fn a_forced_request_is_published_once_while_its_slot_moves_atomically() {
