@@ -301,8 +301,8 @@ fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() 
         parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
     };
     let whole = fs::read(part(server.folder())).expect("the file");
-    let transactions = whole.windows(5).enumerate().filter(|(_, bytes)| bytes.eq_ignore_ascii_case(b"MULTI"));
-    let (multi, _) = transactions.last().expect("a transaction");
+    let multi = whole.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
+    let multi = multi.expect("a transaction");
     let begins = multi - "*1\r\n$5\r\n".len();
     let mut loaded = Vec::new();
     for end in begins..=whole.len() {
