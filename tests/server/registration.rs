@@ -70,8 +70,15 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
         let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
         assert!(infos.contains("@ratelimit"), "{name}: {infos}");
     }
+    let infos = format!("{:?}", server.value("COMMAND INFO RL.ALL"));
+    assert!(infos.contains("@ratelimit") && infos.contains("@slow"), "{infos}");
+    let infos = format!("{:?}", server.value("COMMAND INFO RL.LOAD"));
+    assert!(!infos.contains("@ratelimit") && infos.contains("@dangerous"), "{infos}");
     for (categories, allowed, denied) in [
         ("+@ratelimit", "RL.FIXED k 5 10s AT 0", "DEL k"),
+        ("+@ratelimit", "RL.ALL k FIXED 5 10s 1", "RL.LOAD new x"),
+        ("+@slow -@dangerous", "RL.ALL k FIXED 5 10s 1", "RL.FIXED k 5 10s"),
+        ("+@write -@fast", "RL.ALL k FIXED 5 10s 1", "RL.FIXED k 5 10s"),
         ("+@write", "RL.LOG l 5 10s", "RL.PEEK l 5 10s"),
         ("+@read", "RL.INFO l", "RL.LOG l 5 10s"),
         ("+@fast -@write", "RL.PEEK l 5 10s", "RL.LOG l 5 10s"),

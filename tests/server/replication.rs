@@ -318,10 +318,14 @@ fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() 
 }
 
 #[test]
-fn each_refusing_key_publishes_one_event_and_replicas_publish_none() {
+fn each_refusing_key_publishes_one_event_and_replicas_publish_and_decide_nothing() {
     let settings = [("notify-keyspace-events", "KEA")];
     let master = Server::with(&settings);
     let replica = Server::replica_of(&master, &settings);
+    for cost in [1, 0, -1] {
+        let error = replica.error(&format!("RL.ALL a FIXED 1 1h {cost} b LOG 1 1h {cost}"));
+        assert!(error.starts_with("READONLY "), "{error}");
+    }
     let [mut to_master, mut to_replica] = [master.connect(), replica.connect()];
     let [mut of_master, mut of_replica] = [to_master.as_pubsub(), to_replica.as_pubsub()];
     for events in [&mut of_master, &mut of_replica] {
