@@ -8,6 +8,7 @@
 //! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
 //! - `all`: several keys in one step.
+//! - `forms`: a short log and a large one are told apart by their memory alone.
 //! - `arguments`: the parser takes what is valid in any form, and survives the rest.
 //! - `corpus`: what the fuzzer has found, tried again; `fuzzed` is what it tries, see `fuzz/src/lib.rs`.
 
@@ -16,6 +17,7 @@ mod arguments;
 mod bytes;
 mod calls;
 mod corpus;
+mod forms;
 mod history;
 mod naive;
 mod replies;
