@@ -30,7 +30,7 @@ const OTHER: RGBColor = RGBColor(150, 110, 200);
 /// That of instructions shows the table of `make bench` in the Markdown file `benchmark`.
 pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
-    let server = Server::start(setup, &[])?;
+    let server = Server::start(setup, setup.first_server(), &[])?;
     let mut connection = server.connect()?;
     picture(folder, "edge", (900, 560), |canvas| edge::draw(canvas, &mut connection))?;
     picture(folder, "accuracy", (900, 420), |canvas| accuracy::draw(canvas, &mut connection))?;
