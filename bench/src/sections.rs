@@ -1,6 +1,7 @@
 //! The sections of the tables, each measured as it is written.
 
 use std::path::Path;
+use std::thread;
 
 use anyhow::{Result, ensure};
 
@@ -47,51 +48,49 @@ fn others(setup: &Setup, scripts: &Loaded) -> impl Iterator<Item = Workload> {
     setup.has_cell.then(Workload::cell).into_iter().chain(scripts.limits())
 }
 
-/// Requests to a server that writes nothing to disk. Each command of redis-rl stands beside one that does
-/// what the server asks of any command with such a key, and nothing else.
+/// Requests to a server that writes nothing to disk. Each command of redis-rl stands beside one that asks of
+/// the server what any command with such a key must, and does nothing with it.
 fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
-    let fixed = || Workload::allowed(Algorithm::Fixed);
-    let with_floor = |floor: fn() -> Workload, workload: fn(Algorithm) -> Workload| {
-        [floor()].into_iter().chain(each(workload))
+    let beside_floor = |title, floor: fn() -> Workload, workload: fn(Algorithm) -> Workload| {
+        Section::beside(title, floor, [floor()].into_iter().chain(each(workload)))
     };
-    let without = [Workload::no_op(), Workload::ping(), Workload::incr(), Workload::incr_expire()];
-    let three_keys = Algorithm::ALL
-        .map(|algorithm| (Workload::three_keys(algorithm), Workload::three_commands(algorithm)));
-    let beside_three_keys = [Workload::three_keys_marked()].into_iter().chain(scripts.three_keys());
+    let (fixed, three_fixed) =
+        (|| Workload::allowed(Algorithm::Fixed), || Workload::three_commands(Algorithm::Fixed));
+    let pairs = |of: fn(Algorithm) -> Workload, to: fn(Algorithm) -> Workload| {
+        Algorithm::ALL.map(|algorithm| (of(algorithm), to(algorithm)))
+    };
+    let three_keys = [(three_fixed(), three_fixed())]
+        .into_iter()
+        .chain(pairs(Workload::three_keys, Workload::three_commands))
+        .chain([(Workload::three_keys_marked(), three_fixed())])
+        .chain(scripts.three_keys().map(|script| (script, three_fixed())));
+    let one_row = pairs(Workload::one_row, Workload::allowed)
+        .into_iter()
+        .chain([(Workload::one_row_marked(), fixed())]);
+    let more = [Workload::no_op(), Workload::ping(), Workload::incr(), Workload::incr_expire()];
     vec![
-        Section::beside(
-            "Allowed; to a module command that opens its key to write and marks it as modified",
+        beside_floor(
+            "Allowed; to the no-op that opens its key to write and marks it as modified",
             Workload::key_marked,
-            with_floor(Workload::key_marked, Workload::allowed),
+            Workload::allowed,
         ),
-        Section::beside(
-            "Limited; to a module command that opens its key to write",
+        beside_floor(
+            "Limited; to the no-op that opens its key to write",
             Workload::key_to_write,
-            with_floor(Workload::key_to_write, Workload::limited),
+            Workload::limited,
         ),
-        Section::beside(
-            "RL.PEEK; to a module command that opens its key to read",
+        beside_floor(
+            "RL.PEEK; to the no-op that opens its key to read",
             Workload::key_to_read,
-            with_floor(Workload::key_to_read, Workload::peek),
+            Workload::peek,
         ),
-        Section::new(
-            "Three tiers; to one",
-            Algorithm::ALL.map(|algorithm| (Workload::three_tiers(algorithm), Workload::allowed(algorithm))),
-        ),
-        Section::new("Three keys in one step; to three commands in a pipeline", three_keys),
-        Section::beside(
-            "Three keys in one step; to RL.ALL, three keys, FIXED",
-            || Workload::three_keys(Algorithm::Fixed),
-            beside_three_keys,
-        ),
-        Section::new(
-            "RL.ALL with one row; to the single command",
-            Algorithm::ALL.map(|algorithm| (Workload::one_row(algorithm), Workload::allowed(algorithm))),
-        ),
+        Section::new("Three tiers; to one", pairs(Workload::three_tiers, Workload::allowed)),
+        Section::new("Three keys; to three commands in a pipeline", three_keys),
+        Section::new("RL.ALL with one row; to the single command", one_row),
         Section::beside(
             "Other commands; to RL.FIXED, allowed",
             fixed,
-            without.into_iter().chain(others(setup, scripts)),
+            more.into_iter().chain(others(setup, scripts)),
         ),
     ]
 }
@@ -108,8 +107,12 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
     if !tools.valgrind {
         return Ok(());
     }
-    let counted = setup.servers.iter().map(|program| count(setup, tools, program));
-    let counted = counted.collect::<Result<Vec<_>>>()?;
+    // All at once: one server hardly changes what another is counted to do.
+    let counted = thread::scope(|scope| {
+        let count = |program| scope.spawn(move || count(setup, tools, program));
+        let running: Vec<_> = setup.servers.iter().map(|program| count(program)).collect();
+        running.into_iter().map(|server| server.join().expect("no panic")).collect::<Result<Vec<_>>>()
+    })?;
     let columns = counted.iter().flat_map(|counted| [counted.version.as_str(), "ratio"]);
     report.table("Instructions for a request", columns, INSTRUCTIONS);
     for (i, (name, _)) in counted[0].rows.iter().enumerate() {

@@ -157,17 +157,17 @@ impl Workload {
     /// One that opens its key to read, and reads the value.
     pub fn key_to_read() -> Workload {
         let made = |_| vec![format!("FLOOR.MARK {KEY}")];
-        Workload::floor("module command: open the key to read", "FLOOR.READ").after(made)
+        Workload::floor("no-op, key opened to read", "FLOOR.READ").after(made)
     }
 
     /// One that opens its key to write, and reads the value.
     pub fn key_to_write() -> Workload {
-        Workload::floor("module command: open the key to write", "FLOOR.OPEN")
+        Workload::floor("no-op, key opened to write", "FLOOR.OPEN")
     }
 
     /// One that marks its key as modified, too.
     pub fn key_marked() -> Workload {
-        Workload::floor("module command: open the key to write, mark it as modified", "FLOOR.MARK")
+        Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
     }
 
     /// A command of the floor, with the arguments of one that names one tier.
@@ -177,9 +177,16 @@ impl Workload {
 
     /// One that marks three keys, with the arguments and the reply of RL.ALL.
     pub fn three_keys_marked() -> Workload {
-        let rows = rows(&THREE_KEYS, Algorithm::Fixed);
-        let name = "module command: open three keys to write, mark them, reply of RL.ALL";
-        Workload::new(name, format!("FLOOR.ALL {rows}"), Answer::Allowed)
+        Workload::marked("no-op, three keys opened to write and marked, reply of RL.ALL", &THREE_KEYS)
+    }
+
+    /// The same with one key.
+    pub fn one_row_marked() -> Workload {
+        Workload::marked("no-op, key opened to write and marked, reply of RL.ALL", &[KEY])
+    }
+
+    fn marked(name: &str, keys: &[&str]) -> Workload {
+        Workload::new(name, format!("FLOOR.ALL {}", rows(keys, Algorithm::Fixed)), Answer::Allowed)
     }
 
     /// An allowed request that names one tier.
