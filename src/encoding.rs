@@ -194,3 +194,18 @@ impl Input<'_> {
         WindowMs::new(self.integer()?).ok_or(Invalid::OutOfRange)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spent_limiter_is_valid_and_counts_nothing_any_more() {
+        for algorithm in Algorithm::ALL {
+            let limiter = decode(spent(algorithm)).expect("it is valid");
+            assert_eq!(limiter.algorithm(), algorithm);
+            assert_eq!(limiter.used(WindowMs::MIN, UnixMs::saturating(2)), 0);
+            assert_eq!(encode(&limiter), spent(algorithm));
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use super::commit::ms_until_expired;
 use super::reply::integer;
 use crate::keyspace::OpenKey;
-use crate::limiter::TimeSource;
+use crate::limiter::{Parts, TimeSource};
 use crate::request::Refusal;
 use crate::server::{self, Call, Command, Keys};
 
@@ -28,13 +28,19 @@ impl Command for Info {
         call.reply_text("windows");
         call.reply_array(windows.len());
         for usage in windows {
-            call.reply_map(3);
+            call.reply_map(3 + if usage.parts.is_some() { 2 } else { 0 });
             call.reply_text("window_ms");
             call.reply_integer(integer(usage.window.get()));
             call.reply_text("used");
             call.reply_integer(integer(usage.used));
             call.reply_text("reset_after_ms");
             call.reply_integer(integer(usage.reset_after_ms.min(longest_wait)));
+            if let Some(Parts { current, previous }) = usage.parts {
+                call.reply_text("current");
+                call.reply_integer(integer(current));
+                call.reply_text("previous");
+                call.reply_integer(integer(previous));
+            }
         }
         if let Some(entries) = entries {
             call.reply_text("entries");

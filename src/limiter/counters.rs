@@ -7,7 +7,7 @@ use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
 use super::lifetime::{Lifetime, TimeSource};
 use super::packed::Packed;
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
-use super::{Algorithm, Mover, fixed, sliding};
+use super::{Algorithm, Mover, Parts, fixed, sliding};
 
 /// How the counters of a key are read. [`Algorithm`] without the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +231,17 @@ impl Counters {
     /// The windows that can still count at `now`, shortest first.
     pub fn live_windows(&self, now: UnixMs) -> impl Iterator<Item = WindowMs> + '_ {
         self.iter().filter(move |counter| self.is_live(counter, now)).map(|counter| counter.window)
+    }
+
+    /// What a sliding window is made of at `now`; `None` for a fixed one.
+    pub fn parts(&self, window: WindowMs, now: UnixMs) -> Option<Parts> {
+        match self.method() {
+            Method::Fixed => None,
+            Method::Sliding => {
+                let Counter { current, previous, .. } = sliding::advance(self.find(window)?, now);
+                Some(Parts { current, previous })
+            }
+        }
     }
 
     fn is_live(&self, counter: &Counter, now: UnixMs) -> bool {

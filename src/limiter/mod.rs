@@ -77,6 +77,17 @@ pub struct WindowUsage {
     pub used: u64,
     /// Milliseconds until none do.
     pub reset_after_ms: u64,
+    /// Of a sliding window, what `used` is made of.
+    pub parts: Option<Parts>,
+}
+
+/// Units of two windows, of which a sliding window counts the first and a share of the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Units counted in this window.
+    pub current: u64,
+    /// Units counted in the window before.
+    pub previous: u64,
 }
 
 /// Puts pieces of memory elsewhere, with the same content: what active defrag does.
@@ -257,6 +268,10 @@ impl Limiter {
             window,
             used: self.used(window, now),
             reset_after_ms: self.reset_after_ms(window, now),
+            parts: match self {
+                Limiter::Counters(counters) => counters.parts(window, now),
+                Limiter::Log(_) => None,
+            },
         };
         windows.into_iter().map(usage).collect()
     }

@@ -29,14 +29,15 @@ fn run(language: Language, test: fn(Language)) {
 }
 
 in_every_language! {
-    an_allowed_request_is_told_all_policies_and_what_is_left_of_the_tightest
-    of_two_tiers_the_one_with_the_fewest_units_left_is_told
+    an_allowed_request_is_told_all_policies_and_what_is_left_of_each
+    limits_of_tiers_may_be_equal
     a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds
     an_expensive_request_takes_three_units
     a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again
     what_was_reserved_and_not_used_is_given_back
     tokens_beyond_the_estimate_are_counted_even_over_the_limit
     a_reservation_goes_back_whole_when_the_model_fails
+    a_body_that_is_missing_is_answered_400_and_takes_nothing
     a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims
     a_forwarded_address_is_not_believed_where_no_proxy_is
     requests_pass_without_fields_while_redis_is_away_and_fail_is_open
@@ -46,8 +47,10 @@ in_every_language! {
     settings_that_make_no_sense_are_refused_at_the_start
 }
 
-fn an_allowed_request_is_told_all_policies_and_what_is_left_of_the_tightest(language: Language) {
+fn an_allowed_request_is_told_all_policies_and_what_is_left_of_each(language: Language) {
     let server = Server::start();
+    let half_an_hour_ago = server.clock_ms() - 30 * 60 * 1_000;
+    server.value(&format!("RL.LOG {REQUESTS} 5 1h COST 3 AT {half_an_hour_ago}"));
     let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,5/1h")]);
     let answer = app.get("/");
     assert_eq!(answer.status, 200);
@@ -56,17 +59,16 @@ fn an_allowed_request_is_told_all_policies_and_what_is_left_of_the_tightest(lang
         Some(r#""requests-10m";q=3;w=600, "requests-1h";q=5;w=3600"#),
         "{answer:?}"
     );
-    assert_eq!(answer.limit.as_deref(), Some(r#""requests-10m";r=2;t=600"#));
+    assert_eq!(answer.limit.as_deref(), Some(r#""requests-10m";r=2;t=600, "requests-1h";r=1;t=3600"#));
     assert_eq!(answer.retry_after, None);
     assert_eq!(calls(&server), 1, "one call for both tiers");
 }
 
-fn of_two_tiers_the_one_with_the_fewest_units_left_is_told(language: Language) {
+fn limits_of_tiers_may_be_equal(language: Language) {
     let server = Server::start();
-    let half_an_hour_ago = server.clock_ms() - 30 * 60 * 1_000;
-    server.value(&format!("RL.LOG {REQUESTS} 5 1h COST 3 AT {half_an_hour_ago}"));
-    let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,5/1h")]);
-    assert_eq!(app.get("/").limit.as_deref(), Some(r#""requests-1h";r=1;t=3600"#));
+    let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,3/1h")]);
+    let answer = app.get("/");
+    assert_eq!(answer.limit.as_deref(), Some(r#""requests-10m";r=2;t=600, "requests-1h";r=2;t=3600"#));
 }
 
 fn a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds(language: Language) {
@@ -83,7 +85,7 @@ fn a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds
     assert_eq!(answer.status, 429);
     let wait = answer.retry_after.expect("a wait");
     assert!((shortest..=longest).contains(&wait), "{wait} is not from {shortest} to {longest}");
-    assert_eq!(answer.limit, Some(format!(r#""requests-1d";r=0;t={wait}"#)));
+    assert_eq!(answer.limit, Some(format!(r#""requests-1d";r=0;t={wait}, "requests-7d";r=98"#)));
     assert_eq!(answer.policy.as_deref(), Some(r#""requests-1d";q=2;w=86400, "requests-7d";q=100;w=604800"#));
     assert_exceeded(&answer, "requests-1d");
     let then = server.clock_ms() + wait * 1_000;
@@ -134,7 +136,7 @@ fn what_was_reserved_and_not_used_is_given_back(language: Language) {
         answer.policy.as_deref(),
         Some(r#""tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400"#)
     );
-    assert_eq!(answer.limit.as_deref(), Some(r#""tokens-1h";r=31;t=3600"#));
+    assert_eq!(answer.limit.as_deref(), Some(r#""tokens-1h";r=31;t=3600, "tokens-1d";r=91;t=86400"#));
     assert_eq!(tokens_left(&server, "40 1h"), 31);
     assert_eq!(calls(&server), 2, "one to reserve, one to settle");
 }
@@ -154,9 +156,17 @@ fn tokens_beyond_the_estimate_are_counted_even_over_the_limit(language: Language
 fn a_reservation_goes_back_whole_when_the_model_fails(language: Language) {
     let server = Server::start();
     let app = App::start(language, &server, &[("TOKEN_LIMITS", "100/1h")]);
-    assert_eq!(app.post("/generate", "").status, 500);
+    // It fails on a prompt without words.
+    assert_eq!(app.post("/generate", " ").status, 500);
     assert_eq!(tokens_left(&server, "100 1h"), 100);
     assert_eq!(calls(&server), 2, "one to reserve, one to settle");
+}
+
+fn a_body_that_is_missing_is_answered_400_and_takes_nothing(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[("TOKEN_LIMITS", "100/1h")]);
+    assert_eq!(app.post("/generate", "").status, 400);
+    assert_eq!(tokens_left(&server, "100 1h"), 100);
 }
 
 fn a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(language: Language) {
@@ -224,7 +234,6 @@ fn a_connection_that_broke_is_made_anew(language: Language) {
 
 fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
     let refusals = [
-        ("RATE_LIMITS", "5/10s,5/1h", "must differ"),
         ("RATE_LIMITS", "5/60m,100/1h", "must differ"),
         ("TOKEN_LIMITS", "1000 an hour", "is no limit such as 5/10s"),
         ("TOKEN_LIMITS", "1000/1500ms", "is no limit such as 5/10s"),
@@ -236,9 +245,9 @@ fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
     }
 }
 
-/// How many requests RL.LOG has decided.
+/// How many requests RL.ALL has decided.
 fn calls(server: &Server) -> u32 {
-    let statistics = server.info("cmdstat_RL.LOG");
+    let statistics = server.info("cmdstat_RL.ALL");
     let calls = statistics.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
     calls.and_then(|calls| calls.parse().ok()).expect("a number of calls")
 }

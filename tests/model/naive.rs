@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use redis_rl::limiter::{Algorithm, Quota, TooManyWindows, Verdict, WindowMs, WindowUsage};
+use redis_rl::limiter::{Algorithm, Parts, Quota, TooManyWindows, Verdict, WindowMs, WindowUsage};
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
 const MAX_LIVE_WINDOWS: usize = 8;
@@ -370,9 +370,22 @@ impl Model {
                 window: WindowMs::new(window).expect("a call named it"),
                 used: self.used(window, now),
                 reset_after_ms: self.search.first(|ms| self.used(window, now + ms) == 0),
+                parts: self.parts(window, now),
             }
         };
         windows.into_iter().map(state).collect()
+    }
+
+    /// What a sliding window is made of.
+    fn parts(&self, window: u64, now: u64) -> Option<Parts> {
+        let (window, now) = (i128::from(window), i128::from(now));
+        match &self.state {
+            State::Windows(windows) if windows.sliding => Some(Parts {
+                current: figure(windows.current(window, now)),
+                previous: figure(windows.previous(window, now)),
+            }),
+            _ => None,
+        }
     }
 
     /// Of a log, the distinct timestamps in its longest window.

@@ -409,7 +409,9 @@ fn is_info(reply: &Value) -> bool {
     let is_window = |window: &Value| {
         fields(window).is_some_and(|window| {
             let names: Vec<_> = window.iter().map(|field| field.0.clone()).collect();
-            names == ["window_ms", "used", "reset_after_ms"].map(text)
+            let parts: &[&str] = if *name == text("sliding") { &["current", "previous"] } else { &[] };
+            let expected = [&["window_ms", "used", "reset_after_ms"], parts].concat();
+            names == expected.into_iter().map(text).collect::<Vec<_>>()
                 && window.iter().all(|field| is_count(&field.1))
         })
     };

@@ -15,6 +15,7 @@ mod keyspace;
 mod limits;
 mod memory;
 mod nodes;
+mod own_expiry;
 mod payload;
 mod persistence;
 mod refusals;

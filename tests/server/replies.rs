@@ -160,7 +160,9 @@ fn info_shows_a_map_of_the_live_windows() {
             let reset = state[2].1;
             assert!(reset > 0 && reset <= 2 * ms, "{state:?}");
             let state: Vec<(&str, i64)> = state.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-            assert_eq!(state, window(ms, 3, reset), "{key}");
+            let parts = [("current", 3), ("previous", 0)];
+            let parts = if key == "s" { &parts[..] } else { &[] };
+            assert_eq!(state, [window(ms, 3, reset), parts.to_vec()].concat(), "{key}");
         }
         if key == "l" {
             assert_eq!(fields[2].1, Value::Int(1));
@@ -222,4 +224,18 @@ fn deleting_the_key_resets_the_limiter() {
         assert_eq!(server.figures(&take)[0], 0);
         server.value("DEL k");
     }
+}
+
+#[test]
+fn info_tells_what_a_sliding_window_is_made_of() {
+    let server = Server::start();
+    let day = 86_400_000;
+    let start = server.clock_ms() / day * day;
+    server.value(&format!("RL.SLIDING k 100 1d COST 8 AT {}", start - 1));
+    server.value(&format!("RL.SLIDING k 100 1d COST 3 AT {start}"));
+    let Value::Array(fields) = server.value("RL.INFO k") else { panic!("not an array") };
+    let Value::Array(windows) = &fields[3] else { panic!("no windows") };
+    let window: Vec<(String, i64)> = redis::from_redis_value_ref(&windows[0]).unwrap();
+    assert_eq!(window[3..], [("current".to_owned(), 3), ("previous".to_owned(), 8)]);
+    assert!((3..=11).contains(&window[1].1), "{window:?}");
 }

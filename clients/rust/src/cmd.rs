@@ -1,0 +1,57 @@
+//! The commands, to be sent in a pipeline or however you like.
+//!
+//! ```no_run
+//! use redis_rl_client::{Quota, Verdict, cmd};
+//!
+//! # fn main() -> redis::RedisResult<()> {
+//! # let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
+//! let verdicts: Vec<Verdict> = redis::pipe()
+//!     .add_command(cmd::log("api:42", Quota::per_second(5), 1))
+//!     .add_command(cmd::log("api:43", Quota::per_second(5), 1))
+//!     .query(&mut connection)?;
+//! # Ok(())
+//! # }
+//! ```
+
+use redis::{Cmd, ToSingleRedisArg};
+
+use crate::{All, Peek, Quota, Take};
+
+/// `RL.FIXED`, answered by a [`Verdict`](crate::Verdict).
+pub fn fixed(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
+    keyed("RL.FIXED", key).arg(quotas.as_ref()).arg(take.into()).take()
+}
+
+/// `RL.SLIDING`, answered by a [`Verdict`](crate::Verdict).
+pub fn sliding(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
+    keyed("RL.SLIDING", key).arg(quotas.as_ref()).arg(take.into()).take()
+}
+
+/// `RL.LOG`, answered by a [`Verdict`](crate::Verdict).
+pub fn log(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
+    keyed("RL.LOG", key).arg(quotas.as_ref()).arg(take.into()).take()
+}
+
+/// `RL.PEEK`, answered by a [`Verdict`](crate::Verdict).
+pub fn peek(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, peek: impl Into<Peek>) -> Cmd {
+    keyed("RL.PEEK", key).arg(quotas.as_ref()).arg(peek.into()).take()
+}
+
+/// `RL.ALL`, answered by a [`Decision`](crate::Decision).
+pub fn all(request: &All) -> Cmd {
+    request.cmd()
+}
+
+/// `RL.INFO`, answered by an `Option` of [`Info`](crate::Info): none if there is no such key.
+pub fn info(key: impl ToSingleRedisArg) -> Cmd {
+    keyed("RL.INFO", key)
+}
+
+fn keyed(name: &str, key: impl ToSingleRedisArg) -> Cmd {
+    with_room(name).arg(key).take()
+}
+
+/// A command that seldom has to grow.
+pub(crate) fn with_room(name: &str) -> Cmd {
+    Cmd::with_capacity(16, 128).arg(name).take()
+}

@@ -1,0 +1,158 @@
+//! The commands as methods of connections.
+
+#[cfg(feature = "aio")]
+use std::future::Future;
+
+use redis::{ConnectionLike, RedisResult, ToSingleRedisArg};
+
+use crate::{All, Decision, Info, Peek, Quota, Take, Verdict, cmd};
+
+/// The commands of redis-rl on connections, clients and cluster connections.
+///
+/// The third argument is a cost, or a [`Take`] or [`Peek`] with more to say.
+///
+/// ```no_run
+/// use redis_rl_client::{Quota, RlCommands, Take};
+///
+/// # fn main() -> redis::RedisResult<()> {
+/// let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
+/// let hourly = Quota::per_hour(100_000);
+/// if !connection.rl_sliding("tokens:42", hourly, 1200)?.limited {
+///     connection.rl_sliding("tokens:42", hourly, Take::cost(40).force())?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub trait RlCommands: ConnectionLike + Sized {
+    /// Takes units by one count in each window of the clock.
+    fn rl_fixed(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        take: impl Into<Take>,
+    ) -> RedisResult<Verdict> {
+        cmd::fixed(key, quotas, take).query(self)
+    }
+
+    /// Takes units by this window's count and a share of the last one's.
+    fn rl_sliding(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        take: impl Into<Take>,
+    ) -> RedisResult<Verdict> {
+        cmd::sliding(key, quotas, take).query(self)
+    }
+
+    /// Takes units by the time of every unit: exact.
+    fn rl_log(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        take: impl Into<Take>,
+    ) -> RedisResult<Verdict> {
+        cmd::log(key, quotas, take).query(self)
+    }
+
+    /// Tells whether a request would be allowed, and takes nothing.
+    fn rl_peek(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        peek: impl Into<Peek>,
+    ) -> RedisResult<Verdict> {
+        cmd::peek(key, quotas, peek).query(self)
+    }
+
+    /// Takes units of several keys in one step, of all or of none.
+    fn rl_all(&mut self, request: &All) -> RedisResult<Decision> {
+        cmd::all(request).query(self)
+    }
+
+    /// Shows what a key holds; none if there is no such key.
+    fn rl_info(&mut self, key: impl ToSingleRedisArg) -> RedisResult<Option<Info>> {
+        cmd::info(key).query(self)
+    }
+}
+
+impl<C: ConnectionLike> RlCommands for C {}
+
+/// The commands of redis-rl on asynchronous connections, cluster connections too.
+///
+/// The third argument is a cost, or a [`Take`] or [`Peek`] with more to say.
+///
+/// ```no_run
+/// use redis_rl_client::{Quota, RlAsyncCommands};
+///
+/// # async fn limit() -> redis::RedisResult<()> {
+/// let client = redis::Client::open("redis://127.0.0.1/")?;
+/// let mut connection = client.get_multiplexed_async_connection().await?;
+/// let verdict = connection.rl_log("api:42", Quota::per_second(5), 1).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "aio")]
+#[cfg_attr(docsrs, doc(cfg(feature = "aio")))]
+pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
+    /// Takes units by one count in each window of the clock.
+    fn rl_fixed(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        take: impl Into<Take>,
+    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
+        let command = cmd::fixed(key, quotas, take);
+        async move { command.query_async(self).await }
+    }
+
+    /// Takes units by this window's count and a share of the last one's.
+    fn rl_sliding(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        take: impl Into<Take>,
+    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
+        let command = cmd::sliding(key, quotas, take);
+        async move { command.query_async(self).await }
+    }
+
+    /// Takes units by the time of every unit: exact.
+    fn rl_log(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        take: impl Into<Take>,
+    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
+        let command = cmd::log(key, quotas, take);
+        async move { command.query_async(self).await }
+    }
+
+    /// Tells whether a request would be allowed, and takes nothing.
+    fn rl_peek(
+        &mut self,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        peek: impl Into<Peek>,
+    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
+        let command = cmd::peek(key, quotas, peek);
+        async move { command.query_async(self).await }
+    }
+
+    /// Takes units of several keys in one step, of all or of none.
+    fn rl_all(&mut self, request: &All) -> impl Future<Output = RedisResult<Decision>> + Send {
+        let command = cmd::all(request);
+        async move { command.query_async(self).await }
+    }
+
+    /// Shows what a key holds; none if there is no such key.
+    fn rl_info(
+        &mut self,
+        key: impl ToSingleRedisArg,
+    ) -> impl Future<Output = RedisResult<Option<Info>>> + Send {
+        let command = cmd::info(key);
+        async move { command.query_async(self).await }
+    }
+}
+
+#[cfg(feature = "aio")]
+impl<C: redis::aio::ConnectionLike + Send> RlAsyncCommands for C {}

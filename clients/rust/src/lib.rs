@@ -1,0 +1,41 @@
+//! Commands of redis-rl, a module for Redis and Valkey, on [`redis`] connections: rate limits that the server decides
+//! and counts in one step.
+//!
+//! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
+//! - [`cmd`] builds them, for pipelines and scripts.
+//! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
+#![cfg_attr(
+    feature = "tower",
+    doc = "- [`web`] limits the clients of a web service, as middleware for tower."
+)]
+//!
+//! # Time
+//!
+//! The server counts in whole milliseconds. A window is rounded up to one, so that no more is allowed than was asked
+//! for; [`at`](Take::at) is rounded down. Waits in replies are exact to the millisecond.
+//!
+//! # Clusters
+//!
+//! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
+//! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
+//! lost connection, and may so count twice.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod cmd;
+mod connection;
+mod quota;
+mod reply;
+mod request;
+#[cfg(feature = "tower")]
+pub mod web;
+
+#[cfg(feature = "aio")]
+pub use connection::RlAsyncCommands;
+pub use connection::RlCommands;
+pub use quota::{InvalidQuota, Quota};
+pub use reply::{Decision, Info, Verdict, WindowInfo};
+pub use request::{Algorithm, All, Peek, Take};
+
+#[cfg(all(doctest, feature = "tower"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,133 @@
+//! How much is allowed in how long.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use redis::{RedisWrite, ToRedisArgs};
+
+/// So many units in each window of time.
+///
+/// ```
+/// use std::time::Duration;
+/// use redis_rl_client::Quota;
+///
+/// assert_eq!(Quota::per_hour(100), Quota::new(100, Duration::from_secs(3600)));
+/// assert_eq!("5/10s".parse(), Ok(Quota::new(5, Duration::from_secs(10))));
+/// assert_eq!(Quota::per_hour(100).to_string(), "100/1h");
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Quota {
+    /// Units allowed in each window, at most 2^53 - 1; 0 limits everything.
+    pub limit: u64,
+    /// The length of the window, 1 ms to 3650 days. A part of a millisecond counts as a whole one.
+    pub window: Duration,
+}
+
+impl Quota {
+    /// So many units in each window of this length.
+    pub const fn new(limit: u64, window: Duration) -> Quota {
+        Quota { limit, window }
+    }
+
+    /// So many units a second.
+    pub const fn per_second(limit: u64) -> Quota {
+        Quota::new(limit, Duration::from_secs(1))
+    }
+
+    /// So many units a minute.
+    pub const fn per_minute(limit: u64) -> Quota {
+        Quota::new(limit, Duration::from_secs(60))
+    }
+
+    /// So many units an hour.
+    pub const fn per_hour(limit: u64) -> Quota {
+        Quota::new(limit, Duration::from_secs(3_600))
+    }
+
+    /// So many units a day.
+    pub const fn per_day(limit: u64) -> Quota {
+        Quota::new(limit, Duration::from_secs(86_400))
+    }
+
+    /// The window in milliseconds, rounded up.
+    fn window_ms(&self) -> u64 {
+        let part_ms = u64::from(self.window.subsec_nanos().div_ceil(1_000_000));
+        self.window.as_secs().saturating_mul(1_000).saturating_add(part_ms)
+    }
+
+    /// The window as the commands take it.
+    pub(crate) fn window_text(&self) -> impl fmt::Display + use<> {
+        WindowText { ms: self.window_ms() }
+    }
+}
+
+/// A number in the largest unit in which it is whole.
+struct WindowText {
+    ms: u64,
+}
+
+impl fmt::Display for WindowText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_whole = |(unit_ms, _): &(u64, &str)| self.ms > 0 && self.ms.is_multiple_of(*unit_ms);
+        let (unit_ms, unit) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms"));
+        write!(f, "{}{unit}", self.ms / unit_ms)
+    }
+}
+
+const UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+
+/// One quota is a list of one.
+impl AsRef<[Quota]> for Quota {
+    fn as_ref(&self) -> &[Quota] {
+        std::slice::from_ref(self)
+    }
+}
+
+/// Two arguments: the limit and the window.
+impl ToRedisArgs for Quota {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        self.limit.write_redis_args(out);
+        out.write_arg_fmt(self.window_text());
+    }
+
+    fn num_of_args(&self) -> usize {
+        2
+    }
+}
+
+/// As in `100/1h`.
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.limit, self.window_text())
+    }
+}
+
+/// Text that is no quota.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct InvalidQuota(String);
+
+impl fmt::Display for InvalidQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is no limit such as 5/10s, with a window in ms, s, m, h or d", self.0)
+    }
+}
+
+impl std::error::Error for InvalidQuota {}
+
+/// Reads what `Display` writes: a limit, a slash, and a window as the commands take it, with a unit.
+impl FromStr for Quota {
+    type Err = InvalidQuota;
+
+    fn from_str(text: &str) -> Result<Quota, InvalidQuota> {
+        let parse = || {
+            let (limit, window) = text.split_once('/')?;
+            let digits = window.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            let unit = window[digits.len()..].to_ascii_lowercase();
+            let (unit_ms, _) = UNITS.into_iter().find(|(_, name)| *name == unit)?;
+            let window_ms = digits.parse::<u64>().ok()?.checked_mul(unit_ms)?;
+            Some(Quota::new(limit.parse().ok()?, Duration::from_millis(window_ms)))
+        };
+        parse().ok_or_else(|| InvalidQuota(text.to_owned()))
+    }
+}

@@ -1,0 +1,196 @@
+//! What the server answers.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::{FromRedisValue, ParsingError, Value, from_redis_value};
+
+use crate::Algorithm;
+
+/// What was decided of a request.
+///
+/// Of several quotas these are the figures of one: if allowed, the one with the fewest units remaining; if limited,
+/// the one with the longest wait.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Verdict {
+    /// Whether the request is over the limit.
+    pub limited: bool,
+    /// The limit that the other figures speak of.
+    pub limit: u64,
+    /// Units left in it.
+    pub remaining: u64,
+    /// After this time the same request is allowed, if no other comes. `None` when it was allowed, and when no wait
+    /// can help as it costs more than the limit.
+    pub retry_after: Option<Duration>,
+    /// After this time the whole limit is available again, if no other request comes.
+    pub reset_after: Duration,
+}
+
+impl Verdict {
+    /// Whether the request is over the limit and will ever be.
+    pub fn is_hopeless(&self) -> bool {
+        self.limited && self.retry_after.is_none()
+    }
+}
+
+impl FromRedisValue for Verdict {
+    fn from_redis_value_ref(value: &Value) -> Result<Verdict, ParsingError> {
+        let [limited, limit, remaining, retry_after_ms, reset_after_ms] =
+            array(value).ok_or("a verdict is five integers")?;
+        Ok(Verdict {
+            limited: flag(limited)?,
+            limit: count(limit)?,
+            remaining: count(remaining)?,
+            retry_after: wait(retry_after_ms)?,
+            reset_after: Duration::from_millis(count(reset_after_ms)?),
+        })
+    }
+
+    fn from_redis_value(value: Value) -> Result<Verdict, ParsingError> {
+        Verdict::from_redis_value_ref(&value)
+    }
+}
+
+/// What was decided of a request for several keys or quotas.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Decision {
+    /// Whether any refuses. If so, nothing was counted, unless by force.
+    pub limited: bool,
+    /// After this time the same request is allowed, if no other comes. `None` when it was allowed, and when no wait
+    /// can help.
+    pub retry_after: Option<Duration>,
+    /// The time, exact to the millisecond, as of which it was decided: what to name when units are given back later.
+    pub at: SystemTime,
+    /// For each quota, in the order given, its own figures; `limited` tells whether it refuses.
+    pub rows: Vec<Verdict>,
+}
+
+impl Decision {
+    /// Whether the request is over a limit and will ever be.
+    pub fn is_hopeless(&self) -> bool {
+        self.limited && self.retry_after.is_none()
+    }
+}
+
+impl FromRedisValue for Decision {
+    fn from_redis_value_ref(value: &Value) -> Result<Decision, ParsingError> {
+        let [limited, retry_after_ms, at_ms, rows] =
+            array(value).ok_or("a decision is three integers and an array")?;
+        Ok(Decision {
+            limited: flag(limited)?,
+            retry_after: wait(retry_after_ms)?,
+            at: time(at_ms)?,
+            rows: Vec::from_redis_value_ref(rows)?,
+        })
+    }
+
+    fn from_redis_value(value: Value) -> Result<Decision, ParsingError> {
+        Decision::from_redis_value_ref(&value)
+    }
+}
+
+/// What a key holds.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Info {
+    /// How it counts.
+    pub algorithm: Algorithm,
+    /// Its live windows, the shortest first. A log has one, its longest.
+    pub windows: Vec<WindowInfo>,
+    /// For a log, the distinct milliseconds that it holds.
+    pub entries: Option<u64>,
+}
+
+/// A window of a key.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct WindowInfo {
+    /// Its length.
+    pub window: Duration,
+    /// Units used.
+    pub used: u64,
+    /// After this time it is empty, if no request comes.
+    pub reset_after: Duration,
+    /// Of a sliding window, the units of this window.
+    pub current: Option<u64>,
+    /// Of a sliding window, the units of the one before.
+    pub previous: Option<u64>,
+}
+
+/// A map, or in RESP2 a flat array. What newer servers add is ignored.
+impl FromRedisValue for Info {
+    fn from_redis_value(value: Value) -> Result<Info, ParsingError> {
+        let mut fields = Fields::of(value)?;
+        let name: String = fields.take("algorithm")?;
+        Ok(Info {
+            algorithm: Algorithm::named(&name).ok_or_else(|| format!("unknown algorithm {name}"))?,
+            windows: fields.take("windows")?,
+            entries: fields.take("entries")?,
+        })
+    }
+}
+
+impl FromRedisValue for WindowInfo {
+    fn from_redis_value(value: Value) -> Result<WindowInfo, ParsingError> {
+        let mut fields = Fields::of(value)?;
+        Ok(WindowInfo {
+            window: Duration::from_millis(fields.take("window_ms")?),
+            used: fields.take("used")?,
+            reset_after: Duration::from_millis(fields.take("reset_after_ms")?),
+            current: fields.take("current")?,
+            previous: fields.take("previous")?,
+        })
+    }
+}
+
+struct Fields(HashMap<String, Value>);
+
+impl Fields {
+    fn of(value: Value) -> Result<Fields, ParsingError> {
+        from_redis_value(value).map(Fields)
+    }
+
+    fn take<T: FromRedisValue>(&mut self, name: &str) -> Result<T, ParsingError> {
+        from_redis_value(self.0.remove(name).unwrap_or(Value::Nil))
+    }
+}
+
+/// The items of an array, if it has that many.
+fn array<const N: usize>(value: &Value) -> Option<&[Value; N]> {
+    let Value::Array(items) = value else { return None };
+    items.as_slice().try_into().ok()
+}
+
+fn integer(value: &Value) -> Result<i64, ParsingError> {
+    match value {
+        Value::Int(integer) => Ok(*integer),
+        other => Err(format!("{other:?} is no integer").into()),
+    }
+}
+
+fn count(value: &Value) -> Result<u64, ParsingError> {
+    let integer = integer(value)?;
+    u64::try_from(integer).map_err(|_| format!("{integer} is negative").into())
+}
+
+fn flag(value: &Value) -> Result<bool, ParsingError> {
+    match integer(value)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(format!("{other} is neither 0 nor 1").into()),
+    }
+}
+
+fn time(value: &Value) -> Result<SystemTime, ParsingError> {
+    let unix_ms = count(value)?;
+    let time = UNIX_EPOCH.checked_add(Duration::from_millis(unix_ms));
+    time.ok_or_else(|| format!("{unix_ms} is no time").into())
+}
+
+/// -1 is no wait.
+fn wait(value: &Value) -> Result<Option<Duration>, ParsingError> {
+    match integer(value)? {
+        -1 => Ok(None),
+        _ => count(value).map(|ms| Some(Duration::from_millis(ms))),
+    }
+}

@@ -1,0 +1,251 @@
+//! What is asked of the server, besides keys and quotas.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
+
+use crate::Quota;
+use crate::cmd::with_room;
+
+/// How a key counts.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Algorithm {
+    /// One count in each window of the clock.
+    Fixed,
+    /// The count of this window, and a share of the last one's.
+    Sliding,
+    /// Exact: every unit is free again one window after it was taken.
+    Log,
+}
+
+impl Algorithm {
+    const EVERY: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+
+    fn name(self) -> &'static str {
+        match self {
+            Algorithm::Fixed => "FIXED",
+            Algorithm::Sliding => "SLIDING",
+            Algorithm::Log => "LOG",
+        }
+    }
+
+    /// The algorithm of this name, in either case.
+    pub(crate) fn named(name: &str) -> Option<Algorithm> {
+        Algorithm::EVERY.into_iter().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
+    }
+}
+
+impl ToRedisArgs for Algorithm {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        out.write_arg(self.name().as_bytes());
+    }
+}
+
+impl ToSingleRedisArg for Algorithm {}
+
+/// What a request takes: its cost, and how it is counted. A number is a cost.
+///
+/// ```
+/// # use std::time::SystemTime;
+/// # use redis_rl_client::Take;
+/// let three_units: Take = 3.into();
+/// let settled = Take::cost(-350).at(SystemTime::now());
+/// let counted_anyway = Take::cost(40).force();
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[must_use]
+pub struct Take {
+    cost: i64,
+    force: bool,
+    at: Option<SystemTime>,
+}
+
+impl Take {
+    /// Takes so many units. A negative cost gives units back, the newest first; 0 only looks.
+    pub const fn cost(cost: i64) -> Take {
+        Take { cost, force: false, at: None }
+    }
+
+    /// Counts the units even if the request is over the limit.
+    pub const fn force(mut self) -> Take {
+        self.force = true;
+        self
+    }
+
+    /// Decides as of this time, rounded down to a millisecond, instead of the server's clock.
+    ///
+    /// Giving back as of a time takes away only units that were counted by then.
+    pub const fn at(mut self, at: SystemTime) -> Take {
+        self.at = Some(at);
+        self
+    }
+}
+
+/// One unit.
+impl Default for Take {
+    fn default() -> Take {
+        Take::cost(1)
+    }
+}
+
+impl From<i64> for Take {
+    fn from(cost: i64) -> Take {
+        Take::cost(cost)
+    }
+}
+
+/// The options after the quotas.
+impl ToRedisArgs for Take {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        write_cost(out, self.cost);
+        write_force(out, self.force);
+        write_at(out, self.at);
+    }
+}
+
+/// Whether a request of this cost would be allowed. A number is a cost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[must_use]
+pub struct Peek {
+    cost: i64,
+    at: Option<SystemTime>,
+}
+
+impl Peek {
+    /// Whether so many units would be allowed.
+    pub const fn cost(cost: i64) -> Peek {
+        Peek { cost, at: None }
+    }
+
+    /// Looks as of this time, rounded down to a millisecond, instead of the server's clock.
+    pub const fn at(mut self, at: SystemTime) -> Peek {
+        self.at = Some(at);
+        self
+    }
+}
+
+/// One unit.
+impl Default for Peek {
+    fn default() -> Peek {
+        Peek::cost(1)
+    }
+}
+
+impl From<i64> for Peek {
+    fn from(cost: i64) -> Peek {
+        Peek::cost(cost)
+    }
+}
+
+/// The options after the quotas.
+impl ToRedisArgs for Peek {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        write_cost(out, self.cost);
+        write_at(out, self.at);
+    }
+}
+
+/// Several keys in one step: all allow the request and are counted, or nothing changes in any.
+///
+/// A key is named once, with all its quotas. The reply has a [`Verdict`](crate::Verdict) for each quota, in this order.
+///
+/// ```
+/// use redis_rl_client::{All, Quota};
+///
+/// let request = All::new()
+///     .log("{42}:requests", [Quota::per_second(5), Quota::per_hour(100)], 1)
+///     .sliding("{42}:tokens", Quota::per_hour(100_000), 1200);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct All {
+    rows: Cmd,
+    force: bool,
+    at: Option<SystemTime>,
+}
+
+impl All {
+    /// No key yet; a request has 1 to 64 quotas.
+    pub fn new() -> All {
+        All { rows: with_room("RL.ALL"), force: false, at: None }
+    }
+
+    /// A key that counts by fixed windows.
+    pub fn fixed(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
+        self.key(key, Algorithm::Fixed, quotas, cost)
+    }
+
+    /// A key that counts by a sliding window.
+    pub fn sliding(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
+        self.key(key, Algorithm::Sliding, quotas, cost)
+    }
+
+    /// A key that counts exactly.
+    pub fn log(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
+        self.key(key, Algorithm::Log, quotas, cost)
+    }
+
+    /// A key, how it counts, and what is taken from it. Cost 0 only looks, a negative one gives units back.
+    pub fn key(
+        mut self,
+        key: impl ToSingleRedisArg,
+        algorithm: Algorithm,
+        quotas: impl AsRef<[Quota]>,
+        cost: i64,
+    ) -> All {
+        for quota in quotas.as_ref() {
+            self.rows.arg(&key).arg(algorithm).arg(quota).arg(cost);
+        }
+        self
+    }
+
+    /// Counts every key even if some refuse.
+    pub fn force(mut self) -> All {
+        self.force = true;
+        self
+    }
+
+    /// Decides as of this time, rounded down to a millisecond, instead of the server's clock.
+    pub fn at(mut self, at: SystemTime) -> All {
+        self.at = Some(at);
+        self
+    }
+
+    pub(crate) fn cmd(&self) -> Cmd {
+        let mut cmd = self.rows.clone();
+        write_force(&mut cmd, self.force);
+        write_at(&mut cmd, self.at);
+        cmd
+    }
+}
+
+impl Default for All {
+    fn default() -> All {
+        All::new()
+    }
+}
+
+fn write_cost<W: ?Sized + RedisWrite>(out: &mut W, cost: i64) {
+    if cost != 1 {
+        out.write_arg(b"COST");
+        out.write_arg_fmt(cost);
+    }
+}
+
+fn write_force<W: ?Sized + RedisWrite>(out: &mut W, force: bool) {
+    if force {
+        out.write_arg(b"FORCE");
+    }
+}
+
+fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTime>) {
+    let Some(at) = at else { return };
+    out.write_arg(b"AT");
+    match at.duration_since(UNIX_EPOCH) {
+        Ok(since) => out.write_arg_fmt(since.as_millis()),
+        // Which the server refuses.
+        Err(before) => {
+            out.write_arg_fmt(format_args!("-{}", before.duration().as_nanos().div_ceil(1_000_000)))
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Asks for limits on behalf of a web service.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use redis::aio::ConnectionLike;
+
+use crate::web::{Policy, Refusal};
+use crate::{All, Decision, RlAsyncCommands};
+
+/// A policy, and the connection to count by it. Clones share both.
+///
+/// ```no_run
+/// # use redis_rl_client::web::{Limiter, Policy, Refusal};
+/// # async fn generate(limiter: Limiter<redis::aio::MultiplexedConnection>, prompt: String) -> Result<(), Refusal> {
+/// // Reserve an estimate, and settle when the cost is known.
+/// let reserved = limiter.take("192.0.2.1", 500).await?;
+/// let tokens_used = 420;
+/// let admission = limiter.settle(reserved, tokens_used).await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter<C> {
+    connection: C,
+    policy: Arc<Policy>,
+    timeout: Duration,
+    fail: Fail,
+}
+
+/// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fail {
+    /// They pass: the service stays up, without limits.
+    Open,
+    /// They are answered 503: what stands behind the service stays protected.
+    Closed,
+}
+
+/// Text that is neither `open` nor `closed`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct InvalidFail(String);
+
+impl fmt::Display for InvalidFail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is neither open nor closed", self.0)
+    }
+}
+
+impl std::error::Error for InvalidFail {}
+
+/// `open` or `closed`, as from a setting.
+impl FromStr for Fail {
+    type Err = InvalidFail;
+
+    fn from_str(text: &str) -> Result<Fail, InvalidFail> {
+        match text {
+            "open" => Ok(Fail::Open),
+            "closed" => Ok(Fail::Closed),
+            _ => Err(InvalidFail(text.to_owned())),
+        }
+    }
+}
+
+/// A request that may go on.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    client: String,
+    taken: i64,
+    decision: Option<Decision>,
+    fields: HeaderMap,
+}
+
+impl Admission {
+    /// What was decided; none while Redis is away.
+    pub fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    /// The header fields for the response; none while Redis is away.
+    pub fn fields(&self) -> &HeaderMap {
+        &self.fields
+    }
+
+    /// Adds the header fields to those of a response.
+    pub fn write_fields(self, headers: &mut HeaderMap) {
+        for (name, value) in &self.fields {
+            // Both are lists: another layer may have a policy of its own.
+            headers.append(name, value.clone());
+        }
+    }
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
+    /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
+    pub fn new(connection: C, policy: Policy) -> Limiter<C> {
+        let timeout = Duration::from_millis(100);
+        Limiter { connection, policy: Arc::new(policy), timeout, fail: Fail::Open }
+    }
+
+    /// How long Redis may take to answer before it is away.
+    ///
+    /// The timeouts in the configuration of the connection still hold, too.
+    pub fn timeout(mut self, timeout: Duration) -> Limiter<C> {
+        self.timeout = timeout;
+        self
+    }
+
+    /// What becomes of requests while Redis is away.
+    pub fn fail(mut self, fail: Fail) -> Limiter<C> {
+        self.fail = fail;
+        self
+    }
+
+    /// Takes units for a client, of all quotas or of none.
+    pub async fn take(&self, client: impl Into<String>, cost: i64) -> Result<Admission, Refusal> {
+        let client = client.into();
+        let decision = self.ask(&self.policy.request(&client, cost)).await;
+        let fields = match &decision {
+            Some(decision) => self.policy.answer(decision)?,
+            None if self.fail == Fail::Open => HeaderMap::new(),
+            None => return Err(Refusal::away()),
+        };
+        Ok(Admission { client, taken: cost, decision, fields })
+    }
+
+    /// Corrects what was taken to what was used, however late.
+    ///
+    /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
+    /// counted even if it is over the limit, since it has been used. The header fields tell the state thereafter;
+    /// if Redis is away, that of before.
+    pub async fn settle(&self, mut admission: Admission, used: i64) -> Admission {
+        // Nothing was taken while Redis was away.
+        let taken = admission.decision.as_ref().map_or(0, |_| admission.taken);
+        let request = self.policy.request(&admission.client, used.saturating_sub(taken)).force();
+        let request = match &admission.decision {
+            Some(decision) if used < taken => request.at(decision.at),
+            _ => request,
+        };
+        if let Some(settled) = self.ask(&request).await {
+            admission.fields = self.policy.fields(&settled);
+            admission.taken = used;
+            admission.decision = Some(settled);
+        }
+        admission
+    }
+
+    /// None if Redis is away.
+    ///
+    /// It is never asked twice, since that might count twice.
+    async fn ask(&self, request: &All) -> Option<Decision> {
+        let mut connection = self.connection.clone();
+        match tokio::time::timeout(self.timeout, connection.rl_all(request)).await {
+            Ok(Ok(decision)) => Some(decision),
+            Ok(Err(error)) => {
+                tracing::warn!("cannot ask for the limit: {error}");
+                None
+            }
+            Err(_) => {
+                tracing::warn!("cannot ask for the limit: no answer in {:?}", self.timeout);
+                None
+            }
+        }
+    }
+}

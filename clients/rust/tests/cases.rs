@@ -1,0 +1,367 @@
+//! The table of cases that all clients share, through typed calls on a real server, in RESP2 and RESP3.
+
+mod server;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::{Arg, Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
+use redis_rl_client::{Algorithm, All, Decision, Info, Peek, Quota, RlCommands, Take, Verdict, cmd};
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+use server::Server;
+
+#[derive(Deserialize)]
+struct Cases {
+    commands: Vec<Case>,
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+    http: Vec<HttpCase>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    call: Option<String>,
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    limits: Vec<(i64, Json)>,
+    #[serde(default)]
+    rows: Vec<Row>,
+    cost: Option<i64>,
+    #[serde(default)]
+    force: bool,
+    at: Option<i64>,
+    words: Vec<String>,
+    #[serde(default)]
+    reply: Json,
+    error: Option<Refused>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    key: String,
+    algorithm: String,
+    limit: u64,
+    window: String,
+    cost: i64,
+}
+
+#[derive(Debug, Deserialize, PartialEq)]
+struct Refused {
+    code: String,
+    message: String,
+}
+
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+#[derive(Deserialize)]
+struct HttpCase {
+    name: String,
+    policies: Vec<PolicyCase>,
+    before: Vec<Step>,
+    rows: Vec<Row>,
+    at: i64,
+    reply: Json,
+    status: u16,
+    fields: BTreeMap<String, Option<String>>,
+    #[serde(default)]
+    body: Json,
+}
+
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+#[derive(Deserialize)]
+struct PolicyCase {
+    name: String,
+    limit: u64,
+    window: String,
+    unit: Option<String>,
+}
+
+fn cases() -> Cases {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cases.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    serde_json::from_str(&text).expect("a table of cases")
+}
+
+#[test]
+fn every_case_of_the_table_holds_in_resp2() {
+    every_case_holds("resp2");
+}
+
+#[test]
+fn every_case_of_the_table_holds_in_resp3() {
+    every_case_holds("resp3");
+}
+
+fn every_case_holds(protocol: &str) {
+    let server = Server::start();
+    let mut connection = server.client(protocol).get_connection().expect("the server answers");
+    let cases = cases().commands;
+    assert!(!cases.is_empty());
+    for case in cases {
+        for step in &case.steps {
+            step.check(&mut connection, &case.name);
+        }
+    }
+}
+
+/// What a typed call answers, as the table has it.
+type Reply = RedisResult<Json>;
+
+impl Step {
+    fn check(&self, connection: &mut Connection, case: &str) {
+        let reply = match self.typed() {
+            Some(command) => {
+                assert_eq!(words(&command), self.typed_words(), "{case}");
+                self.reply_of(connection)
+            }
+            // Types keep this from being said.
+            None => plain(&self.words).query(connection).map(|reply: Value| match reply {
+                Value::Okay => json!("OK"),
+                other => panic!("{case}: {other:?}"),
+            }),
+        };
+        match (&self.error, reply) {
+            (Some(expected), Err(error)) => assert_eq!(&refused(&error), expected, "{case}"),
+            (None, Ok(reply)) => {
+                assert_eq!(only_given(reply, &self.reply), self.reply, "{case}: {:?}", self.words)
+            }
+            (_, reply) => panic!("{case}: {:?} answers {reply:?}", self.words),
+        }
+    }
+
+    fn typed(&self) -> Option<Cmd> {
+        let quotas = || self.quotas();
+        Some(match self.call.as_deref()? {
+            "fixed" => cmd::fixed(&self.key, quotas()?, self.take()),
+            "sliding" => cmd::sliding(&self.key, quotas()?, self.take()),
+            "log" => cmd::log(&self.key, quotas()?, self.take()),
+            "peek" => cmd::peek(&self.key, quotas()?, self.peek()),
+            "info" => cmd::info(&self.key),
+            "all" => cmd::all(&self.all()),
+            other => panic!("{other} is no call"),
+        })
+    }
+
+    fn reply_of(&self, connection: &mut Connection) -> Reply {
+        let quotas = self.quotas().unwrap_or_default();
+        match self.call.as_deref().expect("a call") {
+            "fixed" => connection.rl_fixed(&self.key, quotas, self.take()).map(figures),
+            "sliding" => connection.rl_sliding(&self.key, quotas, self.take()).map(figures),
+            "log" => connection.rl_log(&self.key, quotas, self.take()).map(figures),
+            "peek" => connection.rl_peek(&self.key, quotas, self.peek()).map(figures),
+            "info" => connection.rl_info(&self.key).map(|info| info.map_or(Json::Null, info_map)),
+            "all" => connection.rl_all(&self.all()).map(decision),
+            other => panic!("{other} is no call"),
+        }
+    }
+
+    /// None if types keep one from being said.
+    fn quotas(&self) -> Option<Vec<Quota>> {
+        let quota = |(limit, window): &(i64, Json)| {
+            let window = window.as_str().map_or_else(|| format!("{window}s"), str::to_owned);
+            format!("{limit}/{window}").parse().ok()
+        };
+        self.limits.iter().map(quota).collect()
+    }
+
+    fn take(&self) -> Take {
+        let mut take = self.cost.map_or_else(Take::default, Take::cost);
+        if self.force {
+            take = take.force();
+        }
+        self.at.map_or(take, |at| take.at(time(at)))
+    }
+
+    fn peek(&self) -> Peek {
+        let peek = self.cost.map_or_else(Peek::default, Peek::cost);
+        self.at.map_or(peek, |at| peek.at(time(at)))
+    }
+
+    fn all(&self) -> All {
+        let mut all = request(&self.rows);
+        if self.force {
+            all = all.force();
+        }
+        match self.at {
+            Some(at) => all.at(time(at)),
+            None => all,
+        }
+    }
+
+    /// The words, with windows as a `Duration` is written: in the largest unit in which it is whole.
+    fn typed_words(&self) -> Vec<String> {
+        let mut words = self.words.clone();
+        for (index, quota) in self.quotas().unwrap_or_default().into_iter().enumerate() {
+            let quota = quota.to_string();
+            words[3 + 2 * index] = quota.split_once('/').expect("a window").1.to_owned();
+        }
+        words
+    }
+}
+
+fn request(rows: &[Row]) -> All {
+    rows.iter().fold(All::new(), |all, row| {
+        let algorithm = match row.algorithm.as_str() {
+            "fixed" => Algorithm::Fixed,
+            "sliding" => Algorithm::Sliding,
+            "log" => Algorithm::Log,
+            other => panic!("{other} is no algorithm"),
+        };
+        let quota: Quota = format!("{}/{}", row.limit, row.window).parse().expect("a quota");
+        all.key(&row.key, algorithm, quota, row.cost)
+    })
+}
+
+fn time(unix_ms: i64) -> SystemTime {
+    let distance = Duration::from_millis(unix_ms.unsigned_abs());
+    if unix_ms < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
+}
+
+fn plain(words: &[String]) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(words);
+    command
+}
+
+fn words(command: &Cmd) -> Vec<String> {
+    let word = |arg| match arg {
+        Arg::Simple(bytes) => String::from_utf8(Vec::from(bytes)).expect("UTF-8"),
+        other => panic!("{other:?}"),
+    };
+    command.args_iter().map(word).collect()
+}
+
+fn refused(error: &RedisError) -> Refused {
+    let text = |part: Option<&str>| part.unwrap_or_default().to_owned();
+    Refused { code: text(error.code()), message: text(error.detail()) }
+}
+
+fn ms(duration: Duration) -> i64 {
+    assert_eq!(duration.subsec_nanos() % 1_000_000, 0);
+    i64::try_from(duration.as_millis()).expect("a wait")
+}
+
+fn wait(duration: Option<Duration>) -> i64 {
+    duration.map_or(-1, ms)
+}
+
+fn figures(verdict: Verdict) -> Json {
+    let Verdict { limited, limit, remaining, retry_after, reset_after } = verdict;
+    json!([i64::from(limited), limit, remaining, wait(retry_after), ms(reset_after)])
+}
+
+fn decision(decision: Decision) -> Json {
+    let at = ms(decision.at.duration_since(UNIX_EPOCH).expect("after 1970"));
+    let rows: Vec<Json> = decision.rows.into_iter().map(figures).collect();
+    json!([i64::from(decision.limited), wait(decision.retry_after), at, rows])
+}
+
+fn info_map(info: Info) -> Json {
+    let windows: Vec<Json> = info
+        .windows
+        .iter()
+        .map(|window| {
+            json!({"window_ms": ms(window.window), "used": window.used, "reset_after_ms": ms(window.reset_after),
+                "current": window.current, "previous": window.previous})
+        })
+        .collect();
+    let algorithm = format!("{:?}", info.algorithm).to_lowercase();
+    json!({"algorithm": algorithm, "windows": windows, "entries": info.entries})
+}
+
+/// Of maps only the fields that `given` has, too.
+fn only_given(reply: Json, given: &Json) -> Json {
+    match (reply, given) {
+        (Json::Object(reply), Json::Object(given)) => {
+            let fields = reply.into_iter().filter_map(|(name, value)| {
+                let given = given.get(&name)?;
+                Some((name, only_given(value, given)))
+            });
+            fields.collect()
+        }
+        (Json::Array(reply), Json::Array(given)) if reply.len() == given.len() => {
+            reply.into_iter().zip(given).map(|(reply, given)| only_given(reply, given)).collect()
+        }
+        (reply, _) => reply,
+    }
+}
+
+#[test]
+fn the_words_of_the_table_answer_the_same_as_typed_calls() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    for case in cases().commands {
+        for step in &case.steps {
+            let reply: RedisResult<Value> = plain(&step.words).query(&mut connection);
+            let (Ok(value), Json::Array(expected)) = (reply, &step.reply) else { continue };
+            let reply = match expected.len() {
+                5 => figures(Verdict::from_redis_value(value).expect("a verdict")),
+                _ => decision(Decision::from_redis_value(value).expect("a decision")),
+            };
+            assert_eq!(reply, step.reply, "{}: {:?}", case.name, step.words);
+        }
+    }
+}
+
+#[cfg(feature = "tower")]
+#[test]
+fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
+    use redis_rl_client::web::Policy;
+
+    let server = Server::start();
+    let mut connection = server.connect();
+    let mut shown = 0;
+    for case in cases().http {
+        for step in &case.before {
+            step.check(&mut connection, &case.name);
+        }
+        let name = |policy: &PolicyCase| {
+            let suffix = format!("-{}", policy.window);
+            policy.name.strip_suffix(&suffix).expect("a policy named by its window").to_owned()
+        };
+        let quota =
+            |policy: &PolicyCase| format!("{}/{}", policy.limit, policy.window).parse().expect("a quota");
+        let quotas: Vec<Quota> = case.policies.iter().map(quota).collect();
+        let mut policy = Policy::new(name(&case.policies[0]), quotas).expect("a policy");
+        if let Some(unit) = &case.policies[0].unit {
+            policy = policy.unit(unit);
+        }
+
+        let decided = connection.rl_all(&request(&case.rows).at(time(case.at))).expect("a decision");
+        assert_eq!(decision(decided.clone()), case.reply, "{}", case.name);
+        let (status, headers, body) = match policy.answer(&decided) {
+            Ok(fields) => (200, fields, Json::Null),
+            Err(refusal) => {
+                let response = axum::http::Response::<String>::from(refusal);
+                let body = serde_json::from_str(response.body()).expect("JSON");
+                assert_eq!(response.headers()["content-type"], "application/problem+json");
+                (response.status().as_u16(), response.headers().clone(), body)
+            }
+        };
+        assert_eq!(status, case.status, "{}", case.name);
+        for (name, value) in &case.fields {
+            let field = headers.get(name).map(|value| value.to_str().expect("ASCII"));
+            assert_eq!(field, value.as_deref(), "{}: {name}", case.name);
+        }
+        assert_eq!(body, case.body, "{}", case.name);
+        shown += u32::from(status == 429 && is_shown(&headers, &body));
+    }
+    assert_eq!(shown, 1, "one of them is the example in the README");
+}
+
+/// Whether the README has these fields and this body.
+#[cfg(feature = "tower")]
+fn is_shown(headers: &axum::http::HeaderMap, body: &Json) -> bool {
+    let readme = include_str!("../README.md");
+    let mut lines =
+        headers.iter().map(|(name, value)| format!("\n{name}: {}\n", value.to_str().expect("ASCII")));
+    lines.all(|line| readme.contains(&line)) && readme.contains(&format!("\n{body}\n"))
+}

@@ -1,0 +1,184 @@
+//! Every kind of connection that redis-rs has, on real servers and a real cluster.
+
+mod server;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis_rl_client::{Algorithm, All, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
+use server::{Cluster, Server};
+
+const HOURLY: Quota = Quota::per_hour(100);
+
+/// A time that the tests set.
+fn noon() -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(1_700_000_040_000)
+}
+
+fn remaining(remaining: u64) -> Verdict {
+    Verdict {
+        limited: false,
+        limit: 100,
+        remaining,
+        retry_after: None,
+        reset_after: Duration::from_secs(3_600),
+    }
+}
+
+#[test]
+fn a_client_and_a_connection_have_the_commands() {
+    let server = Server::start();
+    let mut client = server.client("resp2");
+    let mut connection = server.connect();
+    assert_eq!(client.rl_log("a", HOURLY, Take::default().at(noon())), Ok(remaining(99)));
+    assert_eq!(connection.rl_log("a", [HOURLY], Take::cost(2).at(noon())), Ok(remaining(97)));
+    assert_eq!(connection.rl_log(b"a", vec![HOURLY], Take::cost(2).at(noon())), Ok(remaining(95)));
+}
+
+#[test]
+fn keys_are_any_bytes() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let key = [0u8, 0xff, b'\r', b'\n', b' '];
+    connection.rl_fixed(&key, HOURLY, 3).expect("a verdict");
+    let info = connection.rl_info(&key[..]).expect("a reply").expect("a key");
+    assert_eq!((info.algorithm, info.windows[0].used), (Algorithm::Fixed, 3));
+}
+
+#[test]
+fn a_part_of_a_millisecond_is_a_whole_one_in_a_window_and_none_in_a_time() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let quota = Quota::new(5, Duration::from_micros(1_001));
+    let at = noon() + Duration::from_micros(999);
+    let verdict = connection.rl_log("a", quota, Take::cost(1).at(at)).expect("a verdict");
+    assert_eq!(verdict.reset_after, Duration::from_millis(2));
+    let verdict = connection.rl_log("b", HOURLY, Take::cost(1).at(at)).expect("a verdict");
+    assert_eq!(connection.rl_peek("b", HOURLY, redis_rl_client::Peek::default().at(noon())), Ok(verdict));
+}
+
+#[test]
+fn a_pipeline_takes_the_commands_and_answers_verdicts() {
+    let server = Server::start();
+    let take = Take::cost(1).at(noon());
+    let mut pipeline = redis::pipe();
+    pipeline.add_command(cmd::log("a", HOURLY, take)).add_command(cmd::sliding("b", HOURLY, 40));
+    pipeline.add_command(cmd::info("b")).add_command(cmd::info("c"));
+    let (verdict, _, sliding, missing): (Verdict, Verdict, Option<Info>, Option<Info>) =
+        pipeline.atomic().query(&mut server.connect()).expect("replies");
+    assert_eq!(verdict, remaining(99));
+    assert_eq!(sliding.map(|info| info.windows[0].used), Some(40));
+    assert_eq!(missing, None);
+}
+
+#[test]
+fn a_cluster_connection_finds_the_node_of_each_key() {
+    let cluster = Cluster::start();
+    let client = cluster.client();
+    let mut connection = client.get_connection().expect("the cluster answers");
+    for client in 0..60 {
+        let take = Take::cost(1).at(noon());
+        assert_eq!(connection.rl_log(format!("log:{client}"), HOURLY, take), Ok(remaining(99)));
+        connection.rl_fixed(format!("fixed:{client}"), HOURLY, 1).expect("a verdict");
+        connection.rl_sliding(format!("sliding:{client}"), HOURLY, 1).expect("a verdict");
+        connection.rl_peek(format!("log:{client}"), HOURLY, 1).expect("a verdict");
+        connection.rl_info(format!("log:{client}")).expect("a reply").expect("a key");
+    }
+    assert_eq!(cluster.redirections(), 0);
+    let keys = cluster.keys();
+    assert_eq!(keys.iter().sum::<usize>(), 180);
+    assert!(keys.iter().all(|keys| *keys > 0), "{keys:?}");
+}
+
+#[test]
+fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
+    let cluster = Cluster::start();
+    let client = cluster.client();
+    let mut connection = client.get_connection().expect("the cluster answers");
+    for client in 0..60 {
+        let request = All::new()
+            .log(format!("{{{client}}}:requests"), [Quota::per_second(5), HOURLY], 1)
+            .sliding(format!("{{{client}}}:tokens"), Quota::per_hour(1000), 250)
+            .at(noon());
+        let decision = connection.rl_all(&request).expect("a decision");
+        assert!(!decision.limited);
+        assert_eq!(decision.at, noon());
+        assert_eq!(decision.rows.iter().map(|row| row.remaining).collect::<Vec<_>>(), [4, 99, 750]);
+    }
+    assert_eq!(cluster.redirections(), 0);
+    let error = connection.rl_all(&All::new().log("a", HOURLY, 1).log("b", HOURLY, 1)).unwrap_err();
+    assert_eq!(error.code(), Some("CROSSSLOT"));
+}
+
+#[test]
+fn a_decision_can_be_had_of_a_pipeline() {
+    let server = Server::start();
+    let request = All::new().log("a", HOURLY, 1).fixed("b", HOURLY, 2);
+    let (decision, exists): (Decision, i64) = redis::pipe()
+        .add_command(cmd::all(&request))
+        .exists(&["a", "b"])
+        .query(&mut server.connect())
+        .expect("replies");
+    assert_eq!((decision.rows.len(), exists), (2, 2));
+}
+
+#[cfg(feature = "tokio-comp")]
+mod asynchronous {
+    use redis::aio::{ConnectionManager, MultiplexedConnection};
+    use redis_rl_client::RlAsyncCommands;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn multiplexed_connections_and_managers_have_the_commands() {
+        let server = Server::start();
+        for protocol in ["resp2", "resp3"] {
+            let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
+            let mut manager: ConnectionManager = server.manager(protocol);
+            let take = Take::cost(1).at(noon());
+            assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
+            assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));
+            assert_eq!(manager.rl_info("missing").await, Ok(None));
+            manager.rl_log(protocol, HOURLY, 1).await.expect("a verdict");
+            let info = manager.rl_info(protocol).await.expect("a reply").expect("a key");
+            assert_eq!((info.algorithm, info.entries), (Algorithm::Log, Some(1)));
+        }
+    }
+
+    #[tokio::test]
+    async fn futures_can_be_sent_to_another_thread() {
+        let server = Server::start();
+        let mut connection = server.connect_async("resp2").await;
+        let task = tokio::spawn(async move { connection.rl_log("a", &[HOURLY], 1).await });
+        assert!(!task.await.expect("no panic").expect("a verdict").limited);
+    }
+
+    #[tokio::test]
+    async fn a_cluster_connection_finds_the_node_of_each_key() {
+        let cluster = Cluster::start();
+        let client = cluster.client();
+        let mut connection = client.get_async_connection().await.expect("the cluster answers");
+        for client in 0..60 {
+            let take = Take::cost(1).at(noon());
+            assert_eq!(connection.rl_log(format!("log:{client}"), HOURLY, take).await, Ok(remaining(99)));
+            connection.rl_peek(format!("log:{client}"), HOURLY, 1).await.expect("a verdict");
+        }
+        assert_eq!(cluster.redirections(), 0);
+        assert!(cluster.keys().iter().all(|keys| *keys > 0));
+    }
+
+    #[tokio::test]
+    async fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
+        let cluster = Cluster::start();
+        let client = cluster.client();
+        let mut connection = client.get_async_connection().await.expect("the cluster answers");
+        for client in 0..60 {
+            let request = All::new().log(format!("{{{client}}}:requests"), HOURLY, 1).sliding(
+                format!("{{{client}}}:tokens"),
+                Quota::per_hour(1000),
+                250,
+            );
+            assert!(!connection.rl_all(&request).await.expect("a decision").limited);
+        }
+        assert_eq!(cluster.redirections(), 0);
+    }
+}

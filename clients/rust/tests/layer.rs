@@ -1,0 +1,263 @@
+//! The tower layer and what it is made of, in axum and on a real server.
+
+mod server;
+
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Request, Response};
+use axum::routing::get;
+use redis::aio::ConnectionManager;
+use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer, client_address};
+use redis_rl_client::{Algorithm, Quota, RlCommands};
+use server::{PATIENCE, Server};
+use tower::ServiceExt;
+
+fn limiter(server: &Server, policy: Policy) -> Limiter<ConnectionManager> {
+    Limiter::new(server.manager("resp3"), policy).timeout(PATIENCE)
+}
+
+fn policy(name: &str, quotas: &str) -> Policy {
+    Policy::parse(name, quotas).expect("a policy")
+}
+
+/// A client says who it is.
+fn client(parts: &Parts) -> Option<String> {
+    Some(parts.headers.get("client")?.to_str().ok()?.to_owned())
+}
+
+/// `/` takes a unit, `/expensive` three.
+fn app(limiter: Limiter<ConnectionManager>) -> Router {
+    let limit = RateLimitLayer::new(limiter, client);
+    Router::new()
+        .route("/", get("hello").route_layer(limit.clone()))
+        .route("/expensive", get("hello").route_layer(limit.cost(3)))
+}
+
+struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Answer {
+    async fn of(app: &Router, path: &str, client: &str) -> Answer {
+        let mut request = Request::get(path);
+        if !client.is_empty() {
+            request = request.header("client", client);
+        }
+        let request = request.body(Body::empty()).expect("a request");
+        let response: Response<Body> = app.clone().oneshot(request).await.expect("a response");
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.expect("a body");
+        let body = String::from_utf8(body.to_vec()).expect("UTF-8");
+        Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().expect("ASCII"))
+    }
+}
+
+#[tokio::test]
+async fn a_request_takes_its_cost_and_is_told_what_is_left() {
+    let server = Server::start();
+    let app = app(limiter(&server, policy("requests", "5/10m,100/1h")));
+    let answer = Answer::of(&app, "/expensive", "a").await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, "hello"));
+    assert_eq!(
+        answer.field("ratelimit-policy"),
+        Some(r#""requests-10m";q=5;w=600, "requests-1h";q=100;w=3600"#)
+    );
+    assert_eq!(answer.field("ratelimit"), Some(r#""requests-10m";r=2;t=600, "requests-1h";r=97;t=3600"#));
+    assert_eq!(answer.field("retry-after"), None);
+    let answer = Answer::of(&app, "/", "a").await;
+    assert_eq!(answer.field("ratelimit"), Some(r#""requests-10m";r=1;t=600, "requests-1h";r=96;t=3600"#));
+    let answer = Answer::of(&app, "/", "b").await;
+    assert_eq!(answer.field("ratelimit"), Some(r#""requests-10m";r=4;t=600, "requests-1h";r=99;t=3600"#));
+}
+
+#[tokio::test]
+async fn a_refused_request_does_not_reach_the_service_and_takes_nothing() {
+    let server = Server::start();
+    let app = app(limiter(&server, policy("requests", "2/10m,100/1h")));
+    for _ in 0..2 {
+        assert_eq!(Answer::of(&app, "/", "a").await.status, 200);
+    }
+    let answer = Answer::of(&app, "/", "a").await;
+    assert_eq!(answer.status, 429);
+    let seconds: u64 = answer.field("retry-after").expect("a wait").parse().expect("a number");
+    assert!((1..=600).contains(&seconds));
+    let limits = format!(r#""requests-10m";r=0;t={seconds}, "requests-1h";r=98"#);
+    assert_eq!(answer.field("ratelimit"), Some(limits.as_str()));
+    assert_eq!(answer.field("content-type"), Some("application/problem+json"));
+    assert!(answer.body.contains(r#""violated-policies":["requests-10m"]"#), "{}", answer.body);
+
+    let answer = Answer::of(&app, "/expensive", "b").await;
+    assert_eq!((answer.status, answer.field("retry-after")), (403, None));
+}
+
+#[tokio::test]
+async fn a_request_of_nobody_is_not_limited() {
+    let server = Server::start();
+    let app = app(limiter(&server, policy("requests", "0/1h")));
+    let answer = Answer::of(&app, "/", "").await;
+    assert_eq!((answer.status, answer.field("ratelimit")), (200, None));
+}
+
+#[tokio::test]
+async fn two_layers_tell_the_policies_of_both() {
+    let server = Server::start();
+    let of_all = RateLimitLayer::new(limiter(&server, policy("all", "100/1h")), |_| Some("all".to_owned()));
+    let app = app(limiter(&server, policy("requests", "5/1m"))).layer(of_all);
+    let answer = Answer::of(&app, "/", "a").await;
+    let limits: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();
+    assert_eq!(limits, [r#""requests-1m";r=4;t=60"#, r#""all-1h";r=99;t=3600"#]);
+}
+
+#[tokio::test]
+async fn while_redis_is_away_requests_pass_without_fields_or_are_answered_503() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    drop(server);
+    let answer = Answer::of(&app(limiter.clone()), "/", "a").await;
+    assert_eq!((answer.status, answer.field("ratelimit")), (200, None));
+    let answer = Answer::of(&app(limiter.fail(Fail::Closed)), "/", "a").await;
+    assert_eq!((answer.status, answer.field("ratelimit")), (503, None));
+    assert_eq!(answer.field("content-type"), Some("application/problem+json"));
+    assert!(answer.body.contains(r#""status":503"#), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_redis_that_answers_an_error_is_away() {
+    let server = Server::start();
+    let _: () = server.call("SET requests:a text");
+    let answer =
+        Answer::of(&app(limiter(&server, policy("requests", "5/1h")).fail(Fail::Closed)), "/", "a").await;
+    assert_eq!(answer.status, 503);
+}
+
+#[tokio::test]
+async fn a_redis_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    assert!(limiter.take("a", 1).await.expect("an admission").decision().is_some());
+    server.freeze();
+    let refusal =
+        limiter.timeout(Duration::from_millis(50)).fail(Fail::Closed).take("a", 1).await.unwrap_err();
+    assert_eq!(refusal.status(), 503);
+}
+
+#[tokio::test]
+async fn a_connection_that_broke_is_made_anew() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "1000/1h"));
+    assert!(limiter.take("a", 1).await.expect("an admission").decision().is_some());
+    let killed: i64 = server.call("CLIENT KILL TYPE normal");
+    assert!(killed > 0);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while limiter.take("a", 1).await.expect("an admission").decision().is_none() {
+        assert!(std::time::Instant::now() < deadline, "waited in vain for a new connection");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_reserved_and_not_used_is_given_back() {
+    let server = Server::start();
+    for algorithm in [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log] {
+        let name = format!("{algorithm:?}");
+        let limiter = limiter(&server, policy(&name, "100/365d").algorithm(algorithm));
+        let reserved = limiter.take("a", 60).await.expect("an admission");
+        let others = limiter.take("a", 7).await.expect("an admission");
+        let settled = limiter.settle(reserved, 20).await;
+        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(73));
+        assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").contains("r=73"));
+        let settled = limiter.settle(others, 0).await;
+        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(80));
+    }
+}
+
+#[tokio::test]
+async fn what_was_used_beyond_the_reservation_is_counted_even_over_the_limit() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("tokens", "28/1h").unit("tokens"));
+    let reserved = limiter.take("a", 26).await.expect("an admission");
+    let settled = limiter.settle(reserved, 30).await;
+    assert_eq!(settled.fields()["ratelimit"], r#""tokens-1h";r=0;t=3600"#);
+    assert_eq!(settled.fields()["ratelimit-policy"], r#""tokens-1h";q=28;qu="tokens";w=3600"#);
+    let seen = server.connect().rl_peek("tokens:a", Quota::per_hour(100), 1).expect("a verdict");
+    assert_eq!(seen.remaining, 70, "all 30 are counted");
+    assert_eq!(limiter.take("a", 1).await.unwrap_err().status(), 429);
+}
+
+#[tokio::test]
+async fn what_was_used_without_a_reservation_is_counted_when_redis_is_back() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("tokens", "100/1h"));
+    let _: () = server.call("SET tokens:a text");
+    let reserved = limiter.take("a", 60).await.expect("an admission");
+    let _: i64 = server.call("DEL tokens:a");
+    let settled = limiter.settle(reserved, 30).await;
+    assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(70));
+}
+
+#[test]
+fn futures_of_a_limiter_can_be_sent_to_another_thread() {
+    fn is_send<T: Send>(_: impl Future<Output = T> + Send) {}
+    let server = Server::start();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    is_send(limiter.take("a", 1));
+}
+
+#[test]
+fn quotas_that_make_no_policy_are_refused() {
+    let refused = |quotas| Policy::parse("requests", quotas).expect_err(quotas).to_string();
+    for quotas in ["5/60m,100/1h", "5/1h,5/1h"] {
+        assert!(refused(quotas).contains("all windows must differ"), "{quotas}");
+    }
+    for quotas in ["1000 an hour", "1000/1500ms", "5/0s", "/1s", "5/", "5", "", "-1/1s", "5/1w", "5/1s,"] {
+        assert!(refused(quotas).contains("is no limit such as 5/10s"), "{quotas}: {}", refused(quotas));
+    }
+    assert!(Policy::new("requests", []).is_err());
+    assert!(Policy::new("r\u{e9}quests", [Quota::per_second(1)]).is_err());
+}
+
+#[test]
+fn a_name_is_a_string_of_a_structured_field() {
+    let policy = Policy::parse(r#"a "b" \"#, "5/1s").expect("a policy");
+    let verdict = redis_rl_client::Verdict {
+        limited: false,
+        limit: 5,
+        remaining: 4,
+        retry_after: None,
+        reset_after: Duration::from_secs(1),
+    };
+    let decision = redis_rl_client::Decision {
+        limited: false,
+        retry_after: None,
+        at: std::time::UNIX_EPOCH,
+        rows: vec![verdict],
+    };
+    assert_eq!(policy.fields(&decision)["ratelimit"], r#""a \"b\" \\-1s";r=4;t=1"#);
+}
+
+#[test]
+fn a_client_is_whom_the_outermost_of_our_proxies_saw() {
+    let peer = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let mut headers = HeaderMap::new();
+    assert_eq!(client_address(peer, &headers, 1), "127.0.0.1");
+    headers.append("x-forwarded-for", "198.51.100.7, 192.0.2.1".parse().expect("a value"));
+    headers.append("x-forwarded-for", "10.0.0.1".parse().expect("a value"));
+    let expected =
+        [(0, "127.0.0.1"), (1, "10.0.0.1"), (2, "192.0.2.1"), (3, "198.51.100.7"), (9, "198.51.100.7")];
+    for (proxies, client) in expected {
+        assert_eq!(client_address(peer, &headers, proxies), client, "{proxies}");
+    }
+}

@@ -1,0 +1,210 @@
+//! Real servers with the module: each on a free port, in a temporary folder, and gone when the test is.
+//!
+//! `REDIS_SERVER` names the server to run, `MODULE` the module to load.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use redis::Connection;
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use tempfile::TempDir;
+
+/// How long a condition may take to come true before the test fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server. Dropping it ends it.
+pub struct Server {
+    child: Child,
+    port: u16,
+    _folder: TempDir,
+}
+
+impl Server {
+    /// A server with the module.
+    pub fn start() -> Server {
+        Server::with(&[])
+    }
+
+    fn with(settings: &[&str]) -> Server {
+        let started = Instant::now();
+        loop {
+            match Server::launch(settings) {
+                Ok(server) => return server,
+                // Somebody else may have taken the port in the meantime.
+                Err(log) if log.contains("in use") && started.elapsed() < PATIENCE => {}
+                Err(log) => panic!("the server does not start:\n{log}"),
+            }
+        }
+    }
+
+    /// What the server says if it ends before it answers.
+    fn launch(settings: &[&str]) -> Result<Server, String> {
+        let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
+        let module = env::var_os("MODULE").unwrap_or_else(|| {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+            root.join("target/release/libredis_rl.so").into()
+        });
+        let folder = TempDir::new().expect("a temporary folder");
+        let path = folder.path().join("log");
+        let log = File::create(&path).expect("a log file");
+        let port = free_port();
+        let mut command = Command::new(program);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+        command.arg(folder.path()).arg("--loadmodule").arg(module).args(settings);
+        if settings.contains(&"--cluster-enabled") {
+            // Where nodes talk to each other; if it is not set, 10,000 above the port.
+            command.args(["--cluster-port", &free_port().to_string()]);
+        }
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        end_with_this_thread(&mut command);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        let mut server = Server { child, port, _folder: folder };
+        let mut ended = false;
+        wait_for("the server to answer", || {
+            ended = server.child.try_wait().expect("its status").is_some();
+            ended || server.answers()
+        });
+        if ended { Err(fs::read_to_string(path).unwrap_or_default()) } else { Ok(server) }
+    }
+
+    /// Whether it is this process that listens on the port.
+    fn answers(&self) -> bool {
+        let Ok(mut connection) = self.client("resp2").get_connection() else { return false };
+        let info: String = redis::cmd("INFO").arg("server").query(&mut connection).unwrap_or_default();
+        info.lines().any(|line| line == format!("process_id:{}", self.child.id()))
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn client(&self, protocol: &str) -> redis::Client {
+        redis::Client::open(format!("{}/?protocol={protocol}", self.url())).expect("an address")
+    }
+
+    pub fn connect(&self) -> Connection {
+        self.client("resp2").get_connection().expect("the server answers")
+    }
+
+    /// However busy the machine is, a server that answers is not away.
+    #[cfg(feature = "tokio-comp")]
+    pub async fn connect_async(&self, protocol: &str) -> redis::aio::MultiplexedConnection {
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connection = self.client(protocol).get_multiplexed_async_connection_with_config(&config).await;
+        connection.expect("the server answers")
+    }
+
+    /// The same, for a connection that is made when it is needed, and again when it broke.
+    #[cfg(feature = "tokio-comp")]
+    pub fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
+        let config = redis::aio::ConnectionManagerConfig::new()
+            .set_number_of_retries(0)
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let manager = redis::aio::ConnectionManager::new_lazy_with_config(self.client(protocol), config);
+        manager.expect("an address")
+    }
+
+    /// Stops it as it stands: connections stay, and nothing is answered.
+    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
+    pub fn freeze(&self) {
+        // SAFETY: kill touches no memory; the process is this one's child and not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, libc::SIGSTOP) }, 0, "the server runs");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three masters, a third of the slots each. Dropping it ends them.
+pub struct Cluster {
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    pub fn start() -> Cluster {
+        let nodes: Vec<Server> = (0..3).map(|_| Server::with(&["--cluster-enabled", "yes"])).collect();
+        for (node, slots) in nodes.iter().zip(["0 5460", "5461 10922", "10923 16383"]) {
+            let _: () = node.call(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
+            let bus: Vec<String> = node.call("CONFIG GET cluster-port");
+            let _: () = nodes[0].call(&format!("CLUSTER MEET 127.0.0.1 {} {}", node.port, bus[1]));
+        }
+        wait_for("the nodes to make a cluster", || {
+            nodes.iter().all(|node| {
+                let info: String = node.call("CLUSTER INFO");
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+            })
+        });
+        Cluster { nodes }
+    }
+
+    pub fn client(&self) -> ClusterClient {
+        let client = ClusterClientBuilder::new(self.nodes.iter().map(Server::url));
+        let client = client.connection_timeout(PATIENCE).response_timeout(PATIENCE);
+        client.build().expect("addresses")
+    }
+
+    /// How often nodes sent a client elsewhere.
+    pub fn redirections(&self) -> usize {
+        let moved = |node: &Server| {
+            let info: String = node.call("INFO errorstats");
+            let count = info.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+            count.map_or(0, |count| count.trim().parse().expect("a number"))
+        };
+        self.nodes.iter().map(moved).sum()
+    }
+
+    /// How many keys each node holds.
+    pub fn keys(&self) -> Vec<usize> {
+        self.nodes.iter().map(|node| node.call("DBSIZE")).collect()
+    }
+}
+
+impl Server {
+    /// The reply to a command whose arguments are separated by spaces.
+    pub fn call<T: redis::FromRedisValue>(&self, line: &str) -> T {
+        let mut words = line.split(' ');
+        let mut command = redis::cmd(words.next().expect("a command"));
+        command.arg(words.collect::<Vec<_>>());
+        command.query(&mut self.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+}
+
+/// A port on 127.0.0.1 that nobody listens on.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// Has the system end the process when the test that starts it ends, even if that is killed.
+#[expect(unsafe_code, reason = "there is no safe way to ask for a signal on the parent's death")]
+fn end_with_this_thread(command: &mut Command) {
+    // SAFETY: prctl may be called between fork and exec, and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
+/// Waits until `condition` holds.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
