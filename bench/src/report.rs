@@ -20,7 +20,7 @@ struct Part {
 }
 
 impl Report {
-    /// Begins a table: its columns after the first, which names the rows.
+    /// Begins a table of these columns, of which the first names the rows.
     pub fn table<'a>(
         &mut self,
         title: impl Into<String>,
@@ -28,7 +28,7 @@ impl Report {
         legend: &'static str,
     ) {
         let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN).set_header([""].into_iter().chain(columns));
+        table.load_style(ASCII_MARKDOWN).set_header(columns);
         self.parts.push(Part { title: title.into(), table, legend });
     }
 

@@ -64,6 +64,9 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
         .chain(pairs(Workload::three_keys, Workload::three_commands))
         .chain([(Workload::three_keys_marked(), three_fixed())])
         .chain(scripts.three_keys().map(|script| (script, three_fixed())));
+    let three_tiers = pairs(Workload::three_tiers, Workload::allowed)
+        .into_iter()
+        .chain([(Workload::three_tiers_marked(), Workload::key_marked())]);
     let one_row = pairs(Workload::one_row, Workload::allowed)
         .into_iter()
         .chain([(Workload::one_row_marked(), fixed())]);
@@ -84,7 +87,7 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
             Workload::key_to_read,
             Workload::peek,
         ),
-        Section::new("Three tiers; to one", pairs(Workload::three_tiers, Workload::allowed)),
+        Section::new("Three tiers; to one", three_tiers),
         Section::new("Three keys; to three commands in a pipeline", three_keys),
         Section::new("RL.ALL with one row; to the single command", one_row),
         Section::beside(
@@ -114,6 +117,7 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
         running.into_iter().map(|server| server.join().expect("no panic")).collect::<Result<Vec<_>>>()
     })?;
     let columns = counted.iter().flat_map(|counted| [counted.version.as_str(), "ratio"]);
+    let columns = [""].into_iter().chain(columns);
     report.table("Instructions for a request", columns, INSTRUCTIONS);
     for (i, (name, _)) in counted[0].rows.iter().enumerate() {
         let cells = counted.iter().flat_map(|counted| counted.rows[i].1.clone());
@@ -160,7 +164,7 @@ fn count_section(counter: &Counter, section: &Section) -> Result<Vec<(String, [S
 pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
     let bench = Bench::start(setup, tools, &[])?;
     let title = format!("Requests a second, {}", bench.fast.version()?);
-    report.table(title, ["a second", "ratio (middle half)", "ratio by CPU time"], THROUGHPUT);
+    report.table(title, ["", "a second", "ratio (middle half)", "ratio by CPU time"], THROUGHPUT);
     for section in at_full_speed(setup, &bench.scripts) {
         rates(&bench, &section, report)?;
     }
@@ -219,7 +223,7 @@ pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
     let bench = Bench::start(setup, tools, &[])?;
     let counter =
         tools.valgrind.then(|| Counter::start(setup, tools, setup.first_server(), &[])).transpose()?;
-    report.table(format!("Large logs, {}", bench.fast.version()?), ["measured", "ratio"], "");
+    report.table(format!("Large logs, {}", bench.fast.version()?), ["", "measured", "ratio"], "");
     if let Some(counter) = &counter {
         full_logs(counter, report)?;
     }
@@ -284,7 +288,7 @@ fn worst_call(bench: &Bench, counter: Option<&Counter>, report: &mut Report) -> 
 pub fn memory(bench: &Bench, report: &mut Report) -> Result<()> {
     const MINUTE_MS: u64 = 60_000;
     const HOUR_MS: u64 = 60 * MINUTE_MS;
-    report.table(format!("Memory, {}", bench.fast.version()?), ["bytes"], "");
+    report.table(format!("Memory, {}", bench.fast.version()?), ["", "bytes"], "");
     let many = bench.setup.size(1_000_000, 100_000);
     let mut connection = bench.fast.connect()?;
 

@@ -170,6 +170,12 @@ impl Workload {
         Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
     }
 
+    /// The same with the arguments of a command that names three tiers.
+    pub fn three_tiers_marked() -> Workload {
+        let command = format!("FLOOR.MARK {KEY} {}", words(THREE_TIERS));
+        Workload::new("no-op, key opened to write and marked, three tiers", command, Answer::Allowed)
+    }
+
     /// A command of the floor, with the arguments of one that names one tier.
     fn floor(name: &str, command: &str) -> Workload {
         Workload::new(name, format!("{command} {KEY} {}", words(ONE_TIER)), Answer::Allowed)
