@@ -1,8 +1,8 @@
 //! RL.FIXED, RL.SLIDING and RL.LOG: decides, and counts or gives back.
 
 use super::{commit, reply};
-use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Quotas, Time};
+use crate::keyspace::{OpenKey, ToWrite};
+use crate::limiter::{Algorithm, Limiter, Outcome, Quotas, Time, Verdict};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
@@ -59,17 +59,45 @@ fn run<'a, Q: Quotas>(
 ) -> Result<(), Refusal> {
     let time = Time { clock: server::now(), at: request.at };
     let mut key = OpenKey::to_write(keys.first())?;
-    let mut fresh = None;
-    let limiter = key.limiter_or(&mut fresh, algorithm);
-    let (verdict, outcome) = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    let Some(limiter) = key.limiter_mut() else {
+        // A copy, so that the original can stay in registers.
+        return run_on_empty(call, key, algorithm, request.clone(), time);
+    };
+    let taken = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    conclude(call, key, None, algorithm, request, time, taken)
+}
 
+/// The request that finds no key: makes one if it counts anything.
+#[cold]
+#[inline(never)]
+fn run_on_empty<'a, Q: Quotas>(
+    call: &'a Call<'a>,
+    key: OpenKey<'a, ToWrite>,
+    algorithm: Algorithm,
+    request: Request<Q>,
+    time: Time,
+) -> Result<(), Refusal> {
+    let mut fresh = Limiter::new(algorithm);
+    let taken = fresh.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    conclude(call, key, Some(fresh), algorithm, &request, time, taken)
+}
+
+#[inline(always)]
+fn conclude<'a, Q: Quotas>(
+    call: &'a Call<'a>,
+    key: OpenKey<'a, ToWrite>,
+    fresh: Option<Limiter>,
+    algorithm: Algorithm,
+    request: &Request<Q>,
+    time: Time,
+    (verdict, outcome): (Verdict, Outcome),
+) -> Result<(), Refusal> {
     let tiers = &call.args_after_key()[..2 * request.quotas.as_ref().len()];
     let done = commit::Done { algorithm, tiers, cost: request.cost, time, outcome };
     // What is replayed comes with FORCE.
     let replayed = request.force && call.is_replayed();
     let name = key.name();
-    let longest_wait_ms = commit::conclude(call, key, fresh, &done, replayed)?;
-    let verdict = verdict.within(longest_wait_ms);
+    let verdict = verdict.within(commit::conclude(call, key, fresh, &done, replayed)?);
     if !replayed {
         stats::taken(algorithm, request.cost, verdict.limited, outcome.change);
         commit::publish_if_limited(call, name, verdict.limited);

@@ -363,6 +363,15 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
 }
 
 impl<S: StateMut, Q: Quotas> Decided<S, Q> {
+    /// Commits what is allowed or forced; what the caller is told, and what came of it.
+    #[inline(always)]
+    pub(super) fn taken(mut self, force: bool) -> (Verdict, Outcome) {
+        if force || !self.limited {
+            self.commit();
+        }
+        (self.verdict(), self.outcome())
+    }
+
     #[inline(always)]
     fn outcome(&self) -> Outcome {
         Outcome {

@@ -165,11 +165,10 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TakeError> {
-        let mut decision = self.decide(algorithm, quotas, cost, time)?;
-        if force || !decision.limited() {
-            decision.commit();
+        match self.decide(algorithm, quotas, cost, time)?.0 {
+            Decide::Counters(decided) => Ok(decided.taken(force)),
+            Decide::Log(decided) => Ok(decided.taken(force)),
         }
-        Ok((decision.verdict(), decision.outcome()))
     }
 
     /// What a request would be told, and how far its waits can be relied on.

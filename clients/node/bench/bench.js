@@ -1,0 +1,234 @@
+// Decisions of one process over one connection: the adapters beside other stores, with the same client. Each store
+// has a process of its own; they take turns in short rounds, so that whatever else the machine does meets all of
+// them. Prints Markdown.
+
+import { fork, spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createServer } from "node:net";
+import { availableParallelism, cpus, tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+import { Redis } from "ioredis";
+import { RedisStore } from "rate-limit-redis";
+import { RateLimiterRedis, RateLimiterUnion } from "rate-limiter-flexible";
+import { createClient } from "redis";
+import { rl } from "redis-rl";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+
+const { REDIS_SERVER = "redis-server", MODULE, ROUNDS = "9", SECONDS = "0.5" } = process.env;
+const KEYS = Array.from({ length: 1000 }, (_, i) => `192.0.2.${i}`);
+const MINUTE = 60_000;
+const HOUR = 60 * MINUTE;
+const DAY = 24 * HOUR;
+
+/** The largest that is still told in few digits; nobody reaches it here. */
+const MANY = 1_000_000;
+
+const CLIENTS = ["node-redis", "ioredis"];
+const STORES = ["redis-rl", "rate-limit-redis", "rate-limiter-flexible"];
+const ROWS = [
+  "one limit, allowed",
+  "one limit, refused",
+  "skipFailedRequests, allowed",
+  "three tiers, allowed",
+  "three tiers, refused",
+];
+
+/** Ends with this process. */
+async function startServer() {
+  const listener = createServer().listen(0, "127.0.0.1");
+  await once(listener, "listening");
+  const { port } = listener.address();
+  listener.close();
+  await once(listener, "close");
+  const folder = mkdtempSync(join(tmpdir(), "redis-rl-bench-"));
+  const script = '"$@" >/dev/null & server=$!; cat; kill -9 $server; wait $server 2>/dev/null';
+  const words = [REDIS_SERVER, "--port", port, "--dir", folder, "--save", "", "--loadmodule", MODULE];
+  const shell = spawn("sh", ["-c", script, "sh", ...words.map(String)], {
+    stdio: ["pipe", "inherit", "inherit"],
+  });
+  return {
+    url: `redis://127.0.0.1:${port}`,
+    stop: async () => {
+      shell.stdin.end();
+      await once(shell, "exit");
+      rmSync(folder, { recursive: true });
+    },
+  };
+}
+
+/** What a store does for a row, as functions of a key. */
+const stores = {
+  "redis-rl": ({ limiter }) => {
+    const store = (options) => {
+      const made = new RateLimitStore(limiter, { prefix: prefix() });
+      made.init({ windowMs: HOUR, ...options });
+      return (key) => made.increment(key);
+    };
+    const tiers = (limit) => {
+      const start = prefix();
+      const limits = [
+        [limit, "1m"],
+        [limit, "1h"],
+        [limit, "1d"],
+      ];
+      return (key) => limiter.log(start + key, limits);
+    };
+    return [
+      store({ limit: MANY }),
+      store({ limit: 1 }),
+      store({ limit: MANY, skipFailedRequests: true }),
+      tiers(MANY),
+      tiers(1),
+    ];
+  },
+  "rate-limit-redis": async ({ sendCommand }) => {
+    const store = async (options) => {
+      const made = new RedisStore({ sendCommand, prefix: prefix() });
+      await made.init({ windowMs: HOUR, ...options });
+      return (key) => made.increment(key);
+    };
+    // As one middleware after the other: the first that refuses ends it.
+    const tiers = async (limit) => {
+      const each = await Promise.all([MINUTE, HOUR, DAY].map((windowMs) => store({ windowMs })));
+      return async (key) => {
+        for (const increment of each) if ((await increment(key)).totalHits > limit) break;
+      };
+    };
+    return [await store(), await store(), await store(), await tiers(MANY), await tiers(1)];
+  },
+  "rate-limiter-flexible": ({ flexible }) => {
+    const store = (points, windowMs = HOUR) =>
+      new RateLimiterRedis({ ...flexible, keyPrefix: prefix(), points, duration: windowMs / 1000 });
+    const tiers = (points) =>
+      new RateLimiterUnion(...[MINUTE, HOUR, DAY].map((windowMs) => store(points, windowMs)));
+    // It says no by rejecting with what is no error.
+    const consume = (store) => (key) =>
+      store.consume(key).catch((reason) => {
+        if (reason instanceof Error) throw reason;
+      });
+    return [
+      consume(store(MANY)),
+      consume(store(1)),
+      consume(store(MANY)),
+      consume(tiers(MANY)),
+      consume(tiers(1)),
+    ];
+  },
+};
+
+let prefixes = 0;
+const prefix = () => `${process.pid}:${prefixes++}:`;
+
+/** One store with one client, in a process of its own that is asked for rounds. */
+async function worker(url, client, store) {
+  let connection;
+  if (client === "node-redis") {
+    const redis = await createClient({ url, modules: { rl } }).connect();
+    connection = {
+      limiter: redis.rl,
+      sendCommand: (...words) => redis.sendCommand(words),
+      flexible: { storeClient: redis, useRedisPackage: true },
+    };
+  } else {
+    const redis = new Redis(url);
+    connection = {
+      limiter: rateLimiter(redis),
+      sendCommand: (...words) => redis.call(...words),
+      flexible: { storeClient: redis },
+    };
+  }
+  const decide = await stores[store](connection);
+  process.on("message", async ({ row, atOnce }) => process.send(await round(decide[row], atOnce)));
+  process.on("disconnect", () => process.exit());
+  process.send("ready");
+}
+
+/** Decisions in a second, and the 99th percentile of how long they took, in ms. */
+async function round(decide, atOnce) {
+  const latencies = [];
+  const start = performance.now();
+  const end = start + Number(SECONDS) * 1000;
+  let next = 0;
+  const loop = async () => {
+    for (let now = performance.now(); now < end;) {
+      await decide(KEYS[next++ % KEYS.length]);
+      const then = now;
+      now = performance.now();
+      latencies.push(now - then);
+    }
+  };
+  await Promise.all(Array.from({ length: atOnce }, loop));
+  const perSecond = latencies.length / ((performance.now() - start) / 1000);
+  return { perSecond, p99: Float64Array.from(latencies).sort()[Math.floor(latencies.length * 0.99)] };
+}
+
+const median = (numbers) => numbers.toSorted((a, b) => a - b)[numbers.length >> 1];
+
+async function main() {
+  const server = await startServer();
+  const control = createClient({ url: server.url, socket: { reconnectStrategy: 20 } });
+  control.on("error", () => {});
+  await control.connect();
+  const children = [];
+  try {
+    console.log(`${await setting(control)}\n`);
+    console.log(`| client | at once | | ${STORES.join(" | ")} |`);
+    console.log("| --- | --- | --- | --- | --- | --- |");
+    for (const client of CLIENTS) {
+      for (const store of STORES) {
+        const child = fork(fileURLToPath(import.meta.url), ["worker", server.url, client, store]);
+        children.push(child);
+        await once(child, "message");
+      }
+      for (const atOnce of [1, 50]) {
+        for (const [row, name] of ROWS.entries()) {
+          await control.flushAll();
+          const cells = await measure(children.slice(-STORES.length), row, atOnce);
+          console.log(`| ${[client, atOnce, name, ...cells].join(" | ")} |`);
+        }
+      }
+    }
+  } finally {
+    for (const child of children) child.disconnect();
+    control.destroy();
+    await server.stop();
+  }
+}
+
+async function measure(children, row, atOnce) {
+  const rounds = children.map(() => []);
+  // The first round of each is not counted: it warms up.
+  for (let i = 0; i <= Number(ROUNDS); i++) {
+    for (const [j, child] of children.entries()) {
+      child.send({ row, atOnce });
+      const [measured] = await once(child, "message");
+      if (i > 0) rounds[j].push(measured);
+    }
+  }
+  return rounds.map((measured) => {
+    const perSecond = Math.round(median(measured.map(({ perSecond }) => perSecond)));
+    return `${perSecond.toLocaleString("en")}, ${median(measured.map(({ p99 }) => p99)).toFixed(2)} ms`;
+  });
+}
+
+/** What was measured, where. */
+async function setting(control) {
+  const info = await control.sendCommand(["INFO", "server"]);
+  const valkey = /valkey_version:(\S+)/.exec(info);
+  const version = valkey ? `Valkey ${valkey[1]}` : `Redis ${/redis_version:(\S+)/.exec(info)[1]}`;
+  const packages = ["redis", "ioredis", "rate-limit-redis", "rate-limiter-flexible"].map((name) => {
+    const file = new URL(`node_modules/${name}/package.json`, import.meta.url);
+    return `${name} ${JSON.parse(readFileSync(file, "utf8")).version}`;
+  });
+  return (
+    `${version}, Node ${process.versions.node}, ${packages.join(", ")}; ` +
+    `${cpus()[0].model}, ${availableParallelism()} cores. Medians of ${ROUNDS} rounds of ${SECONDS} s.`
+  );
+}
+
+const [, , role, ...rest] = process.argv;
+await (role === "worker" ? worker(...rest) : main());

@@ -1,0 +1,17 @@
+// The linter's settings: of typescript-eslint, what it recommends; where the types are known, all that is strict.
+
+const tseslint = require("typescript-eslint");
+
+module.exports = tseslint.config(
+  { ignores: ["dist", "test/out", "eslint.config.js"] },
+  tseslint.configs.recommended,
+  {
+    files: ["src/**"],
+    extends: [tseslint.configs.strictTypeChecked],
+    languageOptions: { parserOptions: { project: "./tsconfig.json" } },
+    rules: {
+      "@typescript-eslint/no-invalid-void-type": ["error", { allowAsThisParameter: true }],
+      "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
+    },
+  },
+);

@@ -1,0 +1,267 @@
+// The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
+// it as a module, and ioredis.
+
+/** Whom to limit: any bytes. */
+export type Key = string | Buffer;
+
+/** `ms`, `s`, `m`, `h` or `d` after a positive integer, as in `"10s"`; a number is seconds. */
+export type Window = string | number;
+
+/** So many units in each window. */
+export type Limit = readonly [limit: number, window: Window];
+
+export type Algorithm = "fixed" | "sliding" | "log";
+
+export interface PeekOptions {
+  /** Units of the request; 1 if left out. */
+  cost?: number | undefined;
+  /** Decide as of this Unix time in milliseconds instead of the server's clock. */
+  at?: number | undefined;
+}
+
+/** A negative cost gives units back; with `at`, those that were taken at that time or before. */
+export interface TakeOptions extends PeekOptions {
+  /** Count the units even if the request is over the limit. */
+  force?: boolean | undefined;
+}
+
+export type AllOptions = Pick<TakeOptions, "force" | "at">;
+
+/** One limit of a request to several. Rows of one key are its tiers. */
+export interface Row {
+  key: Key;
+  algorithm: Algorithm;
+  limit: number;
+  window: Window;
+  /** 1 if left out; 0 only looks. */
+  cost?: number | undefined;
+}
+
+export interface Verdict {
+  /** Whether the request was refused. */
+  limited: boolean;
+  /** The limit that the other figures speak of: of several, the tightest. */
+  limit: number;
+  /** Units left in it; never negative. */
+  remaining: number;
+  /**
+   * Milliseconds after which this same request is allowed if no other comes. -1 when it was allowed, and when no
+   * wait can help since it costs more than the limit.
+   */
+  retryAfterMs: number;
+  /** Milliseconds until the whole limit is available again; 0 when it is now. */
+  resetAfterMs: number;
+}
+
+export interface Decision {
+  /** Whether the request was refused, by any row. */
+  limited: boolean;
+  /** Milliseconds until all rows allow this same request; -1 as in a verdict. */
+  retryAfterMs: number;
+  /** The Unix time in milliseconds of the decision: what to name as `at` when units are given back later. */
+  at: number;
+  /** A verdict for each row, in their order; `limited` tells whether this row refuses. */
+  rows: Verdict[];
+}
+
+export interface WindowInfo {
+  windowMs: number;
+  used: number;
+  resetAfterMs: number;
+  /** Units of this window, of a sliding key. */
+  current?: number;
+  /** Units of the window before, of a sliding key. */
+  previous?: number;
+}
+
+export interface Info {
+  algorithm: Algorithm;
+  /** The live windows, shortest first; of a log its longest. */
+  windows: WindowInfo[];
+  /** Distinct timestamps held, of a log. */
+  entries?: number;
+}
+
+/** What the adapters ask: `client.rl` of node-redis, or `rateLimiter(redis)` of `redis-rl/ioredis`. */
+export interface RateLimiter {
+  /** Counts in windows that are aligned to the Unix epoch. */
+  fixed(key: Key, limits: Limit | readonly Limit[], options?: TakeOptions): Promise<Verdict>;
+  /** Counts this window and the share of the one before that still overlaps. */
+  sliding(key: Key, limits: Limit | readonly Limit[], options?: TakeOptions): Promise<Verdict>;
+  /** Counts every unit with its own time: never more than the limit in any span of a window's length. */
+  log(key: Key, limits: Limit | readonly Limit[], options?: TakeOptions): Promise<Verdict>;
+  /** Whether a request would be allowed. Takes nothing, and reads any kind of key. */
+  peek(key: Key, limits: Limit | readonly Limit[], options?: PeekOptions): Promise<Verdict>;
+  /** What is counted in a key; null if it does not exist. */
+  info(key: Key): Promise<Info | null>;
+  /** Several limits, all or none, in one step. In a cluster all keys need one hash tag. */
+  all(rows: readonly Row[], options?: AllOptions): Promise<Decision>;
+  /** Forgets what a key has counted: 1 if there was such a key, or else 0. */
+  reset(key: Key): Promise<number>;
+}
+
+/** Where a command is written to. node-redis's parser is one. */
+export interface CommandWriter {
+  push(...words: string[]): unknown;
+  pushKey(key: Key): unknown;
+}
+
+/** Text where a client was told to read integers as text. */
+type Integer = number | string;
+
+type Figures = readonly [Integer, Integer, Integer, Integer, Integer];
+
+/**
+ * The largest limit, 2^53 - 48. node-redis and ioredis add a digit as `n * 10 + byte - 48`, which is no longer
+ * exact for all figures beyond it.
+ */
+export const MAX_LIMIT = 2 ** 53 - 48;
+
+function checked(limit: number): string {
+  if (limit > MAX_LIMIT) {
+    throw new RangeError(`limit must be at most ${MAX_LIMIT}: JavaScript clients misread larger figures`);
+  }
+  return String(limit);
+}
+
+function pushLimits(writer: CommandWriter, limits: Limit | readonly Limit[]): void {
+  for (const [limit, window] of listOf(limits)) writer.push(checked(limit), String(window));
+}
+
+export function listOf(limits: Limit | readonly Limit[]): readonly Limit[] {
+  return limits.length === 0 || Array.isArray(limits[0]) ? (limits as readonly Limit[]) : [limits as Limit];
+}
+
+function pushOptions(writer: CommandWriter, { cost, force, at }: TakeOptions = {}): void {
+  if (cost !== undefined) writer.push("COST", String(cost));
+  if (force) writer.push("FORCE");
+  if (at !== undefined) writer.push("AT", String(at));
+}
+
+function verdict(figures: Figures): Verdict {
+  return {
+    limited: Number(figures[0]) === 1,
+    limit: Number(figures[1]),
+    remaining: Number(figures[2]),
+    retryAfterMs: Number(figures[3]),
+    resetAfterMs: Number(figures[4]),
+  };
+}
+
+function decision([limited, retryAfter, at, rows]: readonly [
+  Integer,
+  Integer,
+  Integer,
+  Figures[],
+]): Decision {
+  return {
+    limited: Number(limited) === 1,
+    retryAfterMs: Number(retryAfter),
+    at: Number(at),
+    rows: rows.map(verdict),
+  };
+}
+
+function info(reply: unknown): Info | null {
+  if (reply === null) return null;
+  const fields = toMap(reply);
+  const entries = fields.get("entries");
+  return {
+    algorithm: String(fields.get("algorithm")) as Algorithm,
+    windows: (fields.get("windows") as unknown[]).map(windowInfo),
+    ...(entries !== undefined && { entries: Number(entries) }),
+  };
+}
+
+function windowInfo(reply: unknown): WindowInfo {
+  const fields = toMap(reply);
+  return {
+    windowMs: Number(fields.get("window_ms")),
+    used: Number(fields.get("used")),
+    resetAfterMs: Number(fields.get("reset_after_ms")),
+    ...(fields.has("current") && {
+      current: Number(fields.get("current")),
+      previous: Number(fields.get("previous")),
+    }),
+  };
+}
+
+/** A map is an object or a Map in RESP3, and keys and values by turns in RESP2. */
+function toMap(reply: unknown): Map<string, unknown> {
+  if (reply instanceof Map) return new Map([...reply].map(([name, value]) => [String(name), value]));
+  if (!Array.isArray(reply)) return new Map(Object.entries(reply as object));
+  const map = new Map<string, unknown>();
+  for (let i = 0; i < reply.length; i += 2) map.set(String(reply[i]), reply[i + 1]);
+  return map;
+}
+
+function taking(name: string) {
+  return {
+    IS_READ_ONLY: false,
+    parseCommand(
+      this: void,
+      writer: CommandWriter,
+      key: Key,
+      limits: Limit | readonly Limit[],
+      options?: TakeOptions,
+    ): void {
+      writer.push(name);
+      writer.pushKey(key);
+      pushLimits(writer, limits);
+      pushOptions(writer, options);
+    },
+    transformReply: verdict,
+  } as const;
+}
+
+/** The commands as node-redis takes them: `createClient({ modules: { rl } })`. */
+export const rl = {
+  fixed: taking("RL.FIXED"),
+  sliding: taking("RL.SLIDING"),
+  log: taking("RL.LOG"),
+  peek: {
+    IS_READ_ONLY: true,
+    parseCommand(
+      this: void,
+      writer: CommandWriter,
+      key: Key,
+      limits: Limit | readonly Limit[],
+      options?: PeekOptions,
+    ): void {
+      writer.push("RL.PEEK");
+      writer.pushKey(key);
+      pushLimits(writer, limits);
+      pushOptions(writer, options);
+    },
+    transformReply: verdict,
+  },
+  info: {
+    IS_READ_ONLY: true,
+    parseCommand(this: void, writer: CommandWriter, key: Key): void {
+      writer.push("RL.INFO");
+      writer.pushKey(key);
+    },
+    transformReply: info,
+  },
+  all: {
+    IS_READ_ONLY: false,
+    parseCommand(this: void, writer: CommandWriter, rows: readonly Row[], options?: AllOptions): void {
+      writer.push("RL.ALL");
+      for (const { key, algorithm, limit, window, cost = 1 } of rows) {
+        writer.pushKey(key);
+        writer.push(algorithm.toUpperCase(), checked(limit), String(window), String(cost));
+      }
+      pushOptions(writer, options);
+    },
+    transformReply: decision,
+  },
+  reset: {
+    IS_READ_ONLY: false,
+    parseCommand(this: void, writer: CommandWriter, key: Key): void {
+      writer.push("DEL");
+      writer.pushKey(key);
+    },
+    // A cluster client of node-redis adds up what nodes answer to DEL: only numbers will do.
+    transformReply: (reply: Integer): number => Number(reply),
+  },
+} as const;

@@ -1,0 +1,124 @@
+// A store for express-rate-limit and hono-rate-limiter.
+
+import { AsyncLocalStorage } from "node:async_hooks";
+import { type Algorithm, MAX_LIMIT, type RateLimiter, type Row, type Verdict } from "./commands.js";
+
+export interface StoreOptions {
+  /** Begins each key; `rl:` if left out. */
+  prefix?: string;
+  /** `log` if left out; `fixed` where `limit` is a function. */
+  algorithm?: Algorithm;
+}
+
+/** What the store wants to know of the options of the middleware. */
+export interface Configuration {
+  windowMs: number;
+  limit?: number | ((...args: never[]) => unknown);
+  skipFailedRequests?: boolean;
+  skipSuccessfulRequests?: boolean;
+}
+
+export interface ClientInfo {
+  totalHits: number;
+  resetTime: Date;
+}
+
+/** What was decided for a request, so that it gives back what it has taken. */
+interface Hit {
+  /** Undefined once it has been given back. */
+  key: string | undefined;
+  limited: boolean;
+  /** Server time of the decision. */
+  at: number;
+}
+
+/**
+ * Counts requests in Redis. If `limit` is a number the server decides: what is refused is not counted, and
+ * `resetTime` of a refused request is when it is allowed. If it is a function the store counts and the middleware
+ * decides, as with other stores.
+ */
+export class RateLimitStore {
+  readonly prefix: string;
+  readonly localKeys = false;
+  readonly #limiter: RateLimiter;
+  #algorithm: Algorithm | undefined;
+  #windowMs = 60_000;
+  #window = "1m";
+  /** The server's limit: one that is never reached where it only counts. */
+  #limit = MAX_LIMIT;
+  /**
+   * The hit of the request that is being answered, where hits may be given back. The middleware names only the key,
+   * which many requests have; so the hit goes with the asynchronous context, from `increment` to `decrement`.
+   */
+  #hit: AsyncLocalStorage<Hit> | undefined;
+
+  constructor(limiter: RateLimiter, { prefix = "rl:", algorithm }: StoreOptions = {}) {
+    this.#limiter = limiter;
+    this.prefix = prefix;
+    this.#algorithm = algorithm;
+  }
+
+  init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
+    this.#window = `${windowMs}ms`;
+    this.#windowMs = windowMs;
+    this.#algorithm ??= typeof limit === "function" ? "fixed" : "log";
+    const decides = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
+    this.#limit = decides ? (limit as number) : MAX_LIMIT;
+    if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
+  }
+
+  increment(key: string): Promise<ClientInfo> {
+    if (this.#hit === undefined) return this.#take(key).then((verdict) => this.#info(verdict));
+    const hit: Hit = { key, limited: true, at: 0 };
+    // In the caller's own context, where `decrement` will find it: so this is no async function.
+    this.#hit.enterWith(hit);
+    return this.#limiter.all([this.#row(key)]).then(({ limited, at, rows }) => {
+      hit.limited = limited;
+      hit.at = at;
+      return this.#info(rows[0] as Verdict);
+    });
+  }
+
+  async decrement(key: string): Promise<void> {
+    const hit = this.#hit?.getStore();
+    if (hit?.key !== key) {
+      // The hit of a request that is not known: the newest.
+      await this.#take(key, { cost: -1 });
+      return;
+    }
+    hit.key = undefined;
+    if (!hit.limited) await this.#take(key, { cost: -1, at: hit.at });
+  }
+
+  async resetKey(key: string): Promise<void> {
+    await this.#limiter.reset(this.prefix + key);
+  }
+
+  async get(key: string): Promise<ClientInfo | undefined> {
+    const verdict = await this.#limiter.peek(this.prefix + key, [MAX_LIMIT, this.#window]);
+    const totalHits = MAX_LIMIT - verdict.remaining;
+    return totalHits === 0 ? undefined : { totalHits, resetTime: inFuture(verdict.resetAfterMs) };
+  }
+
+  #take(key: string, options?: { cost: number; at?: number }): Promise<Verdict> {
+    return this.#limiter[this.#algorithm ?? "log"](this.prefix + key, [this.#limit, this.#window], options);
+  }
+
+  #row(key: string): Row {
+    const algorithm = this.#algorithm ?? "log";
+    return { key: this.prefix + key, algorithm, limit: this.#limit, window: this.#window };
+  }
+
+  #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
+    if (!limited) return { totalHits: this.#limit - remaining, resetTime: inFuture(resetAfterMs) };
+    // A limit of 0 allows nothing, ever; the middleware wants a time all the same.
+    return {
+      totalHits: this.#limit + 1,
+      resetTime: inFuture(retryAfterMs >= 0 ? retryAfterMs : this.#windowMs),
+    };
+  }
+}
+
+function inFuture(ms: number): Date {
+  return new Date(Date.now() + ms);
+}

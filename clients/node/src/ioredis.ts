@@ -1,0 +1,91 @@
+// The commands for ioredis. It finds the keys of the commands it knows; these tell theirs, so that a cluster is
+// asked at the right node at once.
+
+import { Command } from "ioredis";
+import { type CommandWriter, type Key, type RateLimiter, rl } from "./commands.js";
+
+/** A `Redis` or a `Cluster` of ioredis. */
+export interface Connection {
+  sendCommand(command: Command): unknown;
+  readonly options: { readonly keyPrefix?: string | undefined };
+}
+
+/** A command as `rl` describes it. */
+interface Description<Arguments extends unknown[], Reply> {
+  readonly IS_READ_ONLY: boolean;
+  parseCommand(this: void, writer: CommandWriter, ...args: Arguments): void;
+  transformReply(this: void, reply: never): Reply;
+}
+
+class Words implements CommandWriter {
+  name = "";
+  readonly args: Key[] = [];
+  readonly keys: Key[] = [];
+  readonly #prefix: string | undefined;
+
+  constructor(prefix: string | undefined) {
+    this.#prefix = prefix;
+  }
+
+  push(...words: string[]): void {
+    if (this.name === "") this.name = words.shift() ?? "";
+    this.args.push(...words);
+  }
+
+  pushKey(key: Key): void {
+    const whole = this.#prefix ? prefixed(this.#prefix, key) : key;
+    this.keys.push(whole);
+    this.args.push(whole);
+  }
+}
+
+function prefixed(prefix: string, key: Key): Key {
+  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
+}
+
+class KeyedCommand extends Command {
+  readonly #keys: Key[];
+  readonly #read: (reply: never) => unknown;
+
+  constructor({ name, args, keys }: Words, read: (reply: never) => unknown, readOnly: boolean) {
+    super(name, args, { readOnly });
+    this.#keys = keys;
+    this.#read = read;
+  }
+
+  override getKeys(): Key[] {
+    return this.#keys;
+  }
+
+  // ioredis says that replies are text, whatever they are.
+  override transformReply(reply: unknown): string {
+    return this.#read(reply as never) as string;
+  }
+}
+
+/** The commands on a connection of ioredis. */
+export function rateLimiter(redis: Connection): RateLimiter {
+  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
+    return (...args: Arguments): Promise<Reply> => {
+      const words = new Words(redis.options.keyPrefix);
+      try {
+        description.parseCommand(words, ...args);
+      } catch (error) {
+        if (!(error instanceof Error)) throw error;
+        return Promise.reject(error);
+      }
+      const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY);
+      redis.sendCommand(command);
+      return command.promise as Promise<Reply>;
+    };
+  }
+  return {
+    fixed: command(rl.fixed),
+    sliding: command(rl.sliding),
+    log: command(rl.log),
+    peek: command(rl.peek),
+    info: command(rl.info),
+    all: command(rl.all),
+    reset: command(rl.reset),
+  };
+}

@@ -1,0 +1,72 @@
+// A storage for @nestjs/throttler.
+
+import type { RateLimiter, Verdict } from "./commands.js";
+
+export interface StorageOptions {
+  /** Begins each key; `rl:` if left out. */
+  prefix?: string;
+}
+
+/** Times are in seconds. */
+export interface StorageRecord {
+  totalHits: number;
+  timeToExpire: number;
+  isBlocked: boolean;
+  timeToBlockExpire: number;
+}
+
+/** A block takes so many units of a key that requests take one by one: they are refused, another block too. */
+const BLOCK = 2 ** 50;
+
+/**
+ * Counts requests in Redis, exactly: a request takes a unit that is free again after `ttl`, and what is refused takes
+ * none. One that is refused blocks the client for `blockDuration`; after that the count begins anew.
+ */
+export class RateLimitStorage {
+  readonly #limiter: RateLimiter;
+  readonly #prefix: string;
+
+  constructor(limiter: RateLimiter, { prefix = "rl:" }: StorageOptions = {}) {
+    this.#limiter = limiter;
+    this.#prefix = prefix;
+  }
+
+  async increment(key: string, ttl: number, limit: number, blockDuration: number): Promise<StorageRecord> {
+    // The hash tag keeps both keys on one node of a cluster.
+    const hits = `${this.#prefix}{${key}}`;
+    const window = `${ttl}ms`;
+    if (blockDuration <= 0) {
+      const verdict = await this.#limiter.log(hits, [limit, window]);
+      return record(verdict, limit, verdict.retryAfterMs);
+    }
+    const block = `${hits}:block`;
+    const blockWindow = `${blockDuration}ms`;
+    const { rows } = await this.#limiter.all([
+      { key: block, algorithm: "log", limit: BLOCK, window: blockWindow },
+      { key: hits, algorithm: "log", limit, window },
+    ]);
+    const [blocked, counted] = rows as [Verdict, Verdict];
+    if (blocked.limited) return record({ ...counted, limited: true }, limit, blocked.retryAfterMs);
+    if (!counted.limited) return record(counted, limit, 0);
+    // Sent together. Of requests that come here at once the first blocks: the limit has room for one block.
+    await Promise.all([
+      this.#limiter.log(block, [BLOCK + BLOCK / 2, blockWindow], { cost: BLOCK }),
+      this.#limiter.reset(hits),
+    ]);
+    return record(counted, limit, blockDuration);
+  }
+}
+
+function record(verdict: Verdict, limit: number, blockMs: number): StorageRecord {
+  const { limited, remaining, resetAfterMs } = verdict;
+  return {
+    totalHits: limited ? limit + 1 : limit - remaining,
+    timeToExpire: seconds(resetAfterMs),
+    isBlocked: limited,
+    timeToBlockExpire: limited ? seconds(blockMs) : 0,
+  };
+}
+
+function seconds(ms: number): number {
+  return Math.max(0, Math.ceil(ms / 1000));
+}

@@ -1,0 +1,176 @@
+// The table of cases that all clients share, through each client of Redis.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { after, before, beforeEach, describe, test } from "node:test";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { type CommandWriter, type Decision, type Key, type RateLimiter, rl, type Verdict } from "redis-rl";
+import { answer, type Policy } from "redis-rl/http";
+import { rateLimiter } from "redis-rl/ioredis";
+import { Server } from "./harness.js";
+
+type Figures = [number, number, number, number, number];
+interface Step {
+  call?: "fixed" | "sliding" | "log" | "peek" | "info" | "all";
+  key: string;
+  limits: [number, string | number][];
+  rows: Parameters<RateLimiter["all"]>[0];
+  cost?: number;
+  force?: boolean;
+  at?: number;
+  words: string[];
+  reply?: unknown;
+  error?: { code: string; message: string };
+}
+interface HttpCase {
+  name: string;
+  policies: Policy[];
+  before: Step[];
+  rows: Parameters<RateLimiter["all"]>[0];
+  at: number;
+  words: string[];
+  reply: [number, number, number, Figures[]];
+  status: number;
+  fields: Record<string, string | null>;
+  body?: object;
+}
+
+const table = JSON.parse(readFileSync(process.env.CASES ?? "../../cases.json", "utf8")) as {
+  commands: { name: string; large?: boolean; steps: Step[] }[];
+  http: HttpCase[];
+};
+
+/** A client under test. */
+interface Client {
+  limiter: RateLimiter;
+  raw(words: string[]): Promise<unknown>;
+  stop(): void;
+}
+
+const clients: Record<string, (url: string) => Promise<Client>> = {
+  "node-redis with RESP2": (url) => nodeRedis(url, 2),
+  "node-redis with RESP3": (url) => nodeRedis(url, 3),
+  ioredis: async (url) => ioredis(new Redis(url)),
+  "ioredis with RESP3": async (url) => ioredis(new Redis(url, { protocol: 3 })),
+};
+
+async function nodeRedis(url: string, RESP: 2 | 3): Promise<Client> {
+  const client = await createClient({ url, RESP, modules: { rl } }).connect();
+  return { limiter: client.rl, raw: (words) => client.sendCommand(words), stop: () => client.destroy() };
+}
+
+function ioredis(redis: Redis): Client {
+  const raw = ([name, ...words]: string[]) => redis.call(name as string, ...words);
+  return { limiter: rateLimiter(redis), raw, stop: () => redis.disconnect() };
+}
+
+/** The arguments of the client's method, as the step names them. */
+function argumentsOf({ call, key, limits, rows, cost, force, at }: Step): unknown[] {
+  const options = {
+    ...(cost !== undefined && { cost }),
+    ...(force !== undefined && { force }),
+    ...(at !== undefined && { at }),
+  };
+  if (call === "info") return [key];
+  return call === "all" ? [rows, options] : [key, limits, options];
+}
+
+/** The words that a call sends. */
+function words(step: Step): string[] {
+  const sent: Key[] = [];
+  const writer: CommandWriter = { push: (...more) => sent.push(...more), pushKey: (key) => sent.push(key) };
+  const parse = rl[step.call as "all"].parseCommand as (writer: CommandWriter, ...args: unknown[]) => void;
+  parse(writer, ...argumentsOf(step));
+  return sent.map(String);
+}
+
+async function run({ limiter, raw }: Client, step: Step): Promise<void> {
+  const { call } = step;
+  if (call !== undefined) assert.deepEqual(words(step), step.words);
+  const method = call && (limiter[call] as (...args: unknown[]) => Promise<unknown>);
+  const reply = method ? method.apply(limiter, argumentsOf(step)) : raw(step.words);
+  if (step.error !== undefined) {
+    const { code, message } = step.error;
+    await assert.rejects(reply, (error: Error) => {
+      assert.equal(error.message, `${code} ${message}`);
+      return true;
+    });
+  } else if (call === undefined) {
+    assert.equal(await reply, step.reply);
+  } else if (call === "info") {
+    assert.deepEqual(subset(await reply, infoOf(step.reply)), infoOf(step.reply));
+  } else if (call === "all") {
+    assert.deepEqual(await reply, decisionOf(step.reply as HttpCase["reply"]));
+  } else {
+    assert.deepEqual(await reply, verdictOf(step.reply as Figures));
+  }
+}
+
+function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs]: Figures): Verdict {
+  return { limited: limited === 1, limit, remaining, retryAfterMs, resetAfterMs };
+}
+
+function decisionOf([limited, retryAfterMs, at, rows]: HttpCase["reply"]): Decision {
+  return { limited: limited === 1, retryAfterMs, at, rows: rows.map(verdictOf) };
+}
+
+/** The table's names are the server's; ours are in the manner of JavaScript. */
+function infoOf(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(infoOf);
+  if (typeof value !== "object" || value === null) return value;
+  const renamed = (name: string) => name.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase());
+  return Object.fromEntries(Object.entries(value).map(([name, field]) => [renamed(name), infoOf(field)]));
+}
+
+/** `value` without what `like` does not have. */
+function subset(value: unknown, like: unknown): unknown {
+  if (Array.isArray(value) && Array.isArray(like))
+    return value.map((item, i) => subset(item, like[i] ?? item));
+  if (typeof value !== "object" || typeof like !== "object" || value === null || like === null) return value;
+  const kept = Object.entries(value).filter(([name]) => name in like);
+  return Object.fromEntries(
+    kept.map(([name, field]) => [name, subset(field, like[name as keyof typeof like])]),
+  );
+}
+
+for (const [name, connect] of Object.entries(clients)) {
+  describe(name, () => {
+    let server: Server;
+    let client: Client;
+    before(async () => {
+      server = await Server.start();
+      client = await connect(server.url);
+    });
+    after(async () => {
+      client?.stop();
+      await server?.stop();
+    });
+    beforeEach(() => client.raw(["FLUSHALL"]));
+
+    for (const { name, large, steps } of table.commands) {
+      if (large) {
+        test(`${name}: refused, since the client would misread it`, async () => {
+          for (const step of steps) await assert.rejects(run(client, step), RangeError);
+        });
+      } else {
+        test(name, async () => {
+          for (const step of steps) await run(client, step);
+        });
+      }
+    }
+
+    for (const { name, policies, before, rows, at, words, reply, status, fields, body } of table.http) {
+      test(`HTTP: ${name}`, async () => {
+        for (const step of before) await run(client, step);
+        await run(client, { call: "all", key: "", limits: [], rows, at, words, reply });
+        const decision = decisionOf(reply);
+        const said = answer(policies, decision);
+        const told: Record<string, string | undefined> = { ...said.fields };
+        assert.equal(said.status, status);
+        for (const [field, value] of Object.entries(fields)) assert.equal(told[field] ?? null, value);
+        assert.deepEqual(said.body, body);
+      });
+    }
+  });
+}

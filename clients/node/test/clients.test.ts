@@ -1,0 +1,176 @@
+// What node-redis and ioredis bring: keys of any bytes, prefixes, transactions, clusters, large figures.
+
+import assert from "node:assert/strict";
+import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { Cluster, Redis } from "ioredis";
+import { createClient, createCluster } from "redis";
+import { MAX_LIMIT, type RateLimiter, rl } from "redis-rl";
+import { rateLimiter } from "redis-rl/ioredis";
+import { command, redirections, Server, startCluster } from "./harness.js";
+
+const MINUTE = 1_700_000_040_000;
+/** What a test has opened. */
+const open: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of open.splice(0)) await close();
+});
+
+const KEYS = Array.from({ length: 100 }, (_, i) => `key:${i}`);
+
+describe("one server", () => {
+  let server: Server;
+  before(async () => {
+    server = await Server.start();
+  });
+  after(() => server?.stop());
+  beforeEach(() => command(server, "FLUSHALL"));
+
+  const limiters: Record<string, (prefix?: string) => Promise<RateLimiter>> = {
+    "node-redis": async (keyPrefix = "") => {
+      const client = await createClient({ url: server.url, keyPrefix, modules: { rl } }).connect();
+      open.push(() => client.destroy());
+      return client.rl;
+    },
+    ioredis: async (keyPrefix = "") => {
+      const redis = new Redis(server.url, { keyPrefix });
+      open.push(() => redis.disconnect());
+      return rateLimiter(redis);
+    },
+  };
+
+  for (const [name, connect] of Object.entries(limiters)) {
+    test(`${name}: a key is any bytes`, async () => {
+      const limiter = await connect();
+      const key = Buffer.from([0, 0xff, 0x0a, 0xc3]);
+      await limiter.log(key, [5, "10s"]);
+      assert.equal((await limiter.peek(key, [5, "10s"])).remaining, 4);
+      assert.equal(await command(server, "EXISTS", "\0"), 0);
+      assert.equal(await limiter.reset(key), 1);
+      assert.equal(await limiter.reset(key), 0);
+    });
+
+    test(`${name}: the client's prefix begins every key`, async () => {
+      const limiter = await connect("app:");
+      await limiter.log("a", [5, "10s"]);
+      await limiter.fixed(Buffer.from("b"), [5, "10s"]);
+      assert.equal(await command(server, "EXISTS", "app:a", "app:b"), 2);
+      assert.equal(await command(server, "DBSIZE"), 2);
+    });
+
+    test(`${name}: calls that are made at once are answered in order`, async () => {
+      const limiter = await connect();
+      const verdicts = await Promise.all(KEYS.map(() => limiter.fixed("key", [40, "1m"], { at: MINUTE })));
+      assert.deepEqual(
+        verdicts.map(({ limited, remaining }) => [limited, remaining]),
+        KEYS.map((_, i) => [i >= 40, Math.max(39 - i, 0)]),
+      );
+    });
+
+    test(`${name}: the largest limit is read exactly, and no larger one is sent`, async () => {
+      const limiter = await connect();
+      for (const cost of [0, 1, 2, 3]) {
+        const { limit, remaining } = await limiter.fixed(`key:${cost}`, [MAX_LIMIT, "1m"], { cost });
+        assert.deepEqual([limit, remaining], [MAX_LIMIT, MAX_LIMIT - cost]);
+      }
+      await assert.rejects(limiter.log("larger", [MAX_LIMIT + 1, "1m"]), RangeError);
+      await assert.rejects(limiter.peek("larger", [MAX_LIMIT + 1, "1m"]), RangeError);
+      const row = { key: "larger", algorithm: "log", limit: MAX_LIMIT + 1, window: "1m" } as const;
+      await assert.rejects(limiter.all([row]), RangeError);
+      assert.equal(await command(server, "EXISTS", "larger"), 0);
+    });
+  }
+
+  test("the clients misread the limit after the largest: if this fails, MAX_LIMIT can go", async () => {
+    const words = ["RL.PEEK", "key", String(MAX_LIMIT + 1), "1m"] as const;
+    const [, limit] = (await command(server, ...words)) as number[];
+    assert.notEqual(limit, MAX_LIMIT + 1);
+    const redis = new Redis(server.url);
+    open.push(() => redis.disconnect());
+    const [, another] = (await redis.call(...words)) as number[];
+    assert.notEqual(another, MAX_LIMIT + 1);
+  });
+
+  test("node-redis: inside MULTI, and with integers read as text", async () => {
+    const client = await createClient({ url: server.url, modules: { rl } }).connect();
+    open.push(() => client.destroy());
+    const [first, second] = await client.multi().rl.log("key", [1, "1m"]).rl.log("key", [1, "1m"]).exec();
+    assert.deepEqual(
+      [first, second].map((verdict) => (verdict as unknown as { limited: boolean }).limited),
+      [false, true],
+    );
+    const texts = client.withTypeMapping({ 58: String });
+    assert.deepEqual(await texts.rl.peek("key", [3, "1m"], { at: 0 }).then(({ limit }) => limit), 3);
+  });
+
+  test("ioredis: in a pipeline of its own making", async () => {
+    const redis = new Redis(server.url, { enableAutoPipelining: true });
+    open.push(() => redis.disconnect());
+    const limiter = rateLimiter(redis);
+    const [verdict] = await Promise.all([limiter.log("key", [5, "1m"]), redis.set("other", 1)]);
+    assert.equal(verdict.remaining, 4);
+  });
+});
+
+describe("a cluster", () => {
+  let servers: Server[] = [];
+  before(async () => {
+    servers = await startCluster();
+  });
+  after(() => Promise.all(servers.map((server) => server.stop())));
+
+  /** How often servers redirect while `limiter` is asked for a hundred keys. */
+  async function redirected(ask: (key: string) => Promise<unknown>): Promise<number> {
+    const before = await redirections(servers);
+    for (const key of KEYS) await ask(key);
+    return (await redirections(servers)) - before;
+  }
+
+  async function everyCommand(limiter: RateLimiter, key: string): Promise<void> {
+    await limiter.log(`${key}:log`, [5, "10s"]);
+    await limiter.fixed(`${key}:fixed`, [5, "10s"]);
+    await limiter.sliding(`${key}:sliding`, [5, "10s"]);
+    await limiter.peek(`${key}:log`, [5, "10s"]);
+    assert.notEqual(await limiter.info(`${key}:log`), null);
+    assert.equal(await limiter.reset(`${key}:log`), 1);
+  }
+
+  async function severalKeys(limiter: RateLimiter, key: string): Promise<void> {
+    const row = { algorithm: "log", limit: 5, window: "10s" } as const;
+    const { rows } = await limiter.all([
+      { ...row, key: `{${key}}:user` },
+      { ...row, key: `{${key}}:team` },
+    ]);
+    assert.equal(rows.length, 2);
+  }
+
+  test("node-redis asks the right node at once", async () => {
+    const rootNodes = servers.map(({ url }) => ({ url }));
+    const cluster = await createCluster({ rootNodes, modules: { rl } }).connect();
+    open.push(() => cluster.close());
+    assert.equal(await redirected((key) => everyCommand(cluster.rl, key)), 0);
+    assert.equal(await redirected((key) => severalKeys(cluster.rl, key)), 0);
+  });
+
+  test("ioredis asks the right node at once, which its plain call does not", async () => {
+    const cluster = new Cluster(servers.map(({ port }) => ({ host: "127.0.0.1", port })));
+    open.push(() => cluster.disconnect());
+    const limiter = rateLimiter(cluster);
+    assert.equal(await redirected((key) => everyCommand(limiter, key)), 0);
+    assert.equal(await redirected((key) => severalKeys(limiter, key)), 0);
+    assert.notEqual(await redirected((key) => cluster.call("RL.LOG", key, "5", "10s")), 0);
+  });
+
+  test("keys of several slots are refused", async () => {
+    const rootNodes = servers.map(({ url }) => ({ url }));
+    const cluster = await createCluster({ rootNodes, modules: { rl } }).connect();
+    open.push(() => cluster.close());
+    const row = { algorithm: "log", limit: 5, window: "10s" } as const;
+    await assert.rejects(
+      cluster.rl.all([
+        { ...row, key: "a" },
+        { ...row, key: "b" },
+      ]),
+      /CROSSSLOT/,
+    );
+  });
+});

@@ -1,0 +1,187 @@
+// Real servers with the module, on free ports of this machine, that end with the test.
+
+import { type ChildProcess, spawn } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createServer, type Server as HttpServer } from "node:http";
+import { type AddressInfo, connect, createServer as createListener } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { setTimeout as delay } from "node:timers/promises";
+import { createClient } from "redis";
+
+const { REDIS_SERVER = "redis-server", MODULE } = process.env;
+if (MODULE === undefined) throw new Error("MODULE is the path of libredis_rl.so");
+const module_ = MODULE;
+
+/** No condition takes longer, however busy the machine is. */
+const PATIENCE_MS = 30_000;
+
+export async function waitFor<T>(what: string, condition: () => Promise<T | undefined | false>): Promise<T> {
+  const end = Date.now() + PATIENCE_MS;
+  for (;;) {
+    const value = await condition();
+    if (value !== undefined && value !== false) return value;
+    if (Date.now() > end) throw new Error(`waited in vain for ${what}`);
+    await delay(5);
+  }
+}
+
+export class Server {
+  readonly port: number;
+  readonly #child: ChildProcess;
+  readonly #folder: string;
+  #pid = 0;
+
+  private constructor(port: number, options: string[]) {
+    this.port = port;
+    this.#folder = mkdtempSync(join(tmpdir(), "redis-rl-"));
+    const args = ["--port", String(port), "--dir", this.#folder, "--save", "", "--loadmodule", module_];
+    // The shell ends the server when its input ends, and so when this process does, in whatever way.
+    const script = '"$@" >log 2>&1 & server=$!; echo $server; cat; kill -9 $server; wait $server 2>/dev/null';
+    this.#child = spawn("sh", ["-c", script, "sh", REDIS_SERVER, ...args, ...options], {
+      cwd: this.#folder,
+      stdio: ["pipe", "pipe", "inherit"],
+    });
+  }
+
+  static async start(...options: string[]): Promise<Server> {
+    const server = new Server(await freePort(), options);
+    const [pid] = await new Promise<string[]>((resolve) =>
+      server.#child.stdout?.once("data", (data) => resolve(String(data).split("\n"))),
+    );
+    server.#pid = Number(pid);
+    await waitFor("the server", () => {
+      if (server.#child.exitCode !== null) throw new Error(server.log());
+      return answers(server.port);
+    });
+    return server;
+  }
+
+  get url(): string {
+    return `redis://127.0.0.1:${this.port}`;
+  }
+
+  log(): string {
+    return readFileSync(join(this.#folder, "log"), "utf8");
+  }
+
+  /** Stops answering, until `thaw`. */
+  freeze(): void {
+    process.kill(this.#pid, "SIGSTOP");
+  }
+
+  thaw(): void {
+    process.kill(this.#pid, "SIGCONT");
+  }
+
+  async stop(): Promise<void> {
+    const ended = new Promise((resolve) => this.#child.once("exit", resolve));
+    this.#child.stdin?.end();
+    await ended;
+    rmSync(this.#folder, { recursive: true });
+  }
+}
+
+/** Whether a server at this port is ready. */
+function answers(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect(port, "127.0.0.1", () => socket.write("PING\r\n"));
+    socket.once("data", (data) => {
+      socket.destroy();
+      resolve(String(data).startsWith("+PONG"));
+    });
+    socket.once("error", () => resolve(false));
+  });
+}
+
+async function freePort(): Promise<number> {
+  // A cluster's bus takes the port 10000 above.
+  for (;;) {
+    const listener = createListener();
+    await new Promise<void>((resolve) => listener.listen(0, "127.0.0.1", resolve));
+    const { port } = listener.address() as AddressInfo;
+    await new Promise((resolve) => listener.close(resolve));
+    if (port < 55_000) return port;
+    const lower = 20_000 + Math.floor(Math.random() * 10_000);
+    const probe = createListener();
+    const free = await new Promise<boolean>((resolve) => {
+      probe.once("error", () => resolve(false));
+      probe.listen(lower, "127.0.0.1", () => resolve(true));
+    });
+    if (!free) continue;
+    await new Promise((resolve) => probe.close(resolve));
+    return lower;
+  }
+}
+
+/** Three masters that share the slots. */
+export async function startCluster(): Promise<Server[]> {
+  const servers = await Promise.all([1, 2, 3].map(() => Server.start("--cluster-enabled", "yes")));
+  const [first] = servers as [Server];
+  for (const [i, server] of servers.entries()) {
+    const [from, to] = [
+      [0, 5460],
+      [5461, 10922],
+      [10923, 16383],
+    ][i] as [number, number];
+    await command(server, "CLUSTER", "ADDSLOTSRANGE", String(from), String(to));
+    await command(server, "CLUSTER", "SET-CONFIG-EPOCH", String(i + 1));
+    if (i > 0) await command(server, "CLUSTER", "MEET", "127.0.0.1", String(first.port));
+  }
+  for (const server of servers) {
+    await waitFor("the cluster", async () => {
+      const info = String(await command(server, "CLUSTER", "INFO"));
+      return info.includes("cluster_state:ok") && info.includes("cluster_known_nodes:3");
+    });
+  }
+  return servers;
+}
+
+/** Sends one command as it is. */
+export async function command(server: Server, ...words: string[]): Promise<unknown> {
+  const client = await createClient({ url: server.url }).connect();
+  try {
+    return await client.sendCommand(words);
+  } finally {
+    client.destroy();
+  }
+}
+
+/** How often a server has said `MOVED`. */
+export async function redirections(servers: Server[]): Promise<number> {
+  const counts = servers.map(async (server) => {
+    const info = String(await command(server, "INFO", "errorstats"));
+    return Number(/errorstat_MOVED:count=(\d+)/.exec(info)?.[1] ?? 0);
+  });
+  return (await Promise.all(counts)).reduce((sum, count) => sum + count);
+}
+
+/** How often a server has run a command. */
+export async function calls(server: Server, name: string): Promise<number> {
+  const info = String(await command(server, "INFO", "commandstats"));
+  return Number(new RegExp(`^cmdstat_${name}:calls=(\\d+)`, "mi").exec(info)?.[1] ?? 0);
+}
+
+/** The server's clock. */
+export async function clock(server: Server): Promise<number> {
+  const [seconds, microseconds] = (await command(server, "TIME")) as [string, string];
+  return Number(seconds) * 1000 + Math.floor(Number(microseconds) / 1000);
+}
+
+export interface Web {
+  url: string;
+  stop(): Promise<void>;
+}
+
+/** Serves an application of Express, or any listener, on a free port. */
+export async function serve(listener: Parameters<typeof createServer>[1]): Promise<Web> {
+  const server: HttpServer = createServer(listener as never);
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    stop: async () => {
+      server.closeAllConnections();
+      await new Promise((resolve) => server.close(resolve));
+    },
+  };
+}

@@ -1,0 +1,88 @@
+// The README's code does what the README says.
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+import { after, before, beforeEach, test } from "node:test";
+import { promisify } from "node:util";
+import type express from "express";
+import { command, Server, serve } from "./harness.js";
+
+const readme = readFileSync(process.env.README ?? "../README.md", "utf8");
+
+/** Each block of code, with what is shown after it before the next. */
+const examples = readme
+  .split("```js\n")
+  .slice(1)
+  .map((part) => {
+    const [code, rest] = [part.slice(0, part.indexOf("```")), part.slice(part.indexOf("```") + 3)];
+    return { code, shown: /```(text|http)\n([\s\S]*?)```/.exec(rest) };
+  });
+
+let server: Server;
+before(async () => {
+  server = await Server.start();
+});
+after(() => server?.stop());
+beforeEach(() => command(server, "FLUSHALL"));
+
+/** Writes code as a module, told where the server is. */
+function moduleOf(code: string, name: string): string {
+  const there = code
+    .replaceAll("createClient({", `createClient({ url: "${server.url}",`)
+    .replaceAll("new Redis()", `new Redis("${server.url}")`);
+  const file = new URL(`readme-${name}.mjs`, import.meta.url);
+  writeFileSync(file, there);
+  return file.pathname;
+}
+
+for (const [i, { code, shown }] of examples.entries()) {
+  const imports = [...code.matchAll(/from "(.*)"/g)].map((match) => match[1]).join(", ");
+  test(`${i + 1}: ${imports}`, async () => {
+    if (code.includes("app.listen")) {
+      await overHttp(code, String(i), shown?.[2] ?? "");
+    } else {
+      const { stdout } = await promisify(execFile)("node", [moduleOf(`${code}\nprocess.exit();`, String(i))]);
+      assert.equal(stdout, shown?.[1] === "text" ? shown[2] : "");
+    }
+  });
+}
+
+/** Asks an application until the answer is as shown, and compares that. */
+async function overHttp(code: string, name: string, shown: string): Promise<void> {
+  const exported = code.replace(
+    "app.listen(3000);",
+    "export default app;\nexport const stop = () => client.destroy();",
+  );
+  const { default: app, stop } = (await import(moduleOf(exported, name))) as {
+    default: express.Express;
+    stop(): void;
+  };
+  const web = await serve(app);
+  try {
+    const [head = "", body = ""] = shown.split("\n\n") as [string, string];
+    const [status = "", ...fields] = head.split("\n") as [string, ...string[]];
+    const route = /app\.(get|post)\("(.*?)"/.exec(code) as unknown as [string, string, string];
+    for (;;) {
+      await command(server, "FLUSHALL");
+      const start = Date.now();
+      let response: Response;
+      do {
+        response = await fetch(`${web.url}${route[2]}`, { method: route[1].toUpperCase() });
+        assert.ok(Date.now() - start < 30_000, `no answer was ${status}`);
+        if (!status.includes(String(response.status))) await response.text();
+      } while (!status.includes(String(response.status)));
+      // The seconds shown are those of requests that follow at once.
+      if (Date.now() - start > 900) continue;
+      for (const field of fields) {
+        const [name = "", ...value] = field.split(": ");
+        assert.equal(response.headers.get(name), value.join(": "));
+      }
+      assert.equal(await response.text(), body.trim());
+      return;
+    }
+  } finally {
+    stop();
+    await web.stop();
+  }
+}

@@ -1,0 +1,248 @@
+// The store for express-rate-limit and hono-rate-limiter, over HTTP.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { getRequestListener } from "@hono/node-server";
+import express from "express";
+import { rateLimit } from "express-rate-limit";
+import { Hono } from "hono";
+import { rateLimiter as honoRateLimiter } from "hono-rate-limiter";
+import { createClient } from "redis";
+import { rl } from "redis-rl";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { calls, command, Server, serve, type Web } from "./harness.js";
+
+const HOUR = 3_600_000;
+
+/** What both libraries understand. */
+interface Config {
+  limit: number | (() => number);
+  skipFailedRequests?: boolean;
+  skipSuccessfulRequests?: boolean;
+}
+
+describe("stores", () => {
+  let server: Server;
+  let client: Awaited<ReturnType<typeof connect>>;
+  let web: Web | undefined;
+  const connect = () => createClient({ url: server.url, modules: { rl } }).connect();
+  before(async () => {
+    server = await Server.start();
+    client = await connect();
+  });
+  after(async () => {
+    client?.destroy();
+    await server?.stop();
+  });
+  beforeEach(async () => {
+    await command(server, "FLUSHALL");
+    await command(server, "CONFIG", "RESETSTAT");
+  });
+  afterEach(async () => {
+    await web?.stop();
+    web = undefined;
+  });
+
+  const applications: Record<string, (config: Config, store: RateLimitStore) => Promise<Web>> = {
+    "express-rate-limit": (config, store) => {
+      const app = express();
+      app.use(
+        rateLimit({
+          ...config,
+          windowMs: HOUR,
+          store,
+          keyGenerator: () => "key",
+          standardHeaders: "draft-7",
+        }),
+      );
+      app.get(
+        "/:status",
+        (request, response) => void response.status(Number(request.params.status)).send("done"),
+      );
+      return serve(app);
+    },
+    "hono-rate-limiter": (config, store) => {
+      const app = new Hono();
+      app.use(
+        honoRateLimiter({
+          ...config,
+          windowMs: HOUR,
+          store,
+          keyGenerator: () => "key",
+          standardHeaders: "draft-7",
+        }),
+      );
+      app.get("/:status", (c) => c.text("done", Number(c.req.param("status")) as 200));
+      return serve(getRequestListener(app.fetch));
+    },
+  };
+
+  async function statuses(...paths: string[]): Promise<number[]> {
+    const statuses = [];
+    for (const path of paths) statuses.push((await fetch(`${web?.url}${path}`)).status);
+    return statuses;
+  }
+
+  /** Until what was given back is counted, or was never to be given back. */
+  async function used(): Promise<number> {
+    await client.ping();
+    return (await client.rl.info("rl:key"))?.windows[0]?.used ?? 0;
+  }
+
+  for (const [name, start] of Object.entries(applications)) {
+    describe(name, () => {
+      test("allows the limit, refuses the rest and counts only what it allowed", async () => {
+        web = await start({ limit: 2 }, new RateLimitStore(client.rl));
+        assert.deepEqual(await statuses("/200", "/200", "/200", "/200"), [200, 200, 429, 429]);
+        assert.equal(await used(), 2);
+        assert.equal(await calls(server, "RL.LOG"), 4);
+      });
+
+      test("tells when a refused request is allowed, not when all is free", async () => {
+        const hourAgo = Date.now() - HOUR;
+        await client.rl.log("rl:key", [2, "1h"], { at: hourAgo + 600_000 });
+        web = await start({ limit: 2 }, new RateLimitStore(client.rl));
+        await statuses("/200");
+        const response = await fetch(`${web.url}/200`);
+        assert.equal(response.status, 429);
+        const retryAfter = Number(response.headers.get("Retry-After"));
+        assert.ok(retryAfter > 500 && retryAfter <= 601, String(retryAfter));
+      });
+
+      test("skipFailedRequests gives back only what was allowed", async () => {
+        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl));
+        assert.deepEqual(
+          await statuses(..."/200 /200 /200 /200 /200 /200".split(" ")),
+          [200, 200, 429, 429, 429, 429],
+        );
+        assert.equal(await used(), 2);
+      });
+
+      test("skipFailedRequests gives back what failed", async () => {
+        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl));
+        assert.deepEqual(await statuses(..."/500 /404 /500 /200".split(" ")), [500, 404, 500, 200]);
+        assert.equal(await used(), 1);
+        assert.deepEqual(await statuses("/500", "/200", "/200"), [500, 200, 429]);
+        assert.equal(await used(), 2);
+      });
+
+      test("skipSuccessfulRequests gives back what succeeded", async () => {
+        web = await start({ limit: 2, skipSuccessfulRequests: true }, new RateLimitStore(client.rl));
+        assert.deepEqual(
+          await statuses(..."/200 /200 /200 /500 /500 /200 /500 /200".split(" ")),
+          [200, 200, 200, 500, 500, 429, 429, 429],
+        );
+        assert.equal(await used(), 2);
+      });
+
+      test("a limit that is a function: every request is counted", async () => {
+        let limit = 1;
+        web = await start({ limit: () => limit }, new RateLimitStore(client.rl));
+        assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 429, 429]);
+        limit = 5;
+        assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 200, 429]);
+        assert.equal(await used(), 6);
+        assert.equal((await client.rl.info("rl:key"))?.algorithm, "fixed");
+      });
+
+      test("every algorithm", async () => {
+        for (const algorithm of ["fixed", "sliding", "log"] as const) {
+          web = await start(
+            { limit: 2, skipFailedRequests: true },
+            new RateLimitStore(client.rl, { algorithm }),
+          );
+          assert.deepEqual(await statuses("/200", "/500", "/200", "/200"), [200, 500, 200, 429]);
+          assert.equal((await client.rl.info("rl:key"))?.algorithm, algorithm);
+          await command(server, "FLUSHALL");
+          await web.stop();
+        }
+        web = undefined;
+      });
+    });
+  }
+
+  test("requests that are answered at once give back each its own", async () => {
+    const app = express();
+    const waiting: (() => void)[] = [];
+    app.use(
+      rateLimit({
+        windowMs: HOUR,
+        limit: 3,
+        skipFailedRequests: true,
+        store: new RateLimitStore(client.rl),
+        keyGenerator: () => "key",
+      }),
+    );
+    app.get("/:status", async (request, response) => {
+      await new Promise<void>((resolve) => {
+        waiting.push(resolve);
+        app.emit("waiting");
+      });
+      response.status(Number(request.params.status)).send("done");
+    });
+    web = await serve(app);
+    const answers = [];
+    for (const status of [500, 200, 500]) {
+      const waits = once(app, "waiting");
+      answers.push(fetch(`${web.url}/${status}`));
+      await waits;
+    }
+    // Refused while the others are being answered: has nothing to give back.
+    assert.deepEqual(await statuses("/200", "/200"), [429, 429]);
+    assert.equal(await used(), 3);
+    for (const resolve of waiting) resolve();
+    assert.deepEqual(
+      (await Promise.all(answers)).map(({ status }) => status),
+      [500, 200, 500],
+    );
+    assert.equal(await used(), 1);
+  });
+
+  test("a limit that is a function: what was refused and skipped is given back", async () => {
+    const config = { limit: () => 2, skipFailedRequests: true };
+    web = await applications["express-rate-limit"]?.(config, new RateLimitStore(client.rl));
+    assert.deepEqual(await statuses(..."/500 /200 /200 /200 /200".split(" ")), [500, 200, 200, 429, 429]);
+    assert.equal(await used(), 2);
+  });
+
+  test("a hit is given back as of its time", async () => {
+    const store = new RateLimitStore(client.rl);
+    store.init({ windowMs: HOUR, limit: 5, skipFailedRequests: true });
+    await store.increment("key");
+    await client.rl.log("rl:key", [5, "1h"], { cost: 2, at: Date.now() + 60_000 });
+    await store.decrement("key");
+    assert.deepEqual((await client.rl.info("rl:key"))?.entries, 1);
+    assert.equal(await used(), 2);
+  });
+
+  test("as an API: hits, the newest given back, reset", async () => {
+    const store = new RateLimitStore(client.rl, { prefix: "app:" });
+    store.init({ windowMs: 60_000 });
+    assert.equal(await store.get("key"), undefined);
+    const { totalHits, resetTime } = await store.increment("key");
+    assert.equal(totalHits, 1);
+    assert.ok(Math.abs(resetTime.getTime() - Date.now() - 60_000) < 30_000);
+    assert.equal((await store.increment("key")).totalHits, 2);
+    assert.equal((await store.get("key"))?.totalHits, 2);
+    await store.decrement("key");
+    assert.equal((await store.get("key"))?.totalHits, 1);
+    assert.equal(await command(server, "EXISTS", "app:key"), 1);
+    await store.resetKey("key");
+    assert.equal(await store.get("key"), undefined);
+  });
+
+  test("a limit of nothing refuses all, and asks to come again after a window", async () => {
+    const store = new RateLimitStore(client.rl);
+    store.init({ windowMs: 60_000, limit: 0 });
+    const { totalHits, resetTime } = await store.increment("key");
+    assert.equal(totalHits, 1);
+    assert.ok(resetTime.getTime() > Date.now());
+  });
+
+  test("an error of Redis is the library's to handle", async () => {
+    await command(server, "SET", "rl:key", "text");
+    web = await applications["express-rate-limit"]?.({ limit: 2 }, new RateLimitStore(client.rl));
+    assert.deepEqual(await statuses("/200"), [500]);
+  });
+});

@@ -1,0 +1,162 @@
+"""Measures decisions through the adapters beside the `limits` library's own Redis storage, as the table of README.md.
+
+    python bench.py redis://127.0.0.1:6379
+
+Both sides use redis-py with the same settings on the same server, which is emptied. One process takes one decision at a
+time, for clients in a fixed random order. The two sides take turns in short rounds, so that what else the machine does
+falls on both; the rate is that of the median round, and the 99th percentile is over all decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import limits
+import limits.aio.strategies
+import limits.strategies
+import redis
+from limits.storage import storage_from_string
+
+import redis_rl.limits
+
+ROUNDS = 400
+DECISIONS = 50
+CLIENTS = 1000
+LIMIT = limits.parse("100 per minute")
+TIERS = [limits.parse(text) for text in ("10 per second", "100 per minute", "1000 per hour")]
+SIDES = ("redis", "redis-rl")
+
+STRATEGIES = ("fixed-window", "moving-window", "sliding-window-counter")
+
+#: Takes a decision for each of these clients, one after the other, and returns the seconds that each took.
+Round = Callable[[list[str]], list[float]]
+
+
+class Measured(NamedTuple):
+    rate: float
+    p99_us: float
+
+
+def main(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+        info = client.info("server")
+        name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
+    print(f"{name}, Python {sys.version.split()[0]}, redis-py {redis.__version__}, limits {limits.__version__}\n")
+    print("| | `redis://` a second | 99th percentile | `redis-rl://` a second | 99th percentile | |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for row, sides in rows(url):
+        theirs, ours = compare(sides)
+        ratio = ours.rate / theirs.rate
+        print(
+            f"| {row} | {theirs.rate:,.0f} | {theirs.p99_us:,.0f} µs | {ours.rate:,.0f} | {ours.p99_us:,.0f} µs "
+            f"| {ratio:.2f} x |",
+            flush=True,
+        )
+
+
+def rows(url: str) -> Iterator[tuple[str, list[Round]]]:
+    """A name, and how each side takes a round of decisions."""
+    storages: list[Any] = [storage_from_string(url.replace("redis", scheme, 1)) for scheme in SIDES]
+    for name in STRATEGIES:
+        strategy = limits.strategies.STRATEGIES[name]
+        yield f"{name}, `hit`", [one_by_one(hit(strategy(storage), name)) for storage in storages]
+    for name in STRATEGIES:
+        strategy = limits.strategies.STRATEGIES[name]
+        yield (
+            f"{name}, `hit` and `get_window_stats`",
+            [one_by_one(told(strategy(storage), name)) for storage in storages],
+        )
+    yield "three tiers, moving-window", [one_by_one(in_turn(storages[0])), one_by_one(at_once(url))]
+    loop = asyncio.new_event_loop()
+    async_storages = loop.run_until_complete(in_loop(url))
+    for name in STRATEGIES:
+        async_strategy: Any = limits.aio.strategies.STRATEGIES[name]
+        sides = [hit(async_strategy(storage), f"async {name}") for storage in async_storages]
+        yield f"{name}, `hit`, async", [one_by_one_async(loop, decide) for decide in sides]
+
+
+def hit(limiter: Any, name: str) -> Callable[[str], Any]:
+    return lambda client: limiter.hit(LIMIT, name, client)
+
+
+def told(limiter: Any, name: str) -> Callable[[str], Any]:
+    """What an application does that sends header fields."""
+
+    def decide(client: str) -> None:
+        limiter.hit(LIMIT, f"{name} told", client)
+        limiter.get_window_stats(LIMIT, f"{name} told", client)
+
+    return decide
+
+
+def in_turn(storage: Any) -> Callable[[str], Any]:
+    """One hit for each limit, as Flask-Limiter does."""
+    limiter = limits.strategies.MovingWindowRateLimiter(storage)
+    return lambda client: [limiter.hit(tier, "tiers", client) for tier in TIERS]
+
+
+def at_once(url: str) -> Callable[[str], Any]:
+    limiter = redis_rl.RateLimiter(redis.Redis.from_url(url))
+    tiers = [(tier.amount, tier.get_expiry()) for tier in TIERS]
+    return lambda client: limiter.log(f"tiers:{client}", *tiers)
+
+
+async def in_loop(url: str) -> list[Any]:
+    return [
+        storage_from_string(f"async+{url.replace('redis', scheme, 1)}", implementation="redispy") for scheme in SIDES
+    ]
+
+
+def compare(sides: list[Any]) -> tuple[Measured, Measured]:
+    order = random.Random(1)
+    times: list[list[list[float]]] = [[], []]
+    for number in range(ROUNDS + 1):
+        clients = [f"client:{order.randrange(CLIENTS)}" for _ in range(DECISIONS)]
+        for index in (0, 1) if number % 2 else (1, 0):
+            measured = sides[index](clients)
+            # The first round opens connections.
+            if number:
+                times[index].append(measured)
+    first, second = (summary(rounds) for rounds in times)
+    return first, second
+
+
+def one_by_one(decide: Callable[[str], Any]) -> Round:
+    def run(clients: list[str]) -> list[float]:
+        times = []
+        for client in clients:
+            start = time.perf_counter()
+            decide(client)
+            times.append(time.perf_counter() - start)
+        return times
+
+    return run
+
+
+def one_by_one_async(loop: asyncio.AbstractEventLoop, decide: Callable[[str], Any]) -> Round:
+    async def run(clients: list[str]) -> list[float]:
+        times = []
+        for client in clients:
+            start = time.perf_counter()
+            await decide(client)
+            times.append(time.perf_counter() - start)
+        return times
+
+    return lambda clients: loop.run_until_complete(run(clients))
+
+
+def summary(rounds: list[list[float]]) -> Measured:
+    rate = statistics.median(len(times) / sum(times) for times in rounds)
+    every = sorted(seconds for times in rounds for seconds in times)
+    return Measured(rate, every[len(every) * 99 // 100] * 1e6)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,23 @@
+"""Rate limits decided by redis-rl, a module for Redis and Valkey.
+
+Adapters: ``redis_rl.limits`` for the limits library (Flask-Limiter, slowapi), ``redis_rl.asgi`` for Starlette,
+FastAPI and other ASGI applications, ``redis_rl.drf`` for Django REST framework, ``redis_rl.http`` for anything
+that speaks HTTP.
+"""
+
+from ._client import AsyncRateLimiter, RateLimiter
+from ._wire import Algorithm, Decision, Info, Key, Row, Tier, Verdict, Window, WindowInfo
+
+__all__ = [
+    "Algorithm",
+    "AsyncRateLimiter",
+    "Decision",
+    "Info",
+    "Key",
+    "RateLimiter",
+    "Row",
+    "Tier",
+    "Verdict",
+    "Window",
+    "WindowInfo",
+]

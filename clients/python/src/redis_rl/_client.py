@@ -1,0 +1,122 @@
+"""The limiter, twice: the two classes differ in `await` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any, Protocol
+
+from redis import Redis, RedisCluster
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio import RedisCluster as AsyncRedisCluster
+
+from . import _wire
+from ._wire import Decision, Info, Key, Tier, Verdict, Window
+
+
+class Client(Protocol):
+    """A client of redis-py, or one with its interface, for one server or for a cluster."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Sends a command and returns its reply."""
+
+
+class AsyncClient(Protocol):
+    """The same of redis.asyncio."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
+        """Sends a command and returns its reply."""
+
+
+class RateLimiter:
+    """Rate limits, decided by a server with the module.
+
+    ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
+    them even over the limit. ``at`` decides as of this Unix time in milliseconds instead of the server's clock.
+    Errors are those of redis-py: a key of another type, say, raises ``redis.ResponseError``.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
+        if isinstance(client, AsyncRedis | AsyncRedisCluster):
+            raise TypeError("AsyncRateLimiter is for this client")
+        self._client = client
+
+    def fixed(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+        """Takes units from windows that are aligned to the clock: RL.FIXED."""
+        return _wire.verdict(self._client.execute_command(*_wire.take("RL.FIXED", key, tiers, cost, force, at)))
+
+    def sliding(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+        """Takes units from a window that slides over two counters: RL.SLIDING."""
+        return _wire.verdict(self._client.execute_command(*_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
+
+    def log(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+        """Takes units that are each free again exactly one window later: RL.LOG."""
+        return _wire.verdict(self._client.execute_command(*_wire.take("RL.LOG", key, tiers, cost, force, at)))
+
+    def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
+        """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
+        return _wire.verdict(self._client.execute_command(*_wire.take("RL.PEEK", key, tiers, cost, False, at)))
+
+    def all(
+        self,
+        rows: Iterable[tuple[Key, str, int, Window, int]],
+        *,
+        force: bool = False,
+        at: int | None = None,
+    ) -> Decision:
+        """Takes units from every row, or nothing if one refuses: RL.ALL.
+
+        A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
+        hash tag.
+        """
+        return _wire.decision(self._client.execute_command(*_wire.take_all(rows, force, at)))
+
+    def info(self, key: Key) -> Info | None:
+        """What is counted in a key, None if nothing is: RL.INFO."""
+        return _wire.info(self._client.execute_command("RL.INFO", key))
+
+
+class AsyncRateLimiter:
+    """The same for ``redis.asyncio``; see :class:`RateLimiter`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
+        if isinstance(client, Redis | RedisCluster):
+            raise TypeError("RateLimiter is for this client")
+        self._client = client
+
+    async def fixed(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+        """Takes units from windows that are aligned to the clock: RL.FIXED."""
+        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.FIXED", key, tiers, cost, force, at)))
+
+    async def sliding(
+        self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None
+    ) -> Verdict:
+        """Takes units from a window that slides over two counters: RL.SLIDING."""
+        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
+
+    async def log(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+        """Takes units that are each free again exactly one window later: RL.LOG."""
+        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.LOG", key, tiers, cost, force, at)))
+
+    async def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
+        """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
+        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.PEEK", key, tiers, cost, False, at)))
+
+    async def all(
+        self,
+        rows: Iterable[tuple[Key, str, int, Window, int]],
+        *,
+        force: bool = False,
+        at: int | None = None,
+    ) -> Decision:
+        """Takes units from every row, or nothing if one refuses: RL.ALL.
+
+        A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
+        hash tag.
+        """
+        return _wire.decision(await self._client.execute_command(*_wire.take_all(rows, force, at)))
+
+    async def info(self, key: Key) -> Info | None:
+        """What is counted in a key, None if nothing is: RL.INFO."""
+        return _wire.info(await self._client.execute_command("RL.INFO", key))

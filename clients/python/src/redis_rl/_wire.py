@@ -1,0 +1,168 @@
+"""The words of each command and the meaning of each reply. Pure: no client, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Key: TypeAlias = str | bytes
+#: A text such as ``"10s"`` (``ms``, ``s``, ``m``, ``h`` or ``d``), a whole number of seconds, or a timedelta.
+Window: TypeAlias = str | int | timedelta
+#: A limit and its window: ``(5, "10s")``.
+Tier: TypeAlias = tuple[int, Window]
+Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class Row(NamedTuple):
+    """One limit of a decision over several keys. A plain tuple in this order does as well."""
+
+    key: Key
+    algorithm: Algorithm
+    limit: int
+    window: Window
+    cost: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one request was told. Of several tiers it speaks of one, which ``limit`` names.
+
+    Waits are timedeltas: exact to the millisecond, as the server decides, and with a unit that nobody has to
+    remember. ``retry_after.total_seconds()`` is what ``sleep`` takes.
+    """
+
+    limited: bool
+    limit: int
+    #: Units left after this request, never negative. For a peek, now.
+    remaining: int
+    #: Wait after which this same request is allowed if no other comes: exact, a millisecond less is too early.
+    #: None if it was allowed, and if no wait can help because it costs more than the limit.
+    retry_after: timedelta | None
+    #: Wait until the whole limit is available again if no other request comes. Zero if it is now.
+    reset_after: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a request over several rows was told: all of them allow it, or nothing was counted in any."""
+
+    limited: bool
+    #: Wait after which all rows allow this same request. None if it was allowed, and if no wait can help.
+    retry_after: timedelta | None
+    #: The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later.
+    at: int
+    #: The verdict of each row, in the order given. ``limited`` says whether this row refuses.
+    rows: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowInfo:
+    """What is counted in one window of a key."""
+
+    window: timedelta
+    used: int
+    #: Wait until nothing counts any more if no other request comes.
+    reset_after: timedelta
+    #: Of a sliding window: units of this window, before any of them fade.
+    current: int | None = None
+    #: Of a sliding window: units of the window before, of which a share still counts.
+    previous: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What is counted in a key."""
+
+    algorithm: Algorithm
+    #: Each live window, shortest first. A log has one, its longest.
+    windows: tuple[WindowInfo, ...]
+    #: Of a log: the distinct timestamps that it holds.
+    entries: int | None = None
+
+
+def take(command: str, key: Key, tiers: Iterable[Tier], cost: int, force: bool, at: int | None) -> list[Key | int]:
+    """RL.FIXED, RL.SLIDING, RL.LOG or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
+    words: list[Key | int] = [command, key]
+    for limit, window in tiers:
+        words += (limit, _window(window))
+    if cost != 1:
+        words += ("COST", cost)
+    return words + _options(force, at)
+
+
+def take_all(rows: Iterable[tuple[Key, str, int, Window, int]], force: bool, at: int | None) -> list[Key | int]:
+    """RL.ALL."""
+    words: list[Key | int] = ["RL.ALL"]
+    for key, algorithm, limit, window, cost in rows:
+        words += (key, algorithm.upper(), limit, _window(window), cost)
+    return words + _options(force, at)
+
+
+def _options(force: bool, at: int | None) -> list[Key | int]:
+    words: list[Key | int] = ["FORCE"] if force else []
+    return words if at is None else [*words, "AT", at]
+
+
+def _window(window: Window) -> str | int:
+    if not isinstance(window, timedelta):
+        return window
+    milliseconds, rest = divmod(window, _MILLISECOND)
+    if rest:
+        raise ValueError(f"a window must be whole milliseconds: {window!r}")
+    return f"{milliseconds}ms"
+
+
+def verdict(reply: Sequence[int]) -> Verdict:
+    """The five integers."""
+    limited, limit, remaining, retry_after, reset_after = reply
+    return Verdict(limited == 1, limit, remaining, _wait(retry_after), timedelta(milliseconds=reset_after))
+
+
+def decision(reply: Sequence[Any]) -> Decision:
+    """The four parts of RL.ALL's reply."""
+    limited, retry_after, at, rows = reply
+    return Decision(limited == 1, _wait(retry_after), at, tuple(verdict(row) for row in rows))
+
+
+def _wait(milliseconds: int) -> timedelta | None:
+    return None if milliseconds < 0 else timedelta(milliseconds=milliseconds)
+
+
+def info(reply: Any) -> Info | None:
+    """The map of RL.INFO, or None for a missing key."""
+    if reply is None:
+        return None
+    fields = _fields(reply)
+    return Info(
+        _text(fields["algorithm"]),
+        tuple(
+            WindowInfo(
+                timedelta(milliseconds=window["window_ms"]),
+                window["used"],
+                timedelta(milliseconds=window["reset_after_ms"]),
+                window.get("current"),
+                window.get("previous"),
+            )
+            for window in windows(reply)
+        ),
+        fields.get("entries"),
+    )
+
+
+def windows(reply: Any) -> list[dict[str, Any]]:
+    """The windows in RL.INFO's reply, as it has them."""
+    return [] if reply is None else [_fields(window) for window in _fields(reply)["windows"]]
+
+
+def _fields(reply: Any) -> dict[str, Any]:
+    """A map, which RESP2 sends as a flat array. Names are bytes unless the client decodes them."""
+    pairs = reply.items() if isinstance(reply, Mapping) else zip(reply[::2], reply[1::2], strict=True)
+    return {_text(name): value for name, value in pairs}
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,157 @@
+"""Middleware for ASGI applications: Starlette, FastAPI and others.
+
+A client learns its limits from the header fields of every answer; one that goes beyond them gets problem details.
+Needs no package but redis-py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Literal, TypeAlias
+
+from redis.exceptions import RedisError
+
+from . import http
+from ._client import AsyncRateLimiter
+from ._wire import Decision, Row
+from .http import Answer, Quota
+
+__all__ = ["Guard", "Quota", "RateLimit", "Taken", "client_address"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+
+def client_address(proxies: int = 0) -> Callable[[Scope], str]:
+    """Whom to limit where nobody logs in: the network address that the outermost of your own proxies saw.
+
+    What stands further left in X-Forwarded-For is the client's own claim. With too small a number all clients behind
+    a proxy share one limit; with too large a one a client chooses whom it is taken for. An IPv6 client has a whole
+    network, of which 64 bits are named.
+    """
+
+    def client(scope: Scope) -> str:
+        values = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        hops = [hop.strip() for hop in b",".join(values).decode("latin-1").split(",")]
+        peer = (scope.get("client") or ("",))[0]
+        path = [peer, *reversed([hop for hop in hops if hop])]
+        return _network(path[min(proxies, len(path) - 1)])
+
+    return client
+
+
+def _network(address: str) -> str:
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if ip.version == 4:
+        return address
+    return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
+
+
+class Guard:
+    """A quota, whose it is, and what happens while Redis is away. For middleware, and for handlers to ask by hand.
+
+    ``client`` names whom a request counts for. ``timeout`` is in seconds. Redis is away if there is no connection,
+    no answer in time, or an error as the answer; each is logged. Then requests pass without limits if ``fail`` is
+    "open", and are answered 503 if it is "closed".
+
+    Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
+    """
+
+    def __init__(
+        self,
+        limiter: AsyncRateLimiter,
+        quota: Quota,
+        *,
+        client: Callable[[Scope], str] | None = None,
+        fail: Literal["open", "closed"] = "open",
+        timeout: float | None = 0.1,
+    ) -> None:
+        """Counts for the network address unless ``client`` says otherwise."""
+        if fail not in ("open", "closed"):
+            raise ValueError("fail is open or closed: whether requests pass while Redis is away")
+        self.quota = quota
+        self._limiter = limiter
+        self._client = client or client_address()
+        self._fail = fail
+        self._timeout = timeout
+
+    async def take(self, scope: Scope, cost: int = 1) -> Taken:
+        """Takes units in one step from all tiers, or from none."""
+        client = self._client(scope)
+        decision = await self._decide(self.quota.rows(client, cost))
+        if decision is not None:
+            return Taken(self, client, cost, decision, http.answer(self.quota.policies, decision))
+        return Taken(self, client, 0, None, http.away() if self._fail == "closed" else Answer(200, {}))
+
+    async def _decide(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision | None:
+        try:
+            return await asyncio.wait_for(self._limiter.all(rows, force=force, at=at), self._timeout)
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            _log.warning("cannot ask for the limit: %r", error)
+            return None
+
+
+class Taken:
+    """What :meth:`Guard.take` took, or why it did not."""
+
+    def __init__(self, guard: Guard, client: str, cost: int, decision: Decision | None, answer: Answer) -> None:
+        """``cost`` is what is to be settled: nothing, where Redis was away."""
+        self.answer = answer
+        self._guard, self._client, self._cost, self._decision = guard, client, cost, decision
+
+    @property
+    def refused(self) -> bool:
+        """Whether to send :attr:`answer` instead of what was asked for."""
+        return self.answer.refused
+
+    async def settle(self, used: int) -> Mapping[str, str]:
+        """Corrects an estimate, once, to the units that were used; returns the header fields as of then.
+
+        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
+        beyond the estimate is counted even over the limit, and the next request waits.
+        """
+        more = used - self._cost
+        at = self._decision.at if self._decision and more < 0 else None
+        guard = self._guard
+        decision = await guard._decide(guard.quota.rows(self._client, more), force=True, at=at)
+        return http.standing(guard.quota.policies, decision) if decision else self.answer.fields
+
+
+class RateLimit:
+    """Middleware: a request takes ``cost`` units or is refused."""
+
+    def __init__(self, app: App, guard: Guard, cost: int | Callable[[Scope], int] = 1) -> None:
+        """``cost`` is a number, or a function of the scope."""
+        self.app = app
+        self._guard = guard
+        self._cost = cost
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Anything but an HTTP request passes."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        taken = await self._guard.take(scope, self._cost(scope) if callable(self._cost) else self._cost)
+        fields = [(name.lower().encode(), value.encode()) for name, value in taken.answer.fields.items()]
+        if taken.refused:
+            body = taken.answer.body
+            fields.append((b"content-length", str(len(body)).encode()))
+            await send({"type": "http.response.start", "status": taken.answer.status, "headers": fields})
+            return await send({"type": "http.response.body", "body": body})
+
+        async def send_with_fields(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+            await send(message)
+
+        return await self.app(scope, receive, send_with_fields)

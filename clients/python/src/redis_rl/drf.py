@@ -1,0 +1,130 @@
+"""Throttles for Django REST framework, each request one command, tiers included.
+
+They take the place of those of ``rest_framework.throttling`` and read the same settings. A rate may have several
+tiers, and a window of several units::
+
+    REDIS_RL = {"URL": "redis://127.0.0.1:6379", "FAIL": "open"}
+    REST_FRAMEWORK = {
+        "DEFAULT_THROTTLE_CLASSES": ["redis_rl.drf.UserRateThrottle"],
+        "DEFAULT_THROTTLE_RATES": {"user": "5/s, 100/10min, 1000/day"},
+    }
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import redis
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from rest_framework import throttling
+from rest_framework.exceptions import APIException
+
+from ._client import RateLimiter
+from ._wire import Algorithm, Tier
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request
+    from rest_framework.views import APIView
+
+__all__ = ["AnonRateThrottle", "RedisRLThrottle", "ScopedRateThrottle", "Unavailable", "UserRateThrottle"]
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_log = logging.getLogger(__name__)
+
+
+class Unavailable(APIException):
+    """Redis is away, and FAIL is "closed"."""
+
+    status_code = 503
+    default_detail = "The rate limiter is away."
+    default_code = "unavailable"
+
+
+class RedisRLThrottle(throttling.SimpleRateThrottle):
+    """A SimpleRateThrottle that counts with redis-rl: give it a scope or a rate, and a ``get_cache_key``."""
+
+    cache_format = "throttle:%(scope)s:%(ident)s"
+    algorithm: Algorithm = "log"
+    #: Counts for these throttles; by default as settings.REDIS_RL says.
+    limiter: RateLimiter | None = None
+    _retry_after: timedelta | None = None
+
+    def get_cost(self, request: Request, view: APIView) -> int:
+        """The units that this request takes."""
+        return 1
+
+    def parse_rate(self, rate: str | None) -> Any:
+        """Reads ``5/s, 100/10min``: tiers of a limit and a window, of which the first letter is the unit."""
+        if rate is None:
+            return None, None
+        tiers: list[Tier] = []
+        for tier in rate.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d*)\s*([smhd])[a-z]*\s*", tier)
+            if not match:
+                raise ImproperlyConfigured(f"{tier!r} is no rate such as 5/s or 100/10min")
+            tiers.append((int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]))
+        self.tiers = tiers
+        # What SimpleRateThrottle tells of itself: its first tier.
+        return tiers[0]
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Takes units from all tiers, or from none."""
+        if self.rate is None or (key := self.get_cache_key(request, view)) is None:
+            return True
+        limiter = self.limiter or _limiter_of_settings()
+        take = {"fixed": limiter.fixed, "sliding": limiter.sliding, "log": limiter.log}[self.algorithm]
+        try:
+            verdict = take(key, *self.tiers, cost=self.get_cost(request, view))
+        except RedisError as error:
+            _log.warning("cannot ask for the limit: %r", error)
+            if _settings()["FAIL"] == "closed":
+                raise Unavailable from error
+            return True
+        self._retry_after = verdict.retry_after
+        return not verdict.limited
+
+    def wait(self) -> float | None:
+        """The exact wait, in whole seconds; None if no wait can help."""
+        return None if self._retry_after is None else math.ceil(self._retry_after.total_seconds())
+
+
+class AnonRateThrottle(RedisRLThrottle, throttling.AnonRateThrottle):
+    """Limits those who are not logged in, by address."""
+
+
+class UserRateThrottle(RedisRLThrottle, throttling.UserRateThrottle):
+    """Limits users; those who are not logged in by address."""
+
+
+class ScopedRateThrottle(throttling.ScopedRateThrottle, RedisRLThrottle):
+    """Limits users in the scope that a view names in ``throttle_scope``."""
+
+
+def _settings() -> dict[str, Any]:
+    values = {"URL": "redis://127.0.0.1:6379", "FAIL": "open", "TIMEOUT": 0.1, **getattr(settings, "REDIS_RL", {})}
+    if values["FAIL"] not in ("open", "closed"):
+        raise ImproperlyConfigured("REDIS_RL['FAIL'] is open or closed: whether requests pass while Redis is away")
+    return values
+
+
+@cache
+def _limiter_of_settings() -> RateLimiter:
+    values = _settings()
+    return RateLimiter(
+        redis.Redis.from_url(
+            values["URL"],
+            socket_connect_timeout=values["TIMEOUT"],
+            socket_timeout=values["TIMEOUT"],
+            # A command that is sent again might count twice.
+            retry=Retry(NoBackoff(), 0),
+        )
+    )

@@ -1,0 +1,165 @@
+"""From a decision to an HTTP answer: status, header fields and problem details. Pure, for any framework.
+
+The header fields are those of draft-ietf-httpapi-ratelimit-headers-11, a work in progress.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from ._wire import Algorithm, Decision, Row, Tier, Window
+
+__all__ = ["Answer", "Policy", "Quota", "answer", "away", "standing"]
+
+_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: The largest integer of a structured field.
+_LARGEST = 10**15 - 1
+_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One limit as a client is told of it."""
+
+    name: str
+    limit: int
+    window: timedelta
+    #: What is counted. None for requests, the draft's default.
+    unit: str | None = None
+    #: The item of RateLimit-Policy.
+    item: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuses what the header field cannot say."""
+        if not 0 <= self.limit <= _LARGEST:
+            raise ValueError(f"a limit must be from 0 to {_LARGEST} to stand in a header field: {self.limit}")
+        if self.window % _SECOND or not self.window:
+            raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
+        unit = "" if self.unit is None else f";qu={_string(self.unit)}"
+        item = f"{_string(self.name)};q={self.limit}{unit};w={self.window // _SECOND}"
+        object.__setattr__(self, "item", item)
+
+
+class Quota:
+    """What a client may take: a name and its tiers, as in ``Quota("requests", (5, "10s"), (100, "1h"))``.
+
+    Each tier is a policy, named by both: ``requests-10s``.
+    """
+
+    def __init__(self, name: str, *tiers: Tier, unit: str | None = None, algorithm: Algorithm = "log") -> None:
+        """Counts ``unit``, by default requests, by ``algorithm``, by default exactly."""
+        self.name = name
+        self.tiers = tiers
+        self.algorithm: Algorithm = algorithm
+        self.policies = tuple(
+            Policy(f"{name}-{_name(window)}", limit, _timedelta(window), unit) for limit, window in tiers
+        )
+        if len({policy.window for policy in self.policies}) < max(1, len(tiers)):
+            raise ValueError(f"{name} needs a limit, and all its windows must differ")
+
+    @classmethod
+    def parse(cls, name: str, text: str, *, unit: str | None = None, algorithm: Algorithm = "log") -> Quota:
+        """Of a setting such as ``5/10s,100/1h``."""
+        tiers: list[Tier] = []
+        for tier in text.split(","):
+            match = re.fullmatch(r"\s*(\d{1,15})/(\d{1,8}[smhd])\s*", tier)
+            if not match:
+                raise ValueError(f"{tier!r} is no limit such as 5/10s, with a window in s, m, h or d")
+            tiers.append((int(match[1]), match[2]))
+        return cls(name, *tiers, unit=unit, algorithm=algorithm)
+
+    def rows(self, client: str, cost: int = 1) -> list[Row]:
+        """The rows that take ``cost`` units from what this client has: tiers of one key."""
+        key = f"{self.name}:{client}"
+        return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.tiers]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to tell the client. The fields are for the answer of the application too, if the request is allowed."""
+
+    #: 200: go on. 429: try again after Retry-After. 403: it costs more than a limit. 503: see :func:`away`.
+    status: int
+    fields: Mapping[str, str]
+    #: Problem details as JSON; empty if the request is allowed.
+    body: bytes = b""
+
+    @property
+    def refused(self) -> bool:
+        """Whether to answer this instead of what was asked for."""
+        return self.status != 200
+
+
+def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
+    """What to tell a client after RL.ALL with one row for each policy."""
+    fields = standing(policies, decision)
+    if not decision.limited:
+        return Answer(200, fields)
+    rows = list(zip(policies, decision.rows, strict=True))
+    # No wait helps a request that costs more than a limit, so its client is not asked to try again.
+    status = 403
+    if decision.retry_after is not None:
+        status = 429
+        fields["Retry-After"] = str(_seconds(decision.retry_after))
+        # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
+        fields["RateLimit"] = ", ".join(_item(policy, row.remaining, row.retry_after) for policy, row in rows)
+    violated = [policy.name for policy, row in rows if row.limited]
+    return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
+
+
+def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
+    """The header fields: of each policy the units left, and the seconds to make do with them."""
+    rows = zip(policies, decision.rows, strict=True)
+    return {
+        "RateLimit-Policy": ", ".join(policy.item for policy in policies),
+        "RateLimit": ", ".join(_item(policy, row.remaining, row.reset_after) for policy, row in rows),
+    }
+
+
+def away() -> Answer:
+    """What to tell a client that is not let through while Redis is away."""
+    return _problem(503, {}, {"title": "The rate limiter is away"})
+
+
+def _item(policy: Policy, remaining: int, wait: timedelta | None) -> str:
+    seconds = "" if wait is None else f";t={_seconds(wait)}"
+    return f"{_string(policy.name)};r={remaining}{seconds}"
+
+
+def _problem(status: int, fields: Mapping[str, str], problem: Mapping[str, object]) -> Answer:
+    body = json.dumps({"status": status, **problem}, separators=(",", ":")).encode()
+    return Answer(status, {**fields, "Content-Type": "application/problem+json"}, body)
+
+
+def _seconds(wait: timedelta) -> int:
+    """Rounded up, so that waiting this long is enough."""
+    return -(-wait // _SECOND)
+
+
+def _timedelta(window: Window) -> timedelta:
+    if isinstance(window, timedelta):
+        return window
+    if isinstance(window, int):
+        return timedelta(seconds=window)
+    match = re.fullmatch(r"(\d+)(ms|[smhd]?)", window.lower())
+    if not match:
+        raise ValueError(f"{window!r} is no window such as 10s")
+    number, unit = int(match[1]), match[2] or "s"
+    return timedelta(milliseconds=number) if unit == "ms" else timedelta(seconds=number * _SECONDS[unit])
+
+
+def _name(window: Window) -> str:
+    """A window as it was written, or in seconds."""
+    return window if isinstance(window, str) else f"{_timedelta(window) // _SECOND}s"
+
+
+def _string(text: str) -> str:
+    """A string of a structured field."""
+    if not re.fullmatch(r"[ -~]*", text):
+        raise ValueError(f"a name in a header field must be printable ASCII: {text!r}")
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

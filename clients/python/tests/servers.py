@@ -1,0 +1,115 @@
+"""Real servers with the module, on free ports of the loopback interface and in temporary folders."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import redis
+
+REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
+MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
+PATIENCE = 30.0
+_PR_SET_PDEATHSIG = 1
+_SLOTS = 16384
+
+
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    """Until it holds, however busy the machine is."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"waited in vain for {what}")
+        time.sleep(0.01)
+
+
+class Server:
+    """A server that runs. It ends with :meth:`stop`, and with this process however that ends."""
+
+    def __init__(self, *settings: str) -> None:
+        """Retries with another port if somebody else takes the free one first."""
+        for _ in range(5):
+            self.port = _free_port()
+            self._folder = tempfile.mkdtemp()
+            command = [REDIS_SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
+            command += ["--save", "", "--loadmodule", MODULE, *settings]
+            with (Path(self._folder) / "log").open("wb") as log:
+                self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent)
+            wait_for("the server to answer or to end", lambda: self._answers() or self._process.poll() is not None)
+            if self._process.poll() is None:
+                return
+            said = (Path(self._folder) / "log").read_text()
+            shutil.rmtree(self._folder)
+            if "Address already in use" not in said:
+                break
+        raise RuntimeError(said)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, decode_responses=True)
+
+    def freeze(self) -> None:
+        """Has it answer nobody, until :meth:`thaw`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port) as client:
+            return bool(client.ping()) and client.info("server")["process_id"] == self._process.pid
+        return False
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[list[Server]]:
+    """Three masters."""
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for _ in range(3):
+            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", "5000"))
+            stack.callback(nodes[-1].stop)
+        clients = [stack.enter_context(node.client()) for node in nodes]
+        for index, client in enumerate(clients):
+            first, last = index * _SLOTS // 3, (index + 1) * _SLOTS // 3 - 1
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+        wait_for("the nodes to make a cluster", lambda: all(_is_complete(client) for client in clients))
+        yield nodes
+
+
+def _is_complete(client: redis.Redis) -> bool:
+    info = client.execute_command("CLUSTER", "INFO")
+    info = info if isinstance(info, dict) else dict(line.split(":") for line in info.split())
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"
+
+
+def _free_port() -> int:
+    """One whose cluster bus port, 10000 above, exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 55000:
+            return port
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

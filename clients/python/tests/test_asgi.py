@@ -1,0 +1,220 @@
+"""The middleware over HTTP, on a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from fastapi import FastAPI
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from redis_rl import AsyncRateLimiter
+from redis_rl.asgi import Guard, Quota, RateLimit, Scope, client_address
+
+from . import http_servers
+from .http_servers import Answer, Site
+from .servers import Server, wait_for
+
+PATIENT = 60.0
+
+
+async def hello(request: Request) -> Response:
+    return JSONResponse("hello")
+
+
+def closing(client: redis.asyncio.Redis) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """A lifespan that ends with the client's connections."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        await client.aclose()
+
+    return lifespan
+
+
+def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **options: Any) -> Starlette:
+    """An application whose routes take requests, or tokens that are settled."""
+    client = redis.asyncio.Redis(port=port, retry=Retry(NoBackoff(), 0))
+    limiter = AsyncRateLimiter(client)
+    options = {"timeout": PATIENT, **options}
+    requests = Guard(limiter, Quota.parse("requests", rates), **options)
+    budget = Guard(limiter, Quota.parse("tokens", tokens, unit="tokens"), **options)
+
+    async def generate(request: Request) -> Response:
+        estimate, used = map(int, (await request.body()).split())
+        taken = await budget.take(request.scope, estimate)
+        if taken.refused:
+            return Response(taken.answer.body, taken.answer.status, taken.answer.fields)
+        return JSONResponse("generated", headers=await taken.settle(used))
+
+    def cost_of(scope: Scope) -> int:
+        return int(scope["query_string"] or 1)
+
+    return Starlette(
+        lifespan=closing(client),
+        routes=[
+            Route("/", hello, middleware=[Middleware(RateLimit, requests)]),
+            Route("/expensive", hello, middleware=[Middleware(RateLimit, requests, cost=3)]),
+            Route("/priced", hello, middleware=[Middleware(RateLimit, requests, cost=cost_of)]),
+            Route("/generate", generate, methods=["POST"]),
+        ],
+    )
+
+
+@contextlib.contextmanager
+def serve(server: Server, **options: Any) -> Iterator[Site]:
+    with http_servers.asgi(guarded(server.port, **options)) as site:
+        yield site
+
+
+def left(answer: Answer) -> str:
+    return answer.fields["ratelimit"]
+
+
+def test_every_policy_is_told_with_figures_of_its_own(server: Server) -> None:
+    with serve(server) as site:
+        answer = site.get("/")
+    assert (answer.status, answer.body) == (200, b'"hello"')
+    assert answer.fields["ratelimit-policy"] == '"requests-10m";q=5;w=600, "requests-1h";q=5;w=3600'
+    assert left(answer) == '"requests-10m";r=4;t=600, "requests-1h";r=4;t=3600'
+    assert "retry-after" not in answer.fields
+
+
+def test_a_limited_request_is_answered_429_with_problem_details(server: Server, raw: redis.Redis) -> None:
+    with serve(server, rates="3/10m,9/1h") as site:
+        assert [site.get("/").status for _ in range(3)] == [200] * 3
+        answer = site.get("/")
+        peek = raw.execute_command("RL.PEEK", "requests:127.0.0.1", 3, "10m")
+    assert answer.status == 429
+    wait = int(answer.fields["retry-after"])
+    assert -(-peek[3] // 1000) <= wait <= 600
+    assert left(answer) == f'"requests-10m";r=0;t={wait}, "requests-1h";r=6'
+    assert answer.fields["content-type"] == "application/problem+json"
+    assert json.loads(answer.body)["violated-policies"] == ["requests-10m"]
+    assert int(answer.fields["content-length"]) == len(answer.body)
+
+
+def test_a_request_that_costs_more_than_the_limit_is_answered_403(server: Server) -> None:
+    with serve(server, rates="2/10m,9/1h") as site:
+        answer = site.get("/expensive")
+    assert answer.status == 403
+    assert "retry-after" not in answer.fields
+    assert left(answer) == '"requests-10m";r=2;t=0, "requests-1h";r=9;t=0'
+
+
+def test_a_cost_may_depend_on_the_request(server: Server) -> None:
+    with serve(server) as site:
+        assert '"requests-10m";r=1' in left(site.get("/priced?4"))
+        assert '"requests-10m";r=1' in left(site.get("/priced?0"))
+
+
+def test_what_was_reserved_and_not_used_is_given_back(server: Server) -> None:
+    with serve(server) as site:
+        answer = site.post("/generate", "40 15")
+    assert (answer.status, left(answer)) == (200, '"tokens-1h";r=85;t=3600')
+
+
+def test_what_was_used_beyond_the_estimate_is_counted_even_over_the_limit(server: Server, raw: redis.Redis) -> None:
+    with serve(server) as site:
+        answer = site.post("/generate", "90 120")
+        assert (answer.status, left(answer)) == (200, '"tokens-1h";r=0;t=3600')
+        assert site.post("/generate", "1 1").status == 429
+    assert raw.execute_command("RL.PEEK", "tokens:127.0.0.1", 200, "1h")[2] == 80
+
+
+def test_a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(server: Server) -> None:
+    with serve(server, rates="1/10m", client=client_address(proxies=1)) as site:
+        assert site.get("/", X_Forwarded_For="192.0.2.1").status == 200
+        assert site.get("/", X_Forwarded_For="198.51.100.7, 192.0.2.1").status == 429
+        assert site.get("/", X_Forwarded_For="192.0.2.2").status == 200
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "proxies", "client"),
+    [
+        ("192.0.2.1", "", 0, "192.0.2.1"),
+        ("192.0.2.1", "198.51.100.7", 0, "192.0.2.1"),
+        ("192.0.2.1", "198.51.100.7", 1, "198.51.100.7"),
+        ("192.0.2.1", "a, 198.51.100.7", 1, "198.51.100.7"),
+        ("192.0.2.1", "a, 198.51.100.7", 2, "a"),
+        ("192.0.2.1", "", 2, "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "", 0, "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::ffff", "", 0, "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.1", "", 0, "192.0.2.1"),
+        (None, "", 0, ""),
+    ],
+)
+def test_client_address(peer: str | None, forwarded: str, proxies: int, client: str) -> None:
+    scope = {"client": peer and (peer, 1234), "headers": [(b"x-forwarded-for", forwarded.encode())]}
+    assert client_address(proxies)(scope) == client
+
+
+def test_requests_pass_without_fields_while_redis_is_away(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with serve(own_server) as site:
+        assert "ratelimit" in site.get("/").fields
+        own_server.stop()
+        with caplog.at_level(logging.WARNING):
+            answer = site.get("/")
+        assert (answer.status, "ratelimit" in answer.fields) == (200, False)
+        assert "cannot ask for the limit" in caplog.text
+        answer = site.post("/generate", "40 15")
+        assert (answer.status, "ratelimit" in answer.fields) == (200, False)
+
+
+def test_requests_are_answered_503_while_redis_is_away_and_fail_is_closed(own_server: Server) -> None:
+    with serve(own_server, fail="closed") as site:
+        own_server.stop()
+        for answer in (site.get("/"), site.post("/generate", "40 15")):
+            assert answer.status == 503
+            assert json.loads(answer.body)["status"] == 503
+            assert not answer.fields.keys() & {"ratelimit", "ratelimit-policy", "retry-after"}
+
+
+def test_an_error_as_the_answer_is_redis_away(server: Server, raw: redis.Redis) -> None:
+    raw.set("requests:127.0.0.1", "something else")
+    with serve(server, fail="closed") as site:
+        assert site.get("/").status == 503
+
+
+def test_a_redis_that_does_not_answer_is_not_waited_for(own_server: Server) -> None:
+    with serve(own_server, fail="closed", timeout=0.3, rates="100000/1h") as site:
+        own_server.freeze()
+        assert site.get("/").status == 503
+        own_server.thaw()
+        wait_for("requests to be limited again", lambda: "ratelimit" in site.get("/").fields)
+
+
+def test_fail_is_open_or_closed() -> None:
+    with pytest.raises(ValueError, match="fail is open or closed"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Quota("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
+
+
+def test_fastapi(server: Server) -> None:
+    client = redis.asyncio.Redis(port=server.port)
+    app = FastAPI(lifespan=closing(client))
+    guard = Guard(
+        AsyncRateLimiter(client), Quota("requests", (2, "1h")), client=lambda scope: "everybody", timeout=PATIENT
+    )
+    app.add_middleware(RateLimit, guard=guard)
+
+    @app.get("/")
+    async def index() -> str:
+        return "hello"
+
+    with http_servers.asgi(app) as site:
+        assert [site.get("/").status for _ in range(3)] == [200, 200, 429]
+        assert site.get("/nowhere").status == 429, "it stands before every route"

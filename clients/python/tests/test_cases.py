@@ -1,0 +1,161 @@
+"""The table of cases that the clients of all languages share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from redis_rl import AsyncRateLimiter, Decision, Info, RateLimiter, Verdict
+from redis_rl.http import Policy, answer
+
+from .servers import Server
+
+CASES = json.loads((Path(__file__).parents[2] / "cases.json").read_text())
+
+
+def named(cases: list[Any]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case["name"])
+
+
+class Recorder:
+    """A client that notes the words it sends."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.words: list[str] = []
+
+    def execute_command(self, *words: Any) -> Any:
+        self.words = [str(word) for word in words]
+        return self.client.execute_command(*words)
+
+
+def arguments(step: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    options = {name: step[name] for name in ("cost", "force", "at") if name in step}
+    if step["call"] == "all":
+        rows = [tuple(row[name] for name in ("key", "algorithm", "limit", "window", "cost")) for row in step["rows"]]
+        return (rows,), options
+    return (step["key"], *(tuple(tier) for tier in step.get("limits", ()))), options
+
+
+def raw_wait(wait: timedelta | None) -> int:
+    return -1 if wait is None else wait // timedelta(milliseconds=1)
+
+
+def raw_verdict(verdict: Verdict) -> list[int]:
+    waits = [raw_wait(verdict.retry_after), raw_wait(verdict.reset_after)]
+    return [int(verdict.limited), verdict.limit, verdict.remaining, *waits]
+
+
+def check(step: Any, result: Verdict | Decision | Info | None) -> None:
+    """Compares what a method returned with the reply that the server is to give."""
+    expected = step["reply"]
+    if isinstance(result, Verdict):
+        assert raw_verdict(result) == expected
+    elif isinstance(result, Decision):
+        rows = [raw_verdict(row) for row in result.rows]
+        assert [int(result.limited), raw_wait(result.retry_after), result.at, rows] == expected
+    elif isinstance(result, Info):
+        assert (result.algorithm, result.entries) == (expected["algorithm"], expected.get("entries"))
+        assert len(result.windows) == len(expected["windows"])
+        for window, fields in zip(result.windows, expected["windows"], strict=True):
+            assert window.window == timedelta(milliseconds=fields["window_ms"])
+            assert window.reset_after > timedelta()
+            assert asdict(window).items() >= {k: v for k, v in fields.items() if k != "window_ms"}.items()
+    else:
+        assert expected is None
+
+
+def refusal(step: Any) -> str:
+    error = step["error"]
+    return re.escape(error["message"] if error["code"] == "ERR" else f"{error['code']} {error['message']}")
+
+
+@named(CASES["commands"])
+@pytest.mark.parametrize("options", [{"protocol": 2}, {"protocol": 3}, {"protocol": 3, "decode_responses": True}])
+def test_commands(case: Any, options: dict[str, Any], server: Server) -> None:
+    with redis.Redis(port=server.port, **options) as client:
+        recorder = Recorder(client)
+        limiter = RateLimiter(recorder)
+        for step in case["steps"]:
+            if "call" not in step:
+                client.execute_command(*step["words"])
+                continue
+            call = getattr(limiter, step["call"])
+            positional, options = arguments(step)
+            if "error" in step:
+                with pytest.raises(redis.ResponseError, match=refusal(step)):
+                    call(*positional, **options)
+            else:
+                check(step, call(*positional, **options))
+            assert recorder.words == step["words"]
+
+
+@named(CASES["commands"])
+def test_commands_async(case: Any, server: Server) -> None:
+    async def run() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            limiter = AsyncRateLimiter(client)
+            for step in case["steps"]:
+                if "call" not in step:
+                    await client.execute_command(*step["words"])
+                    continue
+                call: Callable[..., Awaitable[Any]] = getattr(limiter, step["call"])
+                positional, options = arguments(step)
+                if "error" in step:
+                    with pytest.raises(redis.ResponseError, match=refusal(step)):
+                        await call(*positional, **options)
+                else:
+                    check(step, await call(*positional, **options))
+
+    asyncio.run(run())
+
+
+@named(CASES["commands"])
+def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        limiter = RateLimiter(client)
+        for step in case["steps"]:
+            if "call" not in step:
+                client.execute_command(*step["words"])
+                continue
+            positional, options = arguments(step)
+            if "error" in step:
+                with pytest.raises(redis.ResponseError, match=refusal(step)):
+                    getattr(limiter, step["call"])(*positional, **options)
+            else:
+                check(step, getattr(limiter, step["call"])(*positional, **options))
+
+
+@named(CASES["http"])
+def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
+    for step in case["before"]:
+        assert raw.execute_command(*step["words"]) == step["reply"]
+    policies = [
+        Policy(fields["name"], fields["limit"], window(fields["window"]), fields.get("unit"))
+        for fields in case["policies"]
+    ]
+    positional, options = arguments({**case, "call": "all"})
+    decision = RateLimiter(raw).all(*positional, **options)
+    check(case, decision)
+    told = answer(policies, decision)
+    assert told.status == case["status"]
+    assert {name: told.fields.get(name) for name in case["fields"]} == case["fields"]
+    if "body" in case:
+        assert json.loads(told.body) == case["body"]
+        assert told.fields["Content-Type"] == "application/problem+json"
+    else:
+        assert told.body == b""
+
+
+def window(text: str) -> timedelta:
+    return timedelta(seconds=int(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[text[-1]])

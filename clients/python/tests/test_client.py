@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import valkey
+from redis.exceptions import RedisClusterException
+
+from redis_rl import AsyncRateLimiter, RateLimiter, Row
+
+from .servers import Server
+
+T = 1_700_000_040_000
+
+
+def test_raw_calls_on_the_same_client_stay_as_they_were(raw: redis.Redis) -> None:
+    assert RateLimiter(raw).log("k", (5, "10s"), at=T).remaining == 4
+    assert raw.execute_command("RL.LOG", "k", 5, "10s", "AT", T) == [0, 5, 3, -1, 10_000]
+
+
+@pytest.mark.parametrize("window", ["10s", 10, timedelta(seconds=10)])
+def test_a_window_is_a_text_or_seconds_or_a_timedelta(raw: redis.Redis, window: Any) -> None:
+    assert RateLimiter(raw).fixed("k", (5, window), at=T).reset_after == timedelta(seconds=10)
+
+
+def test_a_window_in_parts_of_milliseconds_is_refused(raw: redis.Redis) -> None:
+    with pytest.raises(ValueError, match="whole milliseconds"):
+        RateLimiter(raw).fixed("k", (5, timedelta(microseconds=1500)))
+
+
+def test_keys_are_bytes_too(raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw)
+    limiter.log(b"\xff\x00", (5, "10s"), at=T)
+    assert limiter.peek(b"\xff\x00", (5, "10s"), at=T).remaining == 4
+
+
+def test_a_wait_says_whether_it_helps(raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw)
+    allowed = limiter.log("k", (2, "10s"), cost=2, at=T)
+    limited = limiter.log("k", (2, "10s"), at=T + 1)
+    never = limiter.log("k", (2, "10s"), cost=3, at=T + 1)
+    assert (allowed.limited, allowed.retry_after) == (False, None)
+    assert (limited.limited, limited.retry_after) == (True, timedelta(milliseconds=9_999))
+    assert (never.limited, never.retry_after) == (True, None)
+
+
+def test_the_clock_of_the_server_decides_without_at(raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw)
+    assert limiter.log("k", (1, "1h")).retry_after is None
+    wait = limiter.log("k", (1, "1h")).retry_after
+    assert wait is not None
+    assert timedelta(minutes=59) < wait <= timedelta(hours=1)
+
+
+def test_a_reservation_is_settled_as_of_its_time(raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw)
+    reserved = limiter.all([Row("{a}user", "fixed", 1000, "1m", 300), Row("{a}team", "log", 5000, "1h", 300)], at=T)
+    limiter.fixed("{a}user", (1000, "1m"), cost=50, at=T + 60_000)
+    settled = limiter.all(
+        [("{a}user", "fixed", 1000, "1m", -200), ("{a}team", "log", 5000, "1h", -200)], at=reserved.at
+    )
+    assert not settled.limited
+    assert limiter.peek("{a}user", (1000, "1m"), at=T + 60_000).remaining == 950, "that window has passed"
+    assert limiter.peek("{a}team", (5000, "1h"), at=T + 60_000).remaining == 4900
+
+
+def test_a_client_of_the_other_kind_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="AsyncRateLimiter"):
+        RateLimiter(redis.asyncio.Redis())
+    with pytest.raises(TypeError, match="RateLimiter"):
+        AsyncRateLimiter(redis.Redis())
+
+
+def test_a_server_that_is_not_there_raises_as_ever() -> None:
+    with redis.Redis(port=1) as client, pytest.raises(redis.ConnectionError):
+        RateLimiter(client).log("k", (5, "10s"))
+
+
+def test_valkey_py_does_as_well(server: Server) -> None:
+    with valkey.Valkey(port=server.port) as client:
+        assert RateLimiter(client).log("k", (5, "10s")).remaining == 4
+
+
+def test_every_key_finds_its_node(cluster: list[Server]) -> None:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        limiter = RateLimiter(client)
+        for user in range(100):
+            assert limiter.log(f"user:{user}", (5, "1h")).remaining == 4
+            rows = [(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)]
+            decision = limiter.all(rows)
+            assert [row.remaining for row in decision.rows] == [3, 6]
+            info = limiter.info(f"{{{user}}}b")
+            assert info is not None
+            assert info.windows[0].used == 3
+    assert redirections(cluster) == 0
+
+
+def test_every_key_finds_its_node_async(cluster: list[Server]) -> None:
+    async def run() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+            limiter = AsyncRateLimiter(client)
+            for user in range(100):
+                assert (await limiter.sliding(f"user:{user}", (5, "1h"))).remaining == 4
+                decision = await limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "log", 9, "1h", 3)])
+                assert [row.remaining for row in decision.rows] == [3, 6]
+
+    asyncio.run(run())
+    assert redirections(cluster) == 0
+
+
+def test_keys_of_different_slots_are_refused(cluster: list[Server]) -> None:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client, pytest.raises(RedisClusterException):
+        RateLimiter(client).all([("a", "log", 5, "1h", 1), ("b", "log", 5, "1h", 1)])
+
+
+def redirections(cluster: list[Server]) -> int:
+    """How many commands were sent to a node that does not have their key."""
+    moved = 0
+    for node in cluster:
+        with node.client() as client:
+            moved += client.info("errorstats").get("errorstat_MOVED", {"count": 0})["count"]
+            client.config_resetstat()
+    return moved
