@@ -71,14 +71,18 @@ test-examples: setup-server build target/examples/python target/examples/node ##
 RUST_EXAMPLE := --manifest-path examples/rust/Cargo.toml --target-dir target/examples/rust
 
 # Where packages cannot be had the folder stays away, and the tests skip that example.
-target/examples/python: examples/python/requirements.txt
+target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
 	@rm -rf $@
-	@tools/install-missing python && python3 -m pip install --quiet --target $@ --requirement $< && touch $@ || rm -rf $@
+	@tools/install-missing python && cd examples/python && \
+		python3 -m pip install --quiet --target $(CURDIR)/$@ --requirement requirements.txt && \
+		touch $(CURDIR)/$@ || rm -rf $(CURDIR)/$@
 
-target/examples/node: examples/node/package.json examples/node/package-lock.json
-	@rm -rf $@ && mkdir -p $@
-	@cp $^ $@ && ln -s ../../../examples/node/app.js $@
-	@tools/install-missing node && npm ci --silent --prefix $@ && touch $@ || rm -rf $@
+# The package names the client by its place beside the example.
+target/examples/node: examples/node/package.json examples/node/package-lock.json $(shell find clients/node/src -type f)
+	@rm -rf $@ && mkdir -p $@ target/clients && ln -sfn ../../clients/node target/clients/node
+	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
+	@tools/install-missing node && npm ci --silent --prefix clients/node && npm run --silent build --prefix clients/node && \
+		npm ci --silent --prefix $@ && touch $@ || rm -rf $@
 
 bench: setup-server build ## Measure what a request costs, in one table; BENCH_QUICK=1 for a first look
 	@tools/install-missing bench

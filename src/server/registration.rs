@@ -202,7 +202,7 @@ impl Loading {
         }
         // SAFETY: the command was created just now.
         let command = unsafe { api!(RedisModule_GetCommand(self.ctx, name)) };
-        self.categorize(command, about.access, category);
+        self.categorize(command, about, category);
         if describe(command, about) != OK {
             return Err(self.failed("cannot describe a command"));
         }
@@ -211,17 +211,20 @@ impl Loading {
 
     /// Puts a command into the server's categories of its kind, and into the module's own: where
     /// the server lets modules do so (Redis 7.2; of their own 7.4 and Valkey 8).
-    fn categorize(&self, command: *mut raw::RedisModuleCommand, access: Access, own: &CStr) {
+    fn categorize(&self, command: *mut raw::RedisModuleCommand, about: &Description, own: &CStr) {
         // SAFETY: these statics are written once, by `Loading::begin`, and this is a `Loading`.
         let (set, add) =
             unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) };
         let Some(set) = set else { return };
-        let mut categories = match access {
-            Access::Read => b"read fast".to_vec(),
-            Access::Update => b"write fast".to_vec(),
-            Access::Restore => b"write slow dangerous".to_vec(),
-        };
-        if add.is_some() {
+        let is_fast = about.flags.to_bytes().ends_with(b"fast");
+        let mut categories = if is_fast { b"fast ".to_vec() } else { b"slow ".to_vec() };
+        categories.extend_from_slice(match about.access {
+            Access::Read => b"read",
+            Access::Update => b"write",
+            Access::Restore => b"write dangerous",
+        });
+        // Who may use the module's commands may not load whatever bytes.
+        if add.is_some() && about.access != Access::Restore {
             categories.push(b' ');
             categories.extend(own.to_bytes());
         }

@@ -2,14 +2,15 @@
 //!
 //! A session is a run of lines in a code block, fenced or indented. Lines that begin with the
 //! prompt `127.0.0.1:6379> ` are commands; the lines after each are its reply. A line `$ redis-cli ...`
-//! before the first command gives the session these options. The sessions of a page run in order,
-//! each in its own redis-cli, on one server that starts empty.
+//! before the first command gives the session these options. What follows two spaces and `# ` is a
+//! label for the reader. The sessions of a page run in order, each in its own redis-cli, on one server
+//! that starts empty.
 //!
 //! Replies are compared letter by letter. Only where the server's clock decides, in a command without
 //! AT, may a time differ from the page, as long as both fit the window. The text after `(error) NOPERM`
 //! differs from server to server.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -55,7 +56,7 @@ fn a_page_that_shows_a_different_reply_is_detected() {
     let right = "\
         ```\n\
         127.0.0.1:6379> RL.FIXED k 5 1d\n\
-        1) (integer) 0\n2) (integer) 5\n3) (integer) 4\n4) (integer) -1\n5) (integer) 86400000\n\
+        1) (integer) 0  # allowed\n2) (integer) 5\n3) (integer) 4\n4) (integer) -1\n5) (integer) 86400000\n\
         127.0.0.1:6379> RL.LOG l 5 10s AT 20000\n\
         1) (integer) 0\n2) (integer) 5\n3) (integer) 4\n4) (integer) -1\n5) (integer) 10000\n\
         127.0.0.1:6379> DEL k\n\
@@ -63,6 +64,7 @@ fn a_page_that_shows_a_different_reply_is_detected() {
         ```\n";
     assert_eq!(difference(right), None);
     for (shown, instead) in [
+        ("1) (integer) 0", "1) (integer) 1"),
         ("3) (integer) 4", "3) (integer) 3"),
         ("-1", "1"),
         ("86400000", "86400001"),
@@ -80,7 +82,7 @@ fn a_page_that_shows_a_different_reply_is_detected() {
 #[test]
 fn each_command_has_a_page_that_agrees_with_command_docs() {
     let server = Server::start();
-    for name in ["rl.fixed", "rl.sliding", "rl.log", "rl.peek", "rl.info"] {
+    for name in ["rl.fixed", "rl.sliding", "rl.log", "rl.all", "rl.peek", "rl.info"] {
         let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/commands/{name}.md")));
         let docs: Vec<redis::Value> =
             redis::from_redis_value(server.value(&format!("COMMAND DOCS {name}"))).expect("an entry");
@@ -116,15 +118,42 @@ fn each_promise_names_tests_that_exist() {
 }
 
 #[test]
-fn links_in_the_docs_point_to_files() {
+fn each_note_of_the_promises_is_defined_and_used() {
+    let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/promises.md"));
+    let (mut used, mut defined) = (BTreeSet::new(), BTreeSet::new());
+    for note in page.split("[^").skip(1) {
+        let (name, rest) = note.split_once(']').expect("an end of the name");
+        if rest.starts_with(": `") { &mut defined } else { &mut used }.insert(name);
+    }
+    assert_eq!(used, defined);
+}
+
+#[test]
+fn links_in_the_docs_point_to_files_and_headings() {
     for path in pages() {
         let page = read(&path);
-        let targets = page.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
-            let file = path.parent().expect("a folder").join(target);
+        let targets = page.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { path.clone() } else { path.with_file_name(file) };
             assert!(file.exists(), "{} links to {target}", path.display());
+            assert!(
+                heading.is_empty() || anchors(&read(&file)).any(|anchor| anchor == heading),
+                "{} links to {target}: no such heading",
+                path.display()
+            );
         }
     }
+}
+
+/// The names by which links reach the headings of a page.
+fn anchors(page: &str) -> impl Iterator<Item = String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let headings = headings.filter_map(|line| line.trim_start_matches('#').strip_prefix(' '));
+    headings.map(|heading| {
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+        kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+    })
 }
 
 #[test]
@@ -148,10 +177,10 @@ fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     }
 }
 
-/// README.md and everything in docs.
+/// The README files of the project and of the examples, and everything in docs.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut pages = vec![root.join("README.md")];
+    let mut pages = vec![root.join("README.md"), root.join("examples/README.md")];
     let mut folders = vec![root.join("docs")];
     while let Some(folder) = folders.pop() {
         for entry in folder.read_dir().expect("a folder") {
@@ -194,13 +223,18 @@ fn sessions(page: &str) -> Vec<Session> {
         }
         let Some(session) = sessions.last_mut().filter(|_| in_session) else { continue };
         if let Some(command) = command {
-            let command = command.to_owned();
+            let command = without_label(command).to_owned();
             session.exchanges.push(Exchange { line_number, command, answer: Vec::new() });
         } else if let Some(exchange) = session.exchanges.last_mut() {
-            exchange.answer.push(code.to_owned());
+            exchange.answer.push(without_label(code).to_owned());
         }
     }
     sessions
+}
+
+/// A line of a session without what is said about it.
+fn without_label(line: &str) -> &str {
+    line.split_once("  # ").map_or(line, |(shown, _)| shown.trim_end())
 }
 
 /// The first difference between a page and what a server replies, if every attempt finds one.
@@ -263,7 +297,7 @@ impl Exchange {
 
     /// The longest time that this line can show, if it shows one by the server's clock.
     fn longest_ms(&self, index: usize) -> Option<u64> {
-        let words: Vec<&str> = self.command.split(' ').collect();
+        let words: Vec<&str> = self.command.split_whitespace().collect();
         if words[0] == "RL.INFO" {
             // `reset_after_ms` comes before its time, and `window_ms` of the same window above it.
             let (above, line) = (&self.answer[..index], &self.answer[index]);
