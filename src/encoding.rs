@@ -59,9 +59,9 @@ impl fmt::Display for Invalid {
 /// The one encoding of this content.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION];
-    match limiter {
-        Limiter::Counters(counters) => encode_counters(&mut out, counters),
-        Limiter::Log(log) => encode_log(&mut out, log),
+    match limiter.counters() {
+        Some(counters) => encode_counters(&mut out, counters),
+        None => encode_log(&mut out, limiter),
     }
     out
 }
@@ -77,7 +77,7 @@ pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     match *tag {
         FIXED => decode_counters(&mut input, Method::Fixed).map(Limiter::Counters),
         SLIDING => decode_counters(&mut input, Method::Sliding).map(Limiter::Counters),
-        LOG => decode_log(&mut input).map(|log| Limiter::Log(Box::new(log))),
+        LOG => decode_log(&mut input).map(Limiter::from),
         _ => Err(Invalid::Algorithm),
     }
 }
@@ -125,9 +125,9 @@ fn decode_counters(input: &mut Input, method: Method) -> Result<Counters, Invali
     Counters::restore(method, counters).ok_or(Invalid::OutOfRange)
 }
 
-fn encode_log(out: &mut Vec<u8>, log: &Log) {
+fn encode_log(out: &mut Vec<u8>, log: &Limiter) {
     out.push(LOG);
-    let mut entries = log.iter();
+    let mut entries = log.log_entries();
     let (Some(retention), Some(first)) = (log.retention(), entries.next()) else {
         return;
     };

@@ -63,12 +63,13 @@ struct Held {
 impl Held {
     fn by(limiter: &Limiter) -> Held {
         let mut counted = Vec::new();
-        match limiter {
-            Limiter::Log(log) => {
-                let window = log.retention().expect("it is not empty");
-                counted.extend(log.iter().map(|entry| (window, entry.units as i64, entry.at.get())));
+        match limiter.counters() {
+            None => {
+                let window = limiter.retention().expect("it is not empty");
+                let entries = limiter.log_entries();
+                counted.extend(entries.map(|entry| (window, entry.units as i64, entry.at.get())));
             }
-            Limiter::Counters(counters) => {
+            Some(counters) => {
                 let mut counters: Vec<_> = counters.iter().collect();
                 // Later ones first: a counter must not look over to the call that makes the next.
                 counters.sort_by_key(|counter| std::cmp::Reverse(counter.start()));

@@ -51,11 +51,16 @@ impl Command for All {
 
         let (mut at, mut retry_after, mut changed) = (time.now(), Wait::Ms(0), false);
         let each = keys.into_iter().zip(fresh).zip(&all.keys).zip(&decided).enumerate();
-        for (i, (((key, fresh), request), decided)) in each {
+        for (i, (((mut key, fresh), request), decided)) in each {
             let (name, outcome) = (key.name(), decided.outcome);
             let tiers = tiers_of(args, &all.places, i);
             let done =
                 Done { algorithm: request.algorithm, tiers: &tiers, cost: request.cost, time, outcome };
+            if outcome.changed()
+                && let Some(limiter) = key.limiter_mut()
+            {
+                limiter.shorten();
+            }
             let longest_wait_ms = commit::conclude(call, key, fresh, &done, false)?;
             for (verdict, _) in verdicts.iter_mut().zip(&all.places).filter(|(_, place)| place.key == i) {
                 *verdict = verdict.within(longest_wait_ms);

@@ -3,10 +3,12 @@
 //! [`Decision`] is what a command sees. Below it stands what an algorithm has to answer: [`State`]
 //! to be read, [`StateMut`] to be changed.
 
+use super::Limiter;
 use super::counters::{Counters, Read};
 use super::lifetime::{TimeSource, Touch};
 use super::log::Log;
 use super::quota::{Cost, Quota, Quotas, Time, UnixMs};
+use super::short::Short;
 
 /// How long until a request fits. `Never` is the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,6 +148,7 @@ pub struct Decision<'a, Q: Quotas>(pub(super) Decide<'a, Q>);
 
 pub(super) enum Decide<'a, Q: Quotas> {
     Counters(Decided<Read<&'a mut Counters>, Q>),
+    Short(Decided<Short<&'a mut Limiter>, Q>),
     Log(Decided<&'a mut Log, Q>),
 }
 
@@ -154,6 +157,7 @@ macro_rules! for_each_algorithm {
     ($decision:expr, $decided:ident => $then:expr) => {
         match $decision {
             Decide::Counters($decided) => $then,
+            Decide::Short($decided) => $then,
             Decide::Log($decided) => $then,
         }
     };

@@ -1,4 +1,5 @@
-//! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
+//! RL.LOG: every unit carries the time it was taken at, and is free again one window later. Here is the
+//! form for many units; see `short` for that of a few.
 
 use std::ops::{Deref, DerefMut};
 
@@ -22,7 +23,7 @@ pub struct Log {
     /// How long units are kept: the longest window that counted anything so far.
     retention: Option<WindowMs>,
     older: Run,
-    newest: Entry,
+    pub(super) newest: Entry,
     source: TimeSource,
     starts: Starts,
 }
@@ -38,12 +39,12 @@ pub struct Entry {
 
 /// What of a log counts in one window at one time.
 pub(super) struct InWindow {
-    window: WindowMs,
-    now: UnixMs,
+    pub window: WindowMs,
+    pub now: UnixMs,
     /// Where the window begins in the older entries.
-    from: Place,
+    pub from: Place,
     /// Units from there to the newest.
-    used: u64,
+    pub used: u64,
 }
 
 impl<L: Deref<Target = Log>> State for L {
@@ -59,19 +60,9 @@ impl<L: Deref<Target = Log>> State for L {
         usage.used
     }
 
-    /// Finds the newest entry that must expire before only `room` units are left.
     #[inline(always)]
     fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
-        let Log { older, newest, .. } = &**self;
-        let last_to_expire = if room < newest.units {
-            newest.at
-        } else {
-            let end = older.end();
-            let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
-            let (_, after) = older.around_refused(usage.from, leaves_too_many);
-            after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
-        };
-        (last_to_expire + usage.window).since(usage.now)
+        (self.last_to_expire(usage, room) + usage.window).since(usage.now)
     }
 
     /// Whatever windows are named, the log keeps its units for the longest.
@@ -173,6 +164,23 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
 }
 
 impl Log {
+    /// A log of these entries, oldest first, of which all count.
+    pub(super) fn of(
+        retention: Option<WindowMs>,
+        source: TimeSource,
+        entries: impl Iterator<Item = Entry>,
+    ) -> Log {
+        let mut log = Log { retention, source, ..Log::default() };
+        entries.for_each(|entry| log.push(entry));
+        log
+    }
+
+    /// Bytes of the older entries; some number above `most` if they are more.
+    #[inline(always)]
+    pub(super) fn bytes_of_up_to(&self, most: usize) -> usize {
+        self.older.bytes_of_up_to(most)
+    }
+
     /// How long units are kept; `None` while it never held any.
     pub fn retention(&self) -> Option<WindowMs> {
         self.retention
@@ -193,10 +201,7 @@ impl Log {
     /// Until the last unit has left the longest window, rounded up to an eighth of that window in
     /// absolute time: so the end moves eight times a window, not at every request.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        match self.end() {
-            Some(end) => Lifetime::of(self.newest.at, end, now, end.since(self.newest.at) + slack_ms),
-            None => Lifetime::NONE,
-        }
+        lifetime(self.newest.at, self.end(), now, slack_ms)
     }
 
     /// Whose time set the end of the key.
@@ -263,6 +268,19 @@ impl Log {
         InWindow { window, now, from, used }
     }
 
+    /// The newest entry that must expire before only `room` units are left.
+    #[inline(always)]
+    pub(super) fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
+        let Log { older, newest, .. } = self;
+        if room < newest.units {
+            return newest.at;
+        }
+        let end = older.end();
+        let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
+        let (_, after) = older.around_refused(usage.from, leaves_too_many);
+        after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
+    }
+
     /// Where a window that ends at `now` begins, at `from` or later.
     fn start_of(&self, from: Place, window: WindowMs, now: UnixMs) -> Place {
         self.older.seek(from, |mark| mark.at_ms + window.get() <= now.get())
@@ -270,7 +288,7 @@ impl Log {
 
     /// Units held.
     #[inline(always)]
-    fn units(&self) -> u64 {
+    pub(super) fn units(&self) -> u64 {
         self.older.units() + self.newest.units
     }
 
@@ -283,8 +301,7 @@ impl Log {
     /// When nothing counts any more, rounded up, see [`Log::lifetime`]; `None` if nothing counts.
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
-        let retention = self.retention.filter(|_| !self.holds_nothing())?;
-        Some((self.newest.at + retention).rounded_up_to((retention.get() / 8).max(1)))
+        end(self.newest.at, self.retention.filter(|_| !self.holds_nothing()))
     }
 
     /// Appends units no older than the newest.
@@ -359,8 +376,23 @@ impl Log {
     }
 }
 
+/// When nothing counts any more, see [`Log::lifetime`].
+#[inline(always)]
+pub(super) fn end(newest: UnixMs, retention: Option<WindowMs>) -> Option<UnixMs> {
+    let retention = retention?;
+    Some((newest + retention).rounded_up_to((retention.get() / 8).max(1)))
+}
+
+/// The lifetime of a log that ends so.
+pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_ms: u64) -> Lifetime {
+    match end {
+        Some(end) => Lifetime::of(newest, end, now, end.since(newest) + slack_ms),
+        None => Lifetime::NONE,
+    }
+}
+
 /// The tier with the longest window of `tiers`, which are at least one.
 #[inline(always)]
-fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
+pub(super) fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
     tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request names at least one window")
 }

@@ -6,7 +6,7 @@
 //! - [`lifetime`]: when a key must expire.
 //! - [`counter`]: one counter; [`fixed`] and [`sliding`]: its two readings; `packed`: 15 bytes of it.
 //! - [`varint`], `run`, `starts`: a log's bytes, and where its shorter windows begin.
-//! - [`counters`] and [`log`]: all that is remembered of one key.
+//! - [`counters`], and [`log`] with `short`, its form for a few units: all that is remembered of one key.
 //! - [`decision`]: decide, then commit.
 
 pub mod counter;
@@ -18,6 +18,7 @@ pub mod log;
 mod packed;
 pub mod quota;
 mod run;
+mod short;
 pub mod sliding;
 mod starts;
 pub mod varint;
@@ -32,7 +33,8 @@ pub use quota::{
 
 use counters::{Counters, Method};
 use decision::{Decide, Decided, State};
-use log::Log;
+use log::{Entry, Log};
+use short::Short;
 
 /// How a window is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,8 +105,37 @@ pub trait Mover {
 pub enum Limiter {
     /// RL.FIXED or RL.SLIDING.
     Counters(Counters),
-    /// RL.LOG.
+    /// RL.LOG with many units.
     Log(Box<Log>),
+    /// RL.LOG with a few, in a box of one of the sizes of `short`. The size stands here, since a pointer to
+    /// any number of bytes would make this larger.
+    Short32(Box<[u8; 32]>),
+    /// The same.
+    Short48(Box<[u8; 48]>),
+    /// The same.
+    Short64(Box<[u8; 64]>),
+    /// The same.
+    Short128(Box<[u8; 128]>),
+    /// The same.
+    Short256(Box<[u8; 256]>),
+}
+
+/// A short log of any size.
+macro_rules! any_short {
+    ($bytes:pat) => {
+        Limiter::Short32($bytes)
+            | Limiter::Short48($bytes)
+            | Limiter::Short64($bytes)
+            | Limiter::Short128($bytes)
+            | Limiter::Short256($bytes)
+    };
+}
+
+/// A limiter to be read, whatever the size of a short log.
+enum Form<'a> {
+    Counters(&'a Counters),
+    Short(Short<&'a Limiter>),
+    Log(&'a Log),
 }
 
 const _: () = assert!(size_of::<Limiter>() == 16);
@@ -116,7 +147,41 @@ impl Limiter {
         match algorithm {
             Algorithm::Fixed => Limiter::Counters(Counters::new(Method::Fixed)),
             Algorithm::Sliding => Limiter::Counters(Counters::new(Method::Sliding)),
-            Algorithm::Log => Limiter::Log(Box::default()),
+            Algorithm::Log => short::empty(),
+        }
+    }
+
+    #[inline(always)]
+    fn form(&self) -> Form<'_> {
+        match self {
+            Limiter::Counters(counters) => Form::Counters(counters),
+            Limiter::Log(log) => Form::Log(log),
+            any_short!(_) => Form::Short(Short::of(self)),
+        }
+    }
+
+    /// The box of a short log; empty if it is none.
+    #[inline(always)]
+    fn short_bytes(&self) -> &[u8] {
+        match self {
+            Limiter::Counters(_) | Limiter::Log(_) => &[],
+            Limiter::Short32(bytes) => &bytes[..],
+            Limiter::Short48(bytes) => &bytes[..],
+            Limiter::Short64(bytes) => &bytes[..],
+            Limiter::Short128(bytes) => &bytes[..],
+            Limiter::Short256(bytes) => &bytes[..],
+        }
+    }
+
+    #[inline(always)]
+    fn short_bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Limiter::Counters(_) | Limiter::Log(_) => &mut [],
+            Limiter::Short32(bytes) => &mut bytes[..],
+            Limiter::Short48(bytes) => &mut bytes[..],
+            Limiter::Short64(bytes) => &mut bytes[..],
+            Limiter::Short128(bytes) => &mut bytes[..],
+            Limiter::Short256(bytes) => &mut bytes[..],
         }
     }
 
@@ -125,7 +190,7 @@ impl Limiter {
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Limiter::Counters(counters) => counters.method().into(),
-            Limiter::Log(_) => Algorithm::Log,
+            Limiter::Log(_) | any_short!(_) => Algorithm::Log,
         }
     }
 
@@ -139,19 +204,19 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
-        match self {
+        let decide = match self {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
                 let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Ok(Decision(Decide::Counters(Decided::decide(counters, quotas, cost, time)?)))
+                Decide::Counters(Decided::decide(counters, quotas, cost, time)?)
             }
-            Limiter::Log(log) => match algorithm {
-                Algorithm::Log => {
-                    Ok(Decision(Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?)))
-                }
-                Algorithm::Fixed | Algorithm::Sliding => Err(TakeError::OtherAlgorithm(Algorithm::Log)),
-            },
-        }
+            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
+                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
+            }
+            Limiter::Log(log) => Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
+            any_short!(_) => Decide::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
+        };
+        Ok(Decision(decide))
     }
 
     /// Decides on a request, and counts it or gives back, in all tiers or in none. `force` counts
@@ -165,9 +230,25 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TakeError> {
-        match self.decide(algorithm, quotas, cost, time)?.0 {
-            Decide::Counters(decided) => Ok(decided.taken(force)),
-            Decide::Log(decided) => Ok(decided.taken(force)),
+        let taken = match self.decide(algorithm, quotas, cost, time)?.0 {
+            Decide::Counters(decided) => decided.taken(force),
+            Decide::Short(decided) => decided.taken(force),
+            Decide::Log(decided) => decided.taken(force),
+        };
+        if taken.1.changed() {
+            self.shorten();
+        }
+        Ok(taken)
+    }
+
+    /// Makes a short log of one that has shrunk. [`Limiter::take`] does so itself; after the commit of a
+    /// decision it is due.
+    #[inline(always)]
+    pub fn shorten(&mut self) {
+        if let Limiter::Log(log) = self
+            && let Some(short) = short::shortened(log, true)
+        {
+            *self = short;
         }
     }
 
@@ -179,13 +260,12 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
-        match self {
-            Limiter::Counters(counters) => {
+        match self.form() {
+            Form::Counters(counters) => {
                 Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
             }
-            Limiter::Log(log) => {
-                Decided::decide(log.as_ref(), quotas, cost, time).map(|decided| decided.peeked())
-            }
+            Form::Short(short) => Decided::decide(short, quotas, cost, time).map(|decided| decided.peeked()),
+            Form::Log(log) => Decided::decide(log, quotas, cost, time).map(|decided| decided.peeked()),
         }
     }
 
@@ -194,9 +274,10 @@ impl Limiter {
         fn used(state: impl State, window: WindowMs, now: UnixMs) -> u64 {
             state.used(&state.usage(any_quota(window), now))
         }
-        match self {
-            Limiter::Counters(counters) => used(counters.to_read(), window, now),
-            Limiter::Log(log) => used(log.as_ref(), window, now),
+        match self.form() {
+            Form::Counters(counters) => used(counters.to_read(), window, now),
+            Form::Short(short) => used(short, window, now),
+            Form::Log(log) => used(log, window, now),
         }
     }
 
@@ -207,18 +288,20 @@ impl Limiter {
             let usage = state.usage(quota, now);
             if state.used(&usage) == 0 { 0 } else { state.wait_until(&usage, 0) }
         }
-        match self {
-            Limiter::Counters(counters) => reset_after(counters.to_read(), window, now),
-            Limiter::Log(log) => reset_after(log.as_ref(), window, now),
+        match self.form() {
+            Form::Counters(counters) => reset_after(counters.to_read(), window, now),
+            Form::Short(short) => reset_after(short, window, now),
+            Form::Log(log) => reset_after(log, window, now),
         }
     }
 
     /// Whether nothing is counted in it any more.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        match self {
-            Limiter::Counters(counters) => counters.is_empty(),
-            Limiter::Log(log) => log.holds_nothing(),
+        match self.form() {
+            Form::Counters(counters) => counters.is_empty(),
+            Form::Short(short) => short.holds_nothing(),
+            Form::Log(log) => log.holds_nothing(),
         }
     }
 
@@ -226,17 +309,19 @@ impl Limiter {
     /// more. `slack_ms`: how much further ahead of `now` than its whole lifetime it may be and still
     /// live to its end.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        match self {
-            Limiter::Counters(counters) => counters.lifetime(now, slack_ms),
-            Limiter::Log(log) => log.lifetime(now, slack_ms),
+        match self.form() {
+            Form::Counters(counters) => counters.lifetime(now, slack_ms),
+            Form::Short(short) => short.lifetime(now, slack_ms),
+            Form::Log(log) => log.lifetime(now, slack_ms),
         }
     }
 
     /// Whose time set the end of its key.
     pub fn source(&self) -> TimeSource {
-        match self {
-            Limiter::Counters(counters) => counters.source(),
-            Limiter::Log(log) => log.source(),
+        match self.form() {
+            Form::Counters(counters) => counters.source(),
+            Form::Short(short) => short.source(),
+            Form::Log(log) => log.source(),
         }
     }
 
@@ -245,41 +330,69 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.set_source(source),
             Limiter::Log(log) => log.set_source(source),
+            any_short!(_) => Short::of(self).set_source(source),
         }
     }
 
     /// Whether `now` is before its own time: a clock stepped back, or it was written with a
     /// later one.
     pub fn is_ahead_of(&self, now: UnixMs) -> bool {
-        match self {
-            Limiter::Counters(counters) => counters.are_ahead_of(now),
-            Limiter::Log(log) => log.as_ref().is_ahead_of(now),
+        match self.form() {
+            Form::Counters(counters) => counters.are_ahead_of(now),
+            Form::Short(short) => short.is_ahead_of(now),
+            Form::Log(log) => log.is_ahead_of(now),
         }
     }
 
     /// The windows that can still count at `now`, shortest first; for a log, the longest window.
     pub fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
-        let windows: Vec<WindowMs> = match self {
-            Limiter::Counters(counters) => counters.live_windows(now).collect(),
-            Limiter::Log(log) => log.retention().into_iter().collect(),
+        let windows: Vec<WindowMs> = match self.form() {
+            Form::Counters(counters) => counters.live_windows(now).collect(),
+            Form::Short(short) => short.retention().into_iter().collect(),
+            Form::Log(log) => log.retention().into_iter().collect(),
         };
         let usage = |window| WindowUsage {
             window,
             used: self.used(window, now),
             reset_after_ms: self.reset_after_ms(window, now),
-            parts: match self {
-                Limiter::Counters(counters) => counters.parts(window, now),
-                Limiter::Log(_) => None,
-            },
+            parts: self.counters().and_then(|counters| counters.parts(window, now)),
         };
         windows.into_iter().map(usage).collect()
     }
 
+    /// The counters of RL.FIXED or RL.SLIDING; `None` if it is a log.
+    pub fn counters(&self) -> Option<&Counters> {
+        match self.form() {
+            Form::Counters(counters) => Some(counters),
+            Form::Short(_) | Form::Log(_) => None,
+        }
+    }
+
+    /// How long a log keeps its units; `None` while it never held any.
+    pub fn retention(&self) -> Option<WindowMs> {
+        match self.form() {
+            Form::Counters(_) => None,
+            Form::Short(short) => short.retention(),
+            Form::Log(log) => log.retention(),
+        }
+    }
+
+    /// Every entry that a log holds, oldest first.
+    pub fn log_entries(&self) -> impl Iterator<Item = Entry> {
+        let (short, large) = match self.form() {
+            Form::Counters(_) => (None, None),
+            Form::Short(short) => (Some(short.into_entries()), None),
+            Form::Log(log) => (None, Some(log.iter())),
+        };
+        short.into_iter().flatten().chain(large.into_iter().flatten())
+    }
+
     /// For a log, the distinct timestamps that count at `now`.
     pub fn entries(&self, now: UnixMs) -> Option<u64> {
-        match self {
-            Limiter::Counters(_) => None,
-            Limiter::Log(log) => Some(log.entries(now)),
+        match self.form() {
+            Form::Counters(_) => None,
+            Form::Short(short) => Some(short.entries(now)),
+            Form::Log(log) => Some(log.entries(now)),
         }
     }
 
@@ -288,6 +401,7 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.heap_bytes(),
             Limiter::Log(log) => log.heap_bytes(),
+            any_short!(_) => self.short_bytes().len(),
         }
     }
 
@@ -296,6 +410,7 @@ impl Limiter {
         match self {
             Limiter::Counters(_) => 1,
             Limiter::Log(log) => 1 + log.allocations(),
+            any_short!(_) => 2,
         }
     }
 
@@ -308,7 +423,19 @@ impl Limiter {
                 log.relocate(mover);
                 Limiter::Log(log)
             }
+            Limiter::Short32(bytes) => Limiter::Short32(mover.move_box(bytes)),
+            Limiter::Short48(bytes) => Limiter::Short48(mover.move_box(bytes)),
+            Limiter::Short64(bytes) => Limiter::Short64(mover.move_box(bytes)),
+            Limiter::Short128(bytes) => Limiter::Short128(mover.move_box(bytes)),
+            Limiter::Short256(bytes) => Limiter::Short256(mover.move_box(bytes)),
         }
+    }
+}
+
+impl From<Log> for Limiter {
+    /// One that holds the same, as short as it can be.
+    fn from(log: Log) -> Limiter {
+        short::shortened(&log, false).unwrap_or_else(|| Limiter::Log(Box::new(log)))
     }
 }
 

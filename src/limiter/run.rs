@@ -64,6 +64,18 @@ pub struct Place {
 }
 
 impl Place {
+    /// The place before the first entry of bytes that are no part of a run; that entry counts from `before_ms`.
+    #[inline(always)]
+    pub fn first(before_ms: u64) -> Place {
+        Place { block: 0, offset: 0, mark: Mark { at_ms: before_ms, units: 0, entries: 0 } }
+    }
+
+    /// Bytes before the place.
+    #[inline(always)]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
     /// What places are told apart by: the totals follow from it.
     #[inline]
     fn key(&self) -> (u64, usize) {
@@ -356,6 +368,17 @@ impl Run {
         }
     }
 
+    /// Bytes of all entries held; some number above `most` if they are more.
+    #[inline(always)]
+    pub fn bytes_of_up_to(&self, most: usize) -> usize {
+        // An entry takes a byte or more: of long runs, no block is looked at.
+        if self.end.entries_since(&self.front.mark) > most as u64 {
+            return most + 1;
+        }
+        let bytes: usize = self.blocks.iter().map(|block| block.bytes.len()).sum();
+        bytes - self.front.offset
+    }
+
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         let bytes: usize = self.blocks.iter().map(|block| block.bytes.capacity()).sum();
@@ -386,20 +409,26 @@ impl Run {
 
 /// The place after the entry that starts at `place` within `bytes`; `None` at their end.
 #[inline(always)]
-fn step(bytes: &[u8], place: &Place) -> Option<Place> {
-    let mut offset = place.offset;
-    let mut units = 1;
-    if *bytes.get(offset)? == UNITS_FOLLOW {
-        let (value, length) = varint::get(&bytes[offset + 1..])?;
-        units = value;
-        offset += 1 + length;
-    }
-    let (since, length) = varint::get(&bytes[offset..])?;
+pub fn step(bytes: &[u8], place: &Place) -> Option<Place> {
+    let ((since, units), length) = entry(bytes.get(place.offset..)?)?;
     Some(Place {
         block: place.block,
-        offset: offset + length,
+        offset: place.offset + length,
         mark: place.mark.and(place.mark.at_ms.wrapping_add(since), units),
     })
+}
+
+/// The entry at the start of `bytes`, as (time since the one before, units), and its length.
+#[inline(always)]
+pub fn entry(bytes: &[u8]) -> Option<((u64, u64), usize)> {
+    let mut length = 0;
+    let mut units = 1;
+    if *bytes.first()? == UNITS_FOLLOW {
+        (units, length) = varint::get(&bytes[1..])?;
+        length += 1;
+    }
+    let (since, more) = varint::get(&bytes[length..])?;
+    Some(((since, units), length + more))
 }
 
 /// Appends an entry.
@@ -409,6 +438,24 @@ fn put(bytes: &mut Vec<u8>, since: u64, units: u64) {
         varint::put(bytes, units);
     }
     varint::put(bytes, since);
+}
+
+/// Bytes that an entry takes.
+#[inline(always)]
+pub fn length(since: u64, units: u64) -> usize {
+    let units = if units == 1 { 0 } else { 1 + varint::length(units) };
+    units + varint::length(since)
+}
+
+/// Writes an entry over the start of `bytes`, which have room for it. Returns its length.
+#[inline(always)]
+pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
+    let mut length = 0;
+    if units != 1 {
+        bytes[0] = UNITS_FOLLOW;
+        length = 1 + varint::write(&mut bytes[1..], units);
+    }
+    length + varint::write(&mut bytes[length..], since)
 }
 
 /// Makes room for `most` more bytes in steps that allocators have a size class for.

@@ -13,18 +13,48 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
+/// Bytes that `value` takes.
+#[inline]
+pub fn length(value: u64) -> usize {
+    match value {
+        ..0x80 => 1,
+        ..0x4000 => 2,
+        _ => (value.ilog2() / 7 + 1) as usize,
+    }
+}
+
+/// Writes `value` over the start of `out`, which has room for it. Returns its length.
+#[inline]
+pub fn write(out: &mut [u8], mut value: u64) -> usize {
+    let mut length = 0;
+    while value >= 0x80 {
+        out[length] = value as u8 | 0x80;
+        value >>= 7;
+        length += 1;
+    }
+    out[length] = value as u8;
+    length + 1
+}
+
 /// The integer at the start of `bytes` and how many bytes it takes.
 ///
 /// `None` when the bytes end too early, hold more than 64 bits, or are longer than [`put`] would
 /// have made them: each value has one encoding.
-#[inline]
+#[inline(always)]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
-    let first = *bytes.first()?;
-    if first < 0x80 {
-        return Some((u64::from(first), 1));
+    match *bytes {
+        [first, ..] if first < 0x80 => Some((u64::from(first), 1)),
+        [first, second, ..] if 0 < second && second < 0x80 => {
+            Some((u64::from(first & 0x7f) | u64::from(second) << 7, 2))
+        }
+        _ => get_long(bytes),
     }
-    let mut value = u64::from(first & 0x7f);
-    let mut length = 1;
+}
+
+#[inline(never)]
+fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0;
+    let mut length = 0;
     while length < MAX_LEN {
         let byte = *bytes.get(length)?;
         let bits = u64::from(byte & 0x7f);
@@ -51,6 +81,9 @@ mod tests {
                 let mut bytes = Vec::new();
                 put(&mut bytes, value);
                 assert!(bytes.len() <= MAX_LEN);
+                let mut written = [0xff; MAX_LEN];
+                assert_eq!((write(&mut written, value), length(value)), (bytes.len(), bytes.len()));
+                assert_eq!(written[..bytes.len()], bytes);
                 assert_eq!(get(&bytes), Some((value, bytes.len())));
                 assert_eq!(get(&bytes[..bytes.len() - 1]), None, "cut short");
                 let last = bytes.len() - 1;

@@ -7,6 +7,7 @@
 //! - `replies`: every reply of a history is the model's, and a log never admits too much.
 //! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
+//! - `forms`: a short log and a large one are told apart by their memory alone.
 //! - `arguments`: the parser takes what is valid in any form, and survives the rest.
 //! - `corpus`: what the fuzzer has found, tried again; `fuzzed` is what it tries, see `fuzz/src/lib.rs`.
 
@@ -14,6 +15,7 @@ mod arguments;
 mod bytes;
 mod calls;
 mod corpus;
+mod forms;
 mod history;
 mod naive;
 mod replies;

@@ -97,6 +97,31 @@ fn long_log_of_all_kinds() -> Shape {
     }
 }
 
+/// A log that grows out of the short form and comes back, again and again: by units that expire, that are
+/// given back, and that are too many for it.
+pub fn at_the_edge() -> Shape {
+    Shape {
+        window: (2_000..20_000u64).boxed(),
+        limit: prop_oneof![4 => 40..400u64, 1 => Just(1 << 34)].boxed(),
+        cost: prop_oneof![
+            300 => Just(1),
+            60 => 2..=3i64,
+            10 => -30..0i64,
+            4 => -300..-100i64,
+            2 => (1 << 31)..(1i64 << 33),
+            2 => Just(-(1i64 << 34)),
+        ]
+        .boxed(),
+        act: prop_oneof![3 => Just(Act::Take), 1 => Just(Act::Force)].boxed(),
+        pace: pace(
+            prop_oneof![200 => Just(0), 1 => 1..=5i64],
+            prop_oneof![300 => 0..=20i64, 100 => 100..=300i64, 10 => -20..0i64, 4 => 2_000..9_000i64],
+        ),
+        calls: 400..1_200,
+        ..long_log()
+    }
+}
+
 /// Whether each call is refused, how many entries it leaves, and at a few of them everything.
 fn agree_on_a_long_log(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(Algorithm::Log);
@@ -115,7 +140,7 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
             "after {:?}",
             call
         );
-        if i % 100 == 99 {
+        if i % 25 == 24 {
             let wanted = model.verdict(&call.quotas, call.cost, call.now, refuses);
             prop_assert_eq!(reply, wanted, "reply to call {}: {:?}", i, call);
             assert_agree(&limiter, &model, &windows, call.now);
@@ -125,6 +150,15 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
     prop_assert_eq!(copy.is_some(), !limiter.is_empty());
     assert_agree(&copy.unwrap_or(limiter), &model, &windows, end);
     Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    #[test]
+    fn a_log_between_its_two_forms_answers_as_the_model_does(history in history(at_the_edge())) {
+        agree_on_a_long_log(&history)?;
+    }
 }
 
 proptest! {

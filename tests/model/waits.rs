@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::limiter::{Limiter, MAX_SAFE_INTEGER, Quota, UnixMs};
+use redis_rl::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs};
 
 use crate::calls::{Call, History, peek};
 use crate::cases;
@@ -95,14 +95,14 @@ fn lives_long_enough(history: &History) -> TestCaseResult {
     // As of its own time: no call was later.
     let now = history.calls.iter().map(|call| call.now).max().unwrap_or(0);
     let lifetime = limiter.lifetime(UnixMs::saturating(now), 0).ms;
-    match &limiter {
-        Limiter::Counters(_) => {
+    match limiter.counters() {
+        Some(_) => {
             let live = |ms| !limiter.windows(UnixMs::saturating(now) + ms).is_empty();
             prop_assert!(!live(lifetime), "expires before the last of its windows");
             prop_assert!(lifetime == 0 || live(lifetime - 1), "stays after the last of its windows");
         }
-        Limiter::Log(log) => {
-            let Some(window) = log.retention() else { return Ok(()) };
+        None => {
+            let Some(window) = limiter.retention() else { return Ok(()) };
             let exact = limiter.reset_after_ms(window, UnixMs::saturating(now));
             prop_assert!(lifetime >= exact, "expires {} ms after, before {}", lifetime, exact);
             prop_assert!(lifetime <= exact + window.get() / 8, "expires {} ms after {}", lifetime, exact);

@@ -1,0 +1,516 @@
+//! A log of a few units: header and entries in one allocation.
+//!
+//! A login or a one-time code takes a unit or ten, and there may be millions of such keys. So a log begins
+//! in a box of 32 bytes, which grows in sizes that allocators have a class for. One that outgrows the
+//! largest, or holds figures too large for the header, becomes a [`Log`] with its blocks, totals and
+//! remembered starts. A `Log` becomes a short one again when it takes half of the largest box: so none
+//! goes to and fro at the edge.
+//!
+//! ```text
+//! 6 bytes   time of the newest entry
+//! 5         milliseconds from the oldest entry to the newest
+//! 4         units held
+//! 5         how long units are kept, in milliseconds; 0 while it never held any
+//! 1         whose time set the end of the key
+//! 1         length of the older entries, in bytes
+//!           the entries, as in a block of a run: the newest is the last
+//! ```
+//!
+//! Numbers have their lowest byte first. What always holds:
+//!
+//! - The units held are those of the entries; a log that holds none has no entries.
+//! - The first entry is stored as a millisecond after the one before it, which is not there.
+//! - All of it fits into the box, and the box is the smallest that does, or less than twice as large.
+
+use std::ops::Deref;
+
+use super::Limiter;
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::lifetime::{Lifetime, TimeSource};
+use super::log::{self, Entry, InWindow, Log};
+use super::quota::{Quota, UnixMs, WindowMs};
+use super::run::{self, Place};
+
+/// The smallest box, and the largest.
+const LEAST_BYTES: usize = 32;
+const MOST_BYTES: usize = 256;
+
+const HEAD_BYTES: usize = 22;
+
+const BITS_32: u64 = (1 << 32) - 1;
+const BITS_40: u64 = (1 << 40) - 1;
+const BITS_48: u64 = (1 << 48) - 1;
+
+/// The header, unpacked.
+#[derive(Clone, Copy)]
+struct Head {
+    newest: UnixMs,
+    oldest: UnixMs,
+    units: u64,
+    retention: Option<WindowMs>,
+    source: Source,
+    /// Of the older entries, in bytes.
+    length: usize,
+}
+
+/// A [`TimeSource`] as it is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Source(u8);
+
+impl From<TimeSource> for Source {
+    fn from(source: TimeSource) -> Source {
+        Source(match source {
+            TimeSource::Loaded => 0,
+            TimeSource::Clock => 1,
+            TimeSource::Given => 2,
+        })
+    }
+}
+
+impl From<Source> for TimeSource {
+    #[inline(always)]
+    fn from(source: Source) -> TimeSource {
+        match source {
+            Source(0) => TimeSource::Loaded,
+            Source(1) => TimeSource::Clock,
+            Source(_) => TimeSource::Given,
+        }
+    }
+}
+
+/// As what the first entry is stored.
+const SINCE_NONE: u64 = 1;
+
+impl Head {
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Head {
+        let head = bytes.first_chunk::<HEAD_BYTES>().expect("every box has room for a header");
+        let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+        let (first, second, third) = (word(0), word(6), word(14));
+        let newest_ms = first & BITS_48;
+        Head {
+            newest: UnixMs::saturating(newest_ms),
+            oldest: UnixMs::saturating(newest_ms.saturating_sub(second & BITS_40)),
+            units: second >> 40 | (third & 0xff) << 24,
+            retention: WindowMs::new(third >> 8 & BITS_40),
+            source: Source((third >> 48) as u8),
+            length: (third >> 56) as usize,
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, bytes: &mut [u8]) {
+        let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every box has room for a header");
+        let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        let source = u64::from(self.source.0);
+        let retention = self.retention.map_or(0, WindowMs::get);
+        put(0, self.newest.get());
+        put(6, self.newest.since(self.oldest) | self.units << 40);
+        put(14, self.units >> 24 | retention << 8 | source << 48 | (self.length as u64) << 56);
+    }
+
+    /// Bytes of all of it, with such a newest entry.
+    #[inline(always)]
+    fn size(&self, (since, units): (u64, u64)) -> usize {
+        HEAD_BYTES + self.length + run::length(since, units)
+    }
+
+    /// Whether a short log can be so, and of this size.
+    #[inline(always)]
+    fn fits(&self, size: usize) -> bool {
+        size <= MOST_BYTES && self.units <= BITS_32 && self.newest.get() <= BITS_48
+    }
+}
+
+/// A short log in its limiter. When something has to be counted that does not fit, the limiter becomes
+/// that of a [`Log`].
+pub struct Short<L> {
+    limiter: L,
+    head: Head,
+}
+
+impl<L: Deref<Target = Limiter>> Short<L> {
+    /// The short log of a limiter, which holds one.
+    #[inline(always)]
+    pub fn of(limiter: L) -> Short<L> {
+        let head = Head::read(limiter.short_bytes());
+        Short { limiter, head }
+    }
+
+    /// See [`Log::retention`].
+    pub fn retention(&self) -> Option<WindowMs> {
+        self.head.retention
+    }
+
+    /// See [`Log::entries`].
+    pub fn entries(&self, now: UnixMs) -> u64 {
+        let Some(retention) = self.head.retention else { return 0 };
+        let usage = self.in_window(retention, now);
+        let places = std::iter::successors(Some(usage.from), |place| run::step(self.older(), place));
+        if usage.used == 0 { 0 } else { places.count() as u64 }
+    }
+
+    /// See [`Log::holds_nothing`].
+    pub fn holds_nothing(&self) -> bool {
+        self.head.units == 0
+    }
+
+    /// See [`Log::lifetime`].
+    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        log::lifetime(self.head.newest, self.end(), now, slack_ms)
+    }
+
+    /// Every entry held, oldest first.
+    pub fn into_entries(self) -> impl Iterator<Item = Entry> {
+        let mut place = self.front();
+        std::iter::from_fn(move || {
+            let next = run::step(self.all(), &place)?;
+            let units = next.mark.units_since(&place.mark);
+            place = next;
+            Some(Entry { at: UnixMs::saturating(next.mark.at_ms), units })
+        })
+    }
+
+    /// The bytes of all entries.
+    #[inline(always)]
+    fn all(&self) -> &[u8] {
+        let end = if self.holds_nothing() { 0 } else { self.head.length + self.newest_entry().1 };
+        self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + end).unwrap_or_default()
+    }
+
+    /// The bytes of the older entries.
+    #[inline(always)]
+    fn older(&self) -> &[u8] {
+        self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + self.head.length).unwrap_or_default()
+    }
+
+    /// The newest entry as (time since the one before, units), and its length.
+    #[inline(always)]
+    fn newest_entry(&self) -> ((u64, u64), usize) {
+        let bytes = self.limiter.short_bytes().get(HEAD_BYTES + self.head.length..);
+        bytes.and_then(run::entry).unwrap_or_default()
+    }
+
+    /// Before the first entry.
+    #[inline(always)]
+    fn front(&self) -> Place {
+        Place::first(self.head.oldest.get().wrapping_sub(SINCE_NONE))
+    }
+
+    /// The newest entry that must expire before only `room` units are left.
+    #[inline(always)]
+    fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
+        let Head { newest, .. } = self.head;
+        if let Limiter::Log(log) = &*self.limiter {
+            // It has outgrown the box just now.
+            return log.last_to_expire(usage, room);
+        }
+        let ((_, units), _) = self.newest_entry();
+        let mut place = usage.from;
+        let older = if room < units { &[] } else { self.older() };
+        loop {
+            let Some(next) = run::step(older, &place) else { return newest };
+            if usage.used - next.mark.units_since(&usage.from.mark) <= room {
+                return UnixMs::saturating(next.mark.at_ms);
+            }
+            place = next;
+        }
+    }
+
+    /// When nothing counts any more, rounded up, see [`Log::lifetime`].
+    #[inline(always)]
+    fn end(&self) -> Option<UnixMs> {
+        log::end(self.head.newest, self.head.retention.filter(|_| !self.holds_nothing()))
+    }
+
+    /// As in a [`Log`]: the units held with a timestamp greater than `now - window`, a time before the
+    /// newest timestamp being read as that timestamp.
+    #[inline(always)]
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
+        let Head { newest, oldest, units, .. } = self.head;
+        let as_of = now.max(newest);
+        let front = self.front();
+        if oldest + window > as_of {
+            return InWindow { window, now, from: front, used: units };
+        }
+        let mut from = front;
+        let older = self.older();
+        while let Some(next) = run::step(older, &from)
+            && next.mark.at_ms + window.get() <= as_of.get()
+        {
+            from = next;
+        }
+        let used = if newest + window > as_of { units - from.mark.units_since(&front.mark) } else { 0 };
+        InWindow { window, now, from, used }
+    }
+}
+
+impl<L: Deref<Target = Limiter>> State for Short<L> {
+    type Usage = InWindow;
+
+    #[inline(always)]
+    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow {
+        self.in_window(quota.window(), now)
+    }
+
+    #[inline(always)]
+    fn used(&self, usage: &InWindow) -> u64 {
+        usage.used
+    }
+
+    /// Finds the newest entry that must expire before only `room` units are left.
+    #[inline(always)]
+    fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
+        let last_to_expire = if room == 0 { self.head.newest } else { self.last_to_expire(usage, room) };
+        (last_to_expire + usage.window).since(usage.now)
+    }
+
+    #[inline(always)]
+    fn make_sure_of_room(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.head.newest > now && !self.holds_nothing()
+    }
+
+    #[inline(always)]
+    fn source(&self) -> TimeSource {
+        self.head.source.into()
+    }
+
+    #[inline(always)]
+    fn keeps_too_little_for(&self, quota: Quota) -> bool {
+        self.head.retention.is_some_and(|retention| retention < quota.window())
+    }
+}
+
+impl StateMut for Short<&mut Limiter> {
+    #[inline(always)]
+    fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+        let end = self.end();
+        let now = now.max(self.head.newest);
+        let longest = log::longest(tiers);
+        let named = longest.quota.window();
+        let retention = self.head.retention.map_or(named, |retention| retention.max(named));
+        let (from, used) = if retention == named {
+            (longest.usage.from, longest.usage.used)
+        } else {
+            let InWindow { from, used, .. } = self.in_window(retention, now);
+            (from, used)
+        };
+        let moved = from.offset() > 0;
+        if moved && used > 0 {
+            self.drop_before(from, used);
+        }
+        let old = self.head;
+        let mut new = Head { newest: now, units: used + units, retention: Some(retention), ..old };
+        let bytes = self.limiter.short_bytes_mut();
+        let newest = if used == 0 {
+            new = Head { oldest: now, retention: Some(named), length: 0, ..new };
+            (SINCE_NONE, units)
+        } else {
+            let newest = bytes.get(HEAD_BYTES + old.length..).and_then(run::entry);
+            let ((since, already), length) = newest.unwrap_or_default();
+            if old.newest == now {
+                (since, already + units)
+            } else {
+                new.length += length;
+                (now.since(old.newest), units)
+            }
+        };
+        let size = new.size(newest);
+        if !new.fits(size) {
+            return self.add_as_log(tiers, units, now);
+        }
+        let bytes = if size > bytes.len() || is_wasteful(size, bytes.len()) {
+            self.resize(HEAD_BYTES + new.length, size);
+            self.limiter.short_bytes_mut()
+        } else {
+            bytes
+        };
+        new.write(bytes);
+        run::write(&mut bytes[HEAD_BYTES + new.length..], newest.0, newest.1);
+        self.head = new;
+        for Tier { quota, usage, .. } in tiers {
+            if new.retention == Some(quota.window()) {
+                // All that is still held.
+                usage.from = self.front();
+                usage.used = new.units;
+            } else if moved || used == 0 {
+                *usage = self.in_window(quota.window(), usage.now);
+            } else {
+                usage.used += units;
+            }
+        }
+        Change { units, end_moved: self.end() != end }
+    }
+
+    fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, as_of: UnixMs) -> Change {
+        let end = self.end();
+        let named = log::longest(tiers).quota.window();
+        let retention = self.head.retention.map_or(named, |retention| retention.max(named));
+        let newest = self.head.newest;
+        let counts = |entry: &Entry| entry.at <= as_of && entry.at + retention > as_of.max(newest);
+        let mut left = units;
+        let mut entries: Vec<Entry> = Short::of(&*self.limiter).into_entries().collect();
+        for entry in entries.iter_mut().rev().filter(|entry| counts(entry)) {
+            let refunded = left.min(entry.units);
+            entry.units -= refunded;
+            left -= refunded;
+        }
+        if left < units {
+            self.rewrite(entries.into_iter().filter(|entry| entry.units > 0));
+        }
+        for Tier { quota, usage, .. } in tiers {
+            *usage = self.in_window(quota.window(), usage.now);
+        }
+        Change { units: units - left, end_moved: self.end() != end }
+    }
+
+    fn newest(&self) -> UnixMs {
+        self.head.newest
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.holds_nothing()
+    }
+}
+
+impl Short<&mut Limiter> {
+    /// Notes whose time set the end of the key.
+    pub fn set_source(&mut self, source: TimeSource) {
+        self.head.source = source.into();
+        self.head.write(self.limiter.short_bytes_mut());
+    }
+
+    /// Drops all before a place, after which there are `units`, more than none.
+    #[inline(never)]
+    fn drop_before(&mut self, from: Place, units: u64) {
+        let end = self.head.length + self.newest_entry().1;
+        let bytes = &mut self.limiter.short_bytes_mut()[HEAD_BYTES..HEAD_BYTES + end];
+        let Some(((since, first), length)) = run::entry(&bytes[from.offset()..]) else { return };
+        let rest = from.offset() + length;
+        let shorter = run::write(bytes, SINCE_NONE, first);
+        bytes.copy_within(rest.., shorter);
+        let gone = rest - shorter;
+        self.head.length = self.head.length.saturating_sub(gone);
+        self.head.oldest = UnixMs::saturating(from.mark.at_ms.wrapping_add(since));
+        self.head.units = units;
+    }
+
+    /// Keeps so many bytes, in the smallest box with room for `size`.
+    #[cold]
+    #[inline(never)]
+    fn resize(&mut self, kept: usize, size: usize) {
+        *self.limiter = boxed(&self.limiter.short_bytes()[..kept], size);
+    }
+
+    /// Holds other entries from now on, of no more bytes.
+    fn rewrite(&mut self, entries: impl Iterator<Item = Entry>) {
+        let Head { newest, retention, source, .. } = self.head;
+        if let Some((head, bytes, size)) = written(newest, retention, source, entries) {
+            let room = self.limiter.short_bytes().len();
+            *self.limiter = boxed(&bytes[..size], if is_wasteful(size, room) { size } else { room });
+            self.head = head;
+        }
+    }
+
+    /// Becomes a [`Log`], and counts there.
+    #[cold]
+    #[inline(never)]
+    fn add_as_log(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+        let Head { retention, source, .. } = self.head;
+        let held = Short { limiter: &*self.limiter, head: self.head };
+        let mut log = Box::new(Log::of(retention, source.into(), held.into_entries()));
+        let mut large = log.as_mut();
+        for Tier { quota, usage, .. } in &mut *tiers {
+            *usage = large.usage(*quota, usage.now);
+        }
+        let change = large.add(tiers, units, now);
+        self.head = Head {
+            newest: log.newest.at,
+            units: log.units(),
+            retention: log.retention(),
+            length: 0,
+            ..self.head
+        };
+        *self.limiter = Limiter::Log(log);
+        change
+    }
+}
+
+/// A short log of what `log` holds. `None` if it is too long: of those that have shrunk, unless it takes half
+/// of what a short one can.
+pub fn shortened(log: &Log, has_shrunk: bool) -> Option<Limiter> {
+    let (most_bytes, most_units) =
+        if has_shrunk { (MOST_BYTES / 2, BITS_32 / 2) } else { (MOST_BYTES, BITS_32) };
+    if log.holds_nothing()
+        || log.units() > most_units
+        || log.bytes_of_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
+    {
+        return None;
+    }
+    let (_, bytes, size) = written(log.newest.at, log.retention(), log.source().into(), log.iter())?;
+    (size <= most_bytes).then(|| boxed(&bytes[..size], size))
+}
+
+/// The header, bytes and size of a short log of these entries, oldest first, or of one that held some until
+/// `newest`. `None` if they do not fit.
+fn written(
+    newest: UnixMs,
+    retention: Option<WindowMs>,
+    source: Source,
+    entries: impl Iterator<Item = Entry>,
+) -> Option<(Head, [u8; MOST_BYTES], usize)> {
+    let mut bytes = [0; MOST_BYTES];
+    let mut head = Head { newest, oldest: newest, units: 0, retention, source, length: 0 };
+    let mut size = HEAD_BYTES;
+    for Entry { at, units } in entries {
+        let mut newest = (at.since(head.newest), units);
+        if head.units == 0 {
+            newest.0 = SINCE_NONE;
+            head.oldest = at;
+        }
+        head.newest = at;
+        head.units += units;
+        head.length = size - HEAD_BYTES;
+        if !head.fits(head.size(newest)) {
+            return None;
+        }
+        size += run::write(&mut bytes[size..], newest.0, newest.1);
+    }
+    head.write(&mut bytes);
+    Some((head, bytes, size))
+}
+
+/// Whether a box with so much room is to be changed for a smaller one.
+#[inline(always)]
+fn is_wasteful(size: usize, room: usize) -> bool {
+    2 * size <= room && room > LEAST_BYTES
+}
+
+/// The bytes in the smallest box with room for `size`.
+fn boxed(bytes: &[u8], size: usize) -> Limiter {
+    fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
+        let mut filled = Box::new([0; N]);
+        filled[..bytes.len()].copy_from_slice(bytes);
+        filled
+    }
+    match size {
+        ..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
+        ..=48 => Limiter::Short48(filled(bytes)),
+        ..=64 => Limiter::Short64(filled(bytes)),
+        ..=128 => Limiter::Short128(filled(bytes)),
+        ..=MOST_BYTES => Limiter::Short256(filled(bytes)),
+        _ => unreachable!("a short log fits into the largest box"),
+    }
+}
+
+/// The short log that holds nothing.
+#[inline]
+pub fn empty() -> Limiter {
+    Limiter::Short32(Box::new([0; LEAST_BYTES]))
+}

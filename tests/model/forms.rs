@@ -1,0 +1,105 @@
+//! A short log and a large one: which form a log has is seen by what it takes in memory, and by nothing else.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::{Algorithm, Limiter, WindowMs};
+
+use crate::calls::{Act, Call, History, answer, quota};
+use crate::cases;
+use crate::history::history;
+use crate::replies::at_the_edge;
+
+/// The largest short log.
+const SHORT_BYTES: usize = 256;
+
+fn is_short(limiter: &Limiter) -> bool {
+    limiter.heap_bytes() <= SHORT_BYTES
+}
+
+fn forced(cost: i64, now: u64, window_ms: u64) -> Call {
+    let window = WindowMs::new(window_ms).expect("a window");
+    Call { act: Act::Force, quotas: vec![quota(1_000_000, window)], cost, now, at: true }
+}
+
+/// A log of `units`, a second apart.
+fn filled(units: u64, window_ms: u64) -> Limiter {
+    let calls = (1..=units).map(|i| forced(1, i * 1_000, window_ms)).collect();
+    History { algorithm: Algorithm::Log, calls }.limiter()
+}
+
+#[test]
+fn a_log_of_a_few_units_takes_a_few_bytes_whatever_became_of_it() {
+    const DAY_MS: u64 = 86_400_000;
+    for (units, bytes) in [(1, 32), (2, 32), (5, 32), (10, 48), (20, 64), (50, 128), (100, 256)] {
+        let grown = filled(units, DAY_MS);
+        assert_eq!(grown.heap_bytes(), bytes, "{units} units");
+        assert_eq!(grown.allocations(), 2);
+        let loaded = decode(&encode(&grown)).expect("a log");
+        assert_eq!(loaded.heap_bytes(), bytes, "{units} units, loaded");
+        assert_eq!(grown.clone().heap_bytes(), bytes, "{units} units, copied");
+    }
+    assert!(!is_short(&filled(200, DAY_MS)));
+}
+
+#[test]
+fn a_large_log_of_which_three_units_are_left_takes_what_three_take() {
+    let last_ms = 100_000 * 1_000;
+    let mut expired = filled(100_000, 50_000_000);
+    assert!(!is_short(&expired));
+    // The next request has two beside it in its window.
+    answer(&mut expired, &forced(1, last_ms + 50_000_000 - 1_500, 50_000_000)).expect("room");
+    assert_eq!((expired.entries(Default::default()), expired.heap_bytes()), (Some(3), 32));
+
+    let mut refunded = filled(100_000, WindowMs::MAX.get());
+    answer(&mut refunded, &forced(-99_997, last_ms, WindowMs::MAX.get())).expect("room");
+    assert_eq!((refunded.entries(Default::default()), refunded.heap_bytes()), (Some(3), 32));
+}
+
+#[test]
+fn a_log_at_the_edge_between_its_forms_stays_in_one_of_them() {
+    for limit in 90..130 {
+        let mut limiter = Limiter::new(Algorithm::Log);
+        let window = WindowMs::new(limit * 1_000).expect("a window");
+        let mut changes = 0;
+        for i in 1..2_000 {
+            let was_short = is_short(&limiter);
+            // Of one byte and of two.
+            let now = i * 1_000 + i % 3 * 300;
+            answer(&mut limiter, &Call { quotas: vec![quota(limit, window)], ..forced(1, now, 1) })
+                .expect("room");
+            // A unit that is given back and taken again.
+            if i % 5 == 0 {
+                answer(&mut limiter, &forced(-1, now, window.get())).expect("room");
+            }
+            changes += u32::from(is_short(&limiter) != was_short);
+        }
+        assert!(changes <= 1, "{changes} times with a limit of {limit}");
+    }
+}
+
+/// After every call, the bytes are those of a log that was loaded and so began anew.
+fn is_stored_alike(history: &History) -> TestCaseResult {
+    let mut limiter = Limiter::new(Algorithm::Log);
+    let (mut copy, mut times_crossed) = (limiter.clone(), 0);
+    for call in &history.calls {
+        let was_short = is_short(&limiter);
+        prop_assert_eq!(answer(&mut limiter, call), answer(&mut copy, call), "{:?}", call);
+        let bytes = encode(&limiter);
+        prop_assert_eq!(&encode(&copy), &bytes, "{:?}", call);
+        copy = decode(&bytes).unwrap_or(copy);
+        times_crossed += u32::from(is_short(&limiter) != was_short);
+    }
+    let most = history.calls.len() as u32 / 10;
+    prop_assert!(times_crossed <= most, "it changed its form {} times", times_crossed);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(30))]
+
+    #[test]
+    fn a_log_is_stored_alike_in_both_forms(history in history(at_the_edge())) {
+        is_stored_alike(&history)?;
+    }
+}
