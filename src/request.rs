@@ -140,6 +140,14 @@ impl<Q: Quotas> Request<Q> {
     }
 }
 
+impl<Q: Quotas> Request<Q> {
+    /// The same request with its quotas in a list.
+    pub fn to_list(&self) -> Request<QuotaList> {
+        let Request { cost, force, at, .. } = *self;
+        Request { quotas: self.quotas.as_ref().iter().copied().collect(), cost, force, at }
+    }
+}
+
 impl Request<[Quota; 1]> {
     /// Reads `limit window`, and nothing after them: nearly every request.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! The rooms that need no server, each by itself: so that a slower line is found where it stands.
+//! The modules that need no server, each by itself: so that a slower line is found where it stands.
 //!
 //! `make bench-limiters` prints the instructions of each case, which are the same in every run,
 //! and those of the run before. It leaves a profile of each: `callgrind_annotate` shows its lines.
@@ -13,7 +13,7 @@ use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
-use redis_rl::request::{Options, Request};
+use redis_rl::request::{Options, Request, Rows};
 
 fn main() {
     let case = env::args().nth(1).and_then(|name| CASES.iter().find(|case| case.0 == name));
@@ -43,6 +43,9 @@ const CASES: &[(&str, fn())] = &[
     ("parse, one tier", || parse_one_tier("1000000", "60s")),
     ("parse, three tiers", || parse(&["1000000", "60s", "10000000", "1h", "100000000", "1d"])),
     ("parse, options", || parse(&["1000000", "60s", "COST", "5", "FORCE", "AT", "1700000000000"])),
+    ("parse, RL.ALL with three rows", || {
+        parse_rows("a FIXED 1000000 60s 1 b LOG 10 1m 2 c SLIDING 500 1h 1")
+    }),
     ("encode, fixed", || to_bytes(in_use(Algorithm::Fixed, ONE))),
     ("encode, sliding", || to_bytes(in_use(Algorithm::Sliding, ONE))),
     ("encode, log of 1000 entries", || to_bytes(full_log(1_000, 0))),
@@ -176,6 +179,12 @@ fn parse_one_tier(limit: &str, window: &str) {
 fn parse(args: &[&str]) {
     let args = black_box(args).iter().map(|arg| arg.as_bytes());
     measured(|| Request::parse(args, Options::CostAndForce)).expect("a request");
+}
+
+/// Each row names another key.
+fn parse_rows(words: &str) {
+    let words: Vec<&str> = words.split(' ').collect();
+    measured(|| Rows::parse(black_box(&words), &[0, 1, 2])).expect("rows");
 }
 
 fn to_bytes(case: Case) {

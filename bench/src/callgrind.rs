@@ -21,8 +21,8 @@ pub struct CountedServer {
 }
 
 impl CountedServer {
-    /// A server with these settings.
-    pub fn start(setup: &Setup, settings: &[(&str, &str)]) -> Result<CountedServer> {
+    /// A server of this program, with these settings.
+    pub fn start(setup: &Setup, program: &Path, settings: &[(&str, &str)]) -> Result<CountedServer> {
         let valgrind = |folder: &Path| -> Vec<OsString> {
             let mut out = OsString::from("--callgrind-out-file=");
             out.push(folder.join(DUMPS));
@@ -30,12 +30,18 @@ impl CountedServer {
             let options = ["--tool=callgrind", "--instr-atstart=no", "--trace-children=yes"];
             ["valgrind"].iter().chain(&options).map(OsString::from).chain([out]).collect()
         };
-        Ok(CountedServer { server: Server::start_under(valgrind, setup, settings)?, dumps: Cell::new(0) })
+        let server = Server::start_under(valgrind, setup, program, settings)?;
+        Ok(CountedServer { server, dumps: Cell::new(0) })
     }
 
     /// A new connection.
     pub fn connect(&self) -> Result<Connection> {
         self.server.connect()
+    }
+
+    /// Its name and version.
+    pub fn version(&self) -> Result<String> {
+        self.server.version()
     }
 
     /// Instructions that the server takes for `work`.

@@ -1,10 +1,43 @@
-//! A module with one command, `FLOOR`, that does nothing and answers five integers: what any
-//! command of a module costs before it does any work. The benchmarks measure against it.
+//! A module whose commands do no more than a command must. The benchmarks compare redis-rl with them.
+//!
+//! - `FLOOR` answers five integers, and touches nothing.
+//! - `FLOOR.READ` opens its key to read, and reads the value.
+//! - `FLOOR.OPEN` opens its key to write, and reads the value.
+//! - `FLOOR.MARK` does so too, and marks the key as modified.
+//! - `FLOOR.ALL` takes the arguments of RL.ALL, marks each key, and answers as RL.ALL does.
+//!
+//! Values are never changed, and live in no snapshot: the servers of the benchmarks save none.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+use std::slice;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
+
+/// Calls a function of the server's, with no look whether it is there: `OnLoad` has made sure.
+macro_rules! api {
+    ($function:ident($($argument:expr),*)) => {
+        raw::$function.unwrap_unchecked()($($argument),*)
+    };
+}
+
+const OK: c_int = raw::REDISMODULE_OK as c_int;
+const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+const READ: c_int = raw::REDISMODULE_READ as c_int;
+const WRITE: c_int = READ | raw::REDISMODULE_WRITE as c_int;
+
+/// What each key holds.
+const VALUE: i64 = 1_000_000;
+
+/// Keys expire, as those of a limiter do.
+const TIME_TO_LIVE_MS: i64 = 3_600_000;
+
+/// Words in a row of RL.ALL.
+const ROW_WORDS: usize = 5;
+
+static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
 
 /// Where the server enters the module to load it.
 ///
@@ -17,31 +50,152 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    // SAFETY: `ctx` is what the server passed; the functions are those of Redis 7.0.
+    let commands: [(&CStr, raw::RedisModuleCmdFunc, &CStr, c_int, c_int); 5] = [
+        (c"FLOOR", Some(floor), c"write deny-oom fast", 1, 1),
+        (c"FLOOR.READ", Some(read), c"readonly fast", 1, 1),
+        (c"FLOOR.OPEN", Some(open), c"write deny-oom fast", 1, 1),
+        (c"FLOOR.MARK", Some(mark), c"write deny-oom fast", 1, 1),
+        (c"FLOOR.ALL", Some(all), c"write deny-oom", -5, 5),
+    ];
+    // SAFETY: `ctx` is what the server passed; the functions are those of Redis 7.0, which `Init` finds.
     unsafe {
-        raw::Export_RedisModule_Init(ctx, c"floor".as_ptr(), 1, raw::REDISMODULE_APIVER_1 as c_int);
-        let create = raw::RedisModule_CreateCommand.expect("CreateCommand");
-        create(ctx, c"FLOOR".as_ptr(), Some(floor), c"write deny-oom fast".as_ptr(), 1, 1, 1)
+        if raw::Export_RedisModule_Init(ctx, c"floor".as_ptr(), 1, raw::REDISMODULE_APIVER_1 as c_int) != OK {
+            return ERR;
+        }
+        // As redis-rl: a key is marked when the command says so, not whenever one opened to write is closed.
+        api!(RedisModule_SetModuleOptions(ctx, raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int));
+        let mut methods = raw::RedisModuleTypeMethods { version: 3, free: Some(free), ..no_methods() };
+        TYPE.store(
+            api!(RedisModule_CreateDataType(ctx, c"benchmark".as_ptr(), 0, &mut methods)),
+            Ordering::Relaxed,
+        );
+        for (name, run, flags, last_key, step) in commands {
+            if api!(RedisModule_CreateCommand(ctx, name.as_ptr(), run, flags.as_ptr(), 1, last_key, step))
+                != OK
+            {
+                return ERR;
+            }
+        }
+    }
+    OK
+}
+
+const fn no_methods() -> raw::RedisModuleTypeMethods {
+    // SAFETY: a version and optional functions, all of which may be zero.
+    unsafe { std::mem::zeroed() }
+}
+
+unsafe extern "C" fn free(value: *mut c_void) {
+    // SAFETY: the server passes a value that `value_of` made, once.
+    drop(unsafe { Box::from_raw(value.cast::<i64>()) });
+}
+
+/// A command with a key: its context and its arguments.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    ctx: *mut raw::RedisModuleCtx,
+    args: &'a [*mut raw::RedisModuleString],
+}
+
+impl<'a> Call<'a> {
+    /// # Safety
+    ///
+    /// For what the server passed to a command, while that runs.
+    #[inline(always)]
+    unsafe fn new(
+        ctx: *mut raw::RedisModuleCtx,
+        argv: *mut *mut raw::RedisModuleString,
+        argc: c_int,
+    ) -> Call<'a> {
+        // SAFETY: the server passes `argc` strings.
+        Call { ctx, args: unsafe { slice::from_raw_parts(argv, argc as usize) } }
+    }
+
+    /// The value of a key, which is made if it is empty and opened to write; otherwise 0.
+    #[inline(always)]
+    fn value_of(self, key: *mut raw::RedisModuleString, mode: c_int) -> i64 {
+        let value_type = TYPE.load(Ordering::Relaxed);
+        // SAFETY: context and name live as long as the call; the handle is closed once, and the value,
+        // which `Box` made, is the server's until then.
+        unsafe {
+            let open = api!(RedisModule_OpenKey(self.ctx, key, mode));
+            let value = if !open.is_null() && api!(RedisModule_ModuleTypeGetType(open)) == value_type {
+                *api!(RedisModule_ModuleTypeGetValue(open)).cast::<i64>()
+            } else {
+                if mode == WRITE {
+                    let value = Box::into_raw(Box::new(VALUE));
+                    api!(RedisModule_ModuleTypeSetValue(open, value_type, value.cast()));
+                    api!(RedisModule_SetExpire(open, TIME_TO_LIVE_MS));
+                }
+                0
+            };
+            api!(RedisModule_CloseKey(open));
+            value
+        }
+    }
+
+    /// Marks a key as modified, and the dataset too: for WATCH, client-side caching and snapshots.
+    #[inline(always)]
+    fn mark(self, key: *mut raw::RedisModuleString) {
+        // SAFETY: context and name live as long as the call.
+        unsafe {
+            api!(RedisModule_SignalModifiedKey(self.ctx, key));
+            api!(RedisModule_ReplicateVerbatim(self.ctx));
+        }
+    }
+
+    #[inline(always)]
+    fn array(self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithArray(self.ctx, len as _)) };
+    }
+
+    #[inline(always)]
+    fn integer(self, integer: i64) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, integer)) };
+    }
+
+    /// What an allowed request is answered.
+    #[inline(always)]
+    fn answer(self, limit: i64) {
+        self.array(5);
+        [0, limit, 999_999, -1, 60_000].into_iter().for_each(|integer| self.integer(integer));
     }
 }
 
-/// Answers what an allowed request is answered.
-///
-/// # Safety
-///
-/// For the server alone.
-unsafe extern "C" fn floor(
-    ctx: *mut raw::RedisModuleCtx,
-    _argv: *mut *mut raw::RedisModuleString,
-    _argc: c_int,
-) -> c_int {
-    // SAFETY: the context is valid during the call.
-    unsafe {
-        raw::RedisModule_ReplyWithArray.expect("ReplyWithArray")(ctx, 5);
-        let integer = raw::RedisModule_ReplyWithLongLong.expect("ReplyWithLongLong");
-        for figure in [0, 1_000_000, 999_999, -1, 60_000] {
-            integer(ctx, figure);
+/// Defines a command.
+macro_rules! command {
+    ($name:ident, $call:ident => $run:expr) => {
+        unsafe extern "C" fn $name(
+            ctx: *mut raw::RedisModuleCtx,
+            argv: *mut *mut raw::RedisModuleString,
+            argc: c_int,
+        ) -> c_int {
+            // SAFETY: the server runs the command.
+            let $call = unsafe { Call::new(ctx, argv, argc) };
+            $run;
+            OK
         }
-    }
-    raw::REDISMODULE_OK as c_int
+    };
 }
+
+command!(floor, call => call.answer(VALUE));
+command!(read, call => call.answer(call.value_of(call.args[1], READ)));
+command!(open, call => call.answer(call.value_of(call.args[1], WRITE)));
+command!(mark, call => {
+    let value = call.value_of(call.args[1], WRITE);
+    call.mark(call.args[1]);
+    call.answer(value);
+});
+command!(all, call => {
+    let rows = call.args[1..].chunks_exact(ROW_WORDS);
+    call.array(4);
+    [0, -1, 1_700_000_000_000].into_iter().for_each(|integer| call.integer(integer));
+    call.array(rows.len());
+    for row in rows {
+        let value = call.value_of(row[0], WRITE);
+        call.mark(row[0]);
+        call.answer(value);
+    }
+});

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use redis::{Connection, Value};
 
-use crate::server::{clock_ms, command, send_all};
+use crate::server::{clock_ms, command, flush, send_all};
 
 /// A log of distinct entries, evenly over a week: two bytes lie between any two of a million.
 pub struct LargeLog {
@@ -22,7 +22,7 @@ impl LargeLog {
     pub fn fill(connection: &mut Connection, entries: u64) -> Result<LargeLog> {
         let (gap_ms, first_ms) = (WINDOW_MS / entries, clock_ms(connection)? - WINDOW_MS);
         let log = LargeLog { entries, last_ms: first_ms + (entries - 1) * gap_ms };
-        redis::cmd("FLUSHALL").exec(connection)?;
+        flush(connection)?;
         send_all(connection, (0..entries).map(|i| log.request(LargeLog::KEY, first_ms + i * gap_ms)))?;
         Ok(log)
     }

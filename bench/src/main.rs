@@ -1,4 +1,4 @@
-//! `make bench`: what a request costs, in one table from one run; and `make figures`. As it goes it says on stderr
+//! `make bench`: what a request costs, from one run; and `make figures`. As it goes it says on stderr
 //! what it is at.
 
 mod bench;
@@ -16,11 +16,11 @@ mod workload;
 use std::path::Path;
 use std::{env, fs, thread};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use bench::{Bench, Tools};
-use report::{Report, shown};
-use server::{Setup, info};
+use report::Report;
+use server::Setup;
 
 fn main() -> Result<()> {
     let setup = Setup::from_env()?;
@@ -29,38 +29,33 @@ fn main() -> Result<()> {
     {
         return figures::draw(&setup, Path::new(folder), Path::new(benchmark));
     }
-    let mut report = Report::new();
+    let mut report = Report::default();
     let tools = Tools::find(&setup, &mut report);
-
-    let bench = Bench::start(&setup, &tools, &[])?;
-    println!("{}\n", headline(&bench, &tools)?);
-    sections::commands(&bench, &mut report)?;
-    sections::three_tiers(&bench, &mut report)?;
-    sections::full_logs(&bench, &mut report)?;
-    sections::beside_scripts(&bench, &mut report)?;
-    sections::worst_call(&bench, &mut report)?;
-    sections::memory(&bench, &mut report)?;
-    drop(bench);
-
-    let bench = Bench::start(&setup, &tools, &[("appendonly", "yes"), ("appendfsync", "everysec")])?;
-    sections::with_append_only_file(&bench, &mut report)?;
+    println!("{}\n", headline(&setup, &tools)?);
+    if setup.wants("instructions") {
+        sections::instructions(&setup, &tools, &mut report)?;
+    }
+    if setup.wants("throughput") {
+        sections::throughput(&setup, &tools, &mut report)?;
+    }
+    if setup.wants("logs") {
+        sections::large_logs(&setup, &tools, &mut report)?;
+    }
+    if setup.wants("memory") {
+        sections::memory(&Bench::start(&setup, &tools, &[])?, &mut report)?;
+    }
     println!("{report}");
     Ok(())
 }
 
 /// What was measured where.
-fn headline(bench: &Bench, tools: &Tools) -> Result<String> {
-    let mut connection = bench.fast.connect()?;
-    let server = match info(&mut connection, "valkey_version")? {
-        Some(version) => format!("Valkey {version}"),
-        None => format!("Redis {}", info(&mut connection, "redis_version")?.context("no version")?),
-    };
-    let limits = shown(tools.version_of_scripts(), |version| format!(", `limits` {version}"));
+fn headline(setup: &Setup, tools: &Tools) -> Result<String> {
+    let packages: String = tools.scripts.packages.iter().map(|package| format!("{package}; ")).collect();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let cpu = model.map_or("unknown CPU", |(_, model)| model);
     let cores = thread::available_parallelism()?;
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let quick = if bench.setup.quick { "\n\nBENCH_QUICK: too little is measured to compare." } else { "" };
-    Ok(format!("{server}{limits}; {cpu}, {cores} cores; Linux {}{quick}", kernel.trim()))
+    let quick = if setup.quick { "\n\nBENCH_QUICK: too little is measured to compare." } else { "" };
+    Ok(format!("{packages}{cpu}, {cores} cores; Linux {}{quick}", kernel.trim()))
 }

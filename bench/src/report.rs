@@ -1,4 +1,4 @@
-//! The table, and what is said around it.
+//! The tables, and what is said around them.
 
 use std::fmt::{self, Display};
 
@@ -6,74 +6,43 @@ use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 
 /// What was measured so far, and what could not be.
+#[derive(Default)]
 pub struct Report {
-    table: Table,
+    parts: Vec<Part>,
     skipped: Vec<String>,
 }
 
-const LEGEND: &str = "\
-Cost: instructions of the server for a request (callgrind; one pipeline to 100 keys in use; the least of three times),
-or what the section names. A second: requests by `redis-benchmark -P 64`, in turns with what the ratio is to; the
-median of the turns and, in parentheses, the middle half. By CPU time: that ratio in seconds for which the server ran,
-which others on the machine disturb less. The floor: a module's command that takes the same arguments, does nothing and
-answers five integers.";
-
-/// A row. What was not measured is empty.
-#[derive(Default)]
-pub struct Row {
-    /// What was measured.
-    pub what: String,
-    /// In instructions, or in what the section names.
-    pub cost: String,
-    /// To that of what the section names.
-    pub ratio: String,
-    /// For the ratio, or for the cost where there is none.
-    pub goal: String,
-    /// How fast it is.
-    pub speed: Speed,
-}
-
-/// The cells of a row that are about requests a second.
-#[derive(Default)]
-pub struct Speed {
-    /// Requests a second.
-    pub a_second: String,
-    /// To that of what the section names.
-    pub ratio: String,
-    /// For that ratio.
-    pub goal: String,
-    /// The ratio in seconds for which the server ran.
-    pub cpu_ratio: String,
+/// A table under its title, and what its columns mean.
+struct Part {
+    title: String,
+    table: Table,
+    legend: &'static str,
 }
 
 impl Report {
-    /// With nothing in it.
-    pub fn new() -> Report {
+    /// Begins a table of these columns, of which the first names the rows.
+    pub fn table<'a>(
+        &mut self,
+        title: impl Into<String>,
+        columns: impl IntoIterator<Item = &'a str>,
+        legend: &'static str,
+    ) {
         let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN);
-        table.set_header([
-            "",
-            "cost",
-            "ratio",
-            "goal",
-            "a second",
-            "ratio (middle half)",
-            "goal",
-            "ratio by CPU time",
-        ]);
-        Report { table, skipped: Vec::new() }
+        table.load_style(ASCII_MARKDOWN).set_header(columns);
+        self.parts.push(Part { title: title.into(), table, legend });
     }
 
-    /// Begins a section; its title says what the ratios are to.
+    /// Begins a section of the table; its title says what the ratios are to.
     pub fn section(&mut self, title: &str) {
-        self.row(Row { what: format!("**{title}**"), ..Row::default() });
+        self.row([bold(title)]);
     }
 
-    /// Adds a row.
-    pub fn row(&mut self, row: Row) {
-        let Row { what, cost, ratio, goal, speed } = row;
-        let Speed { a_second, ratio: speed_ratio, goal: speed_goal, cpu_ratio } = speed;
-        self.table.add_row([what, cost, ratio, goal, a_second, speed_ratio, speed_goal, cpu_ratio]);
+    /// Adds a row: its name, and what was measured.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let part = self.parts.last_mut().expect("a row comes after its table has begun");
+        let mut cells: Vec<String> = cells.into_iter().collect();
+        cells.resize(part.table.header().map_or(0, |header| header.cell_count()), String::new());
+        part.table.add_row(cells);
     }
 
     /// Notes what was not measured, and why.
@@ -84,51 +53,19 @@ impl Report {
 
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        writeln!(f, "{}\n\n{LEGEND}", self.table)?;
+        for Part { title, table, legend } in &self.parts {
+            writeln!(f, "## {title}\n\n{table}\n\n{legend}\n")?;
+        }
         if self.skipped.is_empty() {
             return Ok(());
         }
-        write!(f, "\nSkipped:\n\n{}", self.skipped.join("\n"))
+        writeln!(f, "Skipped:\n\n{}", self.skipped.join("\n"))
     }
 }
 
-/// A goal, and whether what was measured meets it.
-#[derive(Clone, Copy)]
-pub enum Goal {
-    /// No more than this.
-    AtMost(f64),
-    /// No less than this.
-    AtLeast(f64),
-}
-
-impl Goal {
-    /// Whether this meets it.
-    pub fn is_met_by(self, measured: f64) -> bool {
-        match self {
-            Goal::AtMost(most) => measured <= most,
-            Goal::AtLeast(least) => measured >= least,
-        }
-    }
-
-    /// The goal, and how it stands.
-    pub fn beside(self, measured: Option<f64>) -> String {
-        let standing = match measured {
-            None => "not measured",
-            Some(measured) if self.is_met_by(measured) => "met",
-            Some(_) => "not met",
-        };
-        format!("{self}, {standing}")
-    }
-}
-
-impl Display for Goal {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Goal::AtMost(most) if *most >= 1000.0 => write!(f, "at most {}", grouped(*most)),
-            Goal::AtMost(most) => write!(f, "at most {most:.2}"),
-            Goal::AtLeast(least) => write!(f, "at least {least:.2}"),
-        }
-    }
+/// The title of a section, as a cell.
+pub fn bold(title: &str) -> String {
+    format!("**{title}**")
 }
 
 /// A whole number with its thousands apart: 12,345.
@@ -142,11 +79,6 @@ pub fn grouped(number: f64) -> String {
         grouped.push(digit);
     }
     grouped
-}
-
-/// What was measured, or nothing.
-pub fn shown<T>(measured: Option<T>, show: impl FnOnce(T) -> String) -> String {
-    measured.map(show).unwrap_or_default()
 }
 
 /// 1.23.

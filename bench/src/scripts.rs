@@ -1,88 +1,143 @@
-//! The Lua scripts that the PyPI package `limits` runs, read from wherever it is installed.
+//! Lua scripts that PyPI packages run, read from wherever the packages are installed.
 
-use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use redis::Connection;
 
-use crate::workload::{Answer, KEY, Workload};
+use crate::report::Report;
+use crate::workload::{Answer, KEY, NUMBER, Workload};
 
-/// The scripts with which `limits` takes from a limit.
+/// Prints the version of `limits` and the scripts with which it takes from a limit.
+const LIMITS: &str = "
+import limits, os
+folder = os.path.join(os.path.dirname(limits.__file__), 'resources/redis/lua_scripts')
+read = lambda name: open(os.path.join(folder, name + '.lua')).read()
+scripts = map(read, ['incr_expire', 'acquire_sliding_window', 'acquire_moving_window'])
+print(limits.__version__, *scripts, sep='\\0', end='')
+";
+
+/// Prints the version of `litellm`, and the script with which its proxy takes from several limits. Does not
+/// import the package, which needs a hundred others.
+const LITELLM: &str = "
+import ast, importlib.metadata, importlib.util, os
+folder = importlib.util.find_spec('litellm').submodule_search_locations[0]
+source = open(os.path.join(folder, 'proxy/hooks/parallel_request_limiter_v3.py')).read()
+for node in ast.parse(source).body:
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        if getattr(target, 'id', '') == 'CHECK_AND_INCREMENT_BY_N_SCRIPT':
+            print(importlib.metadata.version('litellm'), ast.literal_eval(node.value), sep='\\0', end='')
+";
+
+/// The scripts, or in [`Loaded`] their digests: of each package that is there.
+struct OfPackages {
+    /// The fixed window, the sliding counter and the log.
+    limits: Option<[String; 3]>,
+    /// Check and increment of several counters.
+    litellm: Option<String>,
+}
+
+/// The scripts.
 pub struct Scripts {
-    /// The version of the package.
-    pub version: String,
-    fixed: String,
-    sliding: String,
-    log: String,
+    /// Names and versions of the packages.
+    pub packages: Vec<String>,
+    of: OfPackages,
 }
 
-/// Requests to them.
-pub struct ScriptWorkloads {
-    fixed: String,
-    sliding: String,
-    log: String,
-}
+/// The scripts in a server.
+pub struct Loaded(OfPackages);
 
 impl Scripts {
-    /// Asks python3 for the package.
-    pub fn find() -> Result<Scripts> {
-        let question =
-            "import limits, os; print(os.path.dirname(limits.__file__), limits.__version__, sep='\\n')";
-        let output = Command::new("python3").args(["-c", question]).output().context("no python3")?;
-        ensure!(output.status.success(), "the Python package `limits` is not installed");
-        let answer = String::from_utf8(output.stdout)?;
-        let (folder, version) =
-            answer.trim_end().split_once('\n').context("an unexpected answer of python3")?;
-        let folder = PathBuf::from(folder).join("resources/redis/lua_scripts");
-        let script =
-            |name| fs::read_to_string(folder.join(name)).with_context(|| format!("`limits` has no {name}"));
-        Ok(Scripts {
-            version: version.into(),
-            fixed: script("incr_expire.lua")?,
-            sliding: script("acquire_sliding_window.lua")?,
-            log: script("acquire_moving_window.lua")?,
-        })
+    /// Asks python3 for the packages, and notes which are missing.
+    pub fn find(report: &mut Report) -> Scripts {
+        let mut scripts = Scripts { packages: Vec::new(), of: OfPackages { limits: None, litellm: None } };
+        scripts.of.limits = scripts.ask("limits", LIMITS, report);
+        scripts.of.litellm = scripts.ask("litellm", LITELLM, report).map(|[script]| script);
+        scripts
+    }
+
+    /// The scripts of a package.
+    fn ask<const N: usize>(
+        &mut self,
+        package: &str,
+        question: &str,
+        report: &mut Report,
+    ) -> Option<[String; N]> {
+        let (version, scripts) = ask(question)
+            .inspect_err(|error| report.skip(&format!("Lua scripts of the package `{package}`"), error))
+            .ok()?;
+        self.packages.push(format!("`{package}` {version}"));
+        Some(scripts)
     }
 
     /// Loads them into a server.
-    pub fn load(&self, connection: &mut Connection) -> Result<ScriptWorkloads> {
-        let mut digest = |script: &str| redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection);
-        Ok(ScriptWorkloads {
-            fixed: digest(&self.fixed)?,
-            sliding: digest(&self.sliding)?,
-            log: digest(&self.log)?,
-        })
+    pub fn load(&self, connection: &mut Connection) -> Result<Loaded> {
+        let mut digest = |script: &String| -> Result<String> {
+            Ok(redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection)?)
+        };
+        let OfPackages { limits, litellm } = &self.of;
+        let limits = match limits {
+            Some([fixed, sliding, log]) => Some([digest(fixed)?, digest(sliding)?, digest(log)?]),
+            None => None,
+        };
+        Ok(Loaded(OfPackages { limits, litellm: litellm.as_ref().map(digest).transpose()? }))
     }
 }
 
-impl ScriptWorkloads {
-    /// The fixed window, the sliding counter and the log, with the limit of one tier: keys and
+/// The version of a package, and its scripts.
+fn ask<const N: usize>(question: &str) -> Result<(String, [String; N])> {
+    let output = Command::new("python3").args(["-c", question]).output().context("no python3")?;
+    ensure!(output.status.success(), "not installed, or not where this version keeps them");
+    let answer = String::from_utf8(output.stdout)?;
+    let mut parts = answer.split('\0').map(str::to_owned);
+    let version = parts.next().unwrap_or_default();
+    match parts.collect::<Vec<_>>().try_into() {
+        Ok(scripts) => Ok((version, scripts)),
+        Err(_) => bail!("not in this version"),
+    }
+}
+
+impl Loaded {
+    /// The fixed window, the sliding counter and the log of `limits`, with the limit of one tier: keys and
     /// arguments are those that the package sends.
-    pub fn all(&self) -> [Workload; 3] {
-        let ScriptWorkloads { fixed, sliding, log } = self;
+    pub fn limits(&self) -> Vec<Workload> {
+        let Some([fixed, sliding, log]) = &self.0.limits else { return Vec::new() };
         let previous = format!("LIMITS:{{{KEY}}}/-1");
         let last_window = format!("SET {previous} 1000 PX 60000");
         // It sends the time too, in seconds; that it stands still spares the script nothing.
         let time = "1700000000.123456";
-        [
+        vec![
             Workload::new(
-                "Lua fixed window of `limits`",
+                "Lua, fixed window (`limits`)",
                 format!("EVALSHA {fixed} 1 LIMITS:{KEY} 60 1"),
                 Answer::Any,
             ),
             Workload::new(
-                "Lua sliding counter of `limits`",
+                "Lua, sliding window counter (`limits`)",
                 format!("EVALSHA {sliding} 2 {previous} LIMITS:{{{KEY}}} 1000000 60 1"),
                 Answer::True,
             )
             .after(move |_| vec![last_window.clone()]),
             Workload::new(
-                "Lua log on a list of `limits`",
+                "Lua, list of times (`limits`)",
                 format!("EVALSHA {log} 1 LIMITS:{KEY} {time} 1000000 60 1"),
                 Answer::True,
             ),
         ]
+    }
+
+    /// A request that `litellm` limits by three counters in one call: limit, cost, time to live and window
+    /// of each, and two keys as the package names them.
+    pub fn three_keys(&self) -> Option<Workload> {
+        let digest = self.0.litellm.as_ref()?;
+        let keys = |kind| format!("{{{kind}:{NUMBER}}}:window {{{kind}:{NUMBER}}}:requests");
+        let keys = ["user", "team", "model"].map(keys).join(" ");
+        let quotas = ["1000000 1 60 60"; 3].join(" ");
+        Some(Workload::new(
+            "Lua, three keys (`litellm`)",
+            format!("EVALSHA {digest} 6 {keys} {quotas}"),
+            Answer::Allowed,
+        ))
     }
 }

@@ -13,12 +13,16 @@ pub use harness::{clock_ms, command, info, pipeline};
 
 /// What is measured, and how much of it: from the environment, and from beside this program.
 pub struct Setup {
+    /// The servers' programs, at least one: throughput, time and memory are measured on the first.
+    pub servers: Vec<PathBuf>,
     /// redis-rl, the floor, and redis-cell if there is one.
     modules: Vec<PathBuf>,
     /// Whether `REDIS_CELL` names redis-cell.
     pub has_cell: bool,
     /// `BENCH_QUICK`: few rounds and small logs, to see that everything works.
     pub quick: bool,
+    /// `BENCH_ONLY`: a part to measure by itself.
+    only: Option<String>,
 }
 
 impl Setup {
@@ -32,7 +36,22 @@ impl Setup {
         // Absolute: the server loads them from its own folder.
         let absolute = |path: PathBuf| path.canonicalize().with_context(|| format!("no {}", path.display()));
         let modules = modules.map(absolute).collect::<Result<_>>()?;
-        Ok(Setup { modules, has_cell, quick: set("BENCH_QUICK").is_some() })
+        let servers = match set("BENCH_SERVERS") {
+            Some(servers) => env::split_paths(&servers).collect(),
+            None => vec![harness::server_program().into()],
+        };
+        let only = set("BENCH_ONLY").map(|part| part.to_string_lossy().into_owned());
+        Ok(Setup { servers, modules, has_cell, quick: set("BENCH_QUICK").is_some(), only })
+    }
+
+    /// Whether to measure a part: `instructions`, `throughput`, `logs` or `memory`.
+    pub fn wants(&self, part: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| only == part)
+    }
+
+    /// The first of the servers' programs.
+    pub fn first_server(&self) -> &Path {
+        &self.servers[0]
     }
 
     /// `full`, or `quick` with `BENCH_QUICK`.
@@ -45,9 +64,9 @@ impl Setup {
 pub struct Server(harness::Server);
 
 impl Server {
-    /// A server with these settings.
-    pub fn start(setup: &Setup, settings: &[(&str, &str)]) -> Result<Server> {
-        Server::start_under(|_| Vec::new(), setup, settings)
+    /// A server of this program, with these settings.
+    pub fn start(setup: &Setup, program: &Path, settings: &[(&str, &str)]) -> Result<Server> {
+        Server::start_under(|_| Vec::new(), setup, program, settings)
     }
 
     /// The same under another program: `wrapper` returns its name and arguments, given the folder for the
@@ -55,11 +74,12 @@ impl Server {
     pub fn start_under(
         wrapper: impl FnOnce(&Path) -> Vec<OsString>,
         setup: &Setup,
+        program: &Path,
         settings: &[(&str, &str)],
     ) -> Result<Server> {
         // Housekeeping is no part of what a command costs: once a second is enough.
         let quiet = [("hz", "1"), ("auto-aof-rewrite-percentage", "0")];
-        let launch = Launch::server()?.settings(&quiet).settings(settings);
+        let launch = Launch::server_of(program)?.settings(&quiet).settings(settings);
         let launch = setup.modules.iter().fold(launch, |launch, module| launch.module(module));
         let wrapper = wrapper(launch.folder());
         Ok(Server(launch.under(wrapper).start()?))
@@ -69,6 +89,15 @@ impl Server {
     pub fn connect(&self) -> Result<Connection> {
         Ok(self.0.try_connect()?)
     }
+
+    /// Its name and version.
+    pub fn version(&self) -> Result<String> {
+        let mut connection = self.connect()?;
+        Ok(match info(&mut connection, "valkey_version")? {
+            Some(version) => format!("Valkey {version}"),
+            None => format!("Redis {}", info(&mut connection, "redis_version")?.context("no version")?),
+        })
+    }
 }
 
 impl Deref for Server {
@@ -77,6 +106,11 @@ impl Deref for Server {
     fn deref(&self) -> &harness::Server {
         &self.0
     }
+}
+
+/// Deletes every key, and waits until its memory is freed: some servers do that in the background.
+pub fn flush(connection: &mut Connection) -> Result<()> {
+    Ok(redis::cmd("FLUSHALL").arg("SYNC").exec(connection)?)
 }
 
 /// Sends any number of commands, none of which may be answered with an error.

@@ -26,8 +26,7 @@ impl Benchmark {
     /// neither.
     pub fn find(setup: &Setup) -> Option<Benchmark> {
         let names = ["redis-benchmark", "valkey-benchmark"];
-        let server = PathBuf::from(harness::server_program());
-        let beside = names.iter().map(|name| server.with_file_name(name));
+        let beside = names.iter().map(|name| setup.first_server().with_file_name(name));
         let candidates = names.iter().map(PathBuf::from).chain(beside);
         let runs = |program: &PathBuf| Command::new(program).arg("--version").output().is_ok();
         let program = candidates.into_iter().find(runs)?;

@@ -3,16 +3,19 @@
 use anyhow::{Result, bail, ensure};
 use redis::{Connection, Value};
 
-use crate::server::{clock_ms, pipeline};
+use crate::server::{clock_ms, flush, pipeline};
 
 /// Keys that requests go to in turn.
 pub const KEYS: usize = 100;
 
 /// Stands for the number of a key, 12 digits: redis-benchmark replaces it by a random one.
-const NUMBER: &str = "__rand_int__";
+pub const NUMBER: &str = "__rand_int__";
 
 /// The key of a request: 16 bytes.
 pub const KEY: &str = "key:__rand_int__";
+
+/// The keys of a request that is limited by three.
+const THREE_KEYS: [&str; 3] = ["usr:__rand_int__", "org:__rand_int__", "llm:__rand_int__"];
 
 /// A limit and a window.
 pub struct Tier {
@@ -26,9 +29,15 @@ const HOUR: Tier = Tier { limit: 10_000_000, window: "1h", window_ms: 3_600_000 
 const DAY: Tier = Tier { limit: 100_000_000, window: "1d", window_ms: 86_400_000 };
 
 /// One limit, which is not reached.
-pub const ONE_TIER: &[Tier] = &[MINUTE];
+const ONE_TIER: &[Tier] = &[MINUTE];
 /// The same and two more, which are not reached either.
-pub const THREE_TIERS: &[Tier] = &[MINUTE, HOUR, DAY];
+const THREE_TIERS: &[Tier] = &[MINUTE, HOUR, DAY];
+
+/// The arguments of RL.ALL: a row for each key.
+fn rows(keys: &[&str], algorithm: Algorithm) -> String {
+    let row = |key| format!("{key} {} {} 1", algorithm.word(), words(ONE_TIER));
+    keys.iter().map(row).collect::<Vec<_>>().join(" ")
+}
 
 fn words(tiers: &[Tier]) -> String {
     let pairs: Vec<String> = tiers.iter().map(|tier| format!("{} {}", tier.limit, tier.window)).collect();
@@ -59,14 +68,24 @@ impl Algorithm {
         }
     }
 
+    /// Its name in a row of RL.ALL.
+    fn word(self) -> &'static str {
+        self.command().trim_start_matches("RL.")
+    }
+
     /// What was counted earlier, so that no shortcut for a new key is measured: some units in the
     /// window before, of a log in the first half of this one, of every tier.
-    fn history(self, tiers: &[Tier], now_ms: u64) -> Vec<String> {
+    fn history(self, key: &str, tiers: &[Tier], now_ms: u64) -> Vec<String> {
         let take = |tier: &Tier| {
             let ago = if self == Algorithm::Log { tier.window_ms / 2 } else { tier.window_ms };
-            format!("{} {KEY} {} COST 1000 AT {}", self.command(), words(tiers), now_ms - ago)
+            format!("{} {key} {} COST 1000 AT {}", self.command(), words(tiers), now_ms - ago)
         };
         tiers.iter().rev().map(take).collect()
+    }
+
+    /// The same for one tier of several keys.
+    fn histories(self, keys: &[&str], now_ms: u64) -> Vec<String> {
+        keys.iter().flat_map(|key| self.history(key, ONE_TIER, now_ms)).collect()
     }
 
     /// Takes all of [`ONE_TIER`]'s limit; of a log in ten entries.
@@ -130,14 +149,50 @@ impl Workload {
         self
     }
 
-    /// The command that does nothing, with the arguments of one that names these tiers.
-    pub fn floor(name: &str, tiers: &[Tier]) -> Workload {
-        Workload::new(name, format!("FLOOR {KEY} {}", words(tiers)), Answer::Allowed)
+    /// The command that touches nothing.
+    pub fn no_op() -> Workload {
+        Workload::floor("no-op module command", "FLOOR")
     }
 
-    /// The same with a time.
-    pub fn floor_at() -> Workload {
-        Workload::new("floor, AT", format!("FLOOR {KEY} 1000000 7000000ms AT 1700000000000"), Answer::Allowed)
+    /// One that opens its key to read, and reads the value.
+    pub fn key_to_read() -> Workload {
+        let made = |_| vec![format!("FLOOR.MARK {KEY}")];
+        Workload::floor("no-op, key opened to read", "FLOOR.READ").after(made)
+    }
+
+    /// One that opens its key to write, and reads the value.
+    pub fn key_to_write() -> Workload {
+        Workload::floor("no-op, key opened to write", "FLOOR.OPEN")
+    }
+
+    /// One that marks its key as modified, too.
+    pub fn key_marked() -> Workload {
+        Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
+    }
+
+    /// The same with the arguments of a command that names three tiers.
+    pub fn three_tiers_marked() -> Workload {
+        let command = format!("FLOOR.MARK {KEY} {}", words(THREE_TIERS));
+        Workload::new("no-op, key opened to write and marked, three tiers", command, Answer::Allowed)
+    }
+
+    /// A command of the floor, with the arguments of one that names one tier.
+    fn floor(name: &str, command: &str) -> Workload {
+        Workload::new(name, format!("{command} {KEY} {}", words(ONE_TIER)), Answer::Allowed)
+    }
+
+    /// One that marks three keys, with the arguments and the reply of RL.ALL.
+    pub fn three_keys_marked() -> Workload {
+        Workload::marked("no-op, three keys opened to write and marked, reply of RL.ALL", &THREE_KEYS)
+    }
+
+    /// The same with one key.
+    pub fn one_row_marked() -> Workload {
+        Workload::marked("no-op, key opened to write and marked, reply of RL.ALL", &[KEY])
+    }
+
+    fn marked(name: &str, keys: &[&str]) -> Workload {
+        Workload::new(name, format!("FLOOR.ALL {}", rows(keys, Algorithm::Fixed)), Answer::Allowed)
     }
 
     /// An allowed request that names one tier.
@@ -153,21 +208,50 @@ impl Workload {
     fn take(algorithm: Algorithm, name: &str, tiers: &'static [Tier]) -> Workload {
         let command = format!("{} {KEY} {}", algorithm.command(), words(tiers));
         Workload::new(format!("{}, {name}", algorithm.command()), command, Answer::Allowed)
-            .after(move |now_ms| algorithm.history(tiers, now_ms))
+            .after(move |now_ms| algorithm.history(KEY, tiers, now_ms))
     }
 
     /// A limited request.
     pub fn limited(algorithm: Algorithm) -> Workload {
         let command = format!("{} {KEY} {}", algorithm.command(), words(ONE_TIER));
-        Workload::new(format!("{}, limited", algorithm.command()), command, Answer::Limited)
-            .after(move |now_ms| [algorithm.history(ONE_TIER, now_ms), algorithm.exhaust(now_ms)].concat())
+        Workload::new(format!("{}, limited", algorithm.command()), command, Answer::Limited).after(
+            move |now_ms| [algorithm.history(KEY, ONE_TIER, now_ms), algorithm.exhaust(now_ms)].concat(),
+        )
     }
 
     /// A look at what was counted by this algorithm.
     pub fn peek(algorithm: Algorithm) -> Workload {
-        let name = format!("RL.PEEK at what {} counted", algorithm.command());
+        let name = format!("RL.PEEK at a key of {}", algorithm.command());
         let command = format!("RL.PEEK {KEY} {}", words(ONE_TIER));
-        Workload::new(name, command, Answer::Allowed).after(move |now_ms| algorithm.history(ONE_TIER, now_ms))
+        Workload::new(name, command, Answer::Allowed)
+            .after(move |now_ms| algorithm.history(KEY, ONE_TIER, now_ms))
+    }
+
+    /// Three allowed requests to a key each, one after the other.
+    pub fn three_commands(algorithm: Algorithm) -> Workload {
+        let command = |key| format!("{} {key} {}", algorithm.command(), words(ONE_TIER));
+        let name = format!("{} three times, in a pipeline", algorithm.command());
+        Workload {
+            commands: THREE_KEYS.iter().map(command).collect(),
+            ..Workload::new(name, "", Answer::Allowed)
+        }
+        .after(move |now_ms| algorithm.histories(&THREE_KEYS, now_ms))
+    }
+
+    /// The same in one step.
+    pub fn three_keys(algorithm: Algorithm) -> Workload {
+        Workload::all("three keys", &THREE_KEYS, algorithm)
+    }
+
+    /// An allowed request by RL.ALL that names one key.
+    pub fn one_row(algorithm: Algorithm) -> Workload {
+        Workload::all("one row", &[KEY], algorithm)
+    }
+
+    fn all(name: &str, keys: &'static [&str], algorithm: Algorithm) -> Workload {
+        let name = format!("RL.ALL, {name}, {}", algorithm.word());
+        Workload::new(name, format!("RL.ALL {}", rows(keys, algorithm)), Answer::Allowed)
+            .after(move |now_ms| algorithm.histories(keys, now_ms))
     }
 
     /// PING.
@@ -216,7 +300,7 @@ impl Workload {
     }
 
     fn prepare(&self, connection: &mut Connection) -> Result<()> {
-        redis::cmd("FLUSHALL").exec(connection)?;
+        flush(connection)?;
         let history = (self.history)(clock_ms(connection)?);
         if !history.is_empty() {
             let lines = (0..KEYS).flat_map(|key| history.iter().map(move |line| for_key(line, key)));

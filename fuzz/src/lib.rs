@@ -1,6 +1,6 @@
 //! What the fuzzer tries, each with its `check` that panics on anything wrong:
 //!
-//! - `parser`: arguments, against a plain reading of the README's table.
+//! - `parser`: arguments, against a plain reading of the README's table; `rows`: the same for RL.ALL.
 //! - `decoder`: stored bytes, and how what they make goes on, against the plain model.
 //! - `operations`: random calls of one key, against the plain model.
 //!
@@ -10,6 +10,7 @@
 pub mod decoder;
 pub mod operations;
 pub mod parser;
+pub mod rows;
 
 #[path = "../../tests/model/calls.rs"]
 pub mod calls;

@@ -1,7 +1,10 @@
-//! Any arguments after the key, one a line, are read as the README's table says, or refused.
+//! Any arguments after the key, one a line, are read as the README's table says, or refused; and all of
+//! them as rows of RL.ALL.
 
 use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, WindowMs};
 use redis_rl::request::{Options, Refusal, Request};
+
+use super::rows;
 
 /// Reads the lines both ways, with FORCE among the options and without.
 pub fn check(lines: &[u8]) {
@@ -20,9 +23,10 @@ pub fn check(lines: &[u8]) {
         let one = Request::of_one_tier(limit, window);
         assert_eq!(one.map(|one| one.quotas[0]), all.map(|all| all.quotas[0]));
     }
+    rows::check(&args);
 }
 
-fn can_be_shown(refusal: Refusal) -> bool {
+pub(super) fn can_be_shown(refusal: Refusal) -> bool {
     match refusal {
         Refusal::Arity => true,
         Refusal::Text(text) => {
@@ -95,14 +99,14 @@ impl Meant {
     }
 }
 
-const MOST: i128 = MAX_SAFE_INTEGER as i128;
+pub(super) const MOST: i128 = MAX_SAFE_INTEGER as i128;
 
 /// Of an integer there is one form: the one that it is printed in.
-fn integer(text: &str) -> Option<i128> {
+pub(super) fn integer(text: &str) -> Option<i128> {
     text.parse().ok().filter(|integer: &i128| integer.to_string() == text)
 }
 
-fn window_of(text: &str) -> Option<WindowMs> {
+pub(super) fn window_of(text: &str) -> Option<WindowMs> {
     let units = [("MS", 1), ("S", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000), ("", 1_000)];
     let (number, unit_ms) =
         units.iter().find_map(|(unit, unit_ms)| Some((text.strip_suffix(unit)?, unit_ms)))?;

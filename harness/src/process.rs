@@ -87,20 +87,25 @@ pub struct Launch {
 impl Launch {
     /// A server without persistence.
     pub fn server() -> io::Result<Launch> {
-        Ok(Launch::program()?.settings(&[("save", "")]))
+        Launch::server_of(server_program())
+    }
+
+    /// The same of this program.
+    pub fn server_of(program: impl Into<OsString>) -> io::Result<Launch> {
+        Ok(Launch::program(program.into())?.settings(&[("save", "")]))
     }
 
     /// A Sentinel with these lines of configuration.
     pub fn sentinel(configuration: &str) -> io::Result<Launch> {
-        let mut launch = Launch::program()?;
+        let mut launch = Launch::program(server_program())?;
         let file = launch.folder().join("sentinel.conf");
         fs::write(&file, configuration)?;
         launch.line.extend([file.into(), "--sentinel".into()]);
         Ok(launch)
     }
 
-    fn program() -> io::Result<Launch> {
-        Ok(Launch { line: vec![server_program()], folder: TempDir::new()?, clock: None })
+    fn program(program: OsString) -> io::Result<Launch> {
+        Ok(Launch { line: vec![program], folder: TempDir::new()?, clock: None })
     }
 
     /// The same with these settings.

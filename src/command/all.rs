@@ -68,8 +68,10 @@ impl Command for All {
             retry_after = retry_after.max(decided.retry_after.within(longest_wait_ms));
             if outcome.changed() {
                 changed = true;
-                // A key that is ahead of this time counts as of its own.
-                at = at.max(decided.newest);
+                if request.cost.taken() > 0 {
+                    // A key that is ahead of this time counts as of its own.
+                    at = at.max(decided.newest);
+                }
                 stats::units(request.cost, outcome.change);
             }
             commit::publish_if_limited(call, name, decided.limited);

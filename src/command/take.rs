@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Limiter, Outcome, Quotas, Time, Verdict};
+use crate::limiter::{Algorithm, Limiter, Outcome, QuotaList, Quotas, Time, Verdict};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
@@ -60,21 +60,20 @@ fn run<'a, Q: Quotas>(
     let time = Time { clock: server::now(), at: request.at };
     let mut key = OpenKey::to_write(keys.first())?;
     let Some(limiter) = key.limiter_mut() else {
-        // A copy, so that the original can stay in registers.
-        return run_on_empty(call, key, algorithm, request.clone(), time);
+        return run_on_empty(call, key, algorithm, request.to_list(), time);
     };
     let taken = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
     conclude(call, key, None, algorithm, request, time, taken)
 }
 
-/// The request that finds no key: makes one if it counts anything.
+/// The request that finds no key: makes one if it counts anything. Compiled once, for whatever it names.
 #[cold]
 #[inline(never)]
-fn run_on_empty<'a, Q: Quotas>(
+fn run_on_empty<'a>(
     call: &'a Call<'a>,
     key: OpenKey<'a, ToWrite>,
     algorithm: Algorithm,
-    request: Request<Q>,
+    request: Request<QuotaList>,
     time: Time,
 ) -> Result<(), Refusal> {
     let mut fresh = Limiter::new(algorithm);

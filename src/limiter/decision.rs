@@ -152,27 +152,6 @@ pub(super) enum Decide<'a, Q: Quotas> {
     Log(Decided<&'a mut Log, Q>),
 }
 
-impl<'a, Q: Quotas> From<Decided<Read<&'a mut Counters>, Q>> for Decide<'a, Q> {
-    #[inline(always)]
-    fn from(decided: Decided<Read<&'a mut Counters>, Q>) -> Self {
-        Decide::Counters(decided)
-    }
-}
-
-impl<'a, Q: Quotas> From<Decided<Short<&'a mut Limiter>, Q>> for Decide<'a, Q> {
-    #[inline(always)]
-    fn from(decided: Decided<Short<&'a mut Limiter>, Q>) -> Self {
-        Decide::Short(decided)
-    }
-}
-
-impl<'a, Q: Quotas> From<Decided<&'a mut Log, Q>> for Decide<'a, Q> {
-    #[inline(always)]
-    fn from(decided: Decided<&'a mut Log, Q>) -> Self {
-        Decide::Log(decided)
-    }
-}
-
 /// Does the same for every algorithm.
 macro_rules! for_each_algorithm {
     ($decision:expr, $decided:ident => $then:expr) => {
@@ -301,22 +280,13 @@ pub(super) struct Decided<S: State, Q: Quotas> {
 }
 
 impl<S: State, Q: Quotas> Decided<S, Q> {
-    /// Whether the windows of a request that takes units fit into the key. [`Decided::decide`] comes next: apart,
-    /// since a decision in a `Result` is copied.
-    #[inline(always)]
-    pub(super) fn make_sure_of_room(
-        state: &S,
-        quotas: &Q,
-        cost: Cost,
-        time: Time,
-    ) -> Result<(), TooManyWindows> {
-        if cost.taken() > 0 { state.make_sure_of_room(quotas.as_ref(), time.now()) } else { Ok(()) }
-    }
-
     /// Whether `cost` units fit every quota. Changes nothing.
     #[inline(always)]
-    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
+    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
         let (units, now) = (cost.taken(), time.now());
+        if units > 0 {
+            state.make_sure_of_room(quotas.as_ref(), now)?;
+        }
         let mut limited = false;
         let tiers = quotas.each(|quota| {
             let usage = state.usage(quota, now);
@@ -324,7 +294,7 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
             limited |= refuses;
             Tier { quota, usage, refuses }
         });
-        Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
+        Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
     }
 
     /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else

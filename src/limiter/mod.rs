@@ -32,7 +32,7 @@ pub use quota::{
 };
 
 use counters::{Counters, Method};
-use decision::{Decided, State};
+use decision::{Decide, Decided, State};
 use log::{Entry, Log};
 use short::Short;
 
@@ -140,30 +140,6 @@ enum Form<'a> {
 
 const _: () = assert!(size_of::<Limiter>() == 16);
 
-/// Does the same with the state of each algorithm; returns an error if it is not the one asked for.
-macro_rules! for_state {
-    ($limiter:expr, $algorithm:expr, $state:ident => $then:expr) => {
-        match $limiter {
-            Limiter::Counters(counters) => {
-                let own = counters.method().into();
-                let $state = counters.counted_by($algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                $then
-            }
-            Limiter::Log(_) | any_short!(_) if $algorithm != Algorithm::Log => {
-                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
-            }
-            Limiter::Log(log) => {
-                let $state = log.as_mut();
-                $then
-            }
-            any_short!(_) => {
-                let $state = Short::of(&mut *$limiter);
-                $then
-            }
-        }
-    };
-}
-
 impl Limiter {
     /// One that has counted nothing yet.
     #[inline]
@@ -228,10 +204,19 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
-        for_state!(self, algorithm, state => {
-            Decided::make_sure_of_room(&state, quotas, cost, time)?;
-            Ok(Decision(Decided::decide(state, quotas, cost, time).into()))
-        })
+        let decide = match self {
+            Limiter::Counters(counters) => {
+                let own = counters.method().into();
+                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                Decide::Counters(Decided::decide(counters, quotas, cost, time)?)
+            }
+            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
+                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
+            }
+            Limiter::Log(log) => Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
+            any_short!(_) => Decide::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
+        };
+        Ok(Decision(decide))
     }
 
     /// Decides on a request, and counts it or gives back, in all tiers or in none. `force` counts
@@ -245,15 +230,23 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TakeError> {
-        // Not by way of `decide`: what every algorithm fits into does not fit into registers.
-        let taken = for_state!(self, algorithm, state => {
-            Decided::make_sure_of_room(&state, quotas, cost, time)?;
-            Decided::decide(state, quotas, cost, time).taken(force)
-        });
-        if taken.1.changed() {
-            self.shorten();
+        // Not by way of a `Decision`, which is to be kept: that would be written and read again.
+        match self {
+            Limiter::Counters(counters) => {
+                let own = counters.method().into();
+                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                Ok(Decided::decide(counters, quotas, cost, time)?.taken(force))
+            }
+            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
+                Err(TakeError::OtherAlgorithm(Algorithm::Log))
+            }
+            Limiter::Log(log) => {
+                let taken = Decided::decide(log.as_mut(), quotas, cost, time)?.taken(force);
+                self.shorten();
+                Ok(taken)
+            }
+            any_short!(_) => Ok(Decided::decide(Short::of(self), quotas, cost, time)?.taken(force)),
         }
-        Ok(taken)
     }
 
     /// Makes a short log of one that has shrunk. [`Limiter::take`] does so itself; after the commit of a
@@ -275,20 +268,12 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
-        #[inline(always)]
-        fn peek<S: State, Q: Quotas>(
-            state: S,
-            quotas: &Q,
-            cost: Cost,
-            time: Time,
-        ) -> Result<(Verdict, Outlook), TooManyWindows> {
-            Decided::make_sure_of_room(&state, quotas, cost, time)?;
-            Ok(Decided::decide(state, quotas, cost, time).peeked())
-        }
         match self.form() {
-            Form::Counters(counters) => peek(counters.to_read(), quotas, cost, time),
-            Form::Short(short) => peek(short, quotas, cost, time),
-            Form::Log(log) => peek(log, quotas, cost, time),
+            Form::Counters(counters) => {
+                Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
+            }
+            Form::Short(short) => Decided::decide(short, quotas, cost, time).map(|decided| decided.peeked()),
+            Form::Log(log) => Decided::decide(log, quotas, cost, time).map(|decided| decided.peeked()),
         }
     }
 

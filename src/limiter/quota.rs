@@ -186,7 +186,7 @@ impl Cost {
 /// A request has a single one, or a list. What is generic over this is compiled for each, so that
 /// nearly every request, which has one, pays nothing for the walks over several. This is the only
 /// place where the two differ.
-pub trait Quotas: AsRef<[Quota]> + Clone {
+pub trait Quotas: AsRef<[Quota]> {
     /// Something for each of them.
     type Each<T>: AsRef<[T]> + AsMut<[T]>;
 

@@ -8,6 +8,7 @@ use redis_rl::request::{Options, Request};
 
 use crate::calls::quota;
 use crate::cases;
+use crate::fuzzed::rows;
 
 fn parse(args: &[Vec<u8>], options: Options) -> Option<Request<QuotaList>> {
     Request::parse(args.iter().map(Vec::as_slice), options).ok()
@@ -179,5 +180,44 @@ proptest! {
             at: request.at.map(|at| at.get()),
         };
         prop_assert_eq!(parse(&meant.written(&style), options), Some(request));
+    }
+}
+
+/// A row of RL.ALL, mostly a valid one about one of a few keys.
+fn row() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let words = |words: &[&str]| {
+        prop::sample::select(words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>())
+    };
+    let windows = ["1s", "1000MS", "2M", "3h", "1d", "250ms", "7", "8", "9", "10", "11", "12", "13"];
+    let row = (
+        words(&["a", "a", "a", "b", "FIXED", ""]),
+        words(&["FIXED", "FIXED", "FIXED", "fixed", "SLIDING", "lOg"]),
+        words(&["0", "1", "60", "9007199254740991"]),
+        words(&windows),
+        words(&["1", "1", "1", "1", "0", "-1"]),
+    );
+    let row = row.prop_map(|(key, algorithm, limit, window, cost)| vec![key, algorithm, limit, window, cost]);
+    let spoilt = (row.clone(), 0..5usize, argument()).prop_map(|(mut row, place, word)| {
+        row[place] = word;
+        row
+    });
+    prop_oneof![12 => row, 1 => spoilt]
+}
+
+proptest! {
+    #![proptest_config(cases(8000))]
+
+    #[test]
+    fn rows_are_read_as_they_are_written_or_refused(
+        rows in vec(row(), 0..12),
+        options in vec(argument(), 0..5),
+        more in 0..60usize,
+    ) {
+        let mut words: Vec<&[u8]> = rows.iter().flatten().map(Vec::as_slice).collect();
+        // Now and then many keys.
+        let names: Vec<String> = (0..if more > 50 { more } else { 0 }).map(|key| key.to_string()).collect();
+        words.extend(names.iter().flat_map(|name| [name.as_bytes(), b"LOG", b"5", b"1s", b"2"]));
+        words.extend(options.iter().map(Vec::as_slice));
+        rows::check(&words);
     }
 }

@@ -7,10 +7,12 @@
 //! - `replies`: every reply of a history is the model's, and a log never admits too much.
 //! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
+//! - `all`: several keys in one step.
 //! - `forms`: a short log and a large one are told apart by their memory alone.
 //! - `arguments`: the parser takes what is valid in any form, and survives the rest.
 //! - `corpus`: what the fuzzer has found, tried again; `fuzzed` is what it tries, see `fuzz/src/lib.rs`.
 
+mod all;
 mod arguments;
 mod bytes;
 mod calls;
@@ -26,6 +28,7 @@ mod fuzzed {
     pub mod decoder;
     pub mod operations;
     pub mod parser;
+    pub mod rows;
 }
 
 use proptest::test_runner::Config;

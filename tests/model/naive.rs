@@ -25,7 +25,7 @@ pub enum Search {
 
 impl Search {
     /// The first number from 0 on that `fits`.
-    fn first(self, fits: impl Fn(u64) -> bool) -> u64 {
+    pub fn first(self, fits: impl Fn(u64) -> bool) -> u64 {
         match self {
             Search::EveryMs => (0..).find(|&ms| fits(ms)).expect("every window ends"),
             Search::Halving if fits(0) => 0,

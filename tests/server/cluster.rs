@@ -8,6 +8,7 @@ use std::thread;
 use redis::cluster::ClusterConnection;
 use redis::{ConnectionLike, RedisResult, Value};
 
+use crate::all::AllReply;
 use crate::nodes::{Cluster, cluster_client};
 use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 
@@ -83,6 +84,15 @@ fn add(units: &AtomicI64, more: i64) {
     units.fetch_add(more, Ordering::SeqCst);
 }
 
+/// Stops the clients even if the test fails.
+struct StopAtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Clients that request units of random keys until they are stopped.
 struct Traffic<'a> {
     keys: &'a [Key],
@@ -105,19 +115,14 @@ impl Traffic<'_> {
     }
 
     fn run(&self, addresses: Vec<String>, meanwhile: impl FnOnce()) {
-        /// Stops the clients even if the test fails.
-        struct StopAtTheEnd<'a>(&'a AtomicBool);
-        impl Drop for StopAtTheEnd<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::SeqCst);
-            }
-        }
         thread::scope(|scope| {
             let _stop = StopAtTheEnd(&self.stopped);
             for seed in 0..CLIENTS {
                 let addresses = &addresses;
                 scope.spawn(move || self.request_until_stopped(addresses, Random::new(seed)));
             }
+            let addresses = &addresses;
+            scope.spawn(move || self.request_of_several_until_stopped(addresses, Random::new(CLIENTS)));
             meanwhile();
         });
     }
@@ -150,6 +155,35 @@ impl Traffic<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Requests units of several keys at once, all in the slot of the hash tag.
+    fn request_of_several_until_stopped(&self, addresses: &[String], mut random: Random) {
+        let mut client = cluster_client(addresses).expect("the cluster answers");
+        let tagged: Vec<&Key> = self.keys.iter().filter(|key| key.name.starts_with("{tenant}")).collect();
+        while !self.stopped.load(Ordering::SeqCst) {
+            let first = random.below(tagged.len());
+            let asked: Vec<(&Key, i64)> = (0..2 + random.below(3))
+                .map(|nth| (tagged[(first + 5 * nth) % tagged.len()], 1 + random.below(MOST_AT_ONCE) as i64))
+                .collect();
+            let row = |(key, cost): &(&Key, i64)| {
+                format!(" {} {} {} {WINDOW} {cost}", key.name, &key.command[3..], key.limit)
+            };
+            let line: String = std::iter::once("RL.ALL".to_owned()).chain(asked.iter().map(row)).collect();
+            match command(&line).query::<Value>(&mut client) {
+                Ok(reply) if AllReply::of(&reply).limited == 0 => {
+                    asked.iter().for_each(|(key, cost)| add(&key.granted, *cost));
+                }
+                Ok(_) => {}
+                // Only some of the keys have moved.
+                Err(error) if error.code() == Some("TRYAGAIN") => {}
+                Err(error) => {
+                    assert!(self.masters_fail, "{line}: {error}");
+                    asked.iter().for_each(|(key, cost)| add(&key.unanswered, *cost));
+                    client = self.client_when_served_again(addresses, asked[0].0);
+                }
+            }
+        }
     }
 
     /// A new client, once the key can be reached.
@@ -372,6 +406,159 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
         wait_until_limits_are_reached(&keys);
     });
     assert_every_unit_counts_once(&cluster, &keys);
+}
+
+#[test]
+fn a_log_of_a_million_entries_moves_atomically_with_its_slot() {
+    const ENTRIES: i64 = 1_000_000;
+    let cluster = Cluster::start();
+    let Some(how) = AtomicMove::of(cluster.node(0)) else {
+        println!("not tested: this server moves slots key by key only");
+        return;
+    };
+    let slot = cluster.slot("{tenant}");
+    let from = cluster.owner(slot);
+    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    let (source, target) = (cluster.node(from), cluster.node(to));
+    let (mut connection, now) = (source.connect(), source.clock_ms());
+    for first in (0..ENTRIES).step_by(50_000) {
+        let at = (first..first + 50_000).map(|nth| now - ENTRIES + nth);
+        let lines = at.map(|at| format!("RL.LOG {{tenant}}:log {ENTRIES} 30d AT {at}"));
+        pipeline(lines).exec(&mut connection).expect("all of them are counted");
+    }
+    // A key that lost its time to live, and one that keeps it.
+    source.value("RL.FIXED {tenant}:persisted 5 30d");
+    source.value("PERSIST {tenant}:persisted");
+    source.value("RL.FIXED {tenant}:kept 5 30d");
+    let names = ["{tenant}:log", "{tenant}:persisted", "{tenant}:kept"];
+    let digests = |node: &Server| names.map(|name| node.value(&format!("DEBUG DIGEST-VALUE {name}")));
+    let before = digests(source);
+    how.run(&cluster, from, to, &BTreeSet::from([slot]));
+    assert_eq!(digests(target), before);
+    assert_eq!(target.integer("PTTL {tenant}:persisted"), -1);
+    assert!(names.iter().filter(|name| target.integer(&format!("PTTL {name}")) > 0).count() == 2);
+    let replica = cluster.node(cluster.replica_of(to));
+    wait_for("the replica to hold the same", || replica.digest() == target.digest());
+    // Full as it was.
+    let peek = target.figures(&format!("RL.PEEK {{tenant}}:log {ENTRIES} 30d"));
+    assert_eq!(peek[..3], [1, ENTRIES, 0]);
+}
+
+/// Forced requests that are limited publish one event each, wherever the slot is just then.
+#[test]
+fn a_forced_request_is_published_once_while_its_slot_moves_atomically() {
+    let cluster = Cluster::start();
+    let Some(how) = AtomicMove::of(cluster.node(0)) else {
+        println!("not tested: this server moves slots key by key only");
+        return;
+    };
+    let slot = cluster.slot("{tenant}");
+    let from = cluster.owner(slot);
+    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    let more = COMMANDS.iter().flat_map(|name| {
+        (0..3_000).map(move |number| format!("{name} {{tenant}}:more:{name}:{number} 5 {WINDOW}"))
+    });
+    pipeline(more).exec(&mut cluster.node(from).connect()).expect("replies");
+    let nodes: Vec<&Server> = (0..cluster.addresses().len()).map(|index| cluster.node(index)).collect();
+    let mut listeners: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            node.value("CONFIG SET notify-keyspace-events Ed");
+            let mut listener = node.connect();
+            let subscribe = redis::cmd("SUBSCRIBE").arg("__keyevent@0__:rl.limited").get_packed_command();
+            listener.send_packed_command(&subscribe).expect("SUBSCRIBE");
+            listener.recv_response().expect("a subscription");
+            listener
+        })
+        .collect();
+
+    let stopped = AtomicBool::new(false);
+    let addresses = cluster.addresses();
+    let published = thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let mut client = cluster_client(&addresses).expect("the cluster answers");
+            let (mut published, mut random) = (0, Random::new(5));
+            while !stopped.load(Ordering::SeqCst) {
+                let name = random.of(&COMMANDS);
+                let (line, events) = match random.below(3) {
+                    0 => (format!("{name} {{tenant}}:forced:{name} 0 {WINDOW} FORCE"), 1),
+                    1 => (
+                        format!(
+                            "RL.ALL {{tenant}}:forced:{name} {} 0 {WINDOW} 1 {{tenant}}:forced:other LOG 0 {WINDOW} 1 FORCE",
+                            &name[3..]
+                        ),
+                        2,
+                    ),
+                    _ => (format!("{name} {{tenant}}:forced:{name} 0 {WINDOW}"), 1),
+                };
+                loop {
+                    match command(&line).query::<Value>(&mut client) {
+                        Ok(_) => break published += events,
+                        Err(error) => assert_eq!(error.code(), Some("TRYAGAIN"), "{line}: {error}"),
+                    }
+                }
+            }
+            published
+        });
+        let stop = StopAtTheEnd(&stopped);
+        for (from, to) in [(from, to), (to, from), (from, to)] {
+            how.run(&cluster, from, to, &BTreeSet::from([slot]));
+        }
+        drop(stop);
+        client.join().expect("all are answered")
+    });
+    assert!(published > 100, "{published} events are expected");
+    for master in cluster.masters() {
+        cluster.node(cluster.replica_of(master)).wait_to_catch_up(cluster.node(master));
+    }
+    let mut seen = 0;
+    for listener in &mut listeners {
+        let unsubscribe = redis::cmd("UNSUBSCRIBE").get_packed_command();
+        listener.send_packed_command(&unsubscribe).expect("UNSUBSCRIBE");
+        while let Value::Push { data, .. } | Value::Array(data) = listener.recv_response().expect("a message")
+        {
+            let kind: String = redis::from_redis_value(data[0].clone()).expect("a kind");
+            match kind.as_str() {
+                "message" => seen += 1,
+                _ => break,
+            }
+        }
+    }
+    assert_eq!(seen, published, "events, and limited rows");
+}
+
+#[test]
+fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
+    let cluster = Cluster::start();
+    let slot = cluster.slot("{tenant}");
+    let owner = cluster.owner(slot);
+    let other = *cluster.masters().iter().find(|master| **master != owner).expect("another master");
+    let (owner, other) = (cluster.node(owner), cluster.node(other));
+    let elsewhere = (0..).map(|nth| format!("{{other{nth}}}"));
+    let elsewhere = elsewhere.into_iter().find(|name| cluster.slot(name) != slot).expect("another slot");
+    for options in ["", " FORCE", " AT 5", " AT 5 FORCE"] {
+        let in_one = format!("RL.ALL {{tenant}}a FIXED 99 1h 1 {{tenant}}b LOG 99 1h 1{options}");
+        assert_eq!(AllReply::of(&owner.value(&in_one)).limited, 0, "{in_one}");
+        let error = other.error(&in_one);
+        assert!(error.starts_with(&format!("MOVED {slot} ")), "{in_one}: {error}");
+        for rows in [
+            format!("{{tenant}}a FIXED 99 1h 1 {elsewhere} FIXED 99 1h 1"),
+            format!("{elsewhere} FIXED 99 1h 1 {{tenant}}a FIXED 99 1h 1"),
+            format!("{{tenant}}a FIXED 99 1h 1 {{tenant}}b LOG 99 1h 1 {elsewhere} FIXED 99 1h 1"),
+        ] {
+            for node in [owner, other] {
+                let line = format!("RL.ALL {rows}{options}");
+                assert!(node.error(&line).starts_with("CROSSSLOT "), "{line}");
+            }
+        }
+    }
+    // Words after the last whole row are no keys, whatever they are.
+    for rest in [&elsewhere[..], "FORCE AT 1 FORCE", "BOGUS", "AT"] {
+        let error = owner.error(&format!("RL.ALL {{tenant}}a FIXED 99 1h 1 {rest}"));
+        assert!(error.starts_with("ERR "), "{rest}: {error}");
+    }
+    let error = owner.error(&format!("RL.ALL {{tenant}}a FIXED 99 1h 1 {elsewhere} FIXED 99 1h"));
+    assert!(error.starts_with("ERR wrong number of arguments"), "{error}");
 }
 
 #[test]

@@ -7,10 +7,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use harness::{COMMANDS, Random, Server, command, pipeline, wait_for};
+use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
+use crate::all::{ALGORITHM, LIVE_WINDOWS, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW};
+use crate::load;
 use crate::payload::{Payload, credulous_server, damage};
 use crate::refusals::{AT, COST, LIMIT, PAIRS, REQUESTS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
 
@@ -27,10 +30,8 @@ const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
 /// The prefix of keys that may be left without a time to live: by PERSIST, or by RESTORE with 0.
 const PERSISTENT: &[u8] = b"persistent:";
 
-const LIVE_WINDOWS: &str = "ERR window must be one of at most 8 in a key that still count";
-
 /// How errors of the module's commands begin, whether they come from the module or from the server.
-const REFUSALS: [&str; 13] = [
+const REFUSALS: [&str; 21] = [
     LIMIT,
     WINDOW,
     SAME_WINDOW,
@@ -41,6 +42,14 @@ const REFUSALS: [&str; 13] = [
     WRONGTYPE,
     "WRONGTYPE key is counted by RL.",
     LIVE_WINDOWS,
+    ALGORITHM,
+    ROW_COST,
+    ROWS,
+    ROWS_OF_A_KEY,
+    ROWS_DIFFER,
+    ROWS_OF_A_WINDOW,
+    load::PAYLOAD,
+    load::BUSY_KEY,
     "ERR wrong number of arguments for 'rl.",
     "ERR wrong number of arguments for 'RL.",
     // In a script.
@@ -66,6 +75,10 @@ enum Kind {
     Figures,
     /// The map of RL.INFO.
     Info,
+    /// What RL.ALL replies.
+    All,
+    /// The OK of RL.LOAD.
+    Load,
     Multi,
     Exec,
     Discard,
@@ -201,6 +214,12 @@ impl Hostile {
             let extra = self.chance(10).then(|| self.nonsense());
             return (Kind::Info, [b"RL.INFO".to_vec(), self.key()].into_iter().chain(extra).collect());
         }
+        if self.chance(5) {
+            return (Kind::All, self.all());
+        }
+        if self.chance(20) {
+            return (Kind::Load, self.load());
+        }
         let name = self.random.of(&REQUESTS);
         let any = name == "RL.PEEK" || self.chance(10);
         let key = if any { self.key() } else { self.key_of(name) };
@@ -211,6 +230,55 @@ impl Hostile {
             words.truncate(1 + self.random.below(words.len()));
         }
         (Kind::Figures, words)
+    }
+
+    /// RL.ALL: mostly valid rows about a few keys.
+    fn all(&mut self) -> Words {
+        let mut all = vec![self.random.of(&["RL.ALL", "rl.all"]).as_bytes().to_vec()];
+        for _ in 0..self.random.of(&[1, 1, 2, 2, 3, 4, 9, 64]) {
+            let name = self.random.of(&COMMANDS);
+            let (key, cost) = (self.key_of(name), self.cost().into_bytes());
+            let tiers = self.random.of(&[1, 1, 1, 1, 1, 2, 3, 8, 9]);
+            for window in self.windows(tiers) {
+                let algorithm = if self.chance(200) { self.nonsense() } else { name[3..].into() };
+                let limit = self.limit().into_bytes();
+                all.extend([key.clone(), algorithm, limit, window.into(), cost.clone()]);
+            }
+        }
+        if self.chance(2) {
+            all.push(b"Force".to_vec());
+        }
+        if self.chance(3) {
+            all.extend([b"at".to_vec(), self.at().into_bytes()]);
+        }
+        if self.chance(6) {
+            for _ in 0..self.random.of(&[1, 1, 2, 5]) {
+                let place = 1 + self.random.below(all.len());
+                match self.random.below(4) {
+                    0 => all.insert(place, self.nonsense()),
+                    1 => all.truncate(place),
+                    2 => all[1..].rotate_left(place - 1),
+                    _ if place < all.len() => all[place] = self.nonsense(),
+                    _ => {}
+                }
+            }
+        }
+        all
+    }
+
+    /// RL.LOAD. The key may be left without a time to live.
+    fn load(&mut self) -> Words {
+        let key = [PERSISTENT, &self.key()].concat();
+        let mut payload = match self.payloads.len() {
+            0 => self.bytes(40),
+            len => self.payloads[self.random.below(len)].clone(),
+        };
+        if payload.len() > Payload::HEAD + Payload::FOOT && self.chance(2) {
+            // Of a short one, the bytes that the module stored.
+            payload = payload[Payload::HEAD + 1..payload.len() - Payload::FOOT].to_vec();
+        }
+        damage(&mut self.random, &mut payload);
+        vec![b"RL.LOAD".to_vec(), key, payload]
     }
 
     /// A command of the server on the module's keys.
@@ -351,12 +419,14 @@ fn assert_answered(commands: &[(Kind, Words)], replies: &[Value]) {
 
 fn assert_is_answer(kind: Kind, words: &Words, reply: &Value) {
     let sound = match (kind, reply) {
-        (Kind::Figures | Kind::Info, Value::ServerError(error)) => {
+        (Kind::Figures | Kind::Info | Kind::All | Kind::Load, Value::ServerError(error)) => {
             let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
             REFUSALS.iter().any(|refusal| text.starts_with(refusal))
         }
         (Kind::Figures, Value::Array(_)) => are_figures(reply),
         (Kind::Info, reply) => is_info(reply),
+        (Kind::All, reply) => is_reply_to_all(reply),
+        (Kind::Load, reply) => *reply == Value::Okay,
         (Kind::Figures, _) => false,
         _ => true,
     };
@@ -383,6 +453,19 @@ fn are_figures(reply: &Value) -> bool {
         && (0..=limit).contains(&remaining)
         && (retry_after == -1 || limited == 1 && retry_after > 0 && waits.contains(&retry_after))
         && waits.contains(&reset_after)
+}
+
+fn is_reply_to_all(reply: &Value) -> bool {
+    let Value::Array(items) = reply else { return false };
+    let [Value::Int(limited), Value::Int(retry_after), Value::Int(at), Value::Array(rows)] = &items[..]
+    else {
+        return false;
+    };
+    let sound = (1..=64).contains(&rows.len()) && rows.iter().all(are_figures);
+    sound
+        && *limited == rows.iter().map(|row| figures(row)[0]).max().unwrap_or(0)
+        && (0..=MOST).contains(at)
+        && (*retry_after == -1 || *limited == 1 && (1..=LONGEST_WAIT).contains(retry_after))
 }
 
 /// Fields and values, from a map or from a flat array.
@@ -636,7 +719,7 @@ fn a_damaged_payload_that_passes_the_checksum_is_refused_or_makes_a_working_key(
 fn nonsense() -> Vec<Words> {
     let mut hostile = Hostile { random: random(), payloads: Vec::new() };
     let mut commands: Vec<Words> = (0..3_000).map(|_| hostile.ours().1).collect();
-    for name in REQUESTS.into_iter().chain(["RL.INFO"]) {
+    for name in REQUESTS.into_iter().chain(["RL.INFO", "RL.ALL", "RL.LOAD"]) {
         for arguments in ["", " ", " key", " key 1", " key 1 1s 1", " key key"] {
             commands.push(words(&format!("{name}{arguments}")));
         }
@@ -654,7 +737,12 @@ fn passes_any_number_of_arguments(server: &Server) -> bool {
 
 /// As the module has registered its commands.
 fn has_the_right_number_of_arguments(words: &Words) -> bool {
-    if words[0].eq_ignore_ascii_case(b"RL.INFO") { words.len() == 2 } else { words.len() >= 4 }
+    match words[0].to_ascii_uppercase().as_slice() {
+        b"RL.INFO" => words.len() == 2,
+        b"RL.LOAD" => words.len() == 3,
+        b"RL.ALL" => words.len() >= 6,
+        _ => words.len() >= 4,
+    }
 }
 
 #[test]
@@ -702,4 +790,43 @@ fn a_replica_that_is_sent_nonsense_keeps_working() {
     assert!(assert_keys_expire(&replica) > 2);
     replica.value("REPLICAOF NO ONE");
     assert_sound(&replica);
+}
+
+/// The time that the quickest of a few attempts takes.
+fn quickest(mut attempt: impl FnMut()) -> Duration {
+    let times = (0..7).map(|_| {
+        let begin = Instant::now();
+        attempt();
+        begin.elapsed()
+    });
+    times.min().unwrap_or_default()
+}
+
+#[test]
+fn long_names_that_differ_in_their_last_byte_take_rl_all_no_longer_than_their_transfer() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let name = |last: u8| [vec![b'k'; 1 << 20], vec![last]].concat();
+    let names: Vec<Vec<u8>> = (0..64).map(name).collect();
+    let mut exists = redis::cmd("EXISTS");
+    names.iter().for_each(|name| _ = exists.arg(name));
+    let mut all = redis::cmd("RL.ALL");
+    names.iter().for_each(|name| _ = all.arg(name).arg(&["LOG", "5", "1h", "0"]));
+    let transfer = quickest(|| exists.exec(&mut connection).expect("a count"));
+    let decision = quickest(|| {
+        let reply: Value = all.query(&mut connection).expect("a reply");
+        assert!(is_reply_to_all(&reply));
+    });
+    assert!(decision < 3 * transfer, "{decision:?}, and {transfer:?} to look for the keys");
+
+    // Counted, and refused in the last row.
+    let mut counted = redis::cmd("RL.ALL");
+    names.iter().for_each(|name| _ = counted.arg(name).arg(&["FIXED", "5", "1h", "1"]));
+    counted.arg("FORCE").exec(&mut connection).expect("counted");
+    assert_eq!(server.integer("DBSIZE"), 64);
+    let before = server.digest();
+    counted.arg("FORCE").exec(&mut connection).expect_err("FORCE twice");
+    assert_eq!(server.digest(), before);
+    server.value("FLUSHALL");
+    assert_sound(&server);
 }

@@ -76,6 +76,30 @@ fn units_counted_and_refunded_are_those_that_changed() {
 }
 
 #[test]
+fn rl_all_counts_its_requests_and_the_units_of_each_key() {
+    let server = Server::start();
+    let outcomes_of_all = || outcomes(&server, "all");
+    for (line, outcomes, counted_and_refunded) in [
+        ("RL.ALL f FIXED 3 10s 2 l LOG 5 10s 3", [1, 0, 0], [5, 0]),
+        ("RL.ALL f FIXED 3 10s 2 l LOG 5 10s 1", [1, 1, 0], [5, 0]),
+        ("RL.ALL f FIXED 3 10s 2 l LOG 5 10s 1 FORCE", [1, 1, 1], [8, 0]),
+        // Within the limits a forced request is an allowed one.
+        ("RL.ALL f FIXED 9 10s 1 l LOG 9 10s 1 FORCE", [2, 1, 1], [10, 0]),
+        // Of several tiers a unit counts once.
+        ("RL.ALL f FIXED 9 10s 1 s SLIDING 9 10s 2 f FIXED 9 20s 1", [3, 1, 1], [13, 0]),
+        ("RL.ALL f FIXED 1 10s 0 l LOG 1 10s 0", [4, 1, 1], [13, 0]),
+        ("RL.ALL f FIXED 1 10s -2 l LOG 1 10s -99 s SLIDING 9 10s 1", [5, 1, 1], [14, 7]),
+        ("RL.ALL f LOG 1 10s 1 l LOG 1 10s 1", [5, 1, 1], [14, 7]),
+    ] {
+        let _ = server.call(&format!("{line} AT 0"));
+        assert_eq!(outcomes_of_all(), outcomes, "{line}");
+        assert_eq!(units(&server), counted_and_refunded, "{line}");
+    }
+    assert_eq!(field(&server, "errors"), 1);
+    assert_eq!(ALGORITHMS.map(|command| outcomes(&server, command)), [[0; 3]; 3]);
+}
+
+#[test]
 fn commands_that_reply_an_error_are_counted_as_errors_and_as_nothing_else() {
     let server = Server::start();
     server.value("SET text x");
@@ -97,10 +121,12 @@ fn replicated_and_reloaded_requests_are_not_counted() {
         server.value(&format!("RL.{command} {command} 3 1d COST 9 FORCE"));
         server.value(&format!("RL.{command} {command} 3 1d COST -1"));
     }
+    server.value("RL.ALL fixed FIXED 9 1d 1 sliding SLIDING 9 1d 1 log LOG 1 1d 1 FORCE");
     wait_for("the replica to hold the same", || server.digest() == replica.digest());
     server.restart();
     for other in [&server, &replica] {
         assert_eq!(ALGORITHMS.map(|command| outcomes(other, command)), [[0; 3]; 3]);
+        assert_eq!(outcomes(other, "all"), [0; 3]);
         assert_eq!(units(other), [0, 0]);
     }
 }

@@ -1,5 +1,6 @@
 //! The contract, sentence by sentence, on a real server.
 
+mod all;
 mod clock;
 mod clock_steps;
 mod cluster;
@@ -13,11 +14,13 @@ mod hostile;
 mod info;
 mod keyspace;
 mod limits;
+mod load;
 mod memory;
 mod nodes;
 mod own_expiry;
 mod payload;
 mod persistence;
+mod refunds;
 mod refusals;
 mod registration;
 mod replication;

@@ -70,8 +70,15 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
         let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
         assert!(infos.contains("@ratelimit"), "{name}: {infos}");
     }
+    let infos = format!("{:?}", server.value("COMMAND INFO RL.ALL"));
+    assert!(infos.contains("@ratelimit") && infos.contains("@slow"), "{infos}");
+    let infos = format!("{:?}", server.value("COMMAND INFO RL.LOAD"));
+    assert!(!infos.contains("@ratelimit") && infos.contains("@dangerous"), "{infos}");
     for (categories, allowed, denied) in [
         ("+@ratelimit", "RL.FIXED k 5 10s AT 0", "DEL k"),
+        ("+@ratelimit", "RL.ALL k FIXED 5 10s 1", "RL.LOAD new x"),
+        ("+@slow -@dangerous", "RL.ALL k FIXED 5 10s 1", "RL.FIXED k 5 10s"),
+        ("+@write -@fast", "RL.ALL k FIXED 5 10s 1", "RL.FIXED k 5 10s"),
         ("+@write", "RL.LOG l 5 10s", "RL.PEEK l 5 10s"),
         ("+@read", "RL.INFO l", "RL.LOG l 5 10s"),
         ("+@fast -@write", "RL.PEEK l 5 10s", "RL.LOG l 5 10s"),
@@ -115,4 +122,88 @@ fn the_module_can_be_loaded_at_runtime_and_only_once() {
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 4);
     assert!(server.call(&format!("MODULE LOAD {}", module().display())).is_err());
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 3);
+}
+
+/// Lines of RL.ALL, and the keys that they name, whatever else the words say.
+const KEYS_OF_ALL: [(&str, &[&str]); 9] = [
+    ("RL.ALL a FIXED 5 10s 1", &["a"]),
+    ("RL.ALL a FIXED 5 10s 1 FORCE", &["a"]),
+    ("RL.ALL a FIXED 5 10s 1 AT 5", &["a"]),
+    ("RL.ALL a FIXED 5 10s 1 FORCE AT 5", &["a"]),
+    ("RL.ALL a FIXED 5 10s 1 b LOG 5 10s 1", &["a", "b"]),
+    ("RL.ALL a FIXED 5 10s 1 b LOG 5 10s 1 AT 5 FORCE", &["a", "b"]),
+    ("RL.ALL a FIXED 5 10s 1 a FIXED 5 20s 1 c LOG 5 10s 1 AT 5", &["a", "a", "c"]),
+    // A row too short.
+    ("RL.ALL a FIXED 5 10s 1 b LOG 5 10s", &["a"]),
+    ("RL.ALL a FIXED 5 10s 1 FORCE AT 0 AT 0", &["a", "FORCE"]),
+];
+
+#[test]
+fn rl_all_declares_every_key_of_its_rows_with_and_without_options() {
+    let server = Server::start();
+    let Value::Array(infos) = server.value("COMMAND INFO RL.ALL") else { panic!("no infos") };
+    let Value::Array(info) = &infos[0] else { panic!("RL.ALL is unknown") };
+    assert_eq!(info[1], Value::Int(-6));
+    let flags = texts(&info[2]);
+    assert!(["write", "denyoom"].iter().all(|flag| flags.iter().any(|f| f == flag)), "{flags:?}");
+    assert!(!flags.contains(&"fast".to_owned()), "its time grows with its rows");
+    assert_eq!(info[3..6], [Value::Int(1), Value::Int(-5), Value::Int(5)]);
+    for (line, keys) in KEYS_OF_ALL {
+        assert_eq!(texts(&server.value(&format!("COMMAND GETKEYS {line}"))), keys, "{line}");
+        let with_flags = server.value(&format!("COMMAND GETKEYSANDFLAGS {line}"));
+        let with_flags = with_flags.as_sequence().expect("keys").iter().map(|pair| {
+            let [key, flags] = pair.as_sequence().expect("a pair") else { panic!("{pair:?}") };
+            let key: String = redis::from_redis_value_ref(key).expect("a key");
+            (key, texts(flags))
+        });
+        let expected = |key: &&str| (key.to_string(), ["RW", "access", "update"].map(str::to_owned).to_vec());
+        assert_eq!(with_flags.collect::<Vec<_>>(), keys.iter().map(expected).collect::<Vec<_>>(), "{line}");
+    }
+    for line in ["RL.ALL", "RL.ALL a", "RL.ALL a FIXED 5 10s"] {
+        server.error(&format!("COMMAND GETKEYS {line}"));
+    }
+    let docs = format!("{:?}", server.value("COMMAND DOCS RL.ALL"));
+    for part in
+        ["summary", "since", "complexity", "algorithm", "limit", "window", "cost", "FORCE", "AT", "multiple"]
+    {
+        assert!(docs.contains(part), "no {part} in {docs}");
+    }
+    assert!(!docs.contains("COST"), "its cost stands in the rows: {docs}");
+}
+
+#[test]
+fn rules_on_keys_hold_for_every_key_of_rl_all() {
+    let server = Server::start();
+    let rows = |keys: &[&str], options: &str| {
+        let rows: Vec<String> = keys.iter().map(|key| format!("{key} LOG 99 10s 1")).collect();
+        format!("RL.ALL {} {options}", rows.join(" "))
+    };
+    for (rule, allowed, denied) in [
+        ("~mine:*", &["mine:a", "mine:b", "mine:c"], "others:a"),
+        ("%RW~mine:*", &["mine:a", "mine:b", "mine:c"], "others:a"),
+        ("%RW~mine:* %R~seen:*", &["mine:a", "mine:b", "mine:c"], "seen:a"),
+        ("%RW~mine:* %W~told:*", &["mine:a", "mine:b", "mine:c"], "told:a"),
+    ] {
+        server.value(&format!("ACL SETUSER limiter reset on nopass +@all {rule}"));
+        let mut connection = server.connect();
+        command("AUTH limiter any").exec(&mut connection).expect("AUTH");
+        for options in ["", "FORCE", "AT 5", "AT 5 FORCE", "FORCE AT 5"] {
+            let line = rows(allowed, options);
+            command(&line).exec(&mut connection).unwrap_or_else(|error| panic!("{rule}: {line}: {error}"));
+            for place in 0..allowed.len() {
+                let mut keys = allowed.to_vec();
+                keys[place] = denied;
+                let line = rows(&keys, options);
+                let error = command(&line).exec(&mut connection).expect_err(&line);
+                assert_eq!(error.code(), Some("NOPERM"), "{rule}: {line}: {error}");
+                let dry_run = server.text(&format!("ACL DRYRUN limiter {line}"));
+                assert!(dry_run.contains(denied), "{rule}: {line}: {dry_run}");
+            }
+        }
+        // Words that make no rows are keys where rows would have them, and elsewhere not.
+        command("RL.ALL mine:a LOG 5 10s 1 others:a LOG 5 10s")
+            .exec(&mut connection)
+            .expect_err("four words");
+        assert_eq!(server.integer("EXISTS others:a seen:a told:a"), 0);
+    }
 }

@@ -1,11 +1,14 @@
 //! What is sent to replicas and to the append-only file, and that they hold the same.
 
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use harness::{
-    APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for,
+    APPEND_ONLY, COMMANDS, PATIENCE, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for,
 };
+use redis::{PushKind, Value};
 
 use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
 
@@ -167,6 +170,245 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
         assert_eq!(stream.commands(&server), [""; 0]);
     }
     assert_eq!(commands_in_aof(&server), all);
+}
+
+/// Calls of RL.ALL in order, and what each sends, separated by semicolons.
+const SENT_BY_ALL: &[(&str, &str)] = &[
+    // Of one key, as a command of its own.
+    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.FIXED a 5 10s FORCE AT 15000"),
+    (
+        "rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000",
+        "MULTI; RL.FIXED a 5 10S COST 2 FORCE AT 15000; RL.LOG b 9 1M FORCE AT 15000; EXEC",
+    ),
+    // Rows of one key go together, in the order of the keys.
+    (
+        "RL.ALL s SLIDING 9 1m 3 b LOG 9 1M 1 s SLIDING 50 1h 3 AT 15001",
+        "MULTI; RL.SLIDING s 9 1m 50 1h COST 3 FORCE AT 15001; RL.LOG b 9 1M FORCE AT 15001; EXEC",
+    ),
+    // Only what changed.
+    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.LOG b 9 1M FORCE AT 15002"),
+    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 0 new LOG 9 1m -1 AT 15002", ""),
+    // Limited by one of them, or an error.
+    ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 AT 15002", ""),
+    ("RL.ALL b LOG 9 1M 1 new FIXED 0 10s 1 AT 15002", ""),
+    ("RL.ALL b LOG 9 1M 1 a SLIDING 9 10s 1 FORCE AT 15002", ""),
+    ("RL.ALL b LOG 9 1M 1 text LOG 9 10s 1 FORCE AT 15002", ""),
+    ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s 1 FORCE FORCE", ""),
+    ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s", ""),
+    // Limited, but counted.
+    (
+        "RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002",
+        "MULTI; RL.FIXED a 3 10s FORCE AT 15002; RL.LOG b 9 1M FORCE AT 15002; EXEC",
+    ),
+    // Refunded, which empties one of them.
+    (
+        "RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002",
+        "MULTI; RL.FIXED a 3 10s COST -99 FORCE AT 15002; RL.LOG b 9 1M COST -1 FORCE AT 15002; EXEC",
+    ),
+];
+
+#[test]
+fn rl_all_replicates_one_command_for_each_key_that_changed_in_one_transaction() {
+    let mut server = master(&APPEND_ONLY);
+    let mut stream = ReplicationStream::of(&server);
+    let replica = Server::replica_of(&server, &[]);
+    server.value("SET text 1");
+    let mut all = vec!["SET text 1".to_owned()];
+    assert_eq!(stream.commands(&server), all);
+    for (call, sent) in SENT_BY_ALL {
+        let (before, written) = (server.digest(), server.info("aof_current_size"));
+        let _ = server.call(call);
+        assert_eq!(server.digest() == before, sent.is_empty(), "{call}");
+        assert_eq!(server.info("aof_current_size") == written, sent.is_empty(), "{call}");
+        let sent: Vec<&str> = sent.split("; ").filter(|sent| !sent.is_empty()).collect();
+        assert_eq!(stream.commands(&server), sent, "{call}");
+        all.extend(sent.into_iter().map(str::to_owned));
+    }
+    assert_eq!(commands_in_aof(&server), all);
+    replica.wait_to_catch_up(&server);
+    let digest = server.digest();
+    assert_eq!(replica.digest(), digest);
+    server.crash_and_restart();
+    assert_eq!(server.digest(), digest);
+}
+
+#[test]
+fn without_at_rl_all_replicates_its_one_time() {
+    let server = master(&[]);
+    let mut stream = ReplicationStream::of(&server);
+    server.value("RL.ALL f FIXED 9 3650d 1 s SLIDING 9 3650d 2 l LOG 9 3650d 1");
+    server.step_clock(1);
+    server.value("RL.ALL f FIXED 9 3650d -1 s SLIDING 9 3650d 0 l LOG 9 3650d -1");
+    let [first, second] = [NOW, NOW + 1];
+    assert_eq!(
+        stream.commands(&server),
+        [
+            "MULTI".to_owned(),
+            format!("RL.FIXED f 9 3650d FORCE AT {first}"),
+            format!("RL.SLIDING s 9 3650d COST 2 FORCE AT {first}"),
+            format!("RL.LOG l 9 3650d FORCE AT {first}"),
+            "EXEC".to_owned(),
+            "MULTI".to_owned(),
+            format!("RL.FIXED f 9 3650d COST -1 FORCE AT {second}"),
+            format!("RL.LOG l 9 3650d COST -1 FORCE AT {second}"),
+            "EXEC".to_owned(),
+        ]
+    );
+}
+
+#[test]
+fn in_transactions_and_scripts_rl_all_replicates_within_their_one_transaction() {
+    let server = Server::with(&APPEND_ONLY);
+    let mut stream = ReplicationStream::of(&server);
+    let calls = [
+        "RL.ALL a FIXED 9 10s 1 b LOG 9 10s 2 AT 15000",
+        "RL.ALL a FIXED 1 10s 1 b LOG 9 10s 2 AT 15000",
+        "RL.LOG b 9 10s AT 15000",
+        "RL.ALL a FIXED 9 10s 1 c SLIDING 9 10s 1 AT 15000",
+    ];
+    let sent = [
+        "MULTI",
+        "RL.FIXED a 9 10s FORCE AT 15000",
+        "RL.LOG b 9 10s COST 2 FORCE AT 15000",
+        "RL.LOG b 9 10s FORCE AT 15000",
+        "RL.FIXED a 9 10s FORCE AT 15000",
+        "RL.SLIDING c 9 10s FORCE AT 15000",
+        "EXEC",
+    ];
+    pipeline(calls).atomic().exec(&mut server.connect()).expect("EXEC");
+    assert_eq!(stream.commands(&server), sent);
+    server.value("DEL a b c");
+    let deleted = stream.commands(&server);
+    let script: String =
+        calls.iter().map(|call| format!("redis.call('{}')\n", call.replace(' ', "','"))).collect();
+    let mut eval = command("EVAL");
+    eval.arg(script).arg(3).arg(&["a", "b", "c"]).exec(&mut server.connect()).expect("EVAL");
+    assert_eq!(stream.commands(&server), sent);
+    assert_eq!(commands_in_aof(&server), [&sent[..], &[&deleted[0]], &sent].concat());
+}
+
+#[test]
+fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() {
+    let settings = [&APPEND_ONLY[..], &[("aof-load-truncated", "yes")]].concat();
+    let mut server = master(&settings);
+    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+    let before = server.digest();
+    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+    let after = server.digest();
+    let part = |folder: &Path| {
+        let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
+        let mut parts = parts.map(|part| part.expect("an entry").path());
+        parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
+    };
+    let whole = fs::read(part(server.folder())).expect("the file");
+    let multi = whole.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
+    let multi = multi.expect("a transaction");
+    let begins = multi - "*1\r\n$5\r\n".len();
+    let mut loaded = Vec::new();
+    for end in begins..=whole.len() {
+        server.kill();
+        fs::write(part(server.folder()), &whole[..end]).expect("a file to write to");
+        server.relaunch();
+        let digest = server.digest();
+        assert!(digest == before || digest == after, "of {end} bytes of {}", whole.len());
+        loaded.push(digest == after);
+    }
+    let complete = loaded.iter().filter(|complete| **complete).count();
+    assert_eq!((complete, loaded.last()), (1, Some(&true)), "only the whole file has it");
+}
+
+#[test]
+fn each_refusing_key_publishes_one_event_and_replicas_publish_and_decide_nothing() {
+    let settings = [("notify-keyspace-events", "KEA")];
+    let master = Server::with(&settings);
+    let replica = Server::replica_of(&master, &settings);
+    for cost in [1, 0, -1] {
+        let error = replica.error(&format!("RL.ALL a FIXED 1 1h {cost} b LOG 1 1h {cost}"));
+        assert!(error.starts_with("READONLY "), "{error}");
+    }
+    let [mut to_master, mut to_replica] = [master.connect(), replica.connect()];
+    let [mut of_master, mut of_replica] = [to_master.as_pubsub(), to_replica.as_pubsub()];
+    for events in [&mut of_master, &mut of_replica] {
+        events.psubscribe("__keyevent*__:*").expect("a subscription");
+        events.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    }
+    let until_end = |events: &mut redis::PubSub| {
+        let mut seen = Vec::new();
+        loop {
+            let message = events.get_message().expect("an event");
+            let event = message.get_channel_name().split_once(':').expect("an event").1;
+            let key: String = message.get_payload().expect("a key");
+            if key == "end" {
+                return seen;
+            }
+            if event.starts_with("rl.") || event == "del" {
+                seen.push(format!("{event} {key}"));
+            }
+        }
+    };
+    for (call, of_master_, of_replica_) in [
+        ("RL.ALL a FIXED 1 1h 1 b LOG 1 1h 1 c SLIDING 9 1h 1 AT 0", &[][..], &[][..]),
+        (
+            "RL.ALL a FIXED 1 1h 1 a FIXED 1 2h 1 b LOG 1 1h 1 c SLIDING 9 1h 1 AT 0",
+            &["rl.limited a", "rl.limited b"],
+            &[],
+        ),
+        (
+            "RL.ALL c SLIDING 9 1h 1 b LOG 1 1h 1 a FIXED 1 1h 1 FORCE AT 0",
+            &["rl.limited b", "rl.limited a"],
+            &[],
+        ),
+        ("RL.FIXED a 1 1h FORCE AT 0", &["rl.limited a"], &[]),
+        ("RL.ALL a FIXED 9 1h 0 b LOG 0 1h 0 AT 0", &[], &[]),
+        ("RL.ALL c SLIDING 0 1h 1 new LOG 0 1h 1 AT 0", &["rl.limited c", "rl.limited new"], &[]),
+        ("RL.ALL a FIXED 0 1h -1 c SLIDING 0 1h -99 AT 0", &["del c"], &["del c"]),
+    ] {
+        master.value(call);
+        master.value("SET end 1");
+        assert_eq!(until_end(&mut of_master), of_master_, "{call}");
+        assert_eq!(until_end(&mut of_replica), of_replica_, "{call} on a replica");
+    }
+}
+
+#[test]
+fn only_the_keys_that_rl_all_changes_fail_a_watch_and_leave_client_caches() {
+    let server = Server::start();
+    server.value("RL.ALL a FIXED 9 1h 5 b LOG 9 1h 5 c SLIDING 9 1h 5 AT 0");
+    let (sender, invalidations) = std::sync::mpsc::channel();
+    let url = format!("redis://127.0.0.1:{}/?protocol=resp3", server.port());
+    let mut cache = redis::Client::open(url).expect("a URL").get_connection().expect("the server answers");
+    cache.set_push_sender(sender);
+    command("CLIENT TRACKING ON").exec(&mut cache).expect("CLIENT TRACKING");
+    for (call, changed) in [
+        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 0 c SLIDING 9 1h 1", "ac"),
+        ("RL.ALL a FIXED 9 1h 9 b LOG 9 1h 1 c SLIDING 9 1h 1", ""),
+        ("RL.ALL a FIXED 9 1h 9 b LOG 9 1h 0 c SLIDING 9 1h 1 FORCE", "ac"),
+        ("RL.ALL a FIXED 9 1h -1 b LOG 9 1h -1 c SLIDING 9 1h 0", "ab"),
+        ("RL.ALL a FIXED 9 1h 0 b LOG 9 1h 0 c SLIDING 9 1h 0", ""),
+        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c FIXED 9 1h 1 FORCE", ""),
+    ] {
+        let mut watchers = ["a", "b", "c"].map(|key| {
+            command(&format!("RL.PEEK {key} 9 1h AT 0")).exec(&mut cache).expect("figures");
+            let mut watcher = server.connect();
+            command(&format!("WATCH {key}")).exec(&mut watcher).expect("WATCH");
+            (key, watcher)
+        });
+        let _ = server.call(&format!("{call} AT 0"));
+        let failed = watchers.iter_mut().filter_map(|(key, watcher)| {
+            command("MULTI").exec(watcher).expect("MULTI");
+            command("PING").exec(watcher).expect("PING");
+            let outcome: Value = command("EXEC").query(watcher).expect("EXEC");
+            (outcome == Value::Nil).then_some(*key)
+        });
+        assert_eq!(failed.collect::<String>(), changed, "{call}: watched");
+        command("PING").exec(&mut cache).expect("PING");
+        let invalidated = invalidations.try_iter().filter(|push| push.kind == PushKind::Invalidate);
+        let mut invalidated: Vec<String> = invalidated
+            .flat_map(|push| redis::from_redis_value::<Vec<String>>(push.data[0].clone()).expect("keys"))
+            .collect();
+        invalidated.sort();
+        assert_eq!(invalidated.concat(), changed, "{call}: cached");
+    }
 }
 
 /// A master whose clock stands still, so that nothing expires during a comparison.

@@ -31,6 +31,16 @@ pub struct Traffic {
     pub now: i64,
 }
 
+/// Limits and windows.
+const PAIRS: [&str; 6] = [
+    "5 10s",
+    "9 1m 7 10s",
+    "3 1ms 50 1h 400 1d",
+    "1000 3650d",
+    "0 7s",
+    "9 100ms 30 1s 99 10s 200 1m 300 1h 400 6h 500 1d 600 30d",
+];
+
 /// Whose time the requests to a key follow.
 #[derive(Clone, Copy, Debug)]
 enum Time {
@@ -71,17 +81,11 @@ impl Traffic {
             (Time::Both, 1) => format!("AT {}", at + AHEAD),
             _ => format!("AT {at}"),
         };
-        let pairs = random.of(&[
-            "5 10s",
-            "9 1m 7 10s",
-            "3 1ms 50 1h 400 1d",
-            "1000 3650d",
-            "0 7s",
-            "9 100ms 30 1s 99 10s 200 1m 300 1h 400 6h 500 1d 600 30d",
-        ]);
+        let pairs = random.of(&PAIRS);
         let cost = random.of(&["", "", "", "COST 1", "COST 2", "COST 40", "COST 0", "COST -1", "COST -9"]);
         let force = random.of(&["", "", "", "FORCE"]);
         match random.below(60) {
+            6..20 => format!("RL.ALL {} {force} {at}", rows(random, &self.keys, time)),
             0 => format!("DEL {key}"),
             1 => format!("RL.PEEK {key} {pairs} {cost} {at}"),
             2 => format!("RL.INFO {key}"),
@@ -102,6 +106,22 @@ impl Traffic {
             _ => [vec!["MULTI".to_owned()], self.lines(count), vec!["EXEC".to_owned()]].concat(),
         }
     }
+}
+
+/// Rows of RL.ALL about one to four keys, of several tiers each, in any order.
+fn rows(random: &mut Random, keys: &str, time: Time) -> String {
+    let mut rows = Vec::new();
+    for (name, number) in COMMANDS.into_iter().flat_map(|name| [(name, 0), (name, 1), (name, 2)]) {
+        if random.below(4) > 0 {
+            continue;
+        }
+        let (pairs, cost) = (random.of(&PAIRS), random.of(&[1, 1, 1, 2, 7, 0, -1, -9]));
+        for pair in pairs.split(' ').collect::<Vec<_>>().chunks(2) {
+            let row = format!("{keys}{time:?}:{name}:{number} {} {} {cost}", &name[3..], pair.join(" "));
+            rows.insert(random.below(rows.len() + 1), row);
+        }
+    }
+    if rows.is_empty() { format!("{keys}{time:?}:RL.LOG:0 LOG 5 10s 1") } else { rows.join(" ") }
 }
 
 /// The replies, including errors.

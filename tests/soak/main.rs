@@ -131,10 +131,10 @@ impl Display for Granted {
     }
 }
 
-/// A request; to a checked key, with its index and the cost.
+/// A request; to checked keys, with the index of each and its cost.
 struct Request {
     command: Cmd,
-    checked: Option<(usize, i64)>,
+    checked: Vec<(usize, i64)>,
 }
 
 /// Sends requests to the checked keys and to others on several connections until the end.
@@ -147,9 +147,12 @@ fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: 
         let requests: Vec<Request> = (0..AT_ONCE)
             .map(|_| {
                 if all_checked || (!keys.is_empty() && random.below(3) > 0) {
-                    to_checked_key(keys, &mut random, time)
+                    match random.below(4) {
+                        0 => to_checked_keys(keys, &mut random, time),
+                        _ => to_checked_key(keys, &mut random, time),
+                    }
                 } else {
-                    Request { command: command(&to_any_key(&mut random, time)), checked: None }
+                    Request { command: command(&to_any_key(&mut random, time)), checked: Vec::new() }
                 }
             })
             .collect();
@@ -163,11 +166,11 @@ fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: 
         let connection = &mut connections[random.below(CONNECTIONS)];
         let replies: Vec<Value> = pipeline.query(connection).expect("replies");
         for (Request { checked, .. }, reply) in requests.iter().zip(&replies) {
-            match checked {
+            if checked.is_empty() {
+                assert_expected(reply);
+            } else if !is_limited(reply) {
                 // Limited requests are granted nothing; refunds are not added up.
-                Some((key, cost)) if figures(reply)[0] == 0 => granted.units[*key] += cost.max(&0),
-                Some(_) => {}
-                None => assert_expected(reply),
+                checked.iter().for_each(|(key, cost)| granted.units[*key] += cost.max(&0));
             }
         }
         granted.requests += requests.len();
@@ -183,18 +186,52 @@ fn to_checked_key(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Reques
     match random.below(20) {
         0 => {
             let line = format!("RL.PEEK {name} {pairs} COST {cost} {at}");
-            Request { command: command(&line), checked: Some((index, 0)) }
+            Request { command: command(&line), checked: vec![(index, 0)] }
         }
         1 => {
             let mut eval = redis::cmd("EVAL");
             eval.arg("return redis.call(unpack(ARGV))").arg(0).arg(take).arg(name);
             eval.arg(format!("{pairs} COST {cost} {at}").split_whitespace().collect::<Vec<_>>());
-            Request { command: eval, checked: Some((index, cost)) }
+            Request { command: eval, checked: vec![(index, cost)] }
         }
         _ => {
             let line = format!("{take} {name} {pairs} COST {cost} {at}");
-            Request { command: command(&line), checked: Some((index, cost)) }
+            Request { command: command(&line), checked: vec![(index, cost)] }
         }
+    }
+}
+
+/// A request of RL.ALL to some checked keys, all with AT or all without.
+fn to_checked_keys(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Request {
+    let with_at = random.below(2) == 0;
+    let mut checked: Vec<(usize, i64)> = Vec::new();
+    let mut all = redis::cmd("RL.ALL");
+    for _ in 0..1 + random.below(4) {
+        let index = random.below(keys.len());
+        let Key { name, command: take, pairs, with_at: its_own, .. } = &keys[index];
+        if *its_own != with_at || checked.iter().any(|(other, _)| *other == index) {
+            continue;
+        }
+        let cost = random.of(&[1, 1, 1, 1, 2, 3, 0, -1, -4]);
+        for pair in pairs.split_whitespace().collect::<Vec<_>>().chunks(2) {
+            all.arg(name).arg(&take[3..]).arg(pair).arg(cost);
+        }
+        checked.push((index, cost));
+    }
+    if checked.is_empty() {
+        return to_checked_key(keys, random, time);
+    }
+    if with_at {
+        all.arg(later(random, time).split(' ').collect::<Vec<_>>());
+    }
+    Request { command: all, checked }
+}
+
+/// Whether the reply of a limiter, or of RL.ALL, is that it is limited.
+fn is_limited(reply: &Value) -> bool {
+    match reply.as_sequence() {
+        Some([Value::Int(limited), _, Value::Int(_), Value::Array(_)]) => *limited == 1,
+        _ => figures(reply)[0] == 1,
     }
 }
 
@@ -220,6 +257,16 @@ fn to_any_key(random: &mut Random, time: &AtomicI64) -> String {
         5 => format!("RENAME {key} {key}:copy"),
         6 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
         7 => format!("{name} {key} {pairs} FORCE FORCE"),
+        8..14 => {
+            let cost = random.of(&[1, 1, 2, 0, -2]);
+            let other = random.of(&COMMANDS);
+            let another = format!("any:{other}:{}", random.below(20_000));
+            let (algorithm, its) = (&name[3..], &other[3..]);
+            let force = random.of(&["", "", "FORCE"]);
+            format!(
+                "RL.ALL {key} {algorithm} 5 20ms {cost} {another} {its} 20 2s 1 {key} {algorithm} 9 1s {cost} {force} {at}"
+            )
+        }
         _ => format!("{name} {key} {pairs} {options} {at}"),
     }
 }
@@ -228,7 +275,8 @@ fn to_any_key(random: &mut Random, time: &AtomicI64) -> String {
 fn assert_expected(reply: &Value) {
     if let Value::ServerError(error) = reply {
         let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
-        let expected = ["WRONGTYPE", "no such key", "at most 8 in a key", "syntax error", "OOM "];
+        let expected =
+            ["WRONGTYPE", "no such key", "at most 8 in a key", "syntax error", "rows of one key", "OOM "];
         assert!(expected.iter().any(|part| text.contains(part)), "{text}");
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use plotters::prelude::*;
 use redis::Connection;
 
-use super::traffic::{self, LIMITERS};
+use super::traffic::{self, LIMITERS, Request};
 use super::{Canvas, INK, text};
 
 const LIMIT: u64 = 100;
@@ -28,38 +28,42 @@ fn times() -> Vec<u64> {
 
 pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
     let times = times();
-    let title = "Requests allowed within the last 10 s, under bursts; the limit is 100";
+    let title =
+        "Requests allowed within the last 10 s, under the same bursts; the line is the limit, 100 in 10 s";
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
-    let mut chart = ChartBuilder::on(canvas)
+    let (_, panels) = canvas.split_vertically(40);
+    for (limiter, panel) in LIMITERS.iter().zip(panels.split_evenly((3, 1))) {
+        let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times)?;
+        let most = traffic::most_within(&requests, WINDOW_MS);
+        let caption = format!("{}: up to {most}", limiter.command);
+        panel.draw(&Text::new(caption, (60, 4), text(15).color(&limiter.color)))?;
+        draw_panel(&panel, &requests, limiter.color)?;
+    }
+    Ok(())
+}
+
+fn draw_panel(panel: &Canvas, requests: &[Request], color: RGBColor) -> Result<()> {
+    const END_S: f64 = END_MS as f64 / 1_000.0;
+    let mut chart = ChartBuilder::on(panel)
         .margin(8)
-        .margin_top(44)
+        .margin_top(26)
         .margin_right(24)
-        .x_label_area_size(28)
-        .y_label_area_size(44)
-        .build_cartesian_2d(0f64..END_MS as f64 / 1_000.0, 0f64..250f64)?;
+        .x_label_area_size(24)
+        .y_label_area_size(40)
+        .build_cartesian_2d(0.0..END_S, 0f64..200f64)?;
     chart
         .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(INK.mix(0.3))
+        .disable_mesh()
+        .y_labels(3)
         .axis_style(INK)
         .label_style(text(13))
         .x_label_formatter(&|s| format!("{s} s"))
         .y_label_formatter(&|n| format!("{n}"))
         .draw()?;
-    let limit = [(0.0, LIMIT as f64), (END_MS as f64 / 1_000.0, LIMIT as f64)];
+    let limit = [(0.0, LIMIT as f64), (END_S, LIMIT as f64)];
     chart.draw_series(LineSeries::new(limit, INK.stroke_width(2)))?;
-    for limiter in &LIMITERS {
-        let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times)?;
-        let most = traffic::most_within(&requests, WINDOW_MS);
-        let within = |at_ms| traffic::allowed_within(&requests, WINDOW_MS, at_ms) as f64;
-        let points = (0..=END_MS).step_by(100).map(|at_ms| (at_ms as f64 / 1_000.0, within(at_ms)));
-        let color = limiter.color;
-        chart
-            .draw_series(LineSeries::new(points, color.stroke_width(2)))?
-            .label(format!("{}: up to {most}", limiter.command))
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
-    }
-    chart.configure_series_labels().position(SeriesLabelPosition::UpperRight).label_font(text(14)).draw()?;
+    let within = |at_ms| traffic::allowed_within(requests, WINDOW_MS, at_ms) as f64;
+    let points = (0..=END_MS).step_by(100).map(|at_ms| (at_ms as f64 / 1_000.0, within(at_ms)));
+    chart.draw_series(AreaSeries::new(points, 0.0, color.mix(0.35)).border_style(color.stroke_width(2)))?;
     Ok(())
 }

@@ -1,56 +1,76 @@
-//! What a remembered request takes in memory.
+//! What a key takes in memory, by how many units it remembers, as `make bench` measured it.
 
 use anyhow::Result;
 use plotters::prelude::*;
-use redis::Connection;
 
-use super::{Canvas, FIXED, INK, LOG, OTHER, text};
-use crate::memory::{Keeping, bytes_a_unit};
+use super::{Canvas, INK, LOG, OTHER, SORTED_SET, tables, text};
 
-const HOUR_MS: u64 = 60 * 60 * 1_000;
-const COUNTS: [usize; 5] = [10, 100, 1_000, 10_000, 100_000];
-const KEEPINGS: [(Keeping, &str, RGBColor); 3] = [
-    (Keeping::SortedSet, "sorted set", FIXED),
-    (Keeping::List, "list", OTHER),
-    (Keeping::Log, "RL.LOG", LOG),
-];
+/// The first column of the table.
+const UNITS: &str = "units in a key";
 
-pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
-    let title = "Bytes for each remembered request, by how many there are in an hour (MEMORY USAGE)";
+/// How the names of the other columns begin.
+const COLUMNS: [(&str, RGBColor); 3] = [("sorted set", SORTED_SET), ("list", OTHER), ("RL.LOG", LOG)];
+
+/// Bytes by units, under a name.
+pub struct Series {
+    name: &'static str,
+    color: RGBColor,
+    points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// The columns of the table.
+    pub fn read(text: &str) -> Option<Vec<Series>> {
+        let table = tables::find(text, |table| table[0][0] == UNITS)?;
+        let (names, rows) = table.split_first()?;
+        let series = |(name, color): (&'static str, RGBColor)| {
+            let column = names.iter().position(|column| column.starts_with(name))?;
+            let point =
+                |row: &Vec<String>| Some((tables::number(&row[0])?, tables::number(row.get(column)?)?));
+            Some(Series { name, color, points: rows.iter().filter_map(point).collect() })
+        };
+        COLUMNS.into_iter().map(series).collect()
+    }
+}
+
+pub fn draw(canvas: &Canvas, series: &[Series]) -> Result<()> {
+    let title = "Bytes that a key takes, with its name and time to live, by how many units it remembers";
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
+    let points = || series.iter().flat_map(|series| &series.points);
+    let most = |figures: &mut dyn Iterator<Item = f64>| figures.fold(1.0, f64::max);
+    let (units, bytes) = (most(&mut points().map(|point| point.0)), most(&mut points().map(|point| point.1)));
     let mut chart = ChartBuilder::on(canvas)
         .margin(8)
         .margin_top(44)
-        .margin_right(40)
-        .x_label_area_size(28)
-        .y_label_area_size(44)
-        .build_cartesian_2d((10f64..100_000f64).log_scale(), (1f64..200f64).log_scale())?;
+        // For the names of the lines.
+        .margin_right(110)
+        .x_label_area_size(46)
+        .y_label_area_size(64)
+        .build_cartesian_2d((1f64..units).log_scale(), (100f64..bytes * 1.2).log_scale())?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
         .bold_line_style(INK.mix(0.3))
         .axis_style(INK)
+        .axis_desc_style(text(14))
         .label_style(text(13))
-        .x_label_formatter(&|n| format!("{n}"))
-        .y_label_formatter(&|n| format!("{n}"))
+        .x_desc("units in a key")
+        .y_desc("bytes a key")
+        .x_label_formatter(&|units| format!("{units}"))
+        .y_label_formatter(&one_two_five)
         .draw()?;
-    for (keeping, name, color) in KEEPINGS {
-        let mut points = Vec::new();
-        for count in COUNTS {
-            points.push((count as f64, bytes_a_unit(connection, keeping, count, HOUR_MS, 5)?));
-        }
-        let few = points[0].1;
-        let many = points[points.len() - 1].1;
-        chart
-            .draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?
-            .label(format!("{name}: {few:.1} to {many:.1}"))
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
-        chart.draw_series(points.into_iter().map(|point| Circle::new(point, 4, color.filled())))?;
+    for Series { name, color, points } in series {
+        chart.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?;
+        chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, color.filled())))?;
+        let name =
+            |point: &(f64, f64)| EmptyElement::at(*point) + Text::new(*name, (10, -7), text(15).color(color));
+        chart.draw_series(points.last().map(name))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::Coordinate(560, 90))
-        .label_font(text(14))
-        .draw()?;
     Ok(())
+}
+
+/// A number if it is 1, 2 or 5 times a power of ten: there is no room for the others.
+fn one_two_five(number: &f64) -> String {
+    let label = format!("{number}");
+    if label.starts_with(['1', '2', '5']) { label } else { String::new() }
 }

@@ -1,46 +1,90 @@
 //! What a request costs the server, as `make bench` counted it.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use plotters::prelude::*;
 
-use super::{Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
+use super::tables::{self, Table};
+use super::{ALL, Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
 
-/// The rows to show, named as in the table of `make bench`.
-const ROWS: [(&str, RGBColor); 9] = [
+/// The rows to show, as the table names them. Those that were not measured are left out.
+const ONE_KEY: [(&str, RGBColor); 10] = [
     ("INCR", INK),
-    ("floor, one tier", INK),
+    ("no-op module command", INK),
     ("RL.FIXED, allowed", FIXED),
     ("RL.SLIDING, allowed", SLIDING),
     ("RL.LOG, allowed", LOG),
     ("MULTI, INCR, EXPIRE NX, EXEC", OTHER),
-    ("Lua fixed window of `limits`", OTHER),
-    ("Lua sliding counter of `limits`", OTHER),
-    ("Lua log on a list of `limits`", OTHER),
+    ("CL.THROTTLE", OTHER),
+    ("Lua, fixed window (`limits`)", OTHER),
+    ("Lua, sliding window counter (`limits`)", OTHER),
+    ("Lua, list of times (`limits`)", OTHER),
+];
+const THREE_KEYS: [(&str, RGBColor); 3] = [
+    ("RL.FIXED three times, in a pipeline", FIXED),
+    ("RL.ALL, three keys, FIXED", ALL),
+    ("Lua, three keys (`litellm`)", OTHER),
 ];
 
-const HEIGHT: i32 = 36;
-const TOP: i32 = 56;
-const LEFT: i32 = 270;
-const LONGEST: f64 = 540.0;
+const TOP: i32 = 48;
+const HEIGHT: i32 = 30;
+const GAP: i32 = 16;
+const LEFT: i32 = 290;
+const LONGEST: f64 = 530.0;
 
-pub fn draw(canvas: &Canvas, table: &str) -> Result<()> {
-    canvas.draw(&Text::new("Instructions of the server for a request", (20, 12), text(17)))?;
-    let costs = ROWS.iter().map(|(name, _)| instructions(table, name)).collect::<Result<Vec<f64>>>()?;
-    let most = costs.iter().copied().fold(0.0, f64::max);
-    for (i, ((name, color), cost)) in ROWS.iter().zip(costs).enumerate() {
-        let top = TOP + i as i32 * HEIGHT;
-        let right = LEFT + (cost / most * LONGEST) as i32;
-        canvas.draw(&Text::new(name.replace('`', ""), (20, top + 5), text(14)))?;
-        canvas.draw(&Rectangle::new([(LEFT, top), (right, top + HEIGHT - 12)], color.filled()))?;
-        canvas.draw(&Text::new(format!("{cost}"), (right + 8, top + 5), text(14)))?;
-    }
-    Ok(())
+/// The bars, in groups.
+pub struct Bars {
+    server: String,
+    groups: Vec<Vec<Bar>>,
 }
 
-/// The second column of the first row of this name.
-fn instructions(table: &str, name: &str) -> Result<f64> {
-    let cells = |line: &'_ str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
-    let row = table.lines().map(cells).find(|row| row.get(1).is_some_and(|cell| cell == name));
-    let cost = row.as_ref().and_then(|row| row.get(2)).with_context(|| format!("no row {name}"))?;
-    cost.replace(',', "").parse().with_context(|| format!("{name} costs {cost}"))
+struct Bar {
+    label: String,
+    cost: String,
+    instructions: f64,
+    color: RGBColor,
+}
+
+impl Bars {
+    /// From the table of instructions: of its first server.
+    pub fn read(text: &str) -> Option<Bars> {
+        let table = tables::find(text, |table| cost(table, "RL.FIXED, allowed").is_some())?;
+        let bar = |(name, color): &(&str, RGBColor)| {
+            let cost = cost(&table, name)?;
+            let instructions = tables::number(cost)?;
+            Some(Bar { label: name.replace('`', ""), cost: cost.into(), instructions, color: *color })
+        };
+        let groups = [&ONE_KEY[..], &THREE_KEYS[..]].map(|group| group.iter().filter_map(bar).collect());
+        Some(Bars { server: table[0].get(1)?.clone(), groups: groups.into() })
+    }
+
+    /// Of the picture.
+    pub fn height(&self) -> u32 {
+        let bars = self.groups.iter().map(Vec::len).sum::<usize>() as i32;
+        (TOP + bars * HEIGHT + self.groups.len() as i32 * GAP) as u32
+    }
+
+    /// Draws them, all to one scale.
+    pub fn draw(&self, canvas: &Canvas) -> Result<()> {
+        let title = format!("Instructions of the server for a request, {}", self.server);
+        canvas.draw(&Text::new(title, (20, 12), text(17)))?;
+        let most = self.groups.iter().flatten().map(|bar| bar.instructions).fold(0.0, f64::max);
+        let mut top = TOP;
+        for group in &self.groups {
+            for bar in group {
+                let right = LEFT + (bar.instructions / most * LONGEST) as i32;
+                canvas.draw(&Text::new(bar.label.clone(), (20, top + 4), text(14)))?;
+                canvas
+                    .draw(&Rectangle::new([(LEFT, top), (right, top + HEIGHT - 10)], bar.color.filled()))?;
+                canvas.draw(&Text::new(bar.cost.clone(), (right + 8, top + 4), text(14)))?;
+                top += HEIGHT;
+            }
+            top += GAP;
+        }
+        Ok(())
+    }
+}
+
+/// The second cell of the row of this name.
+fn cost<'a>(table: &'a Table, name: &str) -> Option<&'a str> {
+    table.iter().find(|row| row[0] == name)?.get(1).map(String::as_str)
 }

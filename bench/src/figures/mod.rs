@@ -1,12 +1,14 @@
-//! `make figures`: pictures of what the limiters do, drawn from the replies of a real server.
+//! `make figures`: pictures of what the limiters do, drawn from the replies of a real server and from the
+//! tables of `make bench`.
 //!
 //! Backgrounds are left out and every colour is of middle brightness, so that a picture reads well
-//! on a light page and on a dark one.
+//! on a light page and on a dark one. A colour means the same in every picture.
 
 mod accuracy;
 mod bytes;
 mod edge;
 mod instructions;
+mod tables;
 mod traffic;
 
 use std::fs;
@@ -23,20 +25,32 @@ const INK: RGBColor = RGBColor(125, 133, 144);
 const FIXED: RGBColor = RGBColor(217, 119, 6);
 const SLIDING: RGBColor = RGBColor(8, 145, 178);
 const LOG: RGBColor = RGBColor(34, 160, 80);
+const ALL: RGBColor = RGBColor(62, 120, 220);
+/// Lua scripts and lists, and what else takes the place of redis-rl.
 const OTHER: RGBColor = RGBColor(150, 110, 200);
+const SORTED_SET: RGBColor = RGBColor(214, 74, 122);
 
 /// Draws all pictures into `folder`.
 ///
-/// That of instructions shows the table of `make bench` in the Markdown file `benchmark`.
+/// Those of instructions and bytes show tables of `make bench` in the Markdown file `benchmark`. A picture
+/// whose table is not there is left as it is.
 pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
-    let server = Server::start(setup, &[])?;
+    let server = Server::start(setup, setup.first_server(), &[])?;
     let mut connection = server.connect()?;
-    picture(folder, "edge", (900, 560), |canvas| edge::draw(canvas, &mut connection))?;
-    picture(folder, "accuracy", (900, 420), |canvas| accuracy::draw(canvas, &mut connection))?;
-    picture(folder, "bytes", (900, 420), |canvas| bytes::draw(canvas, &mut connection))?;
-    let table = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
-    picture(folder, "instructions", (900, 420), |canvas| instructions::draw(canvas, &table))
+    picture(folder, "edge", (900, 580), |canvas| edge::draw(canvas, &mut connection))?;
+    picture(folder, "accuracy", (900, 560), |canvas| accuracy::draw(canvas, &mut connection))?;
+
+    let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
+    match bytes::Series::read(&tables) {
+        Some(series) => picture(folder, "bytes", (900, 420), |canvas| bytes::draw(canvas, &series))?,
+        None => eprintln!("bytes.svg stays: {} has no table of `units in a key`", benchmark.display()),
+    }
+    match instructions::Bars::read(&tables) {
+        Some(bars) => picture(folder, "instructions", (900, bars.height()), |canvas| bars.draw(canvas))?,
+        None => eprintln!("instructions.svg stays: {} has no table of instructions", benchmark.display()),
+    }
+    Ok(())
 }
 
 fn picture(

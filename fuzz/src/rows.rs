@@ -1,0 +1,117 @@
+//! Any words are read as rows of RL.ALL as its page says, or refused.
+
+use redis_rl::limiter::{Algorithm, MAX_TIERS, Quota};
+use redis_rl::request::{List, MAX_ROWS, ROW_WORDS, Refusal, Rows, distinct};
+
+use super::parser::{MOST, can_be_shown, integer, window_of};
+
+/// Reads the words both ways.
+pub fn check(words: &[&[u8]]) {
+    match (read(words), Meant::by(words)) {
+        (Ok((names, all)), Some(meant)) => assert!(meant.is(&names, &all), "{meant:?} is read as {all:?}"),
+        (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
+        (read, meant) => panic!("{meant:?} is read as {read:?}"),
+    }
+}
+
+/// As the command does; with the names of the keys.
+fn read<'a>(words: &[&'a [u8]]) -> Result<(List<&'a [u8]>, Rows), Refusal> {
+    let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
+    let (names, key_of_row) = distinct(rows.map(|row| row[0]));
+    Rows::parse(words, &key_of_row).map(|all| (names, all))
+}
+
+/// What words mean.
+#[derive(Debug, Default)]
+struct Meant<'a> {
+    rows: Vec<Row<'a>>,
+    force: bool,
+    at: Option<i128>,
+}
+
+#[derive(Debug)]
+struct Row<'a> {
+    key: &'a [u8],
+    algorithm: Algorithm,
+    quota: Quota,
+    cost: i128,
+}
+
+impl<'a> Meant<'a> {
+    /// `None` if they mean nothing.
+    fn by(words: &[&'a [u8]]) -> Option<Meant<'a>> {
+        let mut meant = Meant::default();
+        let rows = words.chunks_exact(5);
+        let options = rows.remainder();
+        if options.len() == 4 {
+            return None;
+        }
+        for row in rows {
+            let row = Row::by(row)?;
+            let its: Vec<&Row> = meant.rows.iter().filter(|other| other.key == row.key).collect();
+            let agrees = |other: &&Row| {
+                other.algorithm == row.algorithm
+                    && other.cost == row.cost
+                    && other.quota.window() != row.quota.window()
+            };
+            if its.len() == MAX_TIERS || !its.iter().all(agrees) {
+                return None;
+            }
+            meant.rows.push(row);
+        }
+        if !(1..=MAX_ROWS).contains(&meant.rows.len()) {
+            return None;
+        }
+        let mut options = options.iter().map(|option| text(option));
+        while let Some(option) = options.next() {
+            match option?.as_str() {
+                "FORCE" if !meant.force => meant.force = true,
+                "AT" if meant.at.is_none() => {
+                    let at = integer(&options.next()??)?;
+                    meant.at = Some(at).filter(|at| (0..=MOST).contains(at));
+                    meant.at?;
+                }
+                _ => return None,
+            }
+        }
+        Some(meant)
+    }
+
+    fn is(&self, names: &[&[u8]], all: &Rows) -> bool {
+        let is_meant = |(row, place): (&Row, &redis_rl::request::Place)| {
+            let request = &all.keys[place.key];
+            names[place.key] == row.key
+                && request.algorithm == row.algorithm
+                && request.quotas[place.tier] == row.quota
+                && i128::from(request.cost.get()) == row.cost
+        };
+        let tiers: usize = all.keys.iter().map(|request| request.quotas.len()).sum();
+        names.len() == all.keys.len()
+            && tiers == self.rows.len()
+            && all.places.len() == self.rows.len()
+            && self.rows.iter().zip(&all.places).all(is_meant)
+            && all.force == self.force
+            && all.at.map(|at| i128::from(at.get())) == self.at
+    }
+}
+
+impl<'a> Row<'a> {
+    fn by(row: &[&'a [u8]]) -> Option<Row<'a>> {
+        let [key, algorithm, limit, window, cost] = row else { return None };
+        let algorithm = match text(algorithm)?.as_str() {
+            "FIXED" => Algorithm::Fixed,
+            "SLIDING" => Algorithm::Sliding,
+            "LOG" => Algorithm::Log,
+            _ => return None,
+        };
+        let limit = integer(&text(limit)?).filter(|limit| (0..=MOST).contains(limit))?;
+        let cost = integer(&text(cost)?).filter(|cost| (-MOST..=MOST).contains(cost))?;
+        let quota = Quota::new(limit as u64, window_of(&text(window)?)?)?;
+        Some(Row { key, algorithm, quota, cost })
+    }
+}
+
+/// In upper case.
+fn text(word: &[u8]) -> Option<String> {
+    String::from_utf8(word.to_vec()).ok().map(|text| text.to_ascii_uppercase())
+}

@@ -1,0 +1,211 @@
+//! RL.ALL over several keys: decided key by key, then counted in all of them or in none, as the command
+//! does; against the plain models, and by trying every millisecond.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::TestCaseResult;
+use redis_rl::encoding::encode;
+use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, Verdict, Wait};
+
+use crate::calls::{Call, History, answer, expected};
+use crate::cases;
+use crate::history::{Shape, history, huge, small};
+use crate::naive::{Model, Search};
+
+/// What is asked of one key: its tiers and its cost.
+#[derive(Clone, Debug)]
+struct Request {
+    quotas: Vec<Quota>,
+    cost: i64,
+}
+
+/// Some keys, what each has counted, and what is asked of each.
+#[derive(Clone, Debug)]
+struct Keys {
+    histories: Vec<History>,
+    requests: Vec<Request>,
+    force: bool,
+    at: bool,
+    now: u64,
+}
+
+impl Keys {
+    /// The last call of each history is what is asked of its key, all at one of their times.
+    fn of(mut histories: Vec<History>, force: bool, at: bool, whose_time: Index) -> Keys {
+        let last = histories.iter_mut().map(|history| history.calls.pop().expect("a history has a call"));
+        let last: Vec<Call> = last.collect();
+        let now = whose_time.get(&last).now;
+        let requests = last.into_iter().map(|Call { quotas, cost, .. }| Request { quotas, cost }).collect();
+        Keys { histories, requests, force, at, now }
+    }
+
+    fn limiters(&self) -> Vec<Limiter> {
+        self.histories.iter().map(History::limiter).collect()
+    }
+
+    fn models(&self, search: Search) -> Vec<Model> {
+        let model = |history: &History| {
+            let mut model = Model::new(history.algorithm, search);
+            history.calls.iter().for_each(|call| _ = expected(&mut model, call));
+            model
+        };
+        self.histories.iter().map(model).collect()
+    }
+}
+
+/// What RL.ALL replies, and what it has changed.
+#[derive(Clone, Debug, PartialEq)]
+struct Answer {
+    limited: bool,
+    retry_after: Option<u64>,
+    rows: Vec<Verdict>,
+    changed: Vec<bool>,
+}
+
+/// As the command does it; `None` if one of the keys has no room for the windows named.
+fn answer_all(limiters: &mut [Limiter], asked: &Keys, now: u64, force: bool) -> Option<Answer> {
+    let now = UnixMs::saturating(now);
+    let time = Time { clock: now, at: asked.at.then_some(now) };
+    let mut decisions = Vec::new();
+    for (limiter, Request { quotas, cost }) in limiters.iter_mut().zip(&asked.requests) {
+        let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
+        let quotas: QuotaList = quotas.iter().copied().collect();
+        decisions.push(limiter.decide(algorithm, &quotas, cost, time).ok()?);
+    }
+    let limited = decisions.iter().any(|decision| decision.limited());
+    if force || !limited {
+        decisions.iter_mut().for_each(|decision| decision.commit());
+    }
+    let wait = decisions.iter().map(|decision| decision.retry_after()).max().unwrap_or(Wait::Never);
+    let rows = decisions.iter().flat_map(|decision| (0..).map_while(|tier| decision.verdict_of(tier)));
+    Some(Answer {
+        limited,
+        retry_after: wait.ms().filter(|_| limited),
+        rows: rows.collect(),
+        changed: decisions.iter().map(|decision| decision.outcome().changed()).collect(),
+    })
+}
+
+/// As the contract words it.
+fn expected_of_all(models: &mut [Model], asked: &Keys, search: Search) -> Option<Answer> {
+    let Keys { requests, force, at, now, .. } = asked;
+    for (model, Request { quotas, cost }) in models.iter().zip(requests) {
+        model.make_sure_of_room(quotas, *cost, *now).ok()?;
+    }
+    let refuses = |models: &[Model], ms: u64| {
+        let mut keys = models.iter().zip(requests);
+        keys.any(|(model, Request { quotas, cost })| model.refuses(quotas, *cost, now + ms))
+    };
+    let limited = refuses(models, 0);
+    let (mut rows, mut changed) = (Vec::new(), Vec::new());
+    for (model, Request { quotas, cost }) in models.iter_mut().zip(requests) {
+        let refused: Vec<bool> = quotas.iter().map(|quota| model.refuses(&[*quota], *cost, *now)).collect();
+        let counts = *cost != 0 && (*force || !limited);
+        changed.push(counts && model.record(quotas, *cost, *now, *at).is_some());
+        let verdict = |(quota, refused): (&Quota, &bool)| model.verdict(&[*quota], *cost, *now, *refused);
+        rows.extend(quotas.iter().zip(&refused).map(verdict));
+    }
+    let hopeless = |Request { quotas, cost }: &Request| {
+        quotas.iter().any(|quota| i128::from(*cost) > i128::from(quota.limit()))
+    };
+    let retry_after =
+        (limited && !requests.iter().any(hopeless)).then(|| search.first(|ms| !refuses(models, ms)));
+    Some(Answer { limited, retry_after, rows, changed })
+}
+
+fn agree(asked: &Keys, search: Search) -> TestCaseResult {
+    let mut limiters = asked.limiters();
+    let before: Vec<_> = limiters.iter().map(encode).collect();
+    let reply = answer_all(&mut limiters, asked, asked.now, asked.force);
+    let wanted = expected_of_all(&mut asked.models(search), asked, search);
+    prop_assert_eq!(&reply, &wanted);
+    let after: Vec<_> = limiters.iter().map(encode).collect();
+    let Some(reply) = reply else {
+        prop_assert_eq!(before, after, "an error changes nothing in any key");
+        return Ok(());
+    };
+    for (key, changed) in reply.changed.iter().enumerate() {
+        prop_assert_eq!(*changed, before[key] != after[key], "key {}", key);
+        prop_assert!(!*changed || asked.force || !reply.limited, "a limited request changes nothing");
+    }
+
+    // The same request again, which nothing came before.
+    let Some(wait) = reply.retry_after else { return Ok(()) };
+    prop_assert!(wait > 0);
+    let tried: Vec<u64> = match search {
+        Search::EveryMs => (0..wait).collect(),
+        Search::Halving => vec![0, wait / 2, wait - 1],
+    };
+    for (ms, limited) in tried.into_iter().map(|ms| (ms, true)).chain([(wait, false)]) {
+        if asked.now + ms <= MAX_SAFE_INTEGER {
+            let again = answer_all(&mut limiters.clone(), asked, asked.now + ms, false);
+            prop_assert!(again.is_some_and(|again| again.limited == limited), "{} of {} ms after", ms, wait);
+        }
+    }
+    Ok(())
+}
+
+fn keys(histories: impl Strategy<Value = History>) -> impl Strategy<Value = Keys> {
+    (vec(histories, 1..=4), any::<bool>(), any::<bool>(), any::<Index>())
+        .prop_map(|(histories, force, at, whose_time)| Keys::of(histories, force, at, whose_time))
+}
+
+/// Small figures. All keys begin at about the same time, so that every millisecond can be tried.
+fn small_keys(shape: fn() -> Shape) -> impl Strategy<Value = Keys> {
+    prop::sample::select(vec![0, 77, 1_700_000_000_000])
+        .prop_flat_map(move |start: u64| keys(history(Shape { start: Just(start).boxed(), ..shape() })))
+}
+
+/// Requests about keys that are nearly full.
+fn taking() -> Shape {
+    Shape { cost: (1..=3i64).boxed(), limit: (1..=8u64).boxed(), calls: 1..20, ..small() }
+}
+
+proptest! {
+    #![proptest_config(cases(3_000))]
+
+    #[test]
+    fn over_several_keys_all_is_counted_or_nothing_and_waits_are_found_by_trying_every_ms(
+        asked in small_keys(|| Shape { calls: 1..30, ..small() }),
+    ) {
+        agree(&asked, Search::EveryMs)?;
+    }
+
+    #[test]
+    fn over_several_keys_that_are_nearly_full_the_longest_wait_is_exact(asked in small_keys(taking)) {
+        agree(&asked, Search::EveryMs)?;
+    }
+
+    #[test]
+    fn over_several_keys_replies_are_exact_over_the_whole_range_of_the_arguments(
+        asked in keys(history(Shape { calls: 1..12, ..huge() })),
+    ) {
+        agree(&asked, Search::Halving)?;
+    }
+
+    #[test]
+    fn a_request_about_one_key_is_answered_as_by_its_own_command(asked in small_keys(taking)) {
+        for (history, request) in asked.histories.iter().zip(&asked.requests) {
+            let one = Keys {
+                histories: vec![history.clone()],
+                requests: vec![request.clone()],
+                ..asked.clone()
+            };
+            let [mut by_all, mut by_itself] = [history.limiter(), history.limiter()];
+            let reply = answer_all(std::slice::from_mut(&mut by_all), &one, one.now, one.force);
+            let act = if one.force { crate::calls::Act::Force } else { crate::calls::Act::Take };
+            let Request { quotas, cost } = request.clone();
+            let call = Call { act, quotas, cost, now: one.now, at: one.at };
+            let verdict = answer(&mut by_itself, &call).map(|answer| answer.verdict).ok();
+            prop_assert_eq!(reply.is_some(), verdict.is_some());
+            if let (Some(reply), Some(verdict)) = (reply, verdict) {
+                prop_assert_eq!(reply.limited, verdict.limited);
+                prop_assert_eq!(reply.retry_after, verdict.retry_after_ms);
+                prop_assert!(reply.rows.len() > 1 || reply.rows[0] == verdict);
+            }
+            prop_assert_eq!(by_all.is_empty(), by_itself.is_empty());
+            prop_assert!(by_all.is_empty() || encode(&by_all) == encode(&by_itself));
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! RL.LOAD: makes a key from the bytes that a snapshot stores.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, error_text, pipeline};
+use redis::{Connection, RedisResult, Value};
+
+use crate::payload::damage;
+use crate::refusals::WRONGTYPE;
+
+const NOW: i64 = 4_000_000_000_001;
+
+pub const PAYLOAD: &str = "ERR payload is not valid";
+pub const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
+
+/// The bytes that each key is stored as: the payloads of the RL.LOAD commands in the base of a rewritten
+/// append-only file.
+fn stored(server: &Server) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    server.value("BGREWRITEAOF");
+    server.wait_for_rewrite();
+    let parts = fs::read_dir(server.folder().join("appendonlydir")).expect("an append-only folder");
+    let mut parts = parts.map(|part| part.expect("an entry").path());
+    let base: PathBuf = parts.find(|part| part.to_string_lossy().ends_with(".base.aof")).expect("a base");
+    let (mut parser, mut file) = (redis::Parser::new(), File::open(base).expect("the base"));
+    let mut stored = BTreeMap::new();
+    while let Ok(value) = parser.parse_value(&mut file) {
+        let words: Vec<Vec<u8>> = redis::from_redis_value(value).expect("a command");
+        if let [name, key, payload] = words.as_slice()
+            && name == b"RL.LOAD"
+        {
+            stored.insert(key.clone(), payload.clone());
+        }
+    }
+    stored
+}
+
+/// A server that rewrites its append-only file as commands.
+fn server() -> Server {
+    Server::with(&[&APPEND_ONLY[..], &[("aof-use-rdb-preamble", "no")]].concat())
+}
+
+fn load(connection: &mut Connection, key: &[u8], payload: &[u8]) -> RedisResult<Value> {
+    redis::cmd("RL.LOAD").arg(key).arg(payload).query(connection)
+}
+
+fn fill(server: &Server) {
+    let mut lines = Vec::new();
+    for name in COMMANDS {
+        lines.push(format!("{name} {name}:one 5 10s COST 3 AT {NOW}"));
+        lines.push(format!("{name} {name}:tiers 9 1s 9 1m 9 1h 9 1d AT {}", NOW - 60_000));
+        lines.push(format!("{name} {name}:tiers 9 1s 9 1m 9 1h 9 1d COST 2 AT {NOW}"));
+        for step in 0..300 {
+            lines.push(format!("{name} {name}:many 900 1h COST {} AT {}", 1 + step % 3, NOW + 977 * step));
+        }
+    }
+    pipeline(lines).exec(&mut server.connect()).expect("all of them are counted");
+}
+
+#[test]
+fn a_payload_makes_the_key_that_it_was_stored_from() {
+    let server = server();
+    fill(&server);
+    let mut connection = server.connect();
+    let stored = stored(&server);
+    assert_eq!(stored.len(), 9);
+    for (key, payload) in &stored {
+        let name = String::from_utf8_lossy(key).into_owned();
+        let copy = [key.as_slice(), b":copy"].concat();
+        assert_eq!(load(&mut connection, &copy, payload).expect("RL.LOAD"), Value::Okay);
+        assert_eq!(server.integer(&format!("PTTL {name}:copy")), -1, "{name}");
+        // Whether there is a time to live is part of the digest.
+        server.value(&format!("EXPIRE {name}:copy 1000"));
+        let digest = |end| server.value(&format!("DEBUG DIGEST-VALUE {name}{end}"));
+        assert_eq!(digest(":copy"), digest(""), "{name}");
+        server.value(&format!("PERSIST {name}:copy"));
+        for peek in ["5 10s", "9 1m", "900 1h COST 900"] {
+            let [original, copied] =
+                ["", ":copy"].map(|end| server.figures(&format!("RL.PEEK {name}{end} {peek} AT {NOW}")));
+            assert_eq!(copied, original, "{name} {peek}");
+        }
+        // It gets a time to live when it counts.
+        let algorithm = name.split(':').next().expect("a command");
+        server.value(&format!("{algorithm} {name}:copy 900 1h AT {NOW}"));
+        assert!(server.integer(&format!("PTTL {name}:copy")) > 0, "{name}");
+    }
+}
+
+#[test]
+fn a_key_that_exists_is_left_as_it_is_whatever_its_type() {
+    let server = server();
+    server.value("RL.FIXED k 5 1h AT 0");
+    let payload = stored(&server).remove(b"k".as_slice()).expect("a payload");
+    pipeline(["SET string 1", "RPUSH list 1", "HSET hash f 1", "RL.LOG log 5 1h", "RL.SLIDING sliding 5 1h"])
+        .exec(&mut server.connect())
+        .expect("keys");
+    let before = server.digest();
+    for key in ["k", "string", "list", "hash", "log", "sliding"] {
+        for payload in [payload.as_slice(), b"", b"nonsense"] {
+            let error = load(&mut server.connect(), key.as_bytes(), payload).expect_err("it exists");
+            assert_eq!(error_text(&error), BUSY_KEY, "{key}");
+        }
+    }
+    assert_eq!(server.digest(), before);
+}
+
+#[test]
+fn a_payload_that_is_damaged_is_refused_or_is_that_of_another_key() {
+    let server = server();
+    fill(&server);
+    let mut connection = server.connect();
+    let stored: Vec<Vec<u8>> = stored(&server).into_values().collect();
+    server.value("FLUSHALL");
+    let mut refused_outright: Vec<Vec<u8>> =
+        vec![vec![], vec![0], vec![1], vec![1, 1], vec![0xff; 9], vec![2, 1, 60, 5, 1], b"payload".to_vec()];
+    for payload in &stored {
+        // Cut short, it is not whole; a log is, where an entry ends.
+        refused_outright.extend((0..payload.len().min(6)).map(|end| payload[..end].to_vec()));
+    }
+    for payload in refused_outright {
+        let error = load(&mut connection, b"k", &payload).expect_err("it is no payload");
+        assert_eq!(error_text(&error), PAYLOAD, "{payload:?}");
+        assert_eq!(server.integer("DBSIZE"), 0);
+    }
+    let mut random = Random::new(3);
+    let (mut made, mut refused) = (0, 0);
+    for _ in 0..4_000 {
+        let mut payload = stored[random.below(stored.len())].clone();
+        damage(&mut random, &mut payload);
+        match load(&mut connection, b"k", &payload) {
+            Ok(reply) => {
+                made += 1;
+                assert_eq!(reply, Value::Okay);
+                let usable = ["RL.INFO k", "RL.PEEK k 5 1h", "RL.LOG k 5 1h", "RL.FIXED k 5 1h", "DEL k"];
+                pipeline(usable).ignore_errors().query::<Vec<Value>>(&mut connection).expect("replies");
+            }
+            Err(error) => {
+                refused += 1;
+                assert_eq!(error_text(&error), PAYLOAD);
+                assert_eq!(server.integer("DBSIZE"), 0);
+            }
+        }
+    }
+    assert!(made > 100 && refused > 1_000, "{made} made, {refused} refused");
+    server.assert_nothing_panicked();
+}
+
+#[test]
+fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
+    let server = Server::start();
+    for line in ["RL.LOAD", "RL.LOAD k", "RL.LOAD k a b"] {
+        let error = server.error(line).to_lowercase();
+        assert_eq!(error, "err wrong number of arguments for 'rl.load' command", "{line}");
+    }
+    assert_eq!(server.integer("DBSIZE"), 0);
+}
+
+#[test]
+fn it_is_dangerous_like_restore_where_modules_can_say_so() {
+    let server = Server::start();
+    let Value::Array(infos) = server.value("COMMAND INFO RL.LOAD") else { panic!("no infos") };
+    let Value::Array(info) = &infos[0] else { panic!("RL.LOAD is unknown") };
+    let texts = |value: &Value| -> Vec<String> { redis::from_redis_value_ref(value).expect("texts") };
+    assert_eq!(info[1], Value::Int(3));
+    assert_eq!(info[3..6], [Value::Int(1), Value::Int(1), Value::Int(1)], "one key, the first argument");
+    assert!(texts(&info[2]).contains(&"denyoom".to_owned()));
+    assert_eq!(texts(&server.value("COMMAND GETKEYS RL.LOAD key payload")), ["key"]);
+    let docs = format!("{:?}", server.value("COMMAND DOCS RL.LOAD"));
+    assert!(docs.contains("payload") && docs.contains("Not for applications"), "{docs}");
+    let categories = format!("{:?}", info[6]);
+    if !categories.contains("@dangerous") {
+        let version = server.info("redis_version");
+        let valkey = server.text("INFO server").contains("valkey_version");
+        assert!(version.starts_with("7.0.") && !valkey, "{version} lets modules say so: {categories}");
+        return;
+    }
+    server.value("ACL SETUSER careful on nopass ~* +@all -@dangerous");
+    let mut connection = server.connect();
+    command("AUTH careful any").exec(&mut connection).expect("AUTH");
+    let error = load(&mut connection, b"k", b"").expect_err("it is dangerous");
+    assert_eq!(error.code(), Some("NOPERM"));
+    command("RL.ALL k FIXED 5 1h 1").exec(&mut connection).expect("it is not dangerous");
+}
+
+#[test]
+fn it_is_replicated_as_it_is_and_nothing_is_sent_when_it_is_refused() {
+    let master = server();
+    fill(&master);
+    let stored = stored(&master);
+    master.value("FLUSHALL");
+    let replica = Server::replica_of(&master, &[]);
+    let mut stream = ReplicationStream::of(&master);
+    let mut connection = master.connect();
+    for (key, payload) in &stored {
+        load(&mut connection, key, payload).expect("RL.LOAD");
+        load(&mut connection, key, payload).expect_err("it exists");
+        load(&mut connection, b"other", &payload[..1]).expect_err("it is cut short");
+        let sent = [b"RL.LOAD ", key.as_slice(), b" ", payload].concat();
+        assert_eq!(stream.commands(&master), [String::from_utf8_lossy(&sent)]);
+    }
+    replica.wait_to_catch_up(&master);
+    assert_eq!(replica.digest(), master.digest());
+    assert_eq!(replica.integer("DBSIZE"), 9);
+    let error = load(&mut replica.connect(), b"new", &stored.values().next().expect("one")[..]);
+    assert_eq!(error.expect_err("a replica").code(), Some("READONLY"));
+}
+
+#[test]
+fn a_key_without_a_time_to_live_has_none_after_a_rewrite_either() {
+    let mut server = server();
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 5 3650d"));
+        server.value(&format!("{name} kept:{name} 5 3650d"));
+        server.value(&format!("PERSIST {name}"));
+    }
+    let digest = server.digest();
+    server.value("BGREWRITEAOF");
+    server.wait_for_rewrite();
+    server.crash_and_restart();
+    for name in COMMANDS {
+        assert_eq!(server.integer(&format!("PTTL {name}")), -1, "{name}");
+        assert!(server.integer(&format!("PTTL kept:{name}")) > 0, "{name}");
+    }
+    assert_eq!(server.digest(), digest);
+}
+
+/// The units of the log below.
+const ENTRIES: usize = 1_000_000;
+
+#[test]
+fn a_log_of_a_million_entries_is_rewritten_and_loaded_as_one_command() {
+    let mut server = server();
+    server.value("CONFIG SET appendfsync no");
+    let mut connection = server.connect();
+    for from in (0..ENTRIES).step_by(50_000) {
+        let lines = (from..from + 50_000).map(|ms| format!("RL.LOG log {ENTRIES} 1d AT {}", NOW + ms as i64));
+        pipeline(lines).exec(&mut connection).expect("all of them are counted");
+    }
+    let digest = server.digest();
+    let stored = stored(&server);
+    assert_eq!(stored.len(), 1);
+    let bytes = stored[b"log".as_slice()].len();
+    assert!(bytes < 2 * ENTRIES, "{bytes} bytes");
+    let base = server.info("aof_base_size").parse::<usize>().expect("bytes");
+    assert!(base < bytes + 1_000, "{base} bytes, of which {bytes} are the payload");
+    server.crash_and_restart();
+    assert_eq!(server.digest(), digest);
+    let peek = format!("RL.PEEK log {ENTRIES} 1d AT {}", NOW + ENTRIES as i64);
+    assert_eq!(server.figures(&peek)[2], 0, "{peek}");
+}
+
+#[test]
+fn the_log_says_why_a_stored_limiter_is_refused() {
+    let server = crate::payload::credulous_server();
+    server.value("RL.FIXED k 5 1h");
+    let mut connection = server.connect();
+    let dump: Vec<u8> = redis::cmd("DUMP").arg("k").query(&mut connection).expect("DUMP");
+    let payload = crate::payload::Payload::of(&dump);
+    let mut why = Vec::new();
+    for body in [&b""[..], &[9, 1, 60, 5, 1], &[1, 9, 60, 5, 1], &[1, 1, 60, 5], &[1, 1, 0, 5, 1]] {
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg("k").arg(0).arg(payload.with(body)).arg("REPLACE");
+        assert_eq!(restore.exec(&mut connection).expect_err("it is refused").code(), Some("ERR"));
+        let log = server.log();
+        let said = log.lines().filter(|line| line.contains("rl: a stored limiter is refused: "));
+        let said: Vec<String> = said.map(str::to_owned).collect();
+        assert_eq!(said.len(), why.len() + 1, "{log}");
+        why.push(said.last().expect("a line").clone());
+    }
+    assert_eq!(server.error("GET k"), WRONGTYPE, "the key is what it was");
+}
