@@ -1,9 +1,9 @@
 //! What logs and keys take in memory.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use redis::Connection;
 
-use crate::server::{Server, clock_ms, info, send_all};
+use crate::server::{Server, clock_ms, flush, info, send_all};
 
 /// How requests are remembered, each with a time of its own.
 #[derive(Clone, Copy, Debug)]
@@ -68,17 +68,48 @@ fn times_at_random(now_ms: u64, span_ms: u64, count: usize, seed: u64) -> Vec<u6
     times
 }
 
-/// used_memory for each of so many keys that `command` makes.
-pub fn bytes_a_key(server: &Server, command: &str, keys: usize) -> Result<f64> {
+/// used_memory for each of so many keys that the commands make. Names have 15 bytes.
+fn bytes_of_each(server: &Server, keys: usize, commands: impl FnMut(usize) -> Vec<String>) -> Result<f64> {
     // Each look by a connection of its own: the buffers of one that has sent much are large.
     let used_memory = || -> Result<f64> {
         Ok(info(&mut server.connect()?, "used_memory")?.context("no used_memory")?.parse()?)
     };
-    redis::cmd("FLUSHALL").exec(&mut server.connect()?)?;
+    flush(&mut server.connect()?)?;
     let before = used_memory()?;
-    send_all(&mut server.connect()?, (0..keys).map(|key| format!("{command} key:{key:012} 100 30d")))?;
-    let after = used_memory()?;
-    let made: usize = redis::cmd("DBSIZE").query(&mut server.connect()?)?;
-    ensure!(made == keys, "{made} of {keys} keys are there");
-    Ok((after - before) / keys as f64)
+    send_all(&mut server.connect()?, (0..keys).flat_map(commands))?;
+    Ok((used_memory()? - before) / keys as f64)
+}
+
+fn name(key: usize) -> String {
+    format!("key:{key:011}")
+}
+
+/// Of keys that `command` makes, with so many windows.
+pub fn bytes_a_key(server: &Server, command: &str, windows: usize, keys: usize) -> Result<f64> {
+    let tiers = ["100 30d", "50 1d", "10 1h"][..windows].join(" ");
+    bytes_of_each(server, keys, |key| vec![format!("{command} {} {tiers}", name(key))])
+}
+
+/// Of counters in strings, one with a time to live for each window: all that are one limiter.
+pub fn bytes_of_counters(server: &Server, windows: usize, keys: usize) -> Result<f64> {
+    let windows = [("30d", 2_592_000), ("1d", 86_400), ("1h", 3_600)][..windows].to_vec();
+    bytes_of_each(server, keys, |key| {
+        let counter = |(window, seconds): &(&str, u64)| format!("SET {}:{window} 1 EX {seconds}", name(key));
+        windows.iter().map(counter).collect()
+    })
+}
+
+/// Of keys with a time to live that remember so many requests each, at random over the last minute.
+pub fn bytes_of_requests(server: &Server, keeping: Keeping, requests: usize, keys: usize) -> Result<f64> {
+    let now_ms = clock_ms(&mut server.connect()?)?;
+    bytes_of_each(server, keys, |key| {
+        let times = times_at_random(now_ms, 60_000, requests, key as u64);
+        let add = |(number, time): (usize, &u64)| keeping.add(&name(key), number, *time);
+        let added = times.iter().enumerate().map(add);
+        let expire = match keeping {
+            Keeping::Log => None,
+            Keeping::List | Keeping::SortedSet => Some(format!("EXPIRE {} 3600", name(key))),
+        };
+        added.chain(expire).collect()
+    })
 }

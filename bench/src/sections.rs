@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::bench::{Bench, Counter, Tools};
 use crate::logs::LargeLog;
-use crate::memory::{Keeping, bytes_a_key, bytes_a_unit};
+use crate::memory::{Keeping, bytes_a_key, bytes_a_unit, bytes_of_counters, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
 use crate::scripts::Loaded;
 use crate::server::{Setup, clock_ms, flush, pipeline, send_all};
@@ -307,13 +307,47 @@ pub fn memory(bench: &Bench, report: &mut Report) -> Result<()> {
     let bytes = bytes_a_unit(&mut connection, Keeping::Log, many, HOUR_MS, 1)?;
     report.row(bytes_row(format!("RL.LOG, {} units", grouped(many as f64)), bytes));
 
-    let keys = grouped(many as f64);
-    report.section("Bytes a key with a name of 16 bytes and a time to live (used_memory)");
-    for algorithm in [Algorithm::Fixed, Algorithm::Sliding] {
-        let command = algorithm.command();
-        eprintln!("making {keys} keys of {command}");
-        let bytes = bytes_a_key(&bench.fast, command, many)?;
-        report.row(bytes_row(format!("{command}, {keys} keys"), bytes));
+    memory_of_short_logs(bench, report)?;
+    memory_of_tiers(bench, report)
+}
+
+/// Bytes for a key that remembers a few requests.
+fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
+    let title = format!(
+        "Memory of a key with a name of 15 bytes and a time to live (used_memory), {}",
+        bench.fast.version()?
+    );
+    let columns = ["units in a key", "RL.LOG", "list of times as in `limits`", "sorted set"];
+    report.table(title, columns, "At random over a minute.");
+    for requests in [1, 2, 5, 10, 20, 50, 100] {
+        eprintln!("making keys of {requests} requests");
+        let keys = bench.setup.size(100_000, 10_000).min(2_000_000 / requests);
+        let bytes = |keeping| bytes_of_requests(&bench.fast, keeping, requests, keys).map(grouped);
+        report.row([
+            requests.to_string(),
+            bytes(Keeping::Log)?,
+            bytes(Keeping::List)?,
+            bytes(Keeping::SortedSet)?,
+        ]);
+    }
+    Ok(())
+}
+
+/// Bytes for a key with several windows.
+fn memory_of_tiers(bench: &Bench, report: &mut Report) -> Result<()> {
+    let title = format!("Memory of a limiter with tiers (used_memory), {}", bench.fast.version()?);
+    let strings = "counters in strings, one for each tier";
+    let commands = Algorithm::ALL.map(Algorithm::command);
+    report.table(title, ["tiers"].into_iter().chain(commands).chain([strings]), "One unit in each.");
+    let keys = bench.setup.size(1_000_000, 100_000);
+    for tiers in 1..=3 {
+        eprintln!("making {} keys of {tiers} tiers", grouped(keys as f64));
+        let mut row = vec![tiers.to_string()];
+        for command in commands {
+            row.push(grouped(bytes_a_key(&bench.fast, command, tiers, keys)?));
+        }
+        row.push(grouped(bytes_of_counters(&bench.fast, tiers, keys)?));
+        report.row(row);
     }
     Ok(())
 }
