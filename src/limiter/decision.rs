@@ -268,6 +268,13 @@ pub(super) struct Tier<U> {
     refuses: bool,
 }
 
+impl<U> Tier<U> {
+    /// One that does not refuse.
+    pub(super) fn new(quota: Quota, usage: U) -> Tier<U> {
+        Tier { quota, usage, refuses: false }
+    }
+}
+
 /// The decision by one algorithm.
 pub(super) struct Decided<S: State, Q: Quotas> {
     state: S,

@@ -38,6 +38,7 @@ pub struct Entry {
 }
 
 /// What of a log counts in one window at one time.
+#[derive(Clone, Copy)]
 pub(super) struct InWindow {
     pub window: WindowMs,
     pub now: UnixMs,

@@ -24,11 +24,13 @@
 
 use std::ops::Deref;
 
+use arrayvec::ArrayVec;
+
 use super::Limiter;
 use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
 use super::lifetime::{Lifetime, TimeSource};
 use super::log::{self, Entry, InWindow, Log};
-use super::quota::{Quota, UnixMs, WindowMs};
+use super::quota::{MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs};
 use super::run::{self, Place};
 
 /// The smallest box, and the largest.
@@ -203,7 +205,7 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         let Head { newest, .. } = self.head;
         if let Limiter::Log(log) = &*self.limiter {
             // It has outgrown the box just now.
-            return log.last_to_expire(usage, room);
+            return last_to_expire_of(log, *usage, room);
         }
         let ((_, units), _) = self.newest_entry();
         let mut place = usage.from;
@@ -233,13 +235,7 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         if oldest + window > as_of {
             return InWindow { window, now, from: front, used: units };
         }
-        let mut from = front;
-        let older = self.older();
-        while let Some(next) = run::step(older, &from)
-            && next.mark.at_ms + window.get() <= as_of.get()
-        {
-            from = next;
-        }
+        let from = start_of(self.older(), front, window, as_of);
         let used = if newest + window > as_of { units - from.mark.units_since(&front.mark) } else { 0 };
         InWindow { window, now, from, used }
     }
@@ -302,7 +298,7 @@ impl StateMut for Short<&mut Limiter> {
         };
         let moved = from.offset() > 0;
         if moved && used > 0 {
-            self.drop_before(from, used);
+            self.head = drop_before(self.limiter, self.head, from, used);
         }
         let old = self.head;
         let mut new = Head { newest: now, units: used + units, retention: Some(retention), ..old };
@@ -322,10 +318,16 @@ impl StateMut for Short<&mut Limiter> {
         };
         let size = new.size(newest);
         if !new.fits(size) {
-            return self.add_as_log(tiers, units, now);
+            let quotas = tiers.iter().map(|tier| tier.quota).collect();
+            let change;
+            (self.head, change) = add_as_log(self.limiter, self.head, quotas, units, now);
+            for Tier { quota, usage, .. } in tiers {
+                *usage = usage_as_log(self.limiter, *quota, usage.now);
+            }
+            return change;
         }
         let bytes = if size > bytes.len() || is_wasteful(size, bytes.len()) {
-            self.resize(HEAD_BYTES + new.length, size);
+            resize(self.limiter, HEAD_BYTES + new.length, size);
             self.limiter.short_bytes_mut()
         } else {
             bytes
@@ -347,26 +349,16 @@ impl StateMut for Short<&mut Limiter> {
         Change { units, end_moved: self.end() != end }
     }
 
+    #[inline(always)]
     fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, as_of: UnixMs) -> Change {
         let end = self.end();
         let named = log::longest(tiers).quota.window();
-        let retention = self.head.retention.map_or(named, |retention| retention.max(named));
-        let newest = self.head.newest;
-        let counts = |entry: &Entry| entry.at <= as_of && entry.at + retention > as_of.max(newest);
-        let mut left = units;
-        let mut entries: Vec<Entry> = Short::of(&*self.limiter).into_entries().collect();
-        for entry in entries.iter_mut().rev().filter(|entry| counts(entry)) {
-            let refunded = left.min(entry.units);
-            entry.units -= refunded;
-            left -= refunded;
-        }
-        if left < units {
-            self.rewrite(entries.into_iter().filter(|entry| entry.units > 0));
-        }
+        let refunded;
+        (self.head, refunded) = refund(self.limiter, self.head, named, units, as_of);
         for Tier { quota, usage, .. } in tiers {
             *usage = self.in_window(quota.window(), usage.now);
         }
-        Change { units: units - left, end_moved: self.end() != end }
+        Change { units: refunded, end_moved: self.end() != end }
     }
 
     fn newest(&self) -> UnixMs {
@@ -385,61 +377,106 @@ impl Short<&mut Limiter> {
         self.head.source = source.into();
         self.head.write(self.limiter.short_bytes_mut());
     }
+}
 
-    /// Drops all before a place, after which there are `units`, more than none.
-    #[inline(never)]
-    fn drop_before(&mut self, from: Place, units: u64) {
-        let end = self.head.length + self.newest_entry().1;
-        let bytes = &mut self.limiter.short_bytes_mut()[HEAD_BYTES..HEAD_BYTES + end];
-        let Some(((since, first), length)) = run::entry(&bytes[from.offset()..]) else { return };
-        let rest = from.offset() + length;
-        let shorter = run::write(bytes, SINCE_NONE, first);
-        bytes.copy_within(rest.., shorter);
-        let gone = rest - shorter;
-        self.head.length = self.head.length.saturating_sub(gone);
-        self.head.oldest = UnixMs::saturating(from.mark.at_ms.wrapping_add(since));
-        self.head.units = units;
+/// Where a window that ends at `now` begins, at `from` or later.
+#[inline(never)]
+fn start_of(entries: &[u8], mut from: Place, window: WindowMs, now: UnixMs) -> Place {
+    while let Some(next) = run::step(entries, &from)
+        && next.mark.at_ms + window.get() <= now.get()
+    {
+        from = next;
     }
+    from
+}
 
-    /// Keeps so many bytes, in the smallest box with room for `size`.
-    #[cold]
-    #[inline(never)]
-    fn resize(&mut self, kept: usize, size: usize) {
-        *self.limiter = boxed(&self.limiter.short_bytes()[..kept], size);
-    }
+// What follows is called, not inlined, and takes and returns its figures by value: so a request keeps them in
+// registers.
 
-    /// Holds other entries from now on, of no more bytes.
-    fn rewrite(&mut self, entries: impl Iterator<Item = Entry>) {
-        let Head { newest, retention, source, .. } = self.head;
-        if let Some((head, bytes, size)) = written(newest, retention, source, entries) {
-            let room = self.limiter.short_bytes().len();
-            *self.limiter = boxed(&bytes[..size], if is_wasteful(size, room) { size } else { room });
-            self.head = head;
-        }
+/// Drops all before a place, after which there are `units`, more than none. The header is to be written.
+#[inline(never)]
+fn drop_before(limiter: &mut Limiter, head: Head, from: Place, units: u64) -> Head {
+    let end = head.length + Short { limiter: &*limiter, head }.newest_entry().1;
+    let bytes = &mut limiter.short_bytes_mut()[HEAD_BYTES..HEAD_BYTES + end];
+    let Some(((since, first), length)) = run::entry(&bytes[from.offset()..]) else { return head };
+    let rest = from.offset() + length;
+    let shorter = run::write(bytes, SINCE_NONE, first);
+    bytes.copy_within(rest.., shorter);
+    Head {
+        length: head.length.saturating_sub(rest - shorter),
+        oldest: UnixMs::saturating(from.mark.at_ms.wrapping_add(since)),
+        units,
+        ..head
     }
+}
 
-    /// Becomes a [`Log`], and counts there.
-    #[cold]
-    #[inline(never)]
-    fn add_as_log(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
-        let Head { retention, source, .. } = self.head;
-        let held = Short { limiter: &*self.limiter, head: self.head };
-        let mut log = Box::new(Log::of(retention, source.into(), held.into_entries()));
-        let mut large = log.as_mut();
-        for Tier { quota, usage, .. } in &mut *tiers {
-            *usage = large.usage(*quota, usage.now);
-        }
-        let change = large.add(tiers, units, now);
-        self.head = Head {
-            newest: log.newest.at,
-            units: log.units(),
-            retention: log.retention(),
-            length: 0,
-            ..self.head
-        };
-        *self.limiter = Limiter::Log(log);
-        change
+/// Keeps so many bytes, in the smallest box with room for `size`.
+#[cold]
+#[inline(never)]
+fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
+    *limiter = boxed(&limiter.short_bytes()[..kept], size);
+}
+
+/// Takes away up to `units` that were counted at `as_of` or before and still count, the newest first. Returns
+/// how many.
+#[inline(never)]
+fn refund(limiter: &mut Limiter, head: Head, named: WindowMs, units: u64, as_of: UnixMs) -> (Head, u64) {
+    let Head { newest, retention, source, .. } = head;
+    let kept_for = retention.map_or(named, |retention| retention.max(named));
+    let counts = |entry: &Entry| entry.at <= as_of && entry.at + kept_for > as_of.max(newest);
+    let mut left = units;
+    let mut entries: Vec<Entry> = Short { limiter: &*limiter, head }.into_entries().collect();
+    for entry in entries.iter_mut().rev().filter(|entry| counts(entry)) {
+        let refunded = left.min(entry.units);
+        entry.units -= refunded;
+        left -= refunded;
     }
+    let entries = entries.into_iter().filter(|entry| entry.units > 0);
+    if left < units
+        && let Some((head, bytes, size)) = written(newest, retention, source, entries)
+    {
+        let room = limiter.short_bytes().len();
+        *limiter = boxed(&bytes[..size], if is_wasteful(size, room) { size } else { room });
+        return (head, units - left);
+    }
+    (head, 0)
+}
+
+/// Makes a [`Log`] of it, and counts there.
+#[cold]
+#[inline(never)]
+fn add_as_log(
+    limiter: &mut Limiter,
+    head: Head,
+    quotas: QuotaList,
+    units: u64,
+    now: UnixMs,
+) -> (Head, Change) {
+    let entries = Short { limiter: &*limiter, head }.into_entries();
+    let mut log = Box::new(Log::of(head.retention, head.source.into(), entries));
+    let mut large = log.as_mut();
+    let tier = |quota: Quota| Tier::new(quota, large.usage(quota, now));
+    let mut tiers: ArrayVec<Tier<InWindow>, MAX_TIERS> = quotas.into_iter().map(tier).collect();
+    let change = large.add(&mut tiers, units, now);
+    let head =
+        Head { newest: log.newest.at, units: log.units(), retention: log.retention(), length: 0, ..head };
+    *limiter = Limiter::Log(log);
+    (head, change)
+}
+
+/// What counts in the log that it has become.
+#[cold]
+#[inline(never)]
+fn usage_as_log(limiter: &Limiter, quota: Quota, now: UnixMs) -> InWindow {
+    let Limiter::Log(log) = limiter else { unreachable!("it was made a log just now") };
+    log.as_ref().usage(quota, now)
+}
+
+/// See [`Log::last_to_expire`].
+#[cold]
+#[inline(never)]
+fn last_to_expire_of(log: &Log, usage: InWindow, room: u64) -> UnixMs {
+    log.last_to_expire(&usage, room)
 }
 
 /// A short log of what `log` holds. `None` if it is too long: of those that have shrunk, unless it takes half
