@@ -20,6 +20,7 @@
 //!
 //! - The units held are those of the entries; a log that holds none has no entries.
 //! - The first entry is stored as a millisecond after the one before it, which is not there.
+//! - The oldest entry is less than the longest window older than the newest: that fits 5 bytes.
 //! - All of it fits into the box, and the box is the smallest that does, or less than twice as large.
 
 use std::ops::Deref;
@@ -39,6 +40,7 @@ const MOST_BYTES: usize = 256;
 
 const HEAD_BYTES: usize = 22;
 
+/// The largest numbers of so many bits.
 const BITS_32: u64 = (1 << 32) - 1;
 const BITS_40: u64 = (1 << 40) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
