@@ -1,6 +1,6 @@
 //! What the fuzzer tries, each with its `check` that panics on anything wrong:
 //!
-//! - `parser`: arguments, against a plain reading of the README's table; `rows`: the same for RL.ALL.
+//! - `parser`: arguments, against a plain reading of the docs' table of arguments; `rows`: the same for RL.ALL.
 //! - `decoder`: stored bytes, and how what they make goes on, against the plain model.
 //! - `operations`: random calls of one key, against the plain model.
 //!

@@ -1,4 +1,4 @@
-//! Any arguments after the key, one a line, are read as the README's table says, or refused; and all of
+//! Any arguments after the key, one a line, are read as the docs' table of arguments says, or refused; and all of
 //! them as rows of RL.ALL.
 
 use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, WindowMs};

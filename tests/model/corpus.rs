@@ -19,7 +19,7 @@ fn try_all(target: &str, check: impl Fn(&[u8])) {
 }
 
 #[test]
-fn the_parser_reads_all_that_the_fuzzer_has_found_as_the_readme_says() {
+fn the_parser_reads_all_that_the_fuzzer_has_found_as_the_docs_say() {
     try_all("parser", parser::check);
 }
 

@@ -1,7 +1,7 @@
 //! The pure rooms against plain models of them: random histories of calls, hostile bytes, random
 //! arguments. No server, no clock.
 //!
-//! - `naive`: the three algorithms as the README words them, slow and obviously right.
+//! - `naive`: the three algorithms as docs/algorithms.md words them, slow and obviously right.
 //! - `calls`: calls, and what a command does with one.
 //! - `history`: random calls.
 //! - `replies`: every reply of a history is the model's, and a log never admits too much.

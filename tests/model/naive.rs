@@ -1,4 +1,4 @@
-//! The three algorithms as the README words them. Nothing here is fast, nothing is rounded twice,
+//! The three algorithms as docs/algorithms.md words them. Nothing here is fast, nothing is rounded twice,
 //! and no wait has a formula: it is looked for.
 //!
 //! All figures are `i128`, so that no sum, product or difference can overflow.

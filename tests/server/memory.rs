@@ -74,7 +74,7 @@ fn fill(server: &Server, key: &str, keys: usize) {
 
 #[test]
 fn however_a_key_is_removed_its_memory_is_freed() {
-    const KEYS: usize = 1_000;
+    const KEYS: usize = 1_400;
     let server = Server::with(&KEEPING_NO_RECORDS);
     let each = |line: &str| {
         let lines = (0..KEYS).map(|i| line.replace("KEY", &format!("k{i}")));
@@ -163,7 +163,7 @@ fn however_a_key_is_removed_its_memory_is_freed() {
         // Frees the server's own tables too.
         server.value("FLUSHALL SYNC");
         let at_first = *at_first.get_or_insert_with(|| used_memory(&server));
-        assert!(full - at_first > 150_000, "{way}: they took {} bytes", full - at_first);
+        assert!(full - at_first > 200_000, "{way}: they took {} bytes", full - at_first);
         // A key takes at least 16 bytes.
         wait_for_memory(&server, way, at_first, 12_000);
     }
