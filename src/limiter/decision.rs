@@ -7,7 +7,7 @@ use super::Limiter;
 use super::counters::{Counters, Read};
 use super::lifetime::{TimeSource, Touch};
 use super::log::Log;
-use super::quota::{Cost, Quota, Quotas, Time, UnixMs};
+use super::quota::{Cost, PerQuota, Quota, Quotas, Time, UnixMs};
 use super::short::Short;
 
 /// How long until a request fits. `Never` is the longest.
@@ -275,6 +275,24 @@ impl<U> Tier<U> {
     }
 }
 
+/// Units asked for at a time.
+struct Asked<'a, S> {
+    state: &'a S,
+    units: u64,
+    now: UnixMs,
+}
+
+impl<S: State> PerQuota for Asked<'_, S> {
+    type Made = Tier<S::Usage>;
+
+    #[inline(always)]
+    fn make(&self, quota: Quota) -> Tier<S::Usage> {
+        let usage = self.state.usage(quota, self.now);
+        let refuses = self.units > 0 && self.state.used(&usage) + self.units > quota.limit();
+        Tier { quota, usage, refuses }
+    }
+}
+
 /// The decision by one algorithm.
 pub(super) struct Decided<S: State, Q: Quotas> {
     state: S,
@@ -294,13 +312,8 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
         if units > 0 {
             state.make_sure_of_room(quotas.as_ref(), now)?;
         }
-        let mut limited = false;
-        let tiers = quotas.each(|quota| {
-            let usage = state.usage(quota, now);
-            let refuses = units > 0 && state.used(&usage) + units > quota.limit();
-            limited |= refuses;
-            Tier { quota, usage, refuses }
-        });
+        let tiers = quotas.each(&Asked { state: &state, units, now });
+        let limited = tiers.as_ref().iter().any(|tier| tier.refuses);
         Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
     }
 

@@ -191,16 +191,25 @@ pub trait Quotas: AsRef<[Quota]> {
     type Each<T>: AsRef<[T]> + AsMut<[T]>;
 
     /// Makes something for each of them.
-    fn each<T>(&self, make: impl FnMut(Quota) -> T) -> Self::Each<T>;
+    fn each<M: PerQuota>(&self, maker: &M) -> Self::Each<M::Made>;
+}
+
+/// Makes something for a quota. A closure would do, but only a method can be told to be inlined.
+pub trait PerQuota {
+    /// What it makes.
+    type Made;
+
+    /// Makes it.
+    fn make(&self, quota: Quota) -> Self::Made;
 }
 
 impl Quotas for [Quota; 1] {
     type Each<T> = [T; 1];
 
     #[inline(always)]
-    fn each<T>(&self, mut make: impl FnMut(Quota) -> T) -> [T; 1] {
+    fn each<M: PerQuota>(&self, maker: &M) -> [M::Made; 1] {
         let [quota] = *self;
-        [make(quota)]
+        [maker.make(quota)]
     }
 }
 
@@ -211,10 +220,10 @@ impl Quotas for QuotaList {
     type Each<T> = ArrayVec<T, MAX_TIERS>;
 
     #[inline(always)]
-    fn each<T>(&self, mut make: impl FnMut(Quota) -> T) -> ArrayVec<T, MAX_TIERS> {
+    fn each<M: PerQuota>(&self, maker: &M) -> ArrayVec<M::Made, MAX_TIERS> {
         let mut each = ArrayVec::new();
         for quota in self {
-            each.push(make(*quota));
+            each.push(maker.make(*quota));
         }
         each
     }
