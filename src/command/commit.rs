@@ -40,9 +40,8 @@ pub fn conclude(
     if outcome.emptied {
         key.delete();
     }
-    let touch = outcome.touch(time);
-    if touch.may_move_expiry() {
-        move_expiry(&mut key, touch);
+    if outcome.touch(time).may_move_expiry() {
+        move_expiry(&mut key, outcome.touch(time));
     }
     let longest_wait_ms = longest_wait_ms(&key, time, outcome.outlook);
     drop(key);
@@ -52,7 +51,7 @@ pub fn conclude(
         match time.at {
             // It is the effect already.
             Some(_) if replayed => call.replicate_verbatim(),
-            _ => call.replicate(&Effect {
+            _ => call.replicate(|| Effect {
                 algorithm: done.algorithm,
                 key: name,
                 tiers: done.tiers,

@@ -176,7 +176,7 @@ impl<'a> Call<'a> {
 
     /// Tells replicas and the append-only file what this call did.
     #[inline(always)]
-    pub fn replicate(&self, effect: &Effect) {
+    pub fn replicate<'e>(&self, effect: impl FnOnce() -> Effect<'e>) {
         replication::replicate(self, effect);
     }
 

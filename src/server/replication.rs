@@ -32,11 +32,11 @@ pub struct Effect<'a> {
     pub at: UnixMs,
 }
 
-/// Sends it, if anybody listens.
+/// Sends an effect, if anybody listens.
 #[inline(always)]
-pub(super) fn replicate(call: &Call, effect: &Effect) {
+pub(super) fn replicate<'e>(call: &Call, effect: impl FnOnce() -> Effect<'e>) {
     if LISTENED_TO.load(Ordering::Relaxed) {
-        send(call.ctx(), effect);
+        send(call.ctx(), &effect());
     } else {
         // Goes nowhere, but counts as a change since the last RDB snapshot.
         call.replicate_verbatim();
