@@ -8,7 +8,8 @@ use std::hash::{BuildHasher, RandomState};
 use smallvec::SmallVec;
 
 use crate::limiter::{
-    Algorithm, Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, TooManyWindows, UnixMs, WindowMs,
+    Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Quotas, TakeError, TooManyWindows,
+    UnixMs, WindowMs,
 };
 
 /// Why a command is answered with an error. Except for [`Refusal::INTERNAL`] it has changed nothing.
@@ -186,37 +187,42 @@ pub const ROW_WORDS: usize = 5;
 /// Something for each key, or for each row, of a request of RL.ALL.
 pub type List<T> = SmallVec<[T; 4]>;
 
-/// What RL.ALL asks for: rows that were told apart by key.
+/// What RL.ALL asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// What is asked of each key, in the order of their first mention.
-    pub keys: List<KeyRequest>,
-    /// Where in that each row stands.
-    pub places: List<Place>,
+    /// In the order in which they were named.
+    pub rows: List<Row>,
     /// Count every row even if some refuse.
     pub force: bool,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
 }
 
-/// What is asked of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyRequest {
-    /// The algorithm that it is counted by.
+/// A row of RL.ALL: one tier of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The number of its key, in the order of their first mention.
+    pub key: usize,
+    /// The number of its tier in that key.
+    pub tier: usize,
+    /// The algorithm that the key is counted by.
     pub algorithm: Algorithm,
-    /// Its tiers, in the order in which they were named.
-    pub quotas: QuotaList,
+    /// The tier.
+    pub quota: Quota,
     /// Units to take or give back.
     pub cost: Cost,
 }
 
-/// Where a row stands: which tier of which key it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The number of its key.
-    pub key: usize,
-    /// The number of its tier in that key.
-    pub tier: usize,
+impl Row {
+    /// Reads `key algorithm limit window cost`, the first row of the key of this number.
+    #[inline(always)]
+    pub fn parse<W: AsRef<[u8]>>(words: &[W], key: usize) -> Result<Row, Refusal> {
+        let [_, algorithm, limit, window, cost] = words else { return Err(Refusal::Arity) };
+        let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
+        let quota = parse_quota(limit.as_ref(), Some(window.as_ref()))?;
+        let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
+        Ok(Row { key, tier: 0, algorithm, quota, cost })
+    }
 }
 
 impl Rows {
@@ -233,15 +239,11 @@ impl Rows {
     /// Reads `key algorithm limit window cost [...]` and the options after it. `key_of_row` tells the
     /// number of each row's key: see [`distinct`].
     pub fn parse<W: AsRef<[u8]>>(words: &[W], key_of_row: &[usize]) -> Result<Rows, Refusal> {
-        let mut all = Rows { keys: List::new(), places: List::new(), force: false, at: None };
+        let mut all = Rows { rows: List::new(), force: false, at: None };
         let rows = words.chunks_exact(ROW_WORDS);
         let mut options = rows.remainder().iter().map(W::as_ref);
-        for (row, key) in rows.zip(key_of_row) {
-            let [_, algorithm, limit, window, cost] = row else { return Err(Refusal::Arity) };
-            let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
-            let quota = parse_quota(limit.as_ref(), Some(window.as_ref()))?;
-            let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
-            all.add(*key, algorithm, quota, cost)?;
+        for (words, key) in rows.zip(key_of_row) {
+            all.add(Row::parse(words, *key)?)?;
         }
         if let Some(option) = options.next() {
             let said = Said::parse(Some(option), options, Options::Force)?;
@@ -250,21 +252,28 @@ impl Rows {
         Ok(all)
     }
 
-    /// Adds a row about the key of this number, which is the next one if it is new.
+    /// The rows of the key of this number.
     #[inline(always)]
-    fn add(&mut self, key: usize, algorithm: Algorithm, quota: Quota, cost: Cost) -> Result<(), Refusal> {
-        if key == self.keys.len() {
-            self.keys.push(KeyRequest { algorithm, quotas: QuotaList::new(), cost });
+    pub fn of_key(&self, key: usize) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(move |row| row.key == key)
+    }
+
+    #[inline(always)]
+    fn add(&mut self, mut row: Row) -> Result<(), Refusal> {
+        for other in self.of_key(row.key) {
+            if (other.algorithm, other.cost) != (row.algorithm, row.cost) {
+                return Err(Refusal::ROWS_DIFFER);
+            }
+            if other.quota.window() == row.quota.window() {
+                return Err(Refusal::ROWS_OF_A_WINDOW);
+            }
+            row.tier += 1;
         }
-        let request = &mut self.keys[key];
-        if (request.algorithm, request.cost) != (algorithm, cost) {
-            return Err(Refusal::ROWS_DIFFER);
+        if row.tier == MAX_TIERS {
+            return Err(Refusal::ROWS_OF_A_KEY);
         }
-        if request.quotas.iter().any(|other| other.window() == quota.window()) {
-            return Err(Refusal::ROWS_OF_A_WINDOW);
-        }
-        self.places.push(Place { key, tier: request.quotas.len() });
-        request.quotas.try_push(quota).map_err(|_| Refusal::ROWS_OF_A_KEY)
+        self.rows.push(row);
+        Ok(())
     }
 }
 

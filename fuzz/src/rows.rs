@@ -1,7 +1,7 @@
 //! Any words are read as rows of RL.ALL as its page says, or refused.
 
 use redis_rl::limiter::{Algorithm, MAX_TIERS, Quota};
-use redis_rl::request::{List, MAX_ROWS, ROW_WORDS, Refusal, Rows, distinct};
+use redis_rl::request::{self, List, MAX_ROWS, ROW_WORDS, Refusal, Rows, distinct};
 
 use super::parser::{MOST, can_be_shown, integer, window_of};
 
@@ -78,18 +78,16 @@ impl<'a> Meant<'a> {
     }
 
     fn is(&self, names: &[&[u8]], all: &Rows) -> bool {
-        let is_meant = |(row, place): (&Row, &redis_rl::request::Place)| {
-            let request = &all.keys[place.key];
-            names[place.key] == row.key
-                && request.algorithm == row.algorithm
-                && request.quotas[place.tier] == row.quota
-                && i128::from(request.cost.get()) == row.cost
+        let is_meant = |(meant, row): (&Row, &request::Row)| {
+            names[row.key] == meant.key
+                && row.algorithm == meant.algorithm
+                && row.quota == meant.quota
+                && i128::from(row.cost.get()) == meant.cost
         };
-        let tiers: usize = all.keys.iter().map(|request| request.quotas.len()).sum();
-        names.len() == all.keys.len()
-            && tiers == self.rows.len()
-            && all.places.len() == self.rows.len()
-            && self.rows.iter().zip(&all.places).all(is_meant)
+        let tiers = (0..names.len()).map(|key| all.of_key(key).map(|row| row.tier).collect::<Vec<_>>());
+        all.rows.len() == self.rows.len()
+            && self.rows.iter().zip(&all.rows).all(is_meant)
+            && tiers.into_iter().all(|tiers| !tiers.is_empty() && tiers.iter().copied().eq(0..tiers.len()))
             && all.force == self.force
             && all.at.map(|at| i128::from(at.get())) == self.at
     }

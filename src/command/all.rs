@@ -3,97 +3,134 @@
 use arrayvec::ArrayVec;
 
 use super::commit::{self, Done};
-use super::reply::{self, integer};
-use crate::keyspace::OpenKey;
+use super::reply;
+use crate::keyspace::{OpenKey, ToWrite};
 use crate::limiter::{Decision, Limiter, MAX_TIERS, Outcome, Quota, QuotaList, Time, UnixMs, Verdict, Wait};
-use crate::request::{KeyRequest, List, Place, ROW_WORDS, Refusal, Rows};
+use crate::request::{List, ROW_WORDS, Refusal, Row, Rows};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
 
 /// RL.ALL.
 pub struct All;
 
-/// What was decided about one key.
-struct Decided {
-    limited: bool,
-    /// How long until all its tiers allow the same request.
-    retry_after: Wait,
-    outcome: Outcome,
-    /// The latest time that anything was counted at.
-    newest: UnixMs,
-}
-
 impl Command for All {
     fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal> {
-        let args = call.args();
-        let rows = args.chunks_exact(ROW_WORDS).take(Rows::count(args.len())?);
-        let (keys, key_of_row) = keys.distinct(rows.map(|row| row[0]));
-        let all = Rows::parse(args, &key_of_row)?;
-        let time = Time { clock: server::now(), at: all.at };
-
-        let mut keys = keys.map(OpenKey::to_write).collect::<Result<List<_>, _>>()?;
-        let mut fresh: List<Option<Limiter>> = keys.iter().map(|_| None).collect();
-        let mut decisions: List<KeyDecision> = List::new();
-        for ((key, fresh), request) in keys.iter_mut().zip(&mut fresh).zip(&all.keys) {
-            let limiter = key.limiter_or(fresh, request.algorithm);
-            decisions.push(KeyDecision::of(limiter, request, time)?);
+        match call.args() {
+            row if row.len() == ROW_WORDS => run_one_row(call, keys, &Row::parse(row, 0)?),
+            words => run_rows(call, keys, words),
         }
-        // From here on nothing is refused any more.
-        let limited = decisions.iter().any(KeyDecision::limited);
-        if all.force || !limited {
-            decisions.iter_mut().for_each(KeyDecision::commit);
-        }
-
-        let verdict_of = |place: &Place| decisions[place.key].verdict_of(place.tier);
-        let mut verdicts: List<Verdict> = all.places.iter().filter_map(verdict_of).collect();
-        let decided: List<Decided> = decisions.iter().map(KeyDecision::decided).collect();
-        drop(decisions);
-
-        let (mut at, mut retry_after, mut changed) = (time.now(), Wait::Ms(0), false);
-        let each = keys.into_iter().zip(fresh).zip(&all.keys).zip(&decided).enumerate();
-        for (i, (((mut key, fresh), request), decided)) in each {
-            let (name, outcome) = (key.name(), decided.outcome);
-            let tiers = tiers_of(args, &all.places, i);
-            let done =
-                Done { algorithm: request.algorithm, tiers: &tiers, cost: request.cost, time, outcome };
-            if outcome.changed()
-                && let Some(limiter) = key.limiter_mut()
-            {
-                limiter.shorten();
-            }
-            let longest_wait_ms = commit::conclude(call, key, fresh, &done, false)?;
-            for (verdict, _) in verdicts.iter_mut().zip(&all.places).filter(|(_, place)| place.key == i) {
-                *verdict = verdict.within(longest_wait_ms);
-            }
-            retry_after = retry_after.max(decided.retry_after.within(longest_wait_ms));
-            if outcome.changed() {
-                changed = true;
-                if request.cost.taken() > 0 {
-                    // A key that is ahead of this time counts as of its own.
-                    at = at.max(decided.newest);
-                }
-                stats::units(request.cost, outcome.change);
-            }
-            commit::publish_if_limited(call, name, decided.limited);
-        }
-        stats::all_taken(limited, changed);
-
-        call.reply_array(4);
-        call.reply_integer(i64::from(limited));
-        call.reply_integer(retry_after.ms().filter(|_| limited).map_or(-1, integer));
-        call.reply_integer(integer(at.get()));
-        call.reply_array(verdicts.len());
-        for verdict in &verdicts {
-            reply::verdict(call, verdict);
-        }
-        Ok(())
     }
+}
+
+/// One row and no option, as from a client that is to know the time of the decision: as quick as the command
+/// of its algorithm.
+#[inline(always)]
+fn run_one_row<'a>(call: &'a Call<'a>, keys: Keys<'a>, row: &Row) -> Result<(), Refusal> {
+    let time = Time { clock: server::now(), at: None };
+    let mut key = OpenKey::to_write(keys.first())?;
+    let mut fresh = None;
+    let limiter = key.limiter_or(&mut fresh, row.algorithm);
+    let (verdict, outcome) = limiter.take(row.algorithm, &[row.quota], row.cost, false, time)?;
+    let concluded = conclude(call, key, fresh, row, &tier_words(call.args()), time, outcome)?;
+    let verdict = verdict.within(concluded.longest_wait_ms);
+    stats::all_taken(verdict.limited, outcome.changed());
+    commit::publish_if_limited(call, concluded.name, verdict.limited);
+    reply::all(call, verdict.limited, verdict.retry_after_ms, concluded.counted_at, &[verdict]);
+    Ok(())
+}
+
+fn run_rows<'a>(call: &'a Call<'a>, keys: Keys<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> {
+    let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
+    let (keys, key_of_row) = keys.distinct(rows.map(|row| row[0]));
+    let all = Rows::parse(words, &key_of_row)?;
+    let time = Time { clock: server::now(), at: all.at };
+
+    let mut keys = keys.map(OpenKey::to_write).collect::<Result<List<_>, _>>()?;
+    let mut fresh: List<Option<Limiter>> = keys.iter().map(|_| None).collect();
+    let mut decisions: List<KeyDecision> = List::new();
+    for (i, (key, fresh)) in keys.iter_mut().zip(&mut fresh).enumerate() {
+        decisions.push(KeyDecision::of(key, fresh, all.of_key(i), time)?);
+    }
+    // From here on nothing is refused any more.
+    let limited = decisions.iter().any(KeyDecision::limited);
+    if all.force || !limited {
+        decisions.iter_mut().for_each(KeyDecision::commit);
+    }
+    let verdict_of = |row: &Row| decisions[row.key].verdict_of(row.tier);
+    let mut verdicts: List<Verdict> = all.rows.iter().filter_map(verdict_of).collect();
+    let decided: List<Decided> = decisions.iter().map(KeyDecision::decided).collect();
+    drop(decisions);
+
+    let (mut at, mut retry_after, mut changed) = (time.now(), Wait::Ms(0), false);
+    for (i, ((mut key, fresh), decided)) in keys.drain(..).zip(fresh.drain(..)).zip(&decided).enumerate() {
+        let Some(row) = all.of_key(i).next() else { continue };
+        if decided.outcome.changed() {
+            key.limiter_mut().map(Limiter::shorten);
+        }
+        let tiers = words.chunks_exact(ROW_WORDS).zip(&all.rows).filter(|(_, row)| row.key == i);
+        let tiers: ArrayVec<Arg, { 2 * MAX_TIERS }> =
+            tiers.flat_map(|(words, _)| tier_words(words)).collect();
+        let concluded = conclude(call, key, fresh, row, &tiers, time, decided.outcome)?;
+        commit::publish_if_limited(call, concluded.name, decided.limited);
+        for (verdict, _) in verdicts.iter_mut().zip(&all.rows).filter(|(_, row)| row.key == i) {
+            *verdict = verdict.within(concluded.longest_wait_ms);
+        }
+        retry_after = retry_after.max(decided.retry_after.within(concluded.longest_wait_ms));
+        at = at.max(concluded.counted_at);
+        changed |= decided.outcome.changed();
+    }
+    stats::all_taken(limited, changed);
+    reply::all(call, limited, retry_after.ms().filter(|_| limited), at, &verdicts);
+    Ok(())
+}
+
+/// The `limit window` of a row.
+#[inline(always)]
+fn tier_words<'a>(row: &[Arg<'a>]) -> [Arg<'a>; 2] {
+    [row[2], row[3]]
+}
+
+/// What is told of a key that is closed.
+struct Concluded<'a> {
+    name: Arg<'a>,
+    /// See [`commit::conclude`].
+    longest_wait_ms: u64,
+    /// As of when it counted: of a key that is ahead of the clock, its own newest time.
+    counted_at: UnixMs,
+}
+
+/// What follows from the decision on one key, with its first row and the `limit window ...` of all.
+#[inline(always)]
+fn conclude<'a>(
+    call: &Call,
+    key: OpenKey<'a, ToWrite>,
+    fresh: Option<Limiter>,
+    row: &Row,
+    tiers: &[Arg],
+    time: Time,
+    outcome: Outcome,
+) -> Result<Concluded<'a>, Refusal> {
+    let name = key.name();
+    let counted = outcome.changed() && row.cost.taken() > 0;
+    let newest = key.limiter().filter(|_| counted && outcome.outlook.ahead).map(Limiter::newest);
+    let done = Done { algorithm: row.algorithm, tiers, cost: row.cost, time, outcome };
+    let longest_wait_ms = commit::conclude(call, key, fresh, &done, false)?;
+    stats::units(row.cost, outcome.change);
+    Ok(Concluded { name, longest_wait_ms, counted_at: newest.unwrap_or(time.now()) })
 }
 
 /// A decision about one key: nearly always of one tier, which takes a fifth of the memory.
 enum KeyDecision<'a> {
     OneTier(Decision<'a, [Quota; 1]>),
     Tiers(Box<Decision<'a, QuotaList>>),
+}
+
+/// What came of it.
+struct Decided {
+    limited: bool,
+    /// How long until all its tiers allow the same request.
+    retry_after: Wait,
+    outcome: Outcome,
 }
 
 /// Does the same for one tier and for several.
@@ -107,11 +144,20 @@ macro_rules! for_each_shape {
 }
 
 impl<'a> KeyDecision<'a> {
-    fn of(limiter: &'a mut Limiter, request: &KeyRequest, time: Time) -> Result<Self, Refusal> {
-        let KeyRequest { algorithm, quotas, cost } = request;
-        Ok(match quotas[..] {
-            [quota] => KeyDecision::OneTier(limiter.decide(*algorithm, &[quota], *cost, time)?),
-            _ => KeyDecision::Tiers(Box::new(limiter.decide(*algorithm, quotas, *cost, time)?)),
+    fn of<'r>(
+        key: &'a mut OpenKey<ToWrite>,
+        fresh: &'a mut Option<Limiter>,
+        mut rows: impl Iterator<Item = &'r Row>,
+        time: Time,
+    ) -> Result<Self, Refusal> {
+        let Some(&Row { algorithm, quota, cost, .. }) = rows.next() else { return Err(Refusal::Arity) };
+        let limiter = key.limiter_or(fresh, algorithm);
+        let mut others = rows.map(|row| row.quota).peekable();
+        Ok(if others.peek().is_none() {
+            KeyDecision::OneTier(limiter.decide(algorithm, &[quota], cost, time)?)
+        } else {
+            let quotas: QuotaList = std::iter::once(quota).chain(others).collect();
+            KeyDecision::Tiers(Box::new(limiter.decide(algorithm, &quotas, cost, time)?))
         })
     }
 
@@ -132,13 +178,6 @@ impl<'a> KeyDecision<'a> {
             limited: decision.limited(),
             retry_after: decision.retry_after(),
             outcome: decision.outcome(),
-            newest: decision.newest(),
         })
     }
-}
-
-/// The `limit window ...` of the rows about one key, as the caller wrote them.
-fn tiers_of<'a>(args: &[Arg<'a>], places: &[Place], key: usize) -> ArrayVec<Arg<'a>, { 2 * MAX_TIERS }> {
-    let rows = args.chunks_exact(ROW_WORDS).zip(places).filter(|(_, place)| place.key == key);
-    rows.flat_map(|(row, _)| row[2..4].iter().copied()).collect()
 }

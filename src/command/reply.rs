@@ -1,6 +1,6 @@
 //! What callers read.
 
-use crate::limiter::Verdict;
+use crate::limiter::{UnixMs, Verdict};
 use crate::server::Call;
 
 /// The five integers: limited, limit, remaining, retry after, reset after.
@@ -12,6 +12,19 @@ pub fn verdict(call: &Call, verdict: &Verdict) {
     call.reply_integer(integer(verdict.remaining));
     call.reply_integer(verdict.retry_after_ms.map_or(-1, integer));
     call.reply_integer(integer(verdict.reset_after_ms));
+}
+
+/// The reply of RL.ALL: limited, retry after, at, and the five integers of each row.
+#[inline(always)]
+pub fn all(call: &Call, limited: bool, retry_after_ms: Option<u64>, at: UnixMs, rows: &[Verdict]) {
+    call.reply_array(4);
+    call.reply_integer(i64::from(limited));
+    call.reply_integer(retry_after_ms.map_or(-1, integer));
+    call.reply_integer(integer(at.get()));
+    call.reply_array(rows.len());
+    for row in rows {
+        verdict(call, row);
+    }
 }
 
 /// No figure is beyond 2^63 - 1: limits, times and windows are at most 2^53, and counts at most

@@ -397,6 +397,10 @@ impl<C: Deref<Target = Counters>> State for Read<C> {
         self.counters.are_ahead_of(now)
     }
 
+    fn newest(&self) -> UnixMs {
+        self.counters.iter().map(|counter| counter.start()).max().unwrap_or_default()
+    }
+
     #[inline(always)]
     fn source(&self) -> TimeSource {
         self.counters.source()
@@ -437,10 +441,6 @@ impl StateMut for Read<&mut Counters> {
             *usage = self.usage(*quota, usage.now);
         }
         Change { units: most, end_moved: most > 0 }
-    }
-
-    fn newest(&self) -> UnixMs {
-        self.counters.iter().map(|counter| counter.start()).max().unwrap_or_default()
     }
 
     #[inline(always)]

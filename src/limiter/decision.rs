@@ -193,11 +193,6 @@ impl<Q: Quotas> Decision<'_, Q> {
         for_each_algorithm!(&self.0, decided => decided.longest_wait())
     }
 
-    /// The latest time that anything was counted at.
-    pub fn newest(&self) -> UnixMs {
-        for_each_algorithm!(&self.0, decided => decided.state.newest())
-    }
-
     /// What the caller is told about one tier alone; `None` beyond the last. They stand in the order in
     /// which they were named.
     pub fn verdict_of(&self, tier: usize) -> Option<Verdict> {
@@ -224,6 +219,9 @@ pub(super) trait State {
 
     /// See [`Outlook::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
+
+    /// The latest time that anything was counted at, as far as it is known.
+    fn newest(&self) -> UnixMs;
 
     /// Whose time set the end of the key.
     fn source(&self) -> TimeSource;
@@ -252,9 +250,6 @@ pub(super) trait StateMut: State {
     /// Takes away up to `units` in all tiers, of those that were counted at `as_of` or before and still
     /// count: the most recently counted first.
     fn refund(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, as_of: UnixMs) -> Change;
-
-    /// The latest time that anything was counted at, as far as it is known.
-    fn newest(&self) -> UnixMs;
 
     /// Whether nothing is counted in it.
     fn is_empty(&self) -> bool;

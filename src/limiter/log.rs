@@ -77,6 +77,10 @@ impl<L: Deref<Target = Log>> State for L {
         self.newest.at > now && !self.holds_nothing()
     }
 
+    fn newest(&self) -> UnixMs {
+        self.newest.at
+    }
+
     #[inline(always)]
     fn source(&self) -> TimeSource {
         self.source
@@ -152,10 +156,6 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
             *usage = self.in_window(quota.window(), usage.now);
         }
         Change { units, end_moved: self.end() != end }
-    }
-
-    fn newest(&self) -> UnixMs {
-        self.newest.at
     }
 
     #[inline(always)]

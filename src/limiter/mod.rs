@@ -352,6 +352,16 @@ impl Limiter {
         }
     }
 
+    /// The latest time that anything was counted at, as far as it is known: of counters, when their window
+    /// began.
+    pub fn newest(&self) -> UnixMs {
+        match self.form() {
+            Form::Counters(counters) => counters.to_read().newest(),
+            Form::Short(short) => short.newest(),
+            Form::Log(log) => State::newest(&log),
+        }
+    }
+
     /// The windows that can still count at `now`, shortest first; for a log, the longest window.
     pub fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
         let windows: Vec<WindowMs> = match self.form() {

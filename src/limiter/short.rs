@@ -273,6 +273,10 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
         self.head.newest > now && !self.holds_nothing()
     }
 
+    fn newest(&self) -> UnixMs {
+        self.head.newest
+    }
+
     #[inline(always)]
     fn source(&self) -> TimeSource {
         self.head.source.into()
@@ -361,10 +365,6 @@ impl StateMut for Short<&mut Limiter> {
             *usage = self.in_window(quota.window(), usage.now);
         }
         Change { units: refunded, end_moved: self.end() != end }
-    }
-
-    fn newest(&self) -> UnixMs {
-        self.head.newest
     }
 
     #[inline(always)]
