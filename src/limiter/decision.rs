@@ -303,13 +303,22 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
     /// Whether `cost` units fit every quota. Changes nothing.
     #[inline(always)]
     pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
+        Self::make_sure_of_room(&state, quotas, cost, time)?;
+        Ok(Decided::with_room(state, quotas, cost, time))
+    }
+
+    #[inline(always)]
+    fn make_sure_of_room(state: &S, quotas: &Q, cost: Cost, time: Time) -> Result<(), TooManyWindows> {
+        if cost.taken() > 0 { state.make_sure_of_room(quotas.as_ref(), time.now()) } else { Ok(()) }
+    }
+
+    /// The decision where there is room for every window.
+    #[inline(always)]
+    fn with_room(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
         let (units, now) = (cost.taken(), time.now());
-        if units > 0 {
-            state.make_sure_of_room(quotas.as_ref(), now)?;
-        }
         let tiers = quotas.each(&Asked { state: &state, units, now });
         let limited = tiers.as_ref().iter().any(|tier| tier.refuses);
-        Ok(Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now })
+        Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
     }
 
     /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else
@@ -382,13 +391,22 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
 }
 
 impl<S: StateMut, Q: Quotas> Decided<S, Q> {
-    /// Commits what is allowed or forced; what the caller is told, and what came of it.
+    /// Decides, and commits what is allowed or forced: what the caller is told, and what came of it.
     #[inline(always)]
-    pub(super) fn taken(mut self, force: bool) -> (Verdict, Outcome) {
-        if force || !self.limited {
-            self.commit();
+    pub(super) fn take(
+        state: S,
+        quotas: &Q,
+        cost: Cost,
+        force: bool,
+        time: Time,
+    ) -> Result<(Verdict, Outcome), TooManyWindows> {
+        Self::make_sure_of_room(&state, quotas, cost, time)?;
+        // Out of a `Result` it would be copied, with up to eight tiers.
+        let mut decided = Decided::with_room(state, quotas, cost, time);
+        if force || !decided.limited {
+            decided.commit();
         }
-        (self.verdict(), self.outcome())
+        Ok((decided.verdict(), decided.outcome()))
     }
 
     #[inline(always)]

@@ -235,17 +235,17 @@ impl Limiter {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
                 let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Ok(Decided::decide(counters, quotas, cost, time)?.taken(force))
+                Ok(Decided::take(counters, quotas, cost, force, time)?)
             }
             Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
                 Err(TakeError::OtherAlgorithm(Algorithm::Log))
             }
             Limiter::Log(log) => {
-                let taken = Decided::decide(log.as_mut(), quotas, cost, time)?.taken(force);
+                let taken = Decided::take(log.as_mut(), quotas, cost, force, time)?;
                 self.shorten();
                 Ok(taken)
             }
-            any_short!(_) => Ok(Decided::decide(Short::of(self), quotas, cost, time)?.taken(force)),
+            any_short!(_) => Ok(Decided::take(Short::of(self), quotas, cost, force, time)?),
         }
     }
 
