@@ -233,12 +233,11 @@ impl<L: Deref<Target = Limiter>> Short<L> {
     fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
         let Head { newest, oldest, units, .. } = self.head;
         let as_of = now.max(newest);
-        let front = self.front();
         if oldest + window > as_of {
-            return InWindow { window, now, from: front, used: units };
+            return InWindow { window, now, from: self.front(), used: units };
         }
-        let from = start_of(self.older(), front, window, as_of);
-        let used = if newest + window > as_of { units - from.mark.units_since(&front.mark) } else { 0 };
+        let from = start_of(self.older(), self.front(), window, as_of);
+        let used = if newest + window > as_of { units - from.mark.units_since(&self.front().mark) } else { 0 };
         InWindow { window, now, from, used }
     }
 }
@@ -352,7 +351,8 @@ impl StateMut for Short<&mut Limiter> {
                 usage.used += units;
             }
         }
-        Change { units, end_moved: self.end() != end }
+        let end_moved = old.retention != Some(retention) || end.is_none_or(|end| now + retention > end);
+        Change { units, end_moved }
     }
 
     #[inline(always)]
