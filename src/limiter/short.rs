@@ -303,7 +303,7 @@ impl StateMut for Short<&mut Limiter> {
         };
         let moved = from.offset() > 0;
         if moved && used > 0 {
-            self.head = drop_before(self.limiter, self.head, from, used);
+            self.head = drop_before(self.limiter, self.head, from.offset(), from.mark.at_ms, used);
         }
         let old = self.head;
         let mut new = Head { newest: now, units: used + units, retention: Some(retention), ..old };
@@ -323,7 +323,10 @@ impl StateMut for Short<&mut Limiter> {
         };
         let size = new.size(newest);
         if !new.fits(size) {
-            let quotas = tiers.iter().map(|tier| tier.quota).collect();
+            let mut quotas = QuotaList::new();
+            for tier in tiers.iter() {
+                quotas.push(tier.quota);
+            }
             let change;
             (self.head, change) = add_as_log(self.limiter, self.head, quotas, units, now);
             for Tier { quota, usage, .. } in tiers {
@@ -395,18 +398,19 @@ fn start_of(entries: &[u8], mut from: Place, window: WindowMs, now: UnixMs) -> P
 // What follows is called, not inlined, and takes and returns its figures by value: so a request keeps them in
 // registers.
 
-/// Drops all before a place, after which there are `units`, more than none. The header is to be written.
+/// Drops all before the entry at `offset`, of which the one before is of `before_ms`, and which with those after
+/// it holds `units`, more than none. The header is to be written.
 #[inline(never)]
-fn drop_before(limiter: &mut Limiter, head: Head, from: Place, units: u64) -> Head {
+fn drop_before(limiter: &mut Limiter, head: Head, offset: usize, before_ms: u64, units: u64) -> Head {
     let end = head.length + Short { limiter: &*limiter, head }.newest_entry().1;
     let bytes = &mut limiter.short_bytes_mut()[HEAD_BYTES..HEAD_BYTES + end];
-    let Some(((since, first), length)) = run::entry(&bytes[from.offset()..]) else { return head };
-    let rest = from.offset() + length;
+    let Some(((since, first), length)) = run::entry(&bytes[offset..]) else { return head };
+    let rest = offset + length;
     let shorter = run::write(bytes, SINCE_NONE, first);
     bytes.copy_within(rest.., shorter);
     Head {
         length: head.length.saturating_sub(rest - shorter),
-        oldest: UnixMs::saturating(from.mark.at_ms.wrapping_add(since)),
+        oldest: UnixMs::saturating(before_ms.wrapping_add(since)),
         units,
         ..head
     }
