@@ -7,8 +7,8 @@ use super::Mover;
 use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
-use super::run::{Mark, Place, Run};
-use super::starts::Starts;
+use super::run::{Mark, Place};
+use super::starts::RunWithStarts;
 
 /// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
 /// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
@@ -16,16 +16,15 @@ const FORGETFUL_ABOVE: u64 = 1024;
 
 /// The units of one key, each with its own time.
 ///
-/// All but the newest entry lie in a compact [`Run`]; the newest stays open here, since more
+/// All but the newest entry lie in a compact [`Run`](super::run::Run); the newest stays open here, since more
 /// units of the same millisecond join it.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     /// How long units are kept: the longest window that counted anything so far.
     retention: Option<WindowMs>,
-    older: Run,
+    older: RunWithStarts,
     pub(super) newest: Entry,
     source: TimeSource,
-    starts: Starts,
 }
 
 /// Units of one millisecond; none at all in an empty log.
@@ -137,7 +136,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
                 } else {
                     usage.used += units;
                 }
-                self.remember_start(quota.window(), usage.from);
+                self.older.remember(quota.window(), usage.from);
             }
         }
         Change { units, end_moved: self.end() != end }
@@ -239,7 +238,7 @@ impl Log {
 
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        size_of::<Log>() + self.older.heap_bytes() + self.starts.heap_bytes()
+        size_of::<Log>() + self.older.heap_bytes()
     }
 
     /// How many separate pieces of memory it holds.
@@ -249,7 +248,6 @@ impl Log {
 
     /// See [`Limiter::relocate`](super::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
-        self.starts.relocate(mover);
         self.older.relocate(mover);
     }
 
@@ -258,7 +256,7 @@ impl Log {
     #[inline(always)]
     fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
         let as_of = now.max(self.newest.at);
-        let from = match self.starts.of(window, &self.older) {
+        let from = match self.older.start_of(window) {
             // Nearly every request but of a log that is full: all still count.
             None if self.older.oldest_at_ms() + window.get() > as_of.get() => self.older.front(),
             None => self.start_of(self.older.front(), window, as_of),
@@ -370,10 +368,6 @@ impl Log {
             return true;
         }
         false
-    }
-
-    fn remember_start(&mut self, window: WindowMs, place: Place) {
-        self.starts.remember(window, place, &self.older);
     }
 }
 

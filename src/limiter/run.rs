@@ -113,17 +113,9 @@ pub struct Run {
     oldest_at_ms: u64,
     /// After the newest entry held.
     end: Mark,
-    truncations: u64,
 }
 
 impl Run {
-    /// How often entries were taken away other than from the front: places from before mean nothing any
-    /// more.
-    #[inline(always)]
-    pub fn truncations(&self) -> u64 {
-        self.truncations
-    }
-
     /// The place before the oldest entry held.
     #[inline(always)]
     pub fn front(&self) -> Place {
@@ -294,7 +286,6 @@ impl Run {
 
     /// Forgets all entries from `place` on.
     pub fn truncate(&mut self, place: Place) {
-        self.truncations += 1;
         let Some(index) = self.index(&place) else {
             return;
         };
@@ -316,7 +307,6 @@ impl Run {
             }
             return;
         };
-        self.truncations += 1;
         let last = (next.block - self.front.block) as usize;
         let rest = self.blocks[last].bytes.split_off(next.offset);
         let head = &mut self.blocks[first].bytes;

@@ -237,7 +237,8 @@ impl<L: Deref<Target = Limiter>> Short<L> {
             return InWindow { window, now, from: self.front(), used: units };
         }
         let from = start_of(self.older(), self.front(), window, as_of);
-        let used = if newest + window > as_of { units - from.mark.units_since(&self.front().mark) } else { 0 };
+        let used =
+            if newest + window > as_of { units - from.mark.units_since(&self.front().mark) } else { 0 };
         InWindow { window, now, from, used }
     }
 }

@@ -1,16 +1,19 @@
-//! Where a log's shorter windows began when they last counted: saves walking there from the front.
+//! A log's older entries, and where its shorter windows began when they last counted: saves walking there
+//! from the front.
+
+use std::ops::Deref;
 
 use super::Mover;
 use super::quota::{MAX_TIERS, WindowMs};
 use super::run::{Place, Run};
 
-/// For each of the last few windows shorter than the longest, where it began. What was remembered
-/// before entries were taken away from the end of the run is not used any more.
+/// A run, and for each of the last few windows shorter than the longest, where it began.
+///
+/// Whoever takes entries away other than from the front forgets all of those: they mean nothing any more.
 #[derive(Clone, Debug, Default)]
-pub struct Starts {
+pub struct RunWithStarts {
+    run: Run,
     starts: Vec<Start>,
-    /// [`Run::truncations`] when they were remembered.
-    truncations: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -19,20 +22,24 @@ struct Start {
     place: Place,
 }
 
-impl Starts {
-    /// Where `window` began in `run`; it begins there now, or later.
+impl Deref for RunWithStarts {
+    type Target = Run;
+
     #[inline(always)]
-    pub fn of(&self, window: WindowMs, run: &Run) -> Option<Place> {
-        let start = self.starts.iter().find(|start| start.window == window)?;
-        (self.truncations == run.truncations()).then_some(start.place)
+    fn deref(&self) -> &Run {
+        &self.run
+    }
+}
+
+impl RunWithStarts {
+    /// Where `window` began; it begins there now, or later.
+    #[inline(always)]
+    pub fn start_of(&self, window: WindowMs) -> Option<Place> {
+        self.starts.iter().find(|start| start.window == window).map(|start| start.place)
     }
 
-    /// Remembers that `window` begins at `place` in `run`.
-    pub fn remember(&mut self, window: WindowMs, place: Place, run: &Run) {
-        if self.truncations != run.truncations() {
-            self.starts.clear();
-            self.truncations = run.truncations();
-        }
+    /// Remembers that `window` begins at `place`.
+    pub fn remember(&mut self, window: WindowMs, place: Place) {
         if let Some(start) = self.starts.iter_mut().find(|start| start.window == window) {
             start.place = place;
             return;
@@ -43,13 +50,38 @@ impl Starts {
         self.starts.push(Start { window, place });
     }
 
+    /// See [`Run::push`].
+    #[inline(always)]
+    pub fn push(&mut self, at_ms: u64, units: u64) {
+        self.run.push(at_ms, units);
+    }
+
+    /// See [`Run::drop_before`].
+    #[inline(always)]
+    pub fn drop_before(&mut self, place: Place) {
+        self.run.drop_before(place);
+    }
+
+    /// See [`Run::truncate`].
+    pub fn truncate(&mut self, place: Place) {
+        self.starts.clear();
+        self.run.truncate(place);
+    }
+
+    /// See [`Run::replace`].
+    pub fn replace(&mut self, from: Place, to: Place, entry: Option<(u64, u64)>) {
+        self.starts.clear();
+        self.run.replace(from, to, entry);
+    }
+
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        self.starts.capacity() * size_of::<Start>()
+        self.run.heap_bytes() + self.starts.capacity() * size_of::<Start>()
     }
 
     /// See [`Limiter::relocate`](super::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         self.starts = mover.move_vec(std::mem::take(&mut self.starts));
+        self.run.relocate(mover);
     }
 }
