@@ -263,7 +263,7 @@ fn the_log_says_why_a_stored_limiter_is_refused() {
         restore.arg("k").arg(0).arg(payload.with(body)).arg("REPLACE");
         assert_eq!(restore.exec(&mut connection).expect_err("it is refused").code(), Some("ERR"));
         let log = server.log();
-        let said = log.lines().filter(|line| line.contains("rl: a stored limiter is refused: "));
+        let said = log.lines().filter(|line| line.contains("rl: cannot load a limiter: "));
         let said: Vec<String> = said.map(str::to_owned).collect();
         assert_eq!(said.len(), why.len() + 1, "{log}");
         why.push(said.last().expect("a line").clone());
