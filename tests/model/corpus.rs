@@ -1,5 +1,4 @@
-//! The inputs in `fuzz/corpus`, with which the fuzzer has reached every part of the code, and those
-//! that it found a fault with.
+//! Replays `fuzz/corpus`: inputs that cover the code, and inputs that once showed a fault.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +10,7 @@ fn try_all(target: &str, check: impl Fn(&[u8])) {
     let inputs = fs::read_dir(folder).expect("a corpus");
     let tried = inputs.map(|input| {
         let input = input.expect("an entry").path();
-        // Shown when it fails.
+        // Shown on failure.
         println!("{}", input.display());
         check(&fs::read(input).expect("a file"));
     });
