@@ -166,26 +166,26 @@ proptest! {
     #![proptest_config(cases(3_000))]
 
     #[test]
-    fn over_several_keys_all_is_counted_or_nothing_and_waits_are_found_by_trying_every_ms(
+    fn several_keys_are_counted_all_or_none_and_every_ms_confirms_their_wait(
         keys in small_keys(|| Shape { calls: 1..30, ..small() }),
     ) {
         agree(&keys, Search::EveryMs)?;
     }
 
     #[test]
-    fn over_several_keys_that_are_nearly_full_the_longest_wait_is_exact(keys in small_keys(taking)) {
+    fn the_longest_wait_over_nearly_full_keys_is_exact(keys in small_keys(taking)) {
         agree(&keys, Search::EveryMs)?;
     }
 
     #[test]
-    fn over_several_keys_replies_are_exact_over_the_whole_range_of_the_arguments(
+    fn replies_about_several_keys_are_exact_over_the_whole_range_of_the_arguments(
         keys in keys(history(Shape { calls: 1..12, ..huge() })),
     ) {
         agree(&keys, Search::Halving)?;
     }
 
     #[test]
-    fn a_request_about_one_key_is_answered_as_by_its_own_command(keys in small_keys(taking)) {
+    fn a_request_about_one_key_gets_the_reply_of_the_single_command(keys in small_keys(taking)) {
         for (history, request) in keys.histories.iter().zip(&keys.requests) {
             let one = Keys {
                 histories: vec![history.clone()],
