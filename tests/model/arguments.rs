@@ -156,7 +156,7 @@ proptest! {
     #![proptest_config(cases(8000))]
 
     #[test]
-    fn whatever_is_taken_for_a_request_is_one(
+    fn every_accepted_request_is_within_bounds_and_round_trips(
         args in vec(argument(), 0..12),
         options in prop::sample::select(vec![Options::CostAndForce, Options::Cost]),
         style in style(),
@@ -207,7 +207,7 @@ proptest! {
     #![proptest_config(cases(8000))]
 
     #[test]
-    fn rows_are_read_as_they_are_written_or_refused(
+    fn rows_are_parsed_as_documented_or_refused(
         rows in vec(row(), 0..12),
         options in vec(argument(), 0..5),
         more in 0..60usize,
