@@ -155,12 +155,12 @@ proptest! {
     }
 
     #[test]
-    fn a_limiter_and_the_one_of_its_bytes_live_on_alike(history in history(small()), cut: Index) {
+    fn a_limiter_and_its_decoded_copy_behave_alike(history in history(small()), cut: Index) {
         behaves_alike_after_loading(&history, cut)?;
     }
 
     #[test]
-    fn a_limiter_of_huge_figures_and_the_one_of_its_bytes_live_on_alike(
+    fn a_limiter_of_huge_figures_and_its_decoded_copy_behave_alike(
         history in history(huge()),
         cut: Index,
     ) {
@@ -172,7 +172,7 @@ proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn random_bytes_are_refused_or_the_one_form_of_something(
+    fn random_bytes_are_refused_or_round_trip(
         head in prop_oneof![Just(vec![]), (0..=4u8).prop_map(|tag| vec![1, tag])],
         rest in vec(any::<u8>(), 0..40),
     ) {
@@ -180,12 +180,12 @@ proptest! {
     }
 
     #[test]
-    fn impossible_figures_are_refused(bytes in plausible()) {
+    fn bytes_with_extreme_figures_are_refused_or_round_trip(bytes in plausible()) {
         refused_or_round_trips(&bytes)?;
     }
 
     #[test]
-    fn damaged_bytes_are_refused_or_the_one_form_of_something_else(
+    fn damaged_bytes_are_refused_or_round_trip(
         history in prop_oneof![history(small()).boxed(), history(huge()).boxed()],
         damage in vec(damage(), 1..4),
     ) {
@@ -207,7 +207,7 @@ fn many(count: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_a_limiter_can_hold_is_decoded_up_to_its_last_figure() {
+fn the_largest_valid_figures_round_trip() {
     let longest = WindowMs::MAX.get();
     for (tag, figures) in [
         (FIXED, vec![longest, MAX_SAFE_INTEGER / longest, MAX_COUNT]),
@@ -227,7 +227,7 @@ fn what_a_limiter_can_hold_is_decoded_up_to_its_last_figure() {
 }
 
 #[test]
-fn what_no_limiter_can_hold_is_refused() {
+fn bytes_that_no_limiter_encodes_to_are_refused() {
     let longest = WindowMs::MAX.get();
     for (why, tag, figures) in [
         ("a tag before the first", 0, vec![10, 0, 1]),
