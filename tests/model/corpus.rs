@@ -18,16 +18,16 @@ fn try_all(target: &str, check: impl Fn(&[u8])) {
 }
 
 #[test]
-fn the_parser_reads_all_that_the_fuzzer_has_found_as_the_docs_say() {
+fn the_parser_agrees_with_the_docs_on_the_fuzzers_corpus() {
     try_all("parser", parser::check);
 }
 
 #[test]
-fn the_decoder_refuses_or_keeps_all_that_the_fuzzer_has_found() {
+fn the_decoder_refuses_or_round_trips_the_fuzzers_corpus() {
     try_all("decoder", decoder::check);
 }
 
 #[test]
-fn calls_that_the_fuzzer_has_found_are_answered_as_the_model_does() {
+fn calls_in_the_fuzzers_corpus_get_the_models_replies() {
     try_all("operations", operations::check);
 }
