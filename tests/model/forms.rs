@@ -29,7 +29,7 @@ fn filled(units: u64, window_ms: u64) -> Limiter {
 }
 
 #[test]
-fn a_log_of_a_few_units_takes_a_few_bytes_whatever_became_of_it() {
+fn a_log_of_few_units_takes_few_bytes_grown_loaded_or_copied() {
     const DAY_MS: u64 = 86_400_000;
     for (units, bytes) in [(1, 32), (2, 32), (5, 32), (10, 48), (20, 64), (50, 128), (100, 256)] {
         let grown = filled(units, DAY_MS);
@@ -43,7 +43,7 @@ fn a_log_of_a_few_units_takes_a_few_bytes_whatever_became_of_it() {
 }
 
 #[test]
-fn a_large_log_of_which_three_units_are_left_takes_what_three_take() {
+fn a_large_log_that_shrinks_to_three_units_takes_the_memory_of_three() {
     let last_ms = 100_000 * 1_000;
     let mut expired = filled(100_000, 50_000_000);
     assert!(!is_short(&expired));
@@ -57,7 +57,7 @@ fn a_large_log_of_which_three_units_are_left_takes_what_three_take() {
 }
 
 #[test]
-fn a_log_at_the_edge_between_its_forms_stays_in_one_of_them() {
+fn a_log_at_the_boundary_between_its_forms_does_not_alternate() {
     for limit in 90..130 {
         let mut limiter = Limiter::new(Algorithm::Log);
         let window = WindowMs::new(limit * 1_000).expect("a window");
@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(cases(30))]
 
     #[test]
-    fn a_log_is_stored_alike_in_both_forms(history in history(at_the_edge())) {
+    fn both_forms_of_a_log_have_the_same_encoding(history in history(at_the_edge())) {
         is_stored_alike(&history)?;
     }
 }
