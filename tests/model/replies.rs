@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(cases(800))]
 
     #[test]
-    fn every_reply_is_the_one_that_the_model_finds_by_trying_every_millisecond(history in history(small())) {
+    fn every_reply_equals_that_of_a_model_which_tries_every_millisecond(history in history(small())) {
         agree(&history, Search::EveryMs)?;
     }
 
@@ -43,7 +43,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_that_is_sent_what_changed_and_counts_it_by_force_holds_the_same(
+    fn a_replica_that_forces_each_replicated_change_holds_the_same(
         history in history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
     ) {
         let mut limiter = Limiter::new(history.algorithm);
@@ -154,7 +154,7 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn a_log_between_its_two_forms_answers_as_the_model_does(history in history(at_the_edge())) {
+    fn a_log_that_changes_its_form_replies_like_the_model(history in history(at_the_edge())) {
         agree_on_a_long_log(&history)?;
     }
 }
@@ -163,12 +163,12 @@ proptest! {
     #![proptest_config(cases(6))]
 
     #[test]
-    fn a_long_log_answers_as_the_model_does(history in history(long_log())) {
+    fn a_long_log_replies_like_the_model(history in history(long_log())) {
         agree_on_a_long_log(&history)?;
     }
 
     #[test]
-    fn a_long_log_forgets_what_the_model_forgets(history in history(long_log_of_all_kinds())) {
+    fn a_long_log_drops_the_units_that_the_model_drops(history in history(long_log_of_all_kinds())) {
         agree_on_a_long_log(&history)?;
     }
 
@@ -199,7 +199,7 @@ proptest! {
 }
 
 #[test]
-fn a_flood_of_forced_calls_saturates_and_stays_there() {
+fn a_flood_of_forced_calls_saturates_the_count() {
     for algorithm in ALL {
         let longest = quota(1, WindowMs::MAX);
         let flood = Call {
