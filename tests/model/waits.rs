@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(cases(1200))]
 
     #[test]
-    fn waiting_exactly_the_wait_is_enough_and_no_millisecond_less_is(history in history(small())) {
+    fn waiting_exactly_the_wait_is_enough_and_one_ms_less_is_not(history in history(small())) {
         waits_are_exact(&history, all)?;
     }
 
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn a_key_of_huge_figures_lives_as_long_as_it_must(history in history(huge())) {
+    fn a_key_of_huge_figures_lives_until_nothing_in_it_counts(history in history(huge())) {
         lives_long_enough(&history)?;
     }
 }
