@@ -112,7 +112,7 @@ fn force_counts_every_row_even_if_some_refuse() {
 }
 
 #[test]
-fn a_cost_of_zero_only_looks() {
+fn a_row_of_cost_zero_counts_nothing_and_never_refuses() {
     let server = Server::start();
     server.value("RL.LOG full 1 1m AT 0");
     let before = server.digest();
@@ -122,7 +122,7 @@ fn a_cost_of_zero_only_looks() {
     assert_eq!(server.digest(), before);
 
     let reply = all(&server, "RL.ALL full LOG 1 1m 0 counted FIXED 5 1m 2 AT 10");
-    assert_eq!(reply.limited, 0, "a row that looks does not refuse");
+    assert_eq!(reply.limited, 0, "a row of cost 0 does not refuse");
     assert_eq!(server.figures("RL.PEEK counted 5 1m AT 10")[2], 3);
     assert_eq!(server.integer("DBSIZE"), 2);
 }
@@ -185,7 +185,7 @@ fn both_protocols_get_the_same_arrays_of_integers() {
 }
 
 #[test]
-fn at_is_the_time_that_it_was_decided_at() {
+fn at_in_the_reply_is_the_time_of_the_decision() {
     let now = 1_900_000_000_123;
     let server = Server::with_clock_at(now, &[]);
     assert_eq!(all(&server, "RL.ALL a FIXED 1 1h 1 b LOG 1 1h 1").at, now);
@@ -347,7 +347,7 @@ fn rows_of_one_key_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_number_of_words_that_makes_no_rows_gets_the_servers_own_error() {
+fn an_incomplete_row_gets_the_servers_own_error() {
     let (server, sound) = furnished();
     for words in ["", " a", " a FIXED", " a FIXED 5", " a FIXED 5 10s"] {
         assert_wrong_arity(&server, &format!("RL.ALL{words}"));
@@ -429,7 +429,7 @@ fn peeks(server: &Server, rows: &[Row], at: i64) -> Vec<Figures> {
 }
 
 #[test]
-fn each_row_answers_what_its_tier_alone_would_and_the_whole_wait_is_exact() {
+fn each_row_replies_what_its_tier_alone_would_and_the_total_wait_is_exact() {
     let [server, single] = [Server::start(), Server::start()];
     let mut random = Random::new(7);
     let (mut at, mut waited) = (1_000_000, 0);
@@ -518,7 +518,7 @@ fn on_the_servers_clock_waiting_the_longest_wait_is_enough_and_one_ms_less_is_no
 }
 
 #[test]
-fn a_wait_is_no_longer_than_the_key_that_it_is_about_lives() {
+fn no_wait_is_longer_than_its_keys_time_to_live() {
     let now = 1_900_000_000_123;
     let server = Server::with_clock_at(now, &[]);
     // Two hours ahead of the clock: it expires one lifetime from now.
