@@ -59,7 +59,7 @@ fn fill(server: &Server) {
 }
 
 #[test]
-fn a_payload_makes_the_key_that_it_was_stored_from() {
+fn a_payload_restores_the_key_that_it_was_made_from() {
     let server = server();
     fill(&server);
     let mut connection = server.connect();
@@ -88,7 +88,7 @@ fn a_payload_makes_the_key_that_it_was_stored_from() {
 }
 
 #[test]
-fn a_key_that_exists_is_left_as_it_is_whatever_its_type() {
+fn an_existing_key_of_any_type_is_left_unchanged() {
     let server = server();
     server.value("RL.FIXED k 5 1h AT 0");
     let payload = stored(&server).remove(b"k".as_slice()).expect("a payload");
@@ -106,7 +106,7 @@ fn a_key_that_exists_is_left_as_it_is_whatever_its_type() {
 }
 
 #[test]
-fn a_payload_that_is_damaged_is_refused_or_is_that_of_another_key() {
+fn a_damaged_payload_is_refused_or_is_that_of_another_key() {
     let server = server();
     fill(&server);
     let mut connection = server.connect();
@@ -157,7 +157,7 @@ fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
 }
 
 #[test]
-fn it_is_dangerous_like_restore_where_modules_can_say_so() {
+fn rl_load_is_in_the_dangerous_category_where_modules_can_join_it() {
     let server = Server::start();
     let Value::Array(infos) = server.value("COMMAND INFO RL.LOAD") else { panic!("no infos") };
     let Value::Array(info) = &infos[0] else { panic!("RL.LOAD is unknown") };
@@ -184,7 +184,7 @@ fn it_is_dangerous_like_restore_where_modules_can_say_so() {
 }
 
 #[test]
-fn it_is_replicated_as_it_is_and_nothing_is_sent_when_it_is_refused() {
+fn rl_load_is_replicated_verbatim_and_not_at_all_when_refused() {
     let master = server();
     fill(&master);
     let stored = stored(&master);
@@ -251,7 +251,7 @@ fn a_log_of_a_million_entries_is_rewritten_and_loaded_as_one_command() {
 }
 
 #[test]
-fn the_log_says_why_a_stored_limiter_is_refused() {
+fn the_log_says_why_a_payload_is_refused() {
     let server = crate::payload::credulous_server();
     server.value("RL.FIXED k 5 1h");
     let mut connection = server.connect();
