@@ -607,7 +607,7 @@ fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_working_keys() 
 }
 
 #[test]
-fn payloads_cut_short_or_made_longer_are_refused_or_make_working_keys() {
+fn truncated_or_extended_payloads_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
     for payload in &dumps {
