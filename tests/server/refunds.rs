@@ -38,7 +38,7 @@ fn an_estimate_settled_in_its_own_window_gives_back_exactly_what_it_had_taken() 
 }
 
 #[test]
-fn an_estimate_settled_after_its_window_has_rolled_forgives_nobody_elses_units() {
+fn an_estimate_settled_after_its_window_has_ended_refunds_nobody_elses_units() {
     let server = Server::start();
     for by_all in [false, true] {
         for (name, before, after) in [("RL.FIXED", 300, 300), ("RL.SLIDING", 308, 301), ("RL.LOG", 300, 300)]
@@ -76,7 +76,7 @@ fn a_log_gives_back_the_units_of_that_time_and_not_the_newest() {
 }
 
 #[test]
-fn in_the_middle_of_a_log_units_are_given_back_newest_first_from_that_time_on() {
+fn a_refund_in_the_middle_of_a_log_takes_the_newest_units_up_to_that_time() {
     let server = Server::start();
     for by_all in [false, true] {
         for second in 0..50 {
@@ -99,7 +99,7 @@ fn in_the_middle_of_a_log_units_are_given_back_newest_first_from_that_time_on() 
 }
 
 #[test]
-fn what_was_counted_later_is_left_alone_and_what_has_left_its_window_gives_nothing_back() {
+fn a_refund_as_of_a_time_leaves_later_units_alone_and_gets_nothing_from_ended_windows() {
     let server = Server::start();
     let mut stream = ReplicationStream::of(&server);
     for by_all in [false, true] {
@@ -121,7 +121,7 @@ fn what_was_counted_later_is_left_alone_and_what_has_left_its_window_gives_nothi
 }
 
 #[test]
-fn without_at_all_that_a_key_ahead_of_the_clock_holds_can_be_given_back_and_replicas_agree() {
+fn units_ahead_of_the_clock_can_be_given_back_without_at_and_replicas_agree() {
     let master = Server::with_clock_at(NOW, &APPEND_ONLY);
     let mut stream = ReplicationStream::of(&master);
     let replica = Server::replica_of(&master, &[]);
@@ -181,7 +181,7 @@ fn assert_settles(server: &Server, at: i64) {
 }
 
 #[test]
-fn what_rl_all_reserves_is_settled_by_the_at_of_its_reply() {
+fn a_reservation_by_rl_all_is_settled_with_the_at_of_its_reply() {
     let server = Server::with_clock_at(NOW, &[]);
     let at = reserve(&server);
     server.step_clock(5_000);
@@ -201,7 +201,7 @@ fn a_promoted_replica_settles_what_its_master_reserved() {
 }
 
 #[test]
-fn after_a_restart_what_was_reserved_before_is_settled() {
+fn a_reservation_is_settled_after_a_restart() {
     for settings in [
         &[][..],
         &[("appendonly", "yes"), ("appendfsync", "always"), ("aof-use-rdb-preamble", "no")],
@@ -224,7 +224,7 @@ fn after_a_restart_what_was_reserved_before_is_settled() {
 }
 
 #[test]
-fn what_was_reserved_in_keys_ahead_of_the_clock_is_settled_by_the_at_of_the_reply() {
+fn a_reservation_in_keys_ahead_of_the_clock_is_settled_with_the_at_of_the_reply() {
     let server = Server::with_clock_at(NOW, &[]);
     let replica = Server::replica_of(&server, &[]);
     let ahead = NOW + 10 * MINUTE;
