@@ -92,7 +92,7 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
 }
 
 #[test]
-fn acl_rules_tell_reading_from_writing() {
+fn acl_rules_distinguish_reading_from_writing() {
     let server = Server::start();
     server.value("ACL SETUSER reader on nopass %R~* +@all");
     server.value("ACL SETUSER owner on nopass ~mine:* +@all");
