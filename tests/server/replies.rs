@@ -227,7 +227,7 @@ fn deleting_the_key_resets_the_limiter() {
 }
 
 #[test]
-fn info_tells_what_a_sliding_window_is_made_of() {
+fn info_shows_both_counts_of_a_sliding_window() {
     let server = Server::start();
     let day = 86_400_000;
     let start = server.clock_ms() / day * day;
