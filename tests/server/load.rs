@@ -1,4 +1,4 @@
-//! RL.LOAD: makes a key from the bytes that a snapshot stores.
+//! RL.LOAD: creates a key from the bytes that a snapshot stores.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,8 +15,7 @@ const NOW: i64 = 4_000_000_000_001;
 pub const PAYLOAD: &str = "ERR payload is not valid";
 pub const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
 
-/// The bytes that each key is stored as: the payloads of the RL.LOAD commands in the base of a rewritten
-/// append-only file.
+/// The stored bytes of each key: the payloads of the RL.LOAD commands in the base of a rewritten append-only file.
 fn stored(server: &Server) -> BTreeMap<Vec<u8>, Vec<u8>> {
     server.value("BGREWRITEAOF");
     server.wait_for_rewrite();
@@ -115,7 +114,7 @@ fn a_damaged_payload_is_refused_or_is_that_of_another_key() {
     let mut refused_outright: Vec<Vec<u8>> =
         vec![vec![], vec![0], vec![1], vec![1, 1], vec![0xff; 9], vec![2, 1, 60, 5, 1], b"payload".to_vec()];
     for payload in &stored {
-        // Cut short, it is not whole; a log is, where an entry ends.
+        // Truncated before its first counter or entry is complete.
         refused_outright.extend((0..payload.len().min(6)).map(|end| payload[..end].to_vec()));
     }
     for payload in refused_outright {
@@ -263,10 +262,10 @@ fn the_log_says_why_a_payload_is_refused() {
         restore.arg("k").arg(0).arg(payload.with(body)).arg("REPLACE");
         assert_eq!(restore.exec(&mut connection).expect_err("it is refused").code(), Some("ERR"));
         let log = server.log();
-        let said = log.lines().filter(|line| line.contains("rl: cannot load a limiter: "));
-        let said: Vec<String> = said.map(str::to_owned).collect();
-        assert_eq!(said.len(), why.len() + 1, "{log}");
-        why.push(said.last().expect("a line").clone());
+        let lines = log.lines().filter(|line| line.contains("rl: cannot load a limiter: "));
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        assert_eq!(lines.len(), why.len() + 1, "{log}");
+        why.push(lines.last().expect("a line").clone());
     }
     assert_eq!(server.error("GET k"), WRONGTYPE, "the key is what it was");
 }
