@@ -1,4 +1,4 @@
-//! Giving back as of a time: what was reserved at `t` is settled exactly, however late.
+//! Giving back as of a time: a reservation made at `t` is settled exactly, however late.
 
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, wait_for};
 
@@ -6,7 +6,7 @@ use crate::all::all;
 
 const MINUTE: i64 = 60_000;
 
-/// Where the clocks of servers stand: in the middle of a minute.
+/// The time by the servers' clocks, in the middle of a minute.
 const NOW: i64 = 1_900_000_005_000 / MINUTE * MINUTE + 30_000;
 
 /// How to give back: by the command of the algorithm, and by RL.ALL.
@@ -50,7 +50,7 @@ fn an_estimate_settled_after_its_window_has_ended_refunds_nobody_elses_units() {
             assert_eq!(used(&server, name, next), before, "{name}");
             server.value(&settle(by_all, name, -800, NOW));
             assert_eq!(used(&server, name, next), after, "{name}: what others took still counts");
-            // Two windows later there is nothing of it any more.
+            // Two windows later nothing of it is left.
             let digest = server.digest();
             server.value(&settle(by_all, name, -800, NOW - MINUTE));
             assert_eq!(server.digest(), digest, "{name}");
@@ -82,7 +82,7 @@ fn a_refund_in_the_middle_of_a_log_takes_the_newest_units_up_to_that_time() {
         for second in 0..50 {
             server.value(&format!("RL.LOG RL.LOG 1000 1m COST 2 AT {}", second * 1_000));
         }
-        // From 30 s back: 15 whole entries, and one of the two units at 15 s.
+        // Backwards from 30 s: 15 whole entries, and one of the two units at 15 s.
         server.value(&settle(by_all, "RL.LOG", -31, 30_999));
         for (at, units) in
             [(50_000, 69), (60_000, 67), (74_999, 39), (75_000, 38), (90_000, 38), (91_000, 36), (109_000, 0)]
@@ -91,7 +91,7 @@ fn a_refund_in_the_middle_of_a_log_takes_the_newest_units_up_to_that_time() {
         }
         let info = format!("{:?}", server.value("RL.INFO RL.LOG"));
         assert!(info.contains("entries"), "{info}");
-        // More than was counted until then: what is later stays.
+        // More than was counted until then; later units stay.
         server.value(&settle(by_all, "RL.LOG", -1_000_000, 40_000));
         assert_eq!(used(&server, "RL.LOG", 50_000), 18);
         server.value("DEL RL.LOG");
@@ -149,7 +149,7 @@ fn units_ahead_of_the_clock_can_be_given_back_without_at_and_replicas_agree() {
 /// Limits of the three kinds, in which 500 units are reserved.
 const RESERVE: &str = "RL.ALL f FIXED 1000 1h 500 s SLIDING 1000 1h 500 l LOG 1000 1h 500";
 
-/// Reserves at the server's time, and has others take units before and after. Returns `at` of the reply.
+/// Reserves at the server's time, while others take units before and after. Returns `at` of the reply.
 fn reserve(server: &Server) -> i64 {
     let others = |cost| {
         server.value(&format!("RL.ALL f FIXED 9999 1h {cost} s SLIDING 9999 1h {cost} l LOG 9999 1h {cost}"))
@@ -163,7 +163,7 @@ fn reserve(server: &Server) -> i64 {
     at
 }
 
-/// Settles it with 480 units to give back, and asserts that exactly those are gone.
+/// Settles the reservation by giving 480 units back, and asserts that exactly those are gone.
 #[track_caller]
 fn assert_settles(server: &Server, at: i64) {
     let remaining = |server: &Server| -> Vec<i64> {
@@ -174,7 +174,7 @@ fn assert_settles(server: &Server, at: i64) {
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -480"));
     assert_eq!(all(server, &line).limited, 0);
     assert_eq!(remaining(server), [850; 3], "480 are given back");
-    // The 30 of a later time are still there when all that was counted until `at` is gone.
+    // The 30 later units remain when all units counted until `at` are gone.
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -9999"));
     assert_eq!(all(server, &line).limited, 0);
     assert_eq!(remaining(server)[2], 970, "what a log counted later stays");
