@@ -1,4 +1,4 @@
-//! What the Makefile does before it builds, and what is handed out.
+//! The Makefile's checks before a build, and the files it distributes.
 
 mod machine;
 
@@ -94,7 +94,7 @@ fn the_changelog_begins_with_this_version_and_a_date() {
     assert!(is_date, "{heading}");
 }
 
-/// Debian 12 has 2.36, Ubuntu 22.04 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
+/// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
 #[test]
 fn the_module_loads_on_glibc_2_34() {
     let output = Command::new("readelf")
