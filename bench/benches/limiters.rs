@@ -1,7 +1,7 @@
-//! The modules that need no server, each by itself: so that a slower line is found where it stands.
+//! Benchmarks of the pure modules, without a server, to find the line that got slower.
 //!
-//! `make bench-limiters` prints the instructions of each case, which are the same in every run,
-//! and those of the run before. It leaves a profile of each: `callgrind_annotate` shows its lines.
+//! `make bench-limiters` prints the instructions of each case, which are the same in every run, and those of the
+//! previous run. It leaves a profile of each case for `callgrind_annotate`.
 #![allow(missing_docs)]
 
 use std::hint::black_box;
@@ -23,7 +23,7 @@ fn main() {
     }
 }
 
-/// What is measured. Each runs in a process of its own, which ends with it.
+/// The cases. Each runs in a process of its own, and ends it.
 const CASES: &[(&str, fn())] = &[
     ("fixed, one tier", || take(in_use(Algorithm::Fixed, ONE))),
     ("fixed, three tiers", || take(in_use(Algorithm::Fixed, THREE))),
@@ -54,7 +54,7 @@ const CASES: &[(&str, fn())] = &[
     ("decode, log of 1000 entries", || from_bytes(full_log(1_000, 0))),
 ];
 
-/// Runs each case under callgrind, which counts what happens inside `measured`.
+/// Runs each case under callgrind, which counts the instructions inside `measured`.
 fn print_all() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limiters");
     fs::create_dir_all(&folder).expect("a folder for the profiles");
@@ -82,7 +82,7 @@ fn instructions(profile: &Path) -> String {
     totals.unwrap_or_default().to_owned()
 }
 
-/// What is counted.
+/// Runs the code to count.
 #[inline(never)]
 fn measured<T>(work: impl FnOnce() -> T) -> T {
     black_box(work())
@@ -92,7 +92,7 @@ const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// In the middle of a minute, an hour and a day.
+/// A time in the middle of a minute, an hour and a day.
 const NOW: UnixMs = UnixMs::saturating(19_675 * DAY_MS + DAY_MS / 2 + HOUR_MS / 2 + MINUTE_MS / 2);
 
 /// A limit that is not reached.
@@ -101,10 +101,10 @@ const PLENTY: u64 = 1_000_000_000;
 const ONE: &[(u64, u64)] = &[(PLENTY, MINUTE_MS)];
 const THREE: &[(u64, u64)] = &[(PLENTY, MINUTE_MS), (PLENTY, HOUR_MS), (PLENTY, DAY_MS)];
 
-/// Between two entries of a full log.
+/// The time between two entries of a full log.
 const GAP_MS: u64 = 7;
 
-/// A limiter, and the request that comes to it next.
+/// A limiter, and its next request.
 struct Case {
     limiter: Limiter,
     quotas: QuotaList,
@@ -112,7 +112,7 @@ struct Case {
 }
 
 impl Case {
-    /// A limiter that has counted nothing.
+    /// A case with an empty limiter.
     fn new(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
         let window = |ms| WindowMs::new(ms).expect("a valid window");
         let quota =
@@ -137,7 +137,7 @@ impl Case {
     }
 }
 
-/// Something was counted in the last window of each tier, of a log in the first half of this one,
+/// A limiter with units in the previous window of each tier, or for a log in the first half of the current one,
 /// and ten units in the last ten seconds.
 fn in_use(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
     let mut case = Case::new(algorithm, tiers);
@@ -150,12 +150,12 @@ fn in_use(algorithm: Algorithm, tiers: &[(u64, u64)]) -> Case {
     Case { now: NOW, ..case }
 }
 
-/// The same at a limit of as much as was taken.
+/// The same with the limit used up.
 fn used_up(algorithm: Algorithm) -> Case {
     Case { quotas: Case::new(algorithm, &[(10, MINUTE_MS)]).quotas, ..in_use(algorithm, ONE) }
 }
 
-/// A log at its limit, of which the next request comes so much later than the last.
+/// A log at its limit, whose next request comes `later_ms` after its last.
 fn full_log(limit: u64, later_ms: u64) -> Case {
     let mut case = Case::new(Algorithm::Log, &[(limit, limit * GAP_MS)]);
     for i in 0..limit {
@@ -181,7 +181,7 @@ fn parse(args: &[&str]) {
     measured(|| Request::parse(args, Options::CostAndForce)).expect("a request");
 }
 
-/// Each row names another key.
+/// Parses rows, each with a key of its own.
 fn parse_rows(words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
     measured(|| Rows::parse(black_box(&words), &[0, 1, 2])).expect("rows");
