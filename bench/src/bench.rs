@@ -1,4 +1,4 @@
-//! A server that is counted, one at full speed, and what can be measured on them.
+//! A server whose instructions are counted, one at full speed, and the measurements on them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,17 +13,17 @@ use crate::server::{Server, Setup};
 use crate::throughput::{Benchmark, Rates};
 use crate::workload::Workload;
 
-/// What not every machine has.
+/// Optional tools.
 pub struct Tools {
     /// Whether instructions can be counted.
     pub valgrind: bool,
-    /// What other packages run.
+    /// The Lua scripts of other packages.
     pub scripts: Scripts,
     benchmark: Option<Benchmark>,
 }
 
 impl Tools {
-    /// Looks for them, and notes what cannot be measured without the missing ones.
+    /// Looks for the tools, and reports what cannot be measured without the missing ones.
     pub fn find(setup: &Setup, report: &mut Report) -> Tools {
         let counts = || CountedServer::start(setup, setup.first_server(), &[])?.count(|| Ok(()));
         let valgrind = counts().inspect_err(|error| report.skip("instructions", error)).is_ok();
@@ -39,15 +39,15 @@ impl Tools {
     }
 }
 
-/// A server that is counted.
+/// A server whose instructions are counted.
 pub struct Counter<'a> {
     /// How much to measure.
     pub setup: &'a Setup,
-    /// It.
+    /// The server.
     pub server: CountedServer,
     /// The scripts that it has loaded.
     pub scripts: Loaded,
-    /// By the name of the workload.
+    /// Costs by the name of the workload.
     costs: RefCell<HashMap<String, f64>>,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Counter<'a> {
         Ok(Counter { setup, server, scripts, costs: RefCell::default() })
     }
 
-    /// Instructions of the server for a request; counted once.
+    /// Instructions of the server for a request, counted on first use.
     pub fn cost(&self, workload: &Workload) -> Result<f64> {
         if let Some(cost) = self.costs.borrow().get(&workload.name) {
             return Ok(*cost);
@@ -84,7 +84,7 @@ impl<'a> Counter<'a> {
 pub struct Bench<'a> {
     /// How much to measure.
     pub setup: &'a Setup,
-    /// It.
+    /// The server.
     pub fast: Server,
     /// The scripts that it has loaded.
     pub scripts: Loaded,
@@ -99,14 +99,14 @@ impl<'a> Bench<'a> {
         Ok(Bench { setup, fast, scripts, benchmark: tools.benchmark.as_ref() })
     }
 
-    /// Requests a second of two workloads in turns; nothing if one has several commands, since
+    /// Throughput of two workloads, measured alternately. `None` if one has several commands, since
     /// redis-benchmark sends single ones.
     pub fn rates(&self, workload: &Workload, base: &Workload) -> Result<Option<Rates<2>>> {
         let Some(benchmark) = self.benchmark else { return Ok(None) };
         if [workload, base].iter().any(|workload| workload.only_command().is_none()) {
             return Ok(None);
         }
-        eprintln!("in turns: {}; {}", workload.name, base.name);
+        eprintln!("alternating: {}; {}", workload.name, base.name);
         benchmark.in_turns(&self.fast, [workload, base]).map(Some)
     }
 }
