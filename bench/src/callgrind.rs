@@ -1,5 +1,4 @@
-//! Server instructions, counted by valgrind's callgrind. They are nearly the same in every run,
-//! however busy the machine is.
+//! Counts server instructions with valgrind's callgrind: nearly the same in every run, however busy the machine.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -14,7 +13,7 @@ use crate::server::{Server, Setup};
 
 const DUMPS: &str = "callgrind";
 
-/// A server under callgrind, which counts only while it is told to.
+/// A server under callgrind, which counts only on request.
 pub struct CountedServer {
     server: Server,
     dumps: Cell<u32>,
@@ -26,7 +25,7 @@ impl CountedServer {
         let valgrind = |folder: &Path| -> Vec<OsString> {
             let mut out = OsString::from("--callgrind-out-file=");
             out.push(folder.join(DUMPS));
-            // The server may be started by a script.
+            // The server may be a script that starts the real one.
             let options = ["--tool=callgrind", "--instr-atstart=no", "--trace-children=yes"];
             ["valgrind"].iter().chain(&options).map(OsString::from).chain([out]).collect()
         };
@@ -59,7 +58,7 @@ impl CountedServer {
         totals.and_then(|total| total.trim().parse().ok()).context("the dump has no totals")
     }
 
-    /// The least of three counts: what else the server does in the meantime only adds.
+    /// The least of three counts, since the server's other work can only add to it.
     pub fn least_of_three(&self, mut work: impl FnMut() -> Result<()>) -> Result<u64> {
         Ok(self.count(&mut work)?.min(self.count(&mut work)?).min(self.count(&mut work)?))
     }
