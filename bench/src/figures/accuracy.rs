@@ -1,4 +1,4 @@
-//! How much passes in any span of a window's length, under traffic that comes in bursts.
+//! How much is allowed in any span of a window's length, under bursty traffic.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -11,7 +11,7 @@ const LIMIT: u64 = 100;
 const WINDOW_MS: u64 = 10_000;
 const END_MS: u64 = 120_000;
 
-/// Bursts of a random length at random times, together some three times the limit.
+/// Bursts of random length at random times, about three times the limit in total.
 fn times() -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(7);
     let mut times = Vec::new();
