@@ -1,4 +1,4 @@
-//! What a key takes in memory, by how many units it remembers, as `make bench` measured it.
+//! The memory of a key by its number of units, as measured by `make bench`.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -8,10 +8,10 @@ use super::{Canvas, INK, LOG, OTHER, SORTED_SET, tables, text};
 /// The first column of the table.
 const UNITS: &str = "units in a key";
 
-/// How the names of the other columns begin.
+/// Prefixes of the other columns' names.
 const COLUMNS: [(&str, RGBColor); 3] = [("sorted set", SORTED_SET), ("list", OTHER), ("RL.LOG", LOG)];
 
-/// Bytes by units, under a name.
+/// A named line: bytes by units.
 pub struct Series {
     name: &'static str,
     color: RGBColor,
@@ -42,7 +42,7 @@ pub fn draw(canvas: &Canvas, series: &[Series]) -> Result<()> {
     let mut chart = ChartBuilder::on(canvas)
         .margin(8)
         .margin_top(44)
-        // For the names of the lines.
+        // Space for the names of the lines.
         .margin_right(110)
         .x_label_area_size(46)
         .y_label_area_size(64)
@@ -69,7 +69,7 @@ pub fn draw(canvas: &Canvas, series: &[Series]) -> Result<()> {
     Ok(())
 }
 
-/// A number if it is 1, 2 or 5 times a power of ten: there is no room for the others.
+/// A label for 1, 2 and 5 times a power of ten; other numbers have no space.
 fn one_two_five(number: &f64) -> String {
     let label = format!("{number}");
     if label.starts_with(['1', '2', '5']) { label } else { String::new() }
