@@ -11,15 +11,15 @@ use super::{Canvas, INK, text};
 const LIMIT: u64 = 10;
 const WINDOW_MS: u64 = 10_000;
 const END_MS: u64 = 40_000;
-/// Requests are drawn by how many came in so long.
+/// The width of a bar, in milliseconds.
 const COLUMN_MS: u64 = 500;
 
-/// The bursts: so long, half of it on each side of the edge.
+/// The duration of the bursts, half of it on each side of the edge.
 const BURSTS_MS: u64 = 2_000;
 const EDGE_MS: u64 = 20_000;
 const BURSTS_START_MS: u64 = EDGE_MS - BURSTS_MS / 2;
 
-/// A request every two seconds except around two bursts of twelve.
+/// A request every two seconds, except around two bursts of twelve.
 fn times() -> Vec<u64> {
     let steady = (0..END_MS).step_by(2_000).filter(|at_ms| !(9_000..22_000).contains(at_ms));
     let burst = |start: u64| (0..12u64).map(move |i| start + i * 80);
@@ -48,7 +48,7 @@ pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
     Ok(())
 }
 
-/// How much of its colour fills what was refused, which has an outline too.
+/// The opacity of refused requests, which also have an outline.
 const PALE: f64 = 0.2;
 
 fn draw_columns(strip: &Canvas, requests: &[Request], color: RGBColor) -> Result<()> {
