@@ -1,4 +1,4 @@
-//! What a request costs the server, as `make bench` counted it.
+//! The instructions of a request, as counted by `make bench`.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use super::tables::{self, Table};
 use super::{ALL, Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
 
-/// The rows to show, as the table names them. Those that were not measured are left out.
+/// The rows to show, by their names in the table. Rows that were not measured are left out.
 const ONE_KEY: [(&str, RGBColor); 10] = [
     ("INCR", INK),
     ("no-op module command", INK),
@@ -45,7 +45,7 @@ struct Bar {
 }
 
 impl Bars {
-    /// From the table of instructions: of its first server.
+    /// Reads the table of instructions, for its first server.
     pub fn read(text: &str) -> Option<Bars> {
         let table = tables::find(text, |table| cost(table, "RL.FIXED, allowed").is_some())?;
         let bar = |(name, color): &(&str, RGBColor)| {
@@ -57,13 +57,13 @@ impl Bars {
         Some(Bars { server: table[0].get(1)?.clone(), groups: groups.into() })
     }
 
-    /// Of the picture.
+    /// The height of the figure.
     pub fn height(&self) -> u32 {
         let bars = self.groups.iter().map(Vec::len).sum::<usize>() as i32;
         (TOP + bars * HEIGHT + self.groups.len() as i32 * GAP) as u32
     }
 
-    /// Draws them, all to one scale.
+    /// Draws all bars to one scale.
     pub fn draw(&self, canvas: &Canvas) -> Result<()> {
         let title = format!("Instructions of the server for a request, {}", self.server);
         canvas.draw(&Text::new(title, (20, 12), text(17)))?;
@@ -84,7 +84,7 @@ impl Bars {
     }
 }
 
-/// The second cell of the row of this name.
+/// The second cell in the row with this name.
 fn cost<'a>(table: &'a Table, name: &str) -> Option<&'a str> {
     table.iter().find(|row| row[0] == name)?.get(1).map(String::as_str)
 }
