@@ -1,8 +1,8 @@
-//! `make figures`: pictures of what the limiters do, drawn from the replies of a real server and from the
-//! tables of `make bench`.
+//! `make figures`: figures of what the limiters do, drawn from the replies of a real server and the tables of
+//! `make bench`.
 //!
-//! Backgrounds are left out and every colour is of middle brightness, so that a picture reads well
-//! on a light page and on a dark one. A colour means the same in every picture.
+//! Backgrounds are transparent and colors of medium brightness, so that figures are readable on light and dark
+//! pages. A color means the same in every figure.
 
 mod accuracy;
 mod bytes;
@@ -26,14 +26,14 @@ const FIXED: RGBColor = RGBColor(217, 119, 6);
 const SLIDING: RGBColor = RGBColor(8, 145, 178);
 const LOG: RGBColor = RGBColor(34, 160, 80);
 const ALL: RGBColor = RGBColor(62, 120, 220);
-/// Lua scripts and lists, and what else takes the place of redis-rl.
+/// Lua scripts, lists and other alternatives to redis-rl.
 const OTHER: RGBColor = RGBColor(150, 110, 200);
 const SORTED_SET: RGBColor = RGBColor(214, 74, 122);
 
-/// Draws all pictures into `folder`.
+/// Draws all figures into `folder`.
 ///
-/// Those of instructions and bytes show tables of `make bench` in the Markdown file `benchmark`. A picture
-/// whose table is not there is left as it is.
+/// Those of instructions and bytes show tables of `make bench` in the Markdown file `benchmark`. If a table is
+/// missing, its figure is left unchanged.
 pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let server = Server::start(setup, setup.first_server(), &[])?;
