@@ -1,9 +1,9 @@
 //! Tables in Markdown.
 
-/// The rows of a table, the columns' names first; each row its cells.
+/// The rows of a table as cells, the header first.
 pub type Table = Vec<Vec<String>>;
 
-/// The first table in a text that fits.
+/// The first table in a text that `fits`.
 pub fn find(text: &str, fits: impl Fn(&Table) -> bool) -> Option<Table> {
     let mut lines = text.lines().peekable();
     while lines.peek().is_some() {
@@ -13,7 +13,7 @@ pub fn find(text: &str, fits: impl Fn(&Table) -> bool) -> Option<Table> {
             lines.next();
         }
         if !table.is_empty() && fits(&table) {
-            // Under the columns' names there is a line of dashes.
+            // The header is followed by a line of dashes.
             table.retain(|cells| !cells.iter().all(|cell| cell.starts_with('-')));
             return Some(table);
         }
@@ -27,7 +27,7 @@ fn cells(line: &str) -> Option<Vec<String>> {
     Some(inner.split('|').map(|cell| cell.trim().to_owned()).collect())
 }
 
-/// A number that may have its thousands apart.
+/// A number, possibly with thousands separators.
 pub fn number(cell: &str) -> Option<f64> {
     cell.replace(',', "").parse().ok()
 }
