@@ -7,7 +7,7 @@ use redis::Connection;
 use super::{FIXED, LOG, SLIDING};
 use crate::server::pipeline;
 
-/// A limiter and the colour of what it allows.
+/// A limiter, and the color of its allowed requests.
 pub struct Limiter {
     pub command: &'static str,
     pub color: RGBColor,
@@ -19,14 +19,14 @@ pub const LIMITERS: [Limiter; 3] = [
     Limiter { command: "RL.LOG", color: LOG },
 ];
 
-/// A request, and what the server answered.
+/// A request, and the server's verdict.
 pub struct Request {
-    /// In ms from the beginning.
+    /// In ms from the start.
     pub at_ms: u64,
     pub allowed: bool,
 }
 
-/// The beginning, in Unix milliseconds: a multiple of every window here.
+/// The start in Unix milliseconds: a multiple of every window here.
 const START_MS: u64 = 1_700_000_000_000;
 
 /// Sends requests at `times_ms` to a limiter, and reads its replies.
@@ -44,13 +44,13 @@ pub fn send(
     Ok(answered.map(|(at_ms, [limited, ..])| Request { at_ms: *at_ms, allowed: limited == 0 }).collect())
 }
 
-/// Requests that were allowed in the span of `window_ms` that ends at `end_ms`.
+/// Requests allowed in the span of `window_ms` that ends at `end_ms`.
 pub fn allowed_within(requests: &[Request], window_ms: u64, end_ms: u64) -> usize {
     let within = |at_ms: u64| at_ms <= end_ms && at_ms + window_ms > end_ms;
     requests.iter().filter(|request| request.allowed && within(request.at_ms)).count()
 }
 
-/// The most that were allowed in any span of `window_ms`.
+/// The most requests allowed in any span of `window_ms`.
 pub fn most_within(requests: &[Request], window_ms: u64) -> usize {
     let ends = requests.iter().map(|request| request.at_ms);
     ends.map(|end_ms| allowed_within(requests, window_ms, end_ms)).max().unwrap_or(0)
