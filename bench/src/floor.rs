@@ -1,12 +1,12 @@
-//! A module whose commands do no more than a command must. The benchmarks compare redis-rl with them.
+//! A module of no-op commands, with which the benchmarks compare redis-rl.
 //!
-//! - `FLOOR` answers five integers, and touches nothing.
-//! - `FLOOR.READ` opens its key to read, and reads the value.
-//! - `FLOOR.OPEN` opens its key to write, and reads the value.
+//! - `FLOOR` replies with five integers, and touches no key.
+//! - `FLOOR.READ` opens its key for reading, and reads the value.
+//! - `FLOOR.OPEN` opens its key for writing, and reads the value.
 //! - `FLOOR.MARK` does so too, and marks the key as modified.
-//! - `FLOOR.ALL` takes the arguments of RL.ALL, marks each key, and answers as RL.ALL does.
+//! - `FLOOR.ALL` takes the arguments of RL.ALL, marks each key, and replies as RL.ALL does.
 //!
-//! Values are never changed, and live in no snapshot: the servers of the benchmarks save none.
+//! Values never change, and are not saved: the benchmarked servers make no snapshots.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
 
-/// Calls a function of the server's, with no look whether it is there: `OnLoad` has made sure.
+/// Calls a server function without checking that it exists: `OnLoad` has checked.
 macro_rules! api {
     ($function:ident($($argument:expr),*)) => {
         raw::$function.unwrap_unchecked()($($argument),*)
@@ -28,10 +28,10 @@ const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 const READ: c_int = raw::REDISMODULE_READ as c_int;
 const WRITE: c_int = READ | raw::REDISMODULE_WRITE as c_int;
 
-/// What each key holds.
+/// The value of each key.
 const VALUE: i64 = 1_000_000;
 
-/// Keys expire, as those of a limiter do.
+/// Keys expire, like a limiter's.
 const TIME_TO_LIVE_MS: i64 = 3_600_000;
 
 /// Words in a row of RL.ALL.
@@ -39,11 +39,11 @@ const ROW_WORDS: usize = 5;
 
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
 
-/// Where the server enters the module to load it.
+/// The module's entry point, called by the server to load it.
 ///
 /// # Safety
 ///
-/// For the server alone: `ctx` is the context that it made for this.
+/// Called only by the server, with a valid context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn RedisModule_OnLoad(
     ctx: *mut raw::RedisModuleCtx,
@@ -57,12 +57,12 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
         (c"FLOOR.MARK", Some(mark), c"write deny-oom fast", 1, 1),
         (c"FLOOR.ALL", Some(all), c"write deny-oom", -5, 5),
     ];
-    // SAFETY: `ctx` is what the server passed; the functions are those of Redis 7.0, which `Init` finds.
+    // SAFETY: the server passed `ctx`; the functions exist since Redis 7.0, and `Init` finds them.
     unsafe {
         if raw::Export_RedisModule_Init(ctx, c"floor".as_ptr(), 1, raw::REDISMODULE_APIVER_1 as c_int) != OK {
             return ERR;
         }
-        // As redis-rl: a key is marked when the command says so, not whenever one opened to write is closed.
+        // As in redis-rl, only the command itself marks a key as modified, not closing it.
         api!(RedisModule_SetModuleOptions(ctx, raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int));
         let mut methods = raw::RedisModuleTypeMethods { version: 3, free: Some(free), ..no_methods() };
         TYPE.store(
@@ -100,7 +100,7 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// # Safety
     ///
-    /// For what the server passed to a command, while that runs.
+    /// Called only with what the server passed to a command, while that runs.
     #[inline(always)]
     unsafe fn new(
         ctx: *mut raw::RedisModuleCtx,
@@ -111,12 +111,12 @@ impl<'a> Call<'a> {
         Call { ctx, args: unsafe { slice::from_raw_parts(argv, argc as usize) } }
     }
 
-    /// The value of a key, which is made if it is empty and opened to write; otherwise 0.
+    /// The value of a key. An empty key opened for writing gets one; opened for reading, it counts as 0.
     #[inline(always)]
     fn value_of(self, key: *mut raw::RedisModuleString, mode: c_int) -> i64 {
         let value_type = TYPE.load(Ordering::Relaxed);
-        // SAFETY: context and name live as long as the call; the handle is closed once, and the value,
-        // which `Box` made, is the server's until then.
+        // SAFETY: context and name live as long as the call. The handle is closed once, and until then the
+        // server keeps the value, which is a `Box`.
         unsafe {
             let open = api!(RedisModule_OpenKey(self.ctx, key, mode));
             let value = if !open.is_null() && api!(RedisModule_ModuleTypeGetType(open)) == value_type {
@@ -134,7 +134,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Marks a key as modified, and the dataset too: for WATCH, client-side caching and snapshots.
+    /// Marks a key and the data set as modified, for WATCH, client-side caching and snapshots.
     #[inline(always)]
     fn mark(self, key: *mut raw::RedisModuleString) {
         // SAFETY: context and name live as long as the call.
@@ -156,7 +156,7 @@ impl<'a> Call<'a> {
         unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, integer)) };
     }
 
-    /// What an allowed request is answered.
+    /// Replies as to an allowed request.
     #[inline(always)]
     fn answer(self, limit: i64) {
         self.array(5);
