@@ -1,11 +1,11 @@
-//! A large log that leaves its window at once.
+//! A large log whose entries all expire at once.
 
 use anyhow::{Result, bail, ensure};
 use redis::{Connection, Value};
 
 use crate::server::{clock_ms, command, flush, send_all};
 
-/// A log of distinct entries, evenly over a week: two bytes lie between any two of a million.
+/// A log of distinct entries, evenly spread over a week: a million entries take two bytes each.
 pub struct LargeLog {
     entries: u64,
     last_ms: u64,
@@ -18,7 +18,7 @@ impl LargeLog {
     /// Its key.
     pub const KEY: &str = "large";
 
-    /// Fills it.
+    /// Fills the log.
     pub fn fill(connection: &mut Connection, entries: u64) -> Result<LargeLog> {
         let (gap_ms, first_ms) = (WINDOW_MS / entries, clock_ms(connection)? - WINDOW_MS);
         let log = LargeLog { entries, last_ms: first_ms + (entries - 1) * gap_ms };
@@ -31,7 +31,7 @@ impl LargeLog {
         format!("RL.LOG {key} {} {WINDOW} AT {at_ms}", self.entries)
     }
 
-    /// The request at which all entries have left.
+    /// Sends a request after all entries have expired.
     pub fn send_last_request(&self, connection: &mut Connection, key: &str) -> Result<()> {
         let line = self.request(key, self.last_ms + WINDOW_MS);
         let [_, limit, remaining, ..]: [u64; 5] = command(&line).query(connection)?;
@@ -39,14 +39,14 @@ impl LargeLog {
         Ok(())
     }
 
-    /// How long the server takes for that request, in ms: once for each of several copies.
+    /// The times of that request in ms, for each of several copies, by the slow log.
     pub fn times_of_last_request(&self, connection: &mut Connection, copies: u32) -> Result<Vec<f64>> {
         redis::cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "0"]).exec(connection)?;
         let time = |copy| {
             let key = format!("copy:{copy}");
             redis::cmd("COPY").arg(&[LargeLog::KEY, &key]).exec(connection)?;
             self.send_last_request(connection, &key)?;
-            // Of the last command: number, time, microseconds, arguments and more.
+            // The entry of the last command: id, time, microseconds, arguments and more.
             let last: Vec<Vec<Value>> = redis::cmd("SLOWLOG").arg(&["GET", "1"]).query(connection)?;
             let Some([_, _, Value::Int(micros), ..]) = last.first().map(Vec::as_slice) else {
                 bail!("no command in the slow log")
