@@ -1,5 +1,5 @@
-//! `make bench`: what a request costs, from one run; and `make figures`. As it goes it says on stderr
-//! what it is at.
+//! `make bench` measures what a request costs, in one run; `make figures` draws the figures. Progress goes to
+//! stderr.
 
 mod bench;
 mod callgrind;
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What was measured where.
+/// The servers and the machine measured.
 fn headline(setup: &Setup, tools: &Tools) -> Result<String> {
     let packages: String = tools.scripts.packages.iter().map(|package| format!("{package}; ")).collect();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -56,6 +56,6 @@ fn headline(setup: &Setup, tools: &Tools) -> Result<String> {
     let cpu = model.map_or("unknown CPU", |(_, model)| model);
     let cores = thread::available_parallelism()?;
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let quick = if setup.quick { "\n\nBENCH_QUICK: too little is measured to compare." } else { "" };
+    let quick = if setup.quick { "\n\nBENCH_QUICK: too short a run for comparisons." } else { "" };
     Ok(format!("{packages}{cpu}, {cores} cores; Linux {}{quick}", kernel.trim()))
 }
