@@ -1,23 +1,23 @@
-//! What logs and keys take in memory.
+//! Measures the memory of logs and keys.
 
 use anyhow::{Context, Result};
 use redis::Connection;
 
 use crate::server::{Server, clock_ms, flush, info, send_all};
 
-/// How requests are remembered, each with a time of its own.
+/// How the times of requests are stored.
 #[derive(Clone, Copy, Debug)]
 pub enum Keeping {
     /// By RL.LOG.
     Log,
-    /// In a list of times in seconds, as `limits` does.
+    /// In a list of times in seconds, as `limits` does it.
     List,
-    /// In a sorted set, with a member for each.
+    /// In a sorted set, with a member for each request.
     SortedSet,
 }
 
 impl Keeping {
-    /// The command that adds a request; its number makes it another than those of the same millisecond.
+    /// The command that adds a request. Its number makes it distinct within its millisecond.
     fn add(self, key: &str, number: usize, time_ms: u64) -> String {
         match self {
             Keeping::Log => format!("RL.LOG {key} 9007199254740991 1h AT {time_ms}"),
@@ -30,8 +30,7 @@ impl Keeping {
     }
 }
 
-/// MEMORY USAGE for each unit beyond the first, of `units` at random over the last `span_ms`: the
-/// mean of several keys.
+/// MEMORY USAGE per unit after the first, with `units` at random over the last `span_ms`: the mean of several keys.
 pub fn bytes_a_unit(
     connection: &mut Connection,
     keeping: Keeping,
@@ -56,11 +55,11 @@ pub fn bytes_a_unit(
 }
 
 fn usage(connection: &mut Connection, key: &str) -> Result<i64> {
-    // Of a list or a set, every element is looked at.
+    // SAMPLES 0 measures every element of a list or set.
     Ok(redis::cmd("MEMORY").arg(&["USAGE", key, "SAMPLES", "0"]).query(connection)?)
 }
 
-/// In order, and the same for the same seed but for the time of day.
+/// Sorted random times. For the same seed, they differ only by the time of day.
 fn times_at_random(now_ms: u64, span_ms: u64, count: usize, seed: u64) -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut times: Vec<u64> = (0..count).map(|_| now_ms - random.u64(..span_ms)).collect();
@@ -68,9 +67,9 @@ fn times_at_random(now_ms: u64, span_ms: u64, count: usize, seed: u64) -> Vec<u6
     times
 }
 
-/// used_memory for each of so many keys that the commands make. Names have 15 bytes.
+/// used_memory per key, for keys created by the commands. Names have 15 bytes.
 fn bytes_of_each(server: &Server, keys: usize, commands: impl FnMut(usize) -> Vec<String>) -> Result<f64> {
-    // Each look by a connection of its own: the buffers of one that has sent much are large.
+    // A new connection for each measurement, since the buffers of a busy one are large.
     let used_memory = || -> Result<f64> {
         Ok(info(&mut server.connect()?, "used_memory")?.context("no used_memory")?.parse()?)
     };
@@ -84,13 +83,13 @@ fn name(key: usize) -> String {
     format!("key:{key:011}")
 }
 
-/// Of keys that `command` makes, with so many windows.
+/// Bytes per key of `command` with this number of windows.
 pub fn bytes_a_key(server: &Server, command: &str, windows: usize, keys: usize) -> Result<f64> {
     let tiers = ["100 30d", "50 1d", "10 1h"][..windows].join(" ");
     bytes_of_each(server, keys, |key| vec![format!("{command} {} {tiers}", name(key))])
 }
 
-/// Of counters in strings, one with a time to live for each window: all that are one limiter.
+/// Bytes per limiter made of string counters, one with a time to live for each window.
 pub fn bytes_of_counters(server: &Server, windows: usize, keys: usize) -> Result<f64> {
     let windows = [("30d", 2_592_000), ("1d", 86_400), ("1h", 3_600)][..windows].to_vec();
     bytes_of_each(server, keys, |key| {
@@ -99,7 +98,7 @@ pub fn bytes_of_counters(server: &Server, windows: usize, keys: usize) -> Result
     })
 }
 
-/// Of keys with a time to live that remember so many requests each, at random over the last minute.
+/// Bytes per key with a time to live that stores this number of requests, at random over the last minute.
 pub fn bytes_of_requests(server: &Server, keeping: Keeping, requests: usize, keys: usize) -> Result<f64> {
     let now_ms = clock_ms(&mut server.connect()?)?;
     bytes_of_each(server, keys, |key| {
