@@ -1,18 +1,18 @@
-//! The tables, and what is said around them.
+//! The tables, and the text around them.
 
 use std::fmt::{self, Display};
 
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 
-/// What was measured so far, and what could not be.
+/// The measurements so far, and what could not be measured.
 #[derive(Default)]
 pub struct Report {
     parts: Vec<Part>,
     skipped: Vec<String>,
 }
 
-/// A table under its title, and what its columns mean.
+/// A table with its title and an explanation of its columns.
 struct Part {
     title: String,
     table: Table,
@@ -20,7 +20,7 @@ struct Part {
 }
 
 impl Report {
-    /// Begins a table of these columns, of which the first names the rows.
+    /// Begins a table with these columns. The first holds the names of the rows.
     pub fn table<'a>(
         &mut self,
         title: impl Into<String>,
@@ -32,20 +32,20 @@ impl Report {
         self.parts.push(Part { title: title.into(), table, legend });
     }
 
-    /// Begins a section of the table; its title says what the ratios are to.
+    /// Begins a section of the table. Its title names the base of the ratios.
     pub fn section(&mut self, title: &str) {
         self.row([bold(title)]);
     }
 
-    /// Adds a row: its name, and what was measured.
+    /// Adds a row: its name, then its figures.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let part = self.parts.last_mut().expect("a row comes after its table has begun");
+        let part = self.parts.last_mut().expect("a table has begun");
         let mut cells: Vec<String> = cells.into_iter().collect();
         cells.resize(part.table.header().map_or(0, |header| header.cell_count()), String::new());
         part.table.add_row(cells);
     }
 
-    /// Notes what was not measured, and why.
+    /// Records what was not measured, and why.
     pub fn skip(&mut self, what: &str, why: impl Display) {
         self.skipped.push(format!("- {what}: {why}"));
     }
@@ -68,7 +68,7 @@ pub fn bold(title: &str) -> String {
     format!("**{title}**")
 }
 
-/// A whole number with its thousands apart: 12,345.
+/// A number rounded to an integer with thousands separators: 12,345.
 pub fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut grouped = String::new();
@@ -81,7 +81,7 @@ pub fn grouped(number: f64) -> String {
     grouped
 }
 
-/// 1.23.
+/// A number with two decimals: 1.23.
 pub fn two_places(number: f64) -> String {
     format!("{number:.2}")
 }
