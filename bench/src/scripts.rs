@@ -1,4 +1,4 @@
-//! Lua scripts that PyPI packages run, read from wherever the packages are installed.
+//! The Lua scripts of PyPI packages, read from the installed packages.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use redis::Connection;
 use crate::report::Report;
 use crate::workload::{Answer, KEY, NUMBER, Workload};
 
-/// Prints the version of `limits` and the scripts with which it takes from a limit.
+/// Prints the version of `limits`, and its scripts that take from a limit.
 const LIMITS: &str = "
 import limits, os
 folder = os.path.join(os.path.dirname(limits.__file__), 'resources/redis/lua_scripts')
@@ -17,8 +17,8 @@ scripts = map(read, ['incr_expire', 'acquire_sliding_window', 'acquire_moving_wi
 print(limits.__version__, *scripts, sep='\\0', end='')
 ";
 
-/// Prints the version of `litellm`, and the script with which its proxy takes from several limits. Does not
-/// import the package, which needs a hundred others.
+/// Prints the version of `litellm`, and the script of its proxy that takes from several limits. Does not import
+/// the package, which has a hundred dependencies.
 const LITELLM: &str = "
 import ast, importlib.metadata, importlib.util, os
 folder = importlib.util.find_spec('litellm').submodule_search_locations[0]
@@ -30,9 +30,9 @@ for node in ast.parse(source).body:
             print(importlib.metadata.version('litellm'), ast.literal_eval(node.value), sep='\\0', end='')
 ";
 
-/// The scripts, or in [`Loaded`] their digests: of each package that is there.
+/// The scripts of each installed package, or in [`Loaded`] their digests.
 struct OfPackages {
-    /// The fixed window, the sliding counter and the log.
+    /// Fixed window, sliding counter and log.
     limits: Option<[String; 3]>,
     /// Check and increment of several counters.
     litellm: Option<String>,
@@ -57,7 +57,7 @@ impl Scripts {
         scripts
     }
 
-    /// The scripts of a package.
+    /// Asks for the scripts of a package, and reports it if they are missing.
     fn ask<const N: usize>(
         &mut self,
         package: &str,
@@ -99,13 +99,13 @@ fn ask<const N: usize>(question: &str) -> Result<(String, [String; N])> {
 }
 
 impl Loaded {
-    /// The fixed window, the sliding counter and the log of `limits`, with the limit of one tier: keys and
-    /// arguments are those that the package sends.
+    /// The fixed window, sliding counter and log of `limits` with one tier, with keys and arguments as the package
+    /// sends them.
     pub fn limits(&self) -> Vec<Workload> {
         let Some([fixed, sliding, log]) = &self.0.limits else { return Vec::new() };
         let previous = format!("LIMITS:{{{KEY}}}/-1");
         let last_window = format!("SET {previous} 1000 PX 60000");
-        // It sends the time too, in seconds; that it stands still spares the script nothing.
+        // The package sends the time in seconds too. That it is constant here saves the script nothing.
         let time = "1700000000.123456";
         vec![
             Workload::new(
@@ -127,8 +127,8 @@ impl Loaded {
         ]
     }
 
-    /// A request that `litellm` limits by three counters in one call: limit, cost, time to live and window
-    /// of each, and two keys as the package names them.
+    /// A request that `litellm` limits by three counters in one call, with limit, cost, time to live and window of
+    /// each, and keys named like the package's.
     pub fn three_keys(&self) -> Option<Workload> {
         let digest = self.0.litellm.as_ref()?;
         let keys = |kind| format!("{{{kind}:{NUMBER}}}:window {{{kind}:{NUMBER}}}:requests");
