@@ -17,7 +17,7 @@ use crate::workload::{Algorithm, Workload};
 const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "everysec")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
 
-/// Workloads, each beside what its ratio is to.
+/// Workloads, each with the base of its ratio.
 struct Section {
     title: String,
     rows: Vec<(Workload, Workload)>,
@@ -28,7 +28,7 @@ impl Section {
         Section { title: title.into(), rows: rows.into_iter().collect() }
     }
 
-    /// Workloads that are all set beside the same one.
+    /// Workloads that are all compared with the same base.
     fn beside(
         title: &str,
         base: impl Fn() -> Workload,
@@ -43,13 +43,13 @@ fn each(workload: impl Fn(Algorithm) -> Workload) -> [Workload; 3] {
     Algorithm::ALL.map(workload)
 }
 
-/// What users would otherwise run, as far as it is there.
+/// The alternatives to redis-rl that are installed.
 fn others(setup: &Setup, scripts: &Loaded) -> impl Iterator<Item = Workload> {
     setup.has_cell.then(Workload::cell).into_iter().chain(scripts.limits())
 }
 
-/// Requests to a server that writes nothing to disk. Each command of redis-rl stands beside one that asks of
-/// the server what any command with such a key must, and does nothing with it.
+/// Requests to a server without persistence. Each command is compared with a no-op that uses its key in the same
+/// way.
 fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     let beside_floor = |title, floor: fn() -> Workload, workload: fn(Algorithm) -> Workload| {
         Section::beside(title, floor, [floor()].into_iter().chain(each(workload)))
@@ -98,7 +98,7 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     ]
 }
 
-/// The commands that take where each is written to disk.
+/// Requests to a server that writes each command to disk.
 fn on_disk(setup: &Setup, scripts: &Loaded) -> Section {
     let workloads =
         [Workload::incr()].into_iter().chain(each(Workload::allowed)).chain(others(setup, scripts));
@@ -110,7 +110,7 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
     if !tools.valgrind {
         return Ok(());
     }
-    // All at once: one server hardly changes what another is counted to do.
+    // In parallel, since one server hardly affects the count of another.
     let counted = thread::scope(|scope| {
         let count = |program| scope.spawn(move || count(setup, tools, program));
         let running: Vec<_> = setup.servers.iter().map(|program| count(program)).collect();
@@ -130,7 +130,7 @@ const INSTRUCTIONS: &str = "\
 By callgrind, of the server's process, for one request of a pipeline to 100 keys in use; the least of three times. They
 hardly differ from run to run.";
 
-/// What was counted on one server.
+/// The instructions counted on one server.
 struct Counted {
     version: String,
     /// The name of each row, its cost and its ratio.
@@ -218,7 +218,7 @@ fn rates(bench: &Bench, section: &Section, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Logs that are full, and those that leave at once.
+/// Full logs, and logs whose entries expire at once.
 pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
     let bench = Bench::start(setup, tools, &[])?;
     let counter =
@@ -230,7 +230,7 @@ pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
     worst_call(&bench, counter.as_ref(), report)
 }
 
-/// Logs at their limit, of which one entry leaves as one comes.
+/// Logs at their limit, where each request expires one entry and adds one.
 fn full_logs(counter: &Counter, report: &mut Report) -> Result<()> {
     let (few, many) = (10, counter.setup.size(1_000_000, 100_000));
     report.section("RL.LOG full, one entry expires as one comes, time by AT: instructions; to a limit of 10");
@@ -265,7 +265,7 @@ fn full_log(counter: &Counter, limit: usize) -> Result<f64> {
     Ok(total as f64 / requests as f64)
 }
 
-/// The call with the most work: every entry of a large log leaves at once.
+/// The most expensive call: every entry of a large log expires at once.
 fn worst_call(bench: &Bench, counter: Option<&Counter>, report: &mut Report) -> Result<()> {
     let entries = bench.setup.size(1_000_000, 100_000);
     report.section(&format!("RL.LOG, {} entries expire in one call", grouped(entries as f64)));
@@ -284,7 +284,7 @@ fn worst_call(bench: &Bench, counter: Option<&Counter>, report: &mut Report) -> 
     Ok(())
 }
 
-/// Bytes for a unit, and for a key.
+/// Bytes per unit, and per key.
 pub fn memory(bench: &Bench, report: &mut Report) -> Result<()> {
     const MINUTE_MS: u64 = 60_000;
     const HOUR_MS: u64 = 60 * MINUTE_MS;
@@ -311,7 +311,7 @@ pub fn memory(bench: &Bench, report: &mut Report) -> Result<()> {
     memory_of_tiers(bench, report)
 }
 
-/// Bytes for a key that remembers a few requests.
+/// Bytes per key that stores a few requests.
 fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
     let title = format!(
         "Memory of a key with a name of 15 bytes and a time to live (used_memory), {}",
@@ -333,7 +333,7 @@ fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Bytes for a key with several windows.
+/// Bytes per key with several windows.
 fn memory_of_tiers(bench: &Bench, report: &mut Report) -> Result<()> {
     let title = format!("Memory of a limiter with tiers (used_memory), {}", bench.fast.version()?);
     let strings = "counters in strings, one for each tier";
