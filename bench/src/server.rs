@@ -11,17 +11,17 @@ use redis::Connection;
 
 pub use harness::{clock_ms, command, info, pipeline};
 
-/// What is measured, and how much of it: from the environment, and from beside this program.
+/// What to measure, and how much: from the environment, and the modules beside this program.
 pub struct Setup {
-    /// The servers' programs, at least one: throughput, time and memory are measured on the first.
+    /// The servers' programs, at least one. Throughput, time and memory are measured on the first.
     pub servers: Vec<PathBuf>,
     /// redis-rl, the floor, and redis-cell if there is one.
     modules: Vec<PathBuf>,
     /// Whether `REDIS_CELL` names redis-cell.
     pub has_cell: bool,
-    /// `BENCH_QUICK`: few rounds and small logs, to see that everything works.
+    /// `BENCH_QUICK`: few rounds and small logs, to check that everything works.
     pub quick: bool,
-    /// `BENCH_ONLY`: a part to measure by itself.
+    /// `BENCH_ONLY`: the only part to measure.
     only: Option<String>,
 }
 
@@ -29,11 +29,11 @@ impl Setup {
     /// Reads the settings and finds the modules.
     pub fn from_env() -> Result<Setup> {
         let set = |name| env::var_os(name).filter(|value| !value.is_empty());
-        let folder = env::current_exe()?.parent().context("a program has a folder")?.to_owned();
+        let folder = env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
         let cell = set("REDIS_CELL").map(PathBuf::from);
         let has_cell = cell.is_some();
         let modules = [folder.join("libredis_rl.so"), folder.join("libfloor.so")].into_iter().chain(cell);
-        // Absolute: the server loads them from its own folder.
+        // Absolute paths, since the server loads them from its own folder.
         let absolute = |path: PathBuf| path.canonicalize().with_context(|| format!("no {}", path.display()));
         let modules = modules.map(absolute).collect::<Result<_>>()?;
         let servers = match set("BENCH_SERVERS") {
@@ -49,7 +49,7 @@ impl Setup {
         self.only.as_ref().is_none_or(|only| only == part)
     }
 
-    /// The first of the servers' programs.
+    /// The first server's program.
     pub fn first_server(&self) -> &Path {
         &self.servers[0]
     }
@@ -60,7 +60,7 @@ impl Setup {
     }
 }
 
-/// A server. Dropping it ends it.
+/// A server. Dropping it stops it.
 pub struct Server(harness::Server);
 
 impl Server {
@@ -69,15 +69,15 @@ impl Server {
         Server::start_under(|_| Vec::new(), setup, program, settings)
     }
 
-    /// The same under another program: `wrapper` returns its name and arguments, given the folder for the
-    /// server's files.
+    /// The same under another program. `wrapper` returns its name and arguments, given the folder of the server's
+    /// files.
     pub fn start_under(
         wrapper: impl FnOnce(&Path) -> Vec<OsString>,
         setup: &Setup,
         program: &Path,
         settings: &[(&str, &str)],
     ) -> Result<Server> {
-        // Housekeeping is no part of what a command costs: once a second is enough.
+        // Housekeeping is not part of a command's cost, so it runs only once a second.
         let quiet = [("hz", "1"), ("auto-aof-rewrite-percentage", "0")];
         let launch = Launch::server_of(program)?.settings(&quiet).settings(settings);
         let launch = setup.modules.iter().fold(launch, |launch, module| launch.module(module));
@@ -113,7 +113,7 @@ pub fn flush(connection: &mut Connection) -> Result<()> {
     Ok(redis::cmd("FLUSHALL").arg("SYNC").exec(connection)?)
 }
 
-/// Sends any number of commands, none of which may be answered with an error.
+/// Sends commands, none of which may fail.
 pub fn send_all(connection: &mut Connection, lines: impl Iterator<Item = String>) -> Result<()> {
     let mut lines = lines.peekable();
     while lines.peek().is_some() {
