@@ -1,5 +1,5 @@
-//! Requests a second, by redis-benchmark. On a shared machine they wobble: so what is compared
-//! runs in turns, and each turn gives a ratio of its own.
+//! Throughput, measured by redis-benchmark. On a shared machine it fluctuates, so compared workloads run
+//! alternately, and each turn gives a ratio.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use redis::Connection;
 use crate::server::{Server, Setup, info};
 use crate::workload::{KEYS, Workload};
 
-/// Requests sent before the first answer is read.
+/// Requests sent before the first reply is read.
 const PIPELINE: u32 = 64;
 
-/// redis-benchmark, and how long to let it run.
+/// redis-benchmark, and how long to run it.
 pub struct Benchmark {
     program: PathBuf,
     requests: u32,
@@ -22,8 +22,7 @@ pub struct Benchmark {
 }
 
 impl Benchmark {
-    /// redis-benchmark, or valkey-benchmark, of the PATH or beside the server; `None` if there is
-    /// neither.
+    /// redis-benchmark or valkey-benchmark, on the PATH or beside the server; `None` if there is neither.
     pub fn find(setup: &Setup) -> Option<Benchmark> {
         let names = ["redis-benchmark", "valkey-benchmark"];
         let beside = names.iter().map(|name| setup.first_server().with_file_name(name));
@@ -33,7 +32,7 @@ impl Benchmark {
         Some(Benchmark { program, requests: setup.size(100_000, 50_000), turns: setup.size(15, 3) })
     }
 
-    /// The workloads in turns, each with all of its keys made anew.
+    /// Runs the workloads alternately, each with fresh keys.
     pub fn in_turns<const N: usize>(&self, server: &Server, workloads: [&Workload; N]) -> Result<Rates<N>> {
         let turn = |_| {
             let mut rates = [Rate::default(); N];
@@ -55,7 +54,7 @@ impl Benchmark {
                 .args(workload.only_command().context("it sends single commands")?.split(' '))
                 .output()?;
             let seconds = cpu_seconds(connection)? - before;
-            // redis-benchmark says nothing of errors.
+            // redis-benchmark does not report errors.
             ensure!(errors == info(connection, "total_error_replies")?, "{}: errors", workload.name);
             let csv = String::from_utf8_lossy(&output.stdout);
             let a_second = a_second(&csv).with_context(|| format!("no rate in {output:?}"))?;
@@ -64,47 +63,47 @@ impl Benchmark {
     }
 }
 
-/// Requests that were answered in a second.
+/// Requests a second.
 #[derive(Clone, Copy, Default)]
 struct Rate {
-    /// As redis-benchmark saw it, which shares the machine with the server and with others.
+    /// In elapsed time, as redis-benchmark measured it on a shared machine.
     a_second: f64,
-    /// In a second for which the server ran.
+    /// In CPU time of the server.
     a_cpu_second: f64,
 }
 
-/// What came of several workloads in each turn.
+/// The rates of several workloads in each turn.
 pub struct Rates<const N: usize>(Vec<[Rate; N]>);
 
 impl<const N: usize> Rates<N> {
-    /// Requests a second of one of them.
+    /// Requests a second of one workload.
     pub fn a_second(&self, of: usize) -> Spread {
         Spread::of(self.0.iter().map(|turn| turn[of].a_second))
     }
 
-    /// The same by that of another, turn by turn.
+    /// The ratio of two workloads' rates, turn by turn.
     pub fn ratio(&self, of: usize, to: usize) -> Spread {
         Spread::of(self.0.iter().map(|turn| turn[of].a_second / turn[to].a_second))
     }
 
-    /// The ratio in seconds for which the server ran: steadier where others use the machine too.
+    /// The ratio by CPU time of the server, which is steadier on a shared machine.
     pub fn cpu_ratio(&self, of: usize, to: usize) -> Spread {
         Spread::of(self.0.iter().map(|turn| turn[of].a_cpu_second / turn[to].a_cpu_second))
     }
 }
 
-/// For how long the server has run.
+/// The CPU time that the server has used.
 fn cpu_seconds(connection: &mut Connection) -> Result<f64> {
     let mut field = |name| -> Result<f64> { Ok(info(connection, name)?.context("no CPU time")?.parse()?) };
     Ok(field("used_cpu_user")? + field("used_cpu_sys")?)
 }
 
-/// The second field of the last line of CSV.
+/// The second field in the last line of CSV.
 fn a_second(csv: &str) -> Option<f64> {
     csv.lines().last()?.split("\",\"").nth(1)?.trim_matches('"').parse().ok()
 }
 
-/// The median of several figures, and the half of them around it.
+/// The median of several figures, and their middle half.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     /// The median.
@@ -114,7 +113,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of these, at least one.
+    /// The spread of these figures, at least one.
     pub fn of(figures: impl Iterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = figures.collect();
         sorted.sort_by(f64::total_cmp);
