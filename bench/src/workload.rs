@@ -1,20 +1,20 @@
-//! What is measured: requests as users send them, to keys in use.
+//! The workloads: requests as users send them, to keys in use.
 
 use anyhow::{Result, bail, ensure};
 use redis::{Connection, Value};
 
 use crate::server::{clock_ms, flush, pipeline};
 
-/// Keys that requests go to in turn.
+/// Number of keys that requests are spread over.
 pub const KEYS: usize = 100;
 
-/// Stands for the number of a key, 12 digits: redis-benchmark replaces it by a random one.
+/// Placeholder for the 12 digits of a key, which redis-benchmark replaces by random ones.
 pub const NUMBER: &str = "__rand_int__";
 
 /// The key of a request: 16 bytes.
 pub const KEY: &str = "key:__rand_int__";
 
-/// The keys of a request that is limited by three.
+/// The keys of a request with three keys.
 const THREE_KEYS: [&str; 3] = ["usr:__rand_int__", "org:__rand_int__", "llm:__rand_int__"];
 
 /// A limit and a window.
@@ -30,7 +30,7 @@ const DAY: Tier = Tier { limit: 100_000_000, window: "1d", window_ms: 86_400_000
 
 /// One limit, which is not reached.
 const ONE_TIER: &[Tier] = &[MINUTE];
-/// The same and two more, which are not reached either.
+/// Three limits, none of which is reached.
 const THREE_TIERS: &[Tier] = &[MINUTE, HOUR, DAY];
 
 /// The arguments of RL.ALL: a row for each key.
@@ -59,7 +59,7 @@ impl Algorithm {
     /// All of them.
     pub const ALL: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
 
-    /// The command that counts by it.
+    /// The name of its command.
     pub fn command(self) -> &'static str {
         match self {
             Algorithm::Fixed => "RL.FIXED",
@@ -73,8 +73,8 @@ impl Algorithm {
         self.command().trim_start_matches("RL.")
     }
 
-    /// What was counted earlier, so that no shortcut for a new key is measured: some units in the
-    /// window before, of a log in the first half of this one, of every tier.
+    /// Requests that come first, so that no shortcut for a new key is measured: some units in the previous window
+    /// of every tier, or for a log in the first half of the current one.
     fn history(self, key: &str, tiers: &[Tier], now_ms: u64) -> Vec<String> {
         let take = |tier: &Tier| {
             let ago = if self == Algorithm::Log { tier.window_ms / 2 } else { tier.window_ms };
@@ -88,7 +88,7 @@ impl Algorithm {
         keys.iter().flat_map(|key| self.history(key, ONE_TIER, now_ms)).collect()
     }
 
-    /// Takes all of [`ONE_TIER`]'s limit; of a log in ten entries.
+    /// Takes all of [`ONE_TIER`]'s limit, in a log as ten entries.
     fn exhaust(self, now_ms: u64) -> Vec<String> {
         let take =
             |cost, at| format!("{} {KEY} {} COST {cost} FORCE AT {at}", self.command(), words(ONE_TIER));
@@ -99,16 +99,16 @@ impl Algorithm {
     }
 }
 
-/// What a request has to be answered.
+/// The required reply to a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Answer {
     /// Anything but an error.
     Any,
-    /// Figures that say: allowed.
+    /// Allowed.
     Allowed,
-    /// Figures that say: limited.
+    /// Limited.
     Limited,
-    /// The integer 1, which a script answers for true.
+    /// The integer 1, a script's reply for true.
     True,
 }
 
@@ -125,9 +125,9 @@ impl Answer {
     }
 }
 
-/// A request, and what its keys went through before.
+/// A request, and the preparation of its keys.
 pub struct Workload {
-    /// What the table calls it.
+    /// Its name in the table.
     pub name: String,
     /// Its commands, arguments separated by spaces.
     commands: Vec<String>,
@@ -137,51 +137,51 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A request of one command to a key that it makes itself.
+    /// A request of one command to a key that it creates itself.
     pub fn new(name: impl Into<String>, command: impl Into<String>, answer: Answer) -> Workload {
         let history = Box::new(|_| Vec::new());
         Workload { name: name.into(), commands: vec![command.into()], answer, history }
     }
 
-    /// The same after these commands, given the time in ms.
+    /// Adds commands to each key before the first request, given the time in ms.
     pub fn after(mut self, history: impl Fn(u64) -> Vec<String> + 'static) -> Workload {
         self.history = Box::new(history);
         self
     }
 
-    /// The command that touches nothing.
+    /// The no-op command that touches no key.
     pub fn no_op() -> Workload {
         Workload::floor("no-op module command", "FLOOR")
     }
 
-    /// One that opens its key to read, and reads the value.
+    /// The no-op that opens its key for reading, and reads the value.
     pub fn key_to_read() -> Workload {
         let made = |_| vec![format!("FLOOR.MARK {KEY}")];
         Workload::floor("no-op, key opened to read", "FLOOR.READ").after(made)
     }
 
-    /// One that opens its key to write, and reads the value.
+    /// The no-op that opens its key for writing, and reads the value.
     pub fn key_to_write() -> Workload {
         Workload::floor("no-op, key opened to write", "FLOOR.OPEN")
     }
 
-    /// One that marks its key as modified, too.
+    /// The no-op that also marks its key as modified.
     pub fn key_marked() -> Workload {
         Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
     }
 
-    /// The same with the arguments of a command that names three tiers.
+    /// The same with the arguments of a command with three tiers.
     pub fn three_tiers_marked() -> Workload {
         let command = format!("FLOOR.MARK {KEY} {}", words(THREE_TIERS));
         Workload::new("no-op, key opened to write and marked, three tiers", command, Answer::Allowed)
     }
 
-    /// A command of the floor, with the arguments of one that names one tier.
+    /// A no-op command, with the arguments of a command with one tier.
     fn floor(name: &str, command: &str) -> Workload {
         Workload::new(name, format!("{command} {KEY} {}", words(ONE_TIER)), Answer::Allowed)
     }
 
-    /// One that marks three keys, with the arguments and the reply of RL.ALL.
+    /// The no-op that marks three keys, with the arguments and the reply of RL.ALL.
     pub fn three_keys_marked() -> Workload {
         Workload::marked("no-op, three keys opened to write and marked, reply of RL.ALL", &THREE_KEYS)
     }
@@ -195,12 +195,12 @@ impl Workload {
         Workload::new(name, format!("FLOOR.ALL {}", rows(keys, Algorithm::Fixed)), Answer::Allowed)
     }
 
-    /// An allowed request that names one tier.
+    /// An allowed request with one tier.
     pub fn allowed(algorithm: Algorithm) -> Workload {
         Workload::take(algorithm, "allowed", ONE_TIER)
     }
 
-    /// An allowed request that names three.
+    /// An allowed request with three tiers.
     pub fn three_tiers(algorithm: Algorithm) -> Workload {
         Workload::take(algorithm, "three tiers", THREE_TIERS)
     }
@@ -219,7 +219,7 @@ impl Workload {
         )
     }
 
-    /// A look at what was counted by this algorithm.
+    /// A peek at a key of this algorithm.
     pub fn peek(algorithm: Algorithm) -> Workload {
         let name = format!("RL.PEEK at a key of {}", algorithm.command());
         let command = format!("RL.PEEK {KEY} {}", words(ONE_TIER));
@@ -227,7 +227,7 @@ impl Workload {
             .after(move |now_ms| algorithm.history(KEY, ONE_TIER, now_ms))
     }
 
-    /// Three allowed requests to a key each, one after the other.
+    /// Three allowed requests to one key each, one after the other.
     pub fn three_commands(algorithm: Algorithm) -> Workload {
         let command = |key| format!("{} {key} {}", algorithm.command(), words(ONE_TIER));
         let name = format!("{} three times, in a pipeline", algorithm.command());
@@ -243,7 +243,7 @@ impl Workload {
         Workload::all("three keys", &THREE_KEYS, algorithm)
     }
 
-    /// An allowed request by RL.ALL that names one key.
+    /// An allowed request by RL.ALL with one key.
     pub fn one_row(algorithm: Algorithm) -> Workload {
         Workload::all("one row", &[KEY], algorithm)
     }
@@ -264,7 +264,7 @@ impl Workload {
         Workload::new("INCR", format!("INCR {KEY}"), Answer::Any)
     }
 
-    /// What can be done without a script.
+    /// The usual fixed window without a script.
     pub fn incr_expire() -> Workload {
         let commands = ["MULTI".into(), format!("INCR {KEY}"), format!("EXPIRE {KEY} 60 NX"), "EXEC".into()];
         Workload {
@@ -278,13 +278,13 @@ impl Workload {
         Workload::new("CL.THROTTLE", format!("CL.THROTTLE {KEY} 1000000 1000000 60"), Answer::Allowed)
     }
 
-    /// Its command for redis-benchmark, which sends no more than one; `None` if it has several.
+    /// Its command, for redis-benchmark; `None` if it has several.
     pub fn only_command(&self) -> Option<&str> {
         if let [command] = &self.commands[..] { Some(command) } else { None }
     }
 
-    /// Has `measure` measure requests to keys of which each has had two before. Up to three times
-    /// while answers are others than they have to be: a window can pass on the way.
+    /// Runs `measure` on keys that have had two requests each. Tries up to three times if a reply is not as required,
+    /// since a window may end on the way.
     pub fn measure<T>(
         &self,
         connection: &mut Connection,
@@ -309,7 +309,7 @@ impl Workload {
         self.send(connection, 2 * KEYS)
     }
 
-    /// Sends requests, all at once, and sees to it that they are answered as they have to be.
+    /// Sends requests in a pipeline, and checks their replies.
     pub fn send(&self, connection: &mut Connection, requests: usize) -> Result<()> {
         let lines = (0..requests).flat_map(|i| self.commands.iter().map(move |line| for_key(line, i % KEYS)));
         let answers: Vec<Value> = pipeline(lines).query(connection)?;
