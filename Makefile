@@ -1,4 +1,4 @@
-# What can be done here: `make help`.
+# `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
@@ -10,18 +10,18 @@ SHELL := /bin/bash
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 MODULE := $(TARGET)/release/libredis_rl.so
-# Where Debian keeps modules. Its units let the server execute files below /usr/lib, not /usr/local.
+# Debian's folder for modules. Its service units let the server execute files in /usr/lib, but not in /usr/local.
 PREFIX ?= /usr
 MODULEDIR ?= $(PREFIX)/lib/redis/modules
 export REDIS_SERVER
 
-# A package of its own, so that nothing it needs gets into the module.
+# A package of its own, so that its dependencies do not become the module's.
 DEMO := --manifest-path demo/Cargo.toml --target-dir $(TARGET)/demo
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  settings: REDIS_SERVER=path for the server that runs and tests use, PORT=6379 for run, PORT=7000 for"
-	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL for a server that the demo is to use,"
+	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
+	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
 	@echo "    REDIS_CELL=path for bench to measure CL.THROTTLE too, DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
@@ -40,11 +40,11 @@ cluster: PORTS = $(PORT) 6 10000
 cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
-demo: $(if $(REDIS_URL),setup,setup-server build) ## Watch the three limiters under the same traffic: keys change it, q quits
+demo: $(if $(REDIS_URL),setup,setup-server build) ## Show the three limiters live under the same traffic: arrow keys change the rate, q quits
 	cargo build --locked $(DEMO)
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
-test: setup-server build ## Run the module's tests, on real servers too; make check adds lints, clients, examples and the demo
+test: setup-server build ## Run the module's tests; make check adds lints, clients, examples and the demo
 	cargo test --locked
 
 test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
@@ -55,10 +55,10 @@ test-client-%: setup-server build
 	else echo "not tested: clients/$*" >&2; [[ -z $$CI ]]; fi
 
 soak: SECONDS = 60
-soak: setup-server build ## Load servers for a minute or SECONDS=..., and account for every unit granted
+soak: setup-server build ## Put load on servers for a minute or SECONDS=..., and account for every unit granted
 	SOAK_SECONDS=$(SECONDS) cargo test --locked --test soak -- --nocapture
 
-memcheck: setup-server build ## Run the server tests with every server under valgrind: invalid accesses, lost memory
+memcheck: setup-server build ## Run the server tests under valgrind, to find invalid accesses and leaks
 	@tools/install-missing valgrind
 	tools/memcheck $(REDIS_SERVER)
 
@@ -70,67 +70,67 @@ test-examples: setup-server build target/examples/python target/examples/node ##
 
 RUST_EXAMPLE := --manifest-path examples/rust/Cargo.toml --target-dir target/examples/rust
 
-# Where packages cannot be had the folder stays away, and the tests skip that example.
+# If the packages cannot be installed, the folder is removed and the tests skip that example.
 target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
 	@rm -rf $@
 	@tools/install-missing python && cd examples/python && \
 		python3 -m pip install --quiet --target $(CURDIR)/$@ --requirement requirements.txt && \
 		touch $(CURDIR)/$@ || rm -rf $(CURDIR)/$@
 
-# The package names the client by its place beside the example.
+# The package refers to the client by its path relative to the example.
 target/examples/node: examples/node/package.json examples/node/package-lock.json $(shell find clients/node/src -type f)
 	@rm -rf $@ && mkdir -p $@ target/clients && ln -sfn ../../clients/node target/clients/node
 	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
 	@tools/install-missing node && npm ci --silent --prefix clients/node && npm run --silent build --prefix clients/node && \
 		npm ci --silent --prefix $@ && touch $@ || rm -rf $@
 
-bench: setup-server build ## Measure what a request costs, in one table; BENCH_QUICK=1 for a first look
+bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a quick check
 	@tools/install-missing bench
 	cargo build --release --locked --package redis-rl-bench
 	@cargo run --release --locked --quiet --package redis-rl-bench
 
-bench-limiters: setup ## Count the instructions of the arithmetic alone, without a server
+bench-limiters: setup ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench
 	cargo bench --locked --package redis-rl-bench
 
-figures: setup-server build ## Draw the pictures of the docs, from a server's replies and the table of docs/benchmarks.md
+figures: setup-server build ## Draw the figures in docs, from a server's replies and docs/benchmarks.md
 	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures docs/benchmarks.md
 
-# Python packages that were installed for the benchmarks alone.
+# Python packages that are installed for the benchmarks only.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-lint: setup docs ## Check the format, the lints and the docs in the source
+lint: setup docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --workspace --all-targets -- --deny warnings
 
-# They are for readers of the source, so links to what is private are welcome.
+# These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
-docs: setup ## Make the docs in the source: target/doc
+docs: setup ## Build the source docs: target/doc
 	cargo doc --locked --workspace --no-deps --document-private-items
 
 audit: CHECKS ?= all
-audit: setup ## Check all that is depended on by deny.toml: advisories, licenses, sources; CHECKS=... for some
+audit: setup ## Check all dependencies by deny.toml: advisories, licenses, sources; CHECKS=... for some
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	@for lock in $$(git ls-files '*Cargo.lock'); do \
 		cargo deny --locked --config deny.toml --manifest-path "$${lock%lock}toml" check $(CHECKS) || exit; done
 
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-msrv: setup ## Build the module with the oldest Rust that is promised
+msrv: setup ## Build the module with the oldest supported Rust
 	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install $(MSRV) --profile minimal || \
-		{ echo "Rust $(MSRV) cannot be had here: nothing was built with it" >&2; exit 1; }
+		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) build --release --locked --lib --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples check-demo ## Check format, lints and tests: what CI runs on this server
+check: lint test test-clients test-examples check-demo ## Check formatting, lints and tests, as CI does
 
-check-demo: setup-server build ## Check the demo: format, lints, and tests in a terminal of its own
+check-demo: setup-server build ## Check the demo: formatting, lints, and tests in a pseudo-terminal
 	@tools/install-missing lint
 	cargo fmt --check --manifest-path demo/Cargo.toml
 	cargo clippy --locked --all-targets $(DEMO) -- --deny warnings
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
-# Needs no cargo: root, who installs, often has none.
+# Does not need cargo, which root often lacks.
 install: ## Install the module into the server's module folder
 	@[[ -e $(MODULE) ]] || { echo "there is nothing to install yet: run make build first, not as root" >&2; exit 1; }
 	install -D -m 755 $(MODULE) $(DESTDIR)$(MODULEDIR)/libredis_rl.so
