@@ -137,7 +137,7 @@ install: ## Install the module into the server's module folder
 	@echo "To load it, add this line to redis.conf (or valkey.conf) and restart the server:"
 	@echo "loadmodule $(MODULEDIR)/libredis_rl.so"
 
-uninstall: ## Remove what install installed
+uninstall: ## Remove the installed module
 	rm -f $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 
 dist: build ## Make a tarball, a Debian package and checksums: target/dist
@@ -150,15 +150,15 @@ dist-arm64: setup ## The same for arm64, cross-built: target/dist-arm64
 	cargo build --release --locked --lib --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
 
-check-dist: setup-server dist ## Install what dist made on this machine, load it, and remove it (as root)
+check-dist: setup-server dist ## Install, load and remove the module from the dist files on this machine (as root)
 	@packaging/check $(MODULE) $(TARGET)/dist
 
-check-docker: ## Carry out the Dockerfile's steps in roots of Debian's packages, without Docker (as root)
+check-docker: ## Run the Dockerfile's steps in Debian chroots, without Docker (as root)
 	@tools/install-missing debootstrap
 	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
-fuzz: setup ## Look for input on which the module and models of it differ: three targets, SECONDS=60 each
+fuzz: setup ## Fuzz the module against plain models: three targets, SECONDS=60 each
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
