@@ -107,7 +107,7 @@ pub enum Limiter {
     Counters(Counters),
     /// RL.LOG with many units.
     Log(Box<Log>),
-    /// RL.LOG with few units, in an allocation of one of the sizes in `short`. The variant tells the size: a
+    /// RL.LOG with few units, in an allocation of one of the sizes in `short`. The variant is the size: a
     /// slice pointer would make `Limiter` larger.
     Short32(Box<[u8; 32]>),
     /// The same.
@@ -458,5 +458,5 @@ impl From<Log> for Limiter {
 
 /// A quota for queries where the limit does not matter.
 fn any_quota(window: WindowMs) -> Quota {
-    Quota::new(0, window).expect("0 is a limit")
+    Quota::new(0, window).expect("0 is a valid limit")
 }
