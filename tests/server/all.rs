@@ -96,7 +96,7 @@ fn force_counts_every_row_even_if_some_refuse() {
     assert_eq!(
         reply.rows,
         [[1, 1, 0, -1, 60_000], [0, 9, 8, -1, 60_000], [0, 1, 0, -1, 60_000]],
-        "each row tells whether it refuses"
+        "each row says whether it refuses"
     );
     assert_eq!(server.integer("DBSIZE"), 3);
 
