@@ -73,7 +73,7 @@ fn request(random: &mut Random, round: usize) -> String {
     format!("{name} {name}:{}:{round} {pairs} {cost}", pairs.replace(' ', "-"))
 }
 
-/// The units that a key may hold, as far as its clients know.
+/// The range of units that a key may hold, by what its clients know.
 #[derive(Debug)]
 struct Units {
     granted: i64,
