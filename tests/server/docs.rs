@@ -171,8 +171,8 @@ fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     assert!(figures.len() > 15, "{figures:?}");
     for figure in figures {
         // Alone, or as the median before its spread.
-        let stands = |cell: &String| *cell == figure || cell.starts_with(&format!("{figure} ("));
-        assert!(benchmark.iter().any(stands), "{figure} is not on the page");
+        let shows = |cell: &String| *cell == figure || cell.starts_with(&format!("{figure} ("));
+        assert!(benchmark.iter().any(shows), "{figure} is not on the page");
     }
 }
 
