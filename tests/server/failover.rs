@@ -97,7 +97,7 @@ fn a_replica_promoted_by_sentinel_keeps_counting_and_the_others_follow_it() {
         sentinel.value("SENTINEL SET limits failover-timeout 5000");
         sentinel
     });
-    wait_for("the sentinels to know everybody", || {
+    wait_for("the Sentinels to know all instances", || {
         all_know(&sentinels, "MASTERS", &[("num-slaves", "2"), ("num-other-sentinels", "2")])
     });
 
