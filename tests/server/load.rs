@@ -242,7 +242,7 @@ fn a_log_of_a_million_entries_is_rewritten_and_loaded_as_one_command() {
     let bytes = stored[b"log".as_slice()].len();
     assert!(bytes < 2 * ENTRIES, "{bytes} bytes");
     let base = server.info("aof_base_size").parse::<usize>().expect("bytes");
-    assert!(base < bytes + 1_000, "{base} bytes, of which {bytes} are the payload");
+    assert!(base < bytes + 1_000, "{base} bytes, with {bytes} bytes for the payload");
     server.crash_and_restart();
     assert_eq!(server.digest(), digest);
     let peek = format!("RL.PEEK log {ENTRIES} 1d AT {}", NOW + ENTRIES as i64);
@@ -267,5 +267,5 @@ fn the_log_says_why_a_payload_is_refused() {
         assert_eq!(lines.len(), why.len() + 1, "{log}");
         why.push(lines.last().expect("a line").clone());
     }
-    assert_eq!(server.error("GET k"), WRONGTYPE, "the key is what it was");
+    assert_eq!(server.error("GET k"), WRONGTYPE, "the key is unchanged");
 }
