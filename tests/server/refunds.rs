@@ -177,7 +177,7 @@ fn assert_settles(server: &Server, at: i64) {
     // The 30 later units remain when all units counted until `at` are gone.
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -9999"));
     assert_eq!(all(server, &line).limited, 0);
-    assert_eq!(remaining(server)[2], 970, "what a log counted later stays");
+    assert_eq!(remaining(server)[2], 970, "units that a log counted later stay");
 }
 
 #[test]
