@@ -168,7 +168,7 @@ fn rl_all_declares_every_key_of_its_rows_with_and_without_options() {
     {
         assert!(docs.contains(part), "no {part} in {docs}");
     }
-    assert!(!docs.contains("COST"), "its cost stands in the rows: {docs}");
+    assert!(!docs.contains("COST"), "the cost is in the rows: {docs}");
 }
 
 #[test]
