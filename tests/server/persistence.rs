@@ -582,7 +582,7 @@ fn payloads_with_changed_bytes_are_refused_or_make_working_keys() {
         let Payload { mut body, .. } = Payload::of(&dumps[random.below(dumps.len())]);
         damage(&mut random, &mut body);
         if let Some(dump) = refused_or_working(&mut connection, &Payload::of(&dumps[0]).with(&body)) {
-            assert_eq!(Payload::of(&dump).body, body, "one content has one form");
+            assert_eq!(Payload::of(&dump).body, body, "each content has one encoding");
             restored += 1;
         }
     }
@@ -616,7 +616,7 @@ fn truncated_or_extended_payloads_are_refused_or_make_working_keys() {
         for cut in (0..length.min(150)).chain(length.saturating_sub(50)..length) {
             let shorter = &dump.body[..cut];
             if let Some(dump) = refused_or_working(&mut connection, &dump.with(shorter)) {
-                assert_eq!(Payload::of(&dump).body, shorter, "one content has one form");
+                assert_eq!(Payload::of(&dump).body, shorter, "each content has one encoding");
             }
             // The length is still that of the whole body, so the server reads into the footer.
             refused_or_working(&mut connection, &[&payload[..Payload::HEAD + 1 + cut], footer].concat());
@@ -625,7 +625,7 @@ fn truncated_or_extended_payloads_are_refused_or_make_working_keys() {
             for more in [1, 9, 2_000] {
                 let longer = [dump.body.as_slice(), &vec![byte; more]].concat();
                 if let Some(dump) = refused_or_working(&mut connection, &dump.with(&longer)) {
-                    assert_eq!(Payload::of(&dump).body, longer, "one content has one form");
+                    assert_eq!(Payload::of(&dump).body, longer, "each content has one encoding");
                 }
             }
         }
