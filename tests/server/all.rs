@@ -535,7 +535,7 @@ fn a_wait_is_no_longer_than_the_key_that_it_is_about_lives() {
 
 #[test]
 fn one_row_does_what_the_single_command_and_several_rows_do() {
-    const CALLS: i64 = 200;
+    const CALLS: i64 = 300;
     let mut random = Random::new(11);
     let [one, single, several] = [(); 3].map(|()| Server::with_clock_at(1_900_000_000_123, &[]));
     let servers = [&one, &single, &several];
@@ -576,7 +576,7 @@ fn one_row_does_what_the_single_command_and_several_rows_do() {
         let step = random.of(&[0, 0, 1, 40, 700]);
         servers.iter().for_each(|server| server.step_clock(step));
     }
-    assert!(limited > 25 && ahead > 2, "{limited} {ahead}");
+    assert!(limited > 20 && ahead > 2, "{limited} {ahead}");
     let [one_row, command, rows] = [0, 1, 2].map(|i| {
         let mut sent = streams[i].commands(servers[i]);
         // Each server deletes what has expired in its own time.
