@@ -1,4 +1,4 @@
-//! Compiles `clock.c`, which is preloaded into servers.
+//! Compiles `clock.c`, which the tests preload into servers.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,18 +1,18 @@
-//! A limiter as bytes, for RDB files, DUMP and replicas: versioned, and one form for one content.
+//! A limiter as versioned bytes, for RDB files, DUMP and replicas. Each content has exactly one encoding.
 //!
-//! Stored bytes are hostile. What [`encode`] could not have written is refused, and nothing is
-//! allocated beyond the size of what is read.
+//! Stored bytes are hostile: whatever [`encode`] could not have written is refused, and memory is allocated
+//! only in proportion to the input.
 //!
 //! ```text
 //! version: 1 byte, 1      tag: 1 byte      then integers as in limiter::varint
 //! 1 fixed    for each counter: window in ms, window number, units
-//! 2 sliding  for each counter: window in ms, window number, units, units of the window before
-//! 3 log      window in ms, time of the first entry, its units,
-//!            then for each entry: time since the one before, units
+//! 2 sliding  for each counter: window in ms, window number, units, units of the previous window
+//! 3 log      longest window in ms, time of the first entry, its units,
+//!            then for each later entry: ms since the previous one, units
 //! ```
 //!
-//! In a log an entry of one unit, the most frequent, leaves its units out; one of more has its
-//! units first, after a zero, which no time between two entries is.
+//! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
+//! no time between two entries is, then its units, then the time.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ use crate::limiter::counters::{Counters, Method};
 use crate::limiter::log::{Entry, Log};
 use crate::limiter::{Algorithm, Limiter, MAX_TIERS, UnixMs, WindowMs, varint};
 
-/// Comes first. A change of the format gets the next number, and the old ones stay readable.
+/// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
 
 /// Tags are never reused.
@@ -29,34 +29,34 @@ const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
 
-/// In place of a time between two entries: units follow.
+/// Stands where a time between two entries would: units follow.
 const UNITS_FOLLOW: u64 = 0;
 
-/// Why bytes are not those of a limiter.
+/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalid {
-    /// Of another version of the format.
+    /// Unknown version of the format.
     Version,
-    /// Of an algorithm that this version of the module does not know.
+    /// Unknown algorithm.
     Algorithm,
-    /// They end too early, or hold a number in another form than [`encode`] writes.
+    /// The bytes are truncated, or a number is not in the form that [`encode`] writes.
     Malformed,
-    /// A window, a time or a count that no limiter can have, or none at all.
+    /// A window, time or count that no limiter can have, or no counter at all.
     OutOfRange,
 }
 
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
-            Invalid::Version => "it has a version that this module does not know",
-            Invalid::Algorithm => "it has an algorithm that this module does not know",
-            Invalid::Malformed => "it is cut short or malformed",
-            Invalid::OutOfRange => "it holds figures that no limiter can have",
+            Invalid::Version => "unknown version of its format",
+            Invalid::Algorithm => "unknown algorithm",
+            Invalid::Malformed => "truncated or malformed",
+            Invalid::OutOfRange => "a window, time or count is out of range",
         })
     }
 }
 
-/// The one encoding of this content.
+/// Returns the bytes of a limiter.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION];
     match limiter.counters() {
@@ -66,7 +66,7 @@ pub fn encode(limiter: &Limiter) -> Vec<u8> {
     out
 }
 
-/// The limiter of this encoding.
+/// Returns the limiter of these bytes, or why they are not valid.
 pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     let (version, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
     if *version != VERSION {
@@ -82,8 +82,8 @@ pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     }
 }
 
-/// The encoding of one unit in the first millisecond of 1970: a valid limiter that counts nothing any
-/// more, to be stored in place of one that cannot be.
+/// A valid encoding that no longer counts anything: one unit in the first millisecond of 1970. Stored in
+/// place of a limiter that cannot be encoded.
 pub const fn spent(algorithm: Algorithm) -> &'static [u8] {
     match algorithm {
         Algorithm::Fixed => &[VERSION, FIXED, 1, 0, 1],
@@ -176,7 +176,7 @@ fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
     Ok(Entry { at, units })
 }
 
-/// What is still to be read.
+/// The bytes not read yet.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spent_limiter_is_valid_and_counts_nothing_any_more() {
+    fn a_spent_limiter_is_valid_and_counts_nothing() {
         for algorithm in Algorithm::ALL {
             let limiter = decode(spent(algorithm)).expect("it is valid");
             assert_eq!(limiter.algorithm(), algorithm);

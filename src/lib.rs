@@ -1,14 +1,14 @@
 //! Rate limiting inside Redis and Valkey: a module with a fixed window, a sliding window counter
-//! and an exact sliding log. From the top; each module calls only those below it:
+//! and an exact sliding log. From top to bottom, each module calling only those below it:
 //!
 //! - `module`: the table of what is registered with the server.
-//! - `command`: RL.FIXED, RL.SLIDING, RL.LOG, RL.PEEK, RL.INFO and RL.LOAD, each as its verbs.
+//! - `command`: the commands: parse, open, decide, commit, reply.
 //! - `keyspace`: the native type, and a safe handle on one key.
-//! - `server`: the call under way, the clock, the replication stream, the log, the allocator.
-//! - `stats`: what INFO tells of the requests so far.
-//! - [`request`]: arguments to a request, or to the refusal that a user reads.
-//! - [`encoding`]: a limiter as bytes.
-//! - [`limiter`]: the arithmetic. Pure, like the two above it.
+//! - `server`: the current call, the clock, replication, registration, the server's log, the allocator.
+//! - `stats`: the counters shown in INFO.
+//! - [`request`]: parses arguments, and holds every error text.
+//! - [`encoding`]: a limiter as versioned bytes.
+//! - [`limiter`]: the algorithms. Pure, as are the two modules above it.
 
 mod command;
 pub mod encoding;

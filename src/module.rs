@@ -1,5 +1,4 @@
-//! The one table of what is registered: the type, the commands, their ACL category, the section
-//! of INFO.
+//! What the module registers: the type, the commands, their ACL category, the INFO section.
 
 use std::ffi::{CStr, c_int};
 
@@ -11,7 +10,7 @@ use crate::{command, keyspace};
 
 const NAME: &CStr = c"rl";
 
-/// The crate's version, as the server's MODULE LIST shows versions: two digits each for minor and patch.
+/// The crate's version as MODULE LIST shows it: two digits each for minor and patch.
 const VERSION: c_int = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
     + 100 * number(env!("CARGO_PKG_VERSION_MINOR"))
     + number(env!("CARGO_PKG_VERSION_PATCH"));
@@ -27,11 +26,11 @@ const fn number(digits: &str) -> c_int {
 
 const CATEGORY: &CStr = c"ratelimit";
 
-/// Where the server enters the module to load it.
+/// The module's entry point, called by the server to load it.
 ///
 /// # Safety
 ///
-/// For the server alone: `ctx` is the context that it made for this.
+/// Called only by the server, with a valid context.
 #[expect(unsafe_code, reason = "the server finds the module by this name and passes a raw context")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn RedisModule_OnLoad(
@@ -39,7 +38,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    // SAFETY: `ctx` is what the server passed.
+    // SAFETY: the server passed `ctx`.
     let loaded = unsafe { Loading::begin(ctx, NAME, VERSION) }.and_then(|loading| register(&loading));
     match loaded {
         Ok(()) => raw::REDISMODULE_OK as c_int,
@@ -119,14 +118,14 @@ const LOAD: Description = Description {
     flags: c"write deny-oom",
     arity: 3,
     access: Access::Restore,
-    summary: c"Makes a key from the bytes that a snapshot stores. Not for applications.",
+    summary: c"Creates a key from its bytes in a snapshot. Not for applications.",
     complexity: c"O(N), where N is the length of the payload",
     tips: None,
     arguments: &[KEY, Argument::new(c"payload", Kind::Text)],
     ..TAKE
 };
 
-/// What RL.FIXED, RL.SLIDING and RL.LOG have in common.
+/// The parts that RL.FIXED, RL.SLIDING and RL.LOG share, and the defaults of the others.
 const TAKE: Description = Description {
     name: c"",
     flags: c"write deny-oom fast",
@@ -137,7 +136,7 @@ const TAKE: Description = Description {
     summary: c"",
     complexity: c"O(T), where T is the number of limit window pairs",
     since: c"1.0.0",
-    // The time of the call decides.
+    // The reply depends on the time of the call.
     tips: Some(c"nondeterministic_output"),
     arguments: &[KEY, TIERS, COST, FORCE, AT],
 };
@@ -158,5 +157,5 @@ const ROWS: Argument = Argument::blocks(
     ],
 );
 const COST: Argument = Argument::option(c"n", Kind::Integer, c"COST");
-const FORCE: Argument = Argument::option(c"force", Kind::Word, c"FORCE");
+const FORCE: Argument = Argument::option(c"force", Kind::PureToken, c"FORCE");
 const AT: Argument = Argument::option(c"unix-time-milliseconds", Kind::UnixTime, c"AT");

@@ -1,6 +1,6 @@
-//! From the arguments of a command to a [`Request`], or to the refusal that its caller reads.
+//! Parses the arguments of a command into a [`Request`], or refuses them.
 //!
-//! Every text that a user can be refused with stands here.
+//! Every error text of the module is in this file.
 
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
@@ -12,17 +12,17 @@ use crate::limiter::{
     UnixMs, WindowMs,
 };
 
-/// Why a command is answered with an error. Except for [`Refusal::INTERNAL`] it has changed nothing.
+/// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The server's own text for a wrong number of arguments.
     Arity,
-    /// An error of this text, its code first.
+    /// This text, beginning with the error code.
     Text(&'static CStr),
 }
 
 impl Refusal {
-    /// The key holds another type.
+    /// The key holds a value of another type.
     pub const WRONG_TYPE: Refusal =
         Refusal::Text(c"WRONGTYPE Operation against a key holding the wrong kind of value");
     const COUNTED_BY_FIXED: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.FIXED");
@@ -30,7 +30,7 @@ impl Refusal {
     const COUNTED_BY_LOG: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.LOG");
     /// RL.LOAD: the key exists.
     pub const BUSY_KEY: Refusal = Refusal::Text(c"BUSYKEY Target key name already exists.");
-    /// RL.LOAD: no limiter is stored as these bytes.
+    /// RL.LOAD: the payload is not a valid limiter.
     pub const PAYLOAD: Refusal = Refusal::Text(c"ERR payload is not valid");
     const LIMIT: Refusal = Refusal::Text(c"ERR limit must be an integer from 0 to 9007199254740991");
     const WINDOW: Refusal = Refusal::Text(
@@ -53,7 +53,7 @@ impl Refusal {
     const SYNTAX: Refusal = Refusal::Text(c"ERR syntax error");
     const LIVE_WINDOWS: Refusal =
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
-    /// A panic was caught on the way: a bug of the module, not of its caller.
+    /// A panic was caught, or the server failed: not the caller's fault.
     pub const INTERNAL: Refusal = Refusal::Text(c"ERR internal error of the rl module, see the server's log");
 }
 
@@ -74,7 +74,7 @@ impl From<TooManyWindows> for Refusal {
     }
 }
 
-/// Which options a command takes besides AT.
+/// The options that a command takes besides AT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Options {
     /// COST and FORCE.
@@ -85,48 +85,48 @@ pub enum Options {
     Force,
 }
 
-/// What options say.
+/// The options as parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ParsedOptions {
     cost: Option<Cost>,
     force: bool,
     at: Option<UnixMs>,
 }
 
-impl Said {
-    /// Reads `first` and `rest`: any order, either case, each option at most once.
+impl ParsedOptions {
+    /// Parses `first` and `rest`: in any order, in either case, each option at most once.
     #[inline(never)]
     fn parse<'a>(
         mut first: Option<&'a [u8]>,
         mut rest: impl Iterator<Item = &'a [u8]>,
         options: Options,
-    ) -> Result<Said, Refusal> {
+    ) -> Result<ParsedOptions, Refusal> {
         let (takes_cost, takes_force) = (options != Options::Force, options != Options::Cost);
-        let mut said = Said::default();
+        let mut parsed = ParsedOptions::default();
         while let Some(name) = first {
-            if name.eq_ignore_ascii_case(b"COST") && takes_cost && said.cost.is_none() {
+            if name.eq_ignore_ascii_case(b"COST") && takes_cost && parsed.cost.is_none() {
                 let value = rest.next().ok_or(Refusal::SYNTAX)?;
-                said.cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
-            } else if name.eq_ignore_ascii_case(b"AT") && said.at.is_none() {
+                parsed.cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
+            } else if name.eq_ignore_ascii_case(b"AT") && parsed.at.is_none() {
                 let value = rest.next().ok_or(Refusal::SYNTAX)?;
-                said.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
-            } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force && !said.force {
-                said.force = true;
+                parsed.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
+            } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force && !parsed.force {
+                parsed.force = true;
             } else {
                 return Err(Refusal::SYNTAX);
             }
             first = rest.next();
         }
-        Ok(said)
+        Ok(parsed)
     }
 }
 
-/// What a caller asks for: everything after the key.
+/// A request about one key: everything after the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request<Q: Quotas> {
-    /// The tiers, in the order in which they were named.
+    /// The tiers, in the caller's order.
     pub quotas: Q,
-    /// Units to take or give back; 1 if not given.
+    /// Units to take, or to give back if negative; 1 by default.
     pub cost: Cost,
     /// Count the units even if the request is over the limit.
     pub force: bool,
@@ -142,7 +142,7 @@ impl<Q: Quotas> Request<Q> {
 }
 
 impl<Q: Quotas> Request<Q> {
-    /// The same request with its quotas in a list.
+    /// Converts its quotas to a list.
     pub fn to_list(&self) -> Request<QuotaList> {
         let Request { cost, force, at, .. } = *self;
         Request { quotas: self.quotas.as_ref().iter().copied().collect(), cost, force, at }
@@ -150,7 +150,7 @@ impl<Q: Quotas> Request<Q> {
 }
 
 impl Request<[Quota; 1]> {
-    /// Reads `limit window`, and nothing after them: nearly every request.
+    /// Parses `limit window` alone, as in nearly every request.
     #[inline(always)]
     pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Self, Refusal> {
         Ok(Request::of([parse_quota(limit, Some(window))?]))
@@ -158,39 +158,39 @@ impl Request<[Quota; 1]> {
 }
 
 impl Request<QuotaList> {
-    /// Reads `limit window [limit window ...]` and the options after it.
+    /// Parses `limit window [limit window ...]` and options.
     pub fn parse<'a>(mut args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Self, Refusal> {
         let mut request = Request::of(QuotaList::new());
         let mut next = args.next();
-        // The first argument is a limit whatever it looks like, a later one if it begins as a
-        // number does: so a misspelt option is not taken for a limit.
-        while let Some(limit) = next.filter(|arg| request.quotas.is_empty() || begins_a_number(arg)) {
+        // After the first pair, only what looks like a number is a limit, so that a misspelt option gets a
+        // syntax error.
+        while let Some(limit) = next.filter(|arg| request.quotas.is_empty() || looks_like_a_number(arg)) {
             add_tier(&mut request.quotas, parse_quota(limit, args.next())?)?;
             next = args.next();
         }
         if request.quotas.is_empty() {
             return Err(Refusal::Arity);
         }
-        let said = Said::parse(next, args, options)?;
-        request.cost = said.cost.unwrap_or(Cost::ONE);
-        (request.force, request.at) = (said.force, said.at);
+        let parsed = ParsedOptions::parse(next, args, options)?;
+        request.cost = parsed.cost.unwrap_or(Cost::ONE);
+        (request.force, request.at) = (parsed.force, parsed.at);
         Ok(request)
     }
 }
 
-/// Keys, and rows, in a request of RL.ALL.
+/// The most rows, and so keys, in an RL.ALL request.
 pub const MAX_ROWS: usize = 64;
 
 /// Words in a row: `key algorithm limit window cost`.
 pub const ROW_WORDS: usize = 5;
 
-/// Something for each key, or for each row, of a request of RL.ALL.
+/// A value for each key, or for each row, of an RL.ALL request.
 pub type List<T> = SmallVec<[T; 4]>;
 
-/// What RL.ALL asks for.
+/// An RL.ALL request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// In the order in which they were named.
+    /// The rows, in the caller's order.
     pub rows: List<Row>,
     /// Count every row even if some refuse.
     pub force: bool,
@@ -201,20 +201,20 @@ pub struct Rows {
 /// A row of RL.ALL: one tier of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The number of its key, in the order of their first mention.
+    /// Index of its key, in order of first mention.
     pub key: usize,
-    /// The number of its tier in that key.
+    /// Index of its tier within that key.
     pub tier: usize,
-    /// The algorithm that the key is counted by.
+    /// The algorithm of the key.
     pub algorithm: Algorithm,
-    /// The tier.
+    /// The limit and window.
     pub quota: Quota,
-    /// Units to take or give back.
+    /// Units to take, or to give back if negative.
     pub cost: Cost,
 }
 
 impl Row {
-    /// Reads `key algorithm limit window cost`, the first row of the key of this number.
+    /// Parses `key algorithm limit window cost` as the first row of the key with this index.
     #[inline(always)]
     pub fn parse<W: AsRef<[u8]>>(words: &[W], key: usize) -> Result<Row, Refusal> {
         let [_, algorithm, limit, window, cost] = words else { return Err(Refusal::Arity) };
@@ -226,8 +226,9 @@ impl Row {
 }
 
 impl Rows {
-    /// How many rows so many words after the command's name hold; up to three more are options. Where
-    /// the rows end follows from that, whatever the words are, as it does for those who look for keys.
+    /// The number of rows among `words` words after the command's name; up to three more are options.
+    ///
+    /// It depends on nothing but the number of words, as does the key range that clients and ACL rules use.
     pub fn count(words: usize) -> Result<usize, Refusal> {
         match (words / ROW_WORDS, words % ROW_WORDS) {
             (0, _) | (_, 4..) => Err(Refusal::Arity),
@@ -236,8 +237,8 @@ impl Rows {
         }
     }
 
-    /// Reads `key algorithm limit window cost [...]` and the options after it. `key_of_row` tells the
-    /// number of each row's key: see [`distinct`].
+    /// Parses `key algorithm limit window cost [...]` and options. `key_of_row` is the index of each row's
+    /// key, from [`distinct`].
     pub fn parse<W: AsRef<[u8]>>(words: &[W], key_of_row: &[usize]) -> Result<Rows, Refusal> {
         let mut all = Rows { rows: List::new(), force: false, at: None };
         let rows = words.chunks_exact(ROW_WORDS);
@@ -246,13 +247,13 @@ impl Rows {
             all.add(Row::parse(words, *key)?)?;
         }
         if let Some(option) = options.next() {
-            let said = Said::parse(Some(option), options, Options::Force)?;
-            (all.force, all.at) = (said.force, said.at);
+            let parsed = ParsedOptions::parse(Some(option), options, Options::Force)?;
+            (all.force, all.at) = (parsed.force, parsed.at);
         }
         Ok(all)
     }
 
-    /// The rows of the key of this number.
+    /// The rows of the key with this index.
     #[inline(always)]
     pub fn of_key(&self, key: usize) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(move |row| row.key == key)
@@ -277,10 +278,10 @@ impl Rows {
     }
 }
 
-/// The names that differ, in the order of their first mention, and which of them each name is.
+/// The distinct names in order of first mention, and for each name its index among them.
 ///
-/// Long names are compared by a hash with a secret first: 64 names that differ only in their last byte
-/// must not take longer to tell apart than they took to send.
+/// Long names are compared by a keyed hash first, so that names that differ only in their last byte are not
+/// all compared byte by byte.
 pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (List<N>, List<usize>) {
     let (mut known, mut hashes) = (List::<N>::new(), List::<u64>::new());
     let hasher = RandomState::new();
@@ -310,7 +311,7 @@ fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
     quotas.try_push(quota).map_err(|_| Refusal::PAIRS)
 }
 
-fn begins_a_number(arg: &[u8]) -> bool {
+fn looks_like_a_number(arg: &[u8]) -> bool {
     arg.first().is_some_and(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.'))
 }
 
@@ -327,7 +328,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
         None => (arg, 1),
     };
     let units = i64::try_from(parse_safe_integer(units)?).ok()?;
-    // As the server reads integers: no negative zero.
+    // Like the server's own integers: no negative zero.
     if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 
@@ -350,8 +351,7 @@ fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }
 
-/// The decimal integer from 0 to 2^53 - 1 that `arg` begins with, written as the server writes
-/// integers, without a leading zero; and the rest.
+/// The decimal integer from 0 to 2^53 - 1 at the start of `arg`, without leading zeros, and the rest.
 #[inline(always)]
 fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     let (mut value, mut rest) = (0_u64, arg);
@@ -360,13 +360,13 @@ fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
         if digit > 9 {
             break;
         }
-        // 2^53 - 1 has 16 digits, and 16 digits cannot overflow; more are refused below.
+        // Up to 16 digits cannot overflow; more are refused below.
         value = value.wrapping_mul(10).wrapping_add(digit);
         rest = after;
     }
     let digits = arg.len() - rest.len();
-    let sound = (1..=16).contains(&digits) && value <= MAX_SAFE_INTEGER && (digits == 1 || arg[0] != b'0');
-    sound.then_some((value, rest))
+    let valid = (1..=16).contains(&digits) && value <= MAX_SAFE_INTEGER && (digits == 1 || arg[0] != b'0');
+    valid.then_some((value, rest))
 }
 
 #[cfg(test)]

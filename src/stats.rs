@@ -1,15 +1,14 @@
-//! What an operator asks: how many requests were allowed, limited and forced, and what they
-//! counted. Of this server since it started, in INFO.
+//! Counters for INFO, since the module was loaded: requests allowed, limited and forced, and the units
+//! they counted.
 //!
-//! Requests of clients only: what comes from a master or out of the append-only file was decided
-//! elsewhere.
+//! Only requests of clients count, not commands from a master or an append-only file.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::limiter::{Algorithm, Change, Cost, Verdict};
 
-/// A figure that only grows.
+/// A monotonic counter.
 #[derive(Debug)]
 pub struct Counter(AtomicU64);
 
@@ -18,20 +17,20 @@ impl Counter {
         Counter(AtomicU64::new(0))
     }
 
-    /// One command runs at a time, whichever thread it runs on: so nothing is locked.
+    /// A load and a store suffice: one command runs at a time, whichever thread it runs on.
     #[inline(always)]
     fn add(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// The figure now.
+    /// The current value.
     #[inline(always)]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What came of the requests of one command.
+/// The outcomes of one command's requests.
 struct Outcomes {
     allowed: Counter,
     limited: Counter,
@@ -63,7 +62,7 @@ static UNITS_COUNTED: Counter = Counter::zero();
 static UNITS_GIVEN_BACK: Counter = Counter::zero();
 static ERRORS: Counter = Counter::zero();
 
-/// Every figure by its name in INFO.
+/// Every counter by its name in INFO.
 pub static FIGURES: [(&CStr, &Counter); 17] = [
     (c"fixed_allowed", &FIXED.allowed),
     (c"fixed_limited", &FIXED.limited),
@@ -84,7 +83,7 @@ pub static FIGURES: [(&CStr, &Counter); 17] = [
     (c"errors", &ERRORS),
 ];
 
-/// Notes what came of a request.
+/// Notes the outcome of a request.
 #[inline(always)]
 pub fn taken(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
     let outcomes = match algorithm {
@@ -96,12 +95,12 @@ pub fn taken(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
     units(cost, change);
 }
 
-/// Notes what came of a request about several keys. Its units are noted key by key.
+/// Notes the outcome of RL.ALL; [`units`] is called for each key.
 pub fn all_taken(limited: bool, changed: bool) {
     ALL.note(limited, changed);
 }
 
-/// Notes the units that a request counted in one key, or gave back.
+/// Notes the units counted or given back in one key.
 #[inline(always)]
 pub fn units(cost: Cost, change: Change) {
     if change.units > 0 {
@@ -110,13 +109,13 @@ pub fn units(cost: Cost, change: Change) {
     }
 }
 
-/// Notes what a peek was told.
+/// Notes the verdict of a peek.
 #[inline(always)]
 pub fn peeked(verdict: &Verdict) {
     if verdict.limited { PEEK.limited.add(1) } else { PEEK.allowed.add(1) }
 }
 
-/// Notes that a command was answered with an error.
+/// Notes an error reply.
 pub fn refused() {
     ERRORS.add(1);
 }

@@ -1,5 +1,5 @@
-//! Any stored bytes are refused, or make a limiter that is stored as the same bytes and goes on as
-//! the plain model of what it holds.
+//! Any stored bytes are refused, or decode to a limiter that encodes to the same bytes and behaves like the plain
+//! model of its content.
 
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
@@ -7,10 +7,10 @@ use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, Win
 use crate::calls::{Act, Call, answer, assert_agree, counts_nothing, expected, quota};
 use crate::naive::{Model, Search};
 
-/// `payload` is what the server keeps for a key.
+/// Checks `payload`, the stored bytes of a key.
 pub fn check(payload: &[u8]) {
     let Ok(limiter) = decode(payload) else { return };
-    assert_eq!(encode(&limiter), payload, "one content has one form");
+    assert_eq!(encode(&limiter), payload, "each content has one encoding");
     assert!(!limiter.is_empty());
     let held = Held::by(&limiter);
     let windows = [held.window, WindowMs::MIN, WindowMs::MAX].map(WindowMs::get);
@@ -22,12 +22,12 @@ pub fn check(payload: &[u8]) {
         assert!(limiter.is_ahead_of(UnixMs::saturating(now)) || counts_nothing(&model, end));
         for call in calls(held.window, now) {
             assert_eq!(answer(&mut limiter, &call), expected(&mut model, &call), "{call:?}");
-            can_be_kept(&limiter);
+            assert_can_be_stored(&limiter);
         }
     }
 }
 
-fn can_be_kept(limiter: &Limiter) {
+fn assert_can_be_stored(limiter: &Limiter) {
     let bytes = encode(limiter);
     let copy = decode(&bytes).ok();
     assert_eq!(copy.is_none(), limiter.is_empty());
@@ -35,7 +35,7 @@ fn can_be_kept(limiter: &Limiter) {
     assert!(limiter.heap_bytes() < 1 << 20 && limiter.allocations() < 1 << 10);
 }
 
-/// Counts and gives back, within its own window and by another.
+/// Calls that count and give back, with the limiter's own window and with another.
 fn calls(window: WindowMs, now: u64) -> Vec<Call> {
     const MOST: i64 = MAX_SAFE_INTEGER as i64;
     let other = if window == WindowMs::MAX { WindowMs::MIN } else { WindowMs::MAX };
@@ -52,9 +52,9 @@ fn calls(window: WindowMs, now: u64) -> Vec<Call> {
     ]
 }
 
-/// What a limiter holds, as calls that would have counted it.
+/// The content of a limiter, as calls that would have counted it.
 struct Held {
-    /// (window, units, time), in the order in which they count. Negative: given back.
+    /// (window, units, time), in the order to count them. Negative units are given back.
     counted: Vec<(WindowMs, i64, u64)>,
     /// The longest window.
     window: WindowMs,
@@ -65,13 +65,13 @@ impl Held {
         let mut counted = Vec::new();
         match limiter.counters() {
             None => {
-                let window = limiter.retention().expect("it is not empty");
+                let window = limiter.retention().expect("not empty");
                 let entries = limiter.log_entries();
                 counted.extend(entries.map(|entry| (window, entry.units as i64, entry.at.get())));
             }
             Some(counters) => {
                 let mut counters: Vec<_> = counters.iter().collect();
-                // Later ones first: a counter must not look over to the call that makes the next.
+                // Later windows first, so that recording one does not drop another that no longer counts by then.
                 counters.sort_by_key(|counter| std::cmp::Reverse(counter.start()));
                 for counter in counters {
                     let (window, start) = (counter.window, counter.start().get());
@@ -86,7 +86,7 @@ impl Held {
                 }
             }
         }
-        let window = counted.iter().map(|(window, ..)| *window).max().expect("it is not empty");
+        let window = counted.iter().map(|(window, ..)| *window).max().expect("not empty");
         Held { counted, window }
     }
 
@@ -103,7 +103,7 @@ impl Held {
         model
     }
 
-    /// Times at which something turns; of much that is held only the first, since the model is slow.
+    /// Times at which something changes. Only the first for large content, since the model is slow.
     fn times(&self) -> impl Iterator<Item = u64> {
         let (first, last) = (self.counted[0].2, self.counted[self.counted.len() - 1].2);
         let window = self.window.get();

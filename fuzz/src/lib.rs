@@ -1,11 +1,11 @@
-//! What the fuzzer tries, each with its `check` that panics on anything wrong:
+//! The fuzz targets, each with a `check` that panics on a fault:
 //!
-//! - `parser`: arguments, against a plain reading of the docs' table of arguments; `rows`: the same for RL.ALL.
-//! - `decoder`: stored bytes, and how what they make goes on, against the plain model.
-//! - `operations`: random calls of one key, against the plain model.
+//! - `parser`: arguments, against a plain parser of the documented table of arguments; `rows`: the same for RL.ALL.
+//! - `decoder`: stored bytes, and how the decoded limiter behaves, against the plain model.
+//! - `operations`: random calls on one key, against the plain model.
 //!
-//! `fuzz_targets` hands them the fuzzer's bytes. `corpus` holds the inputs that reach every part
-//! of the code; `cargo test` runs through them too, see `tests/model/corpus.rs`.
+//! `fuzz_targets` passes the fuzzer's bytes to them. `corpus` holds inputs that together cover the code;
+//! `cargo test` runs them too, see `tests/model/corpus.rs`.
 
 pub mod decoder;
 pub mod operations;

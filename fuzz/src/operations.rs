@@ -1,5 +1,5 @@
-//! Random calls of one key are answered as the plain model answers them, before and after the
-//! key was stored and read again, and the key lives as long as anything in it counts.
+//! Random calls on one key get the plain model's replies, before and after the key was stored and loaded, and the
+//! key lives as long as anything in it counts.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use redis_rl::encoding::{decode, encode};
@@ -10,7 +10,7 @@ use crate::calls::{
 };
 use crate::naive::{Model, Search};
 
-/// `bytes` choose the calls.
+/// Checks the history of calls that `bytes` encode.
 pub fn check(bytes: &[u8]) {
     if let Ok(history) = History::arbitrary_take_rest(Unstructured::new(bytes)) {
         check_history(&history);
@@ -20,9 +20,9 @@ pub fn check(bytes: &[u8]) {
 fn check_history(history: &History) {
     let mut limiter = Limiter::new(history.algorithm);
     let mut model = Model::new(history.algorithm, Search::Halving);
-    // From half of the calls on, one that was stored and read again.
+    // For the second half of the calls, a copy that was stored and loaded.
     let mut copy = None;
-    // A key far ahead of the clock expires early: from then on its end says nothing.
+    // A key far ahead of the clock may expire early, so its expiry is not checked from then on.
     let (mut expires_at, mut was_ahead) = (None, false);
     for (i, call) in history.calls.iter().enumerate() {
         let wanted = expected(&mut model, call);
@@ -32,7 +32,7 @@ fn check_history(history: &History) {
         if limiter.is_empty() {
             was_ahead = false;
         } else if !was_ahead && wanted.is_ok_and(|answer| answer.changed.is_some()) {
-            let end = expires_at.expect("what counts something expires");
+            let end = expires_at.expect("a key that counts expires");
             assert!(counts_nothing(&model, end.get()), "call {i}: {call:?}, {end:?}");
         }
         limiter = limiter.relocate(&mut Elsewhere);
@@ -47,7 +47,7 @@ fn check_history(history: &History) {
     assert_agree(&limiter, &model, &windows, end);
 }
 
-/// Moves all memory, as defragmentation does.
+/// Moves every allocation, as active defrag may.
 struct Elsewhere;
 
 impl Mover for Elsewhere {
@@ -62,7 +62,7 @@ impl Mover for Elsewhere {
     }
 }
 
-/// Calls of a history, and of all its floods together: the model is slow.
+/// The most calls in a history, and in all its floods together: the model is slow.
 const MOST_CALLS: usize = 40;
 const MOST_IN_FLOODS: u32 = 1_500;
 
@@ -90,7 +90,7 @@ impl<'a> Arbitrary<'a> for History {
                 }
             };
             calls.push(Call { act, quotas, cost, now: time, at: u.arbitrary()? });
-            // A peek looks ahead, and the next call comes as if it had not been.
+            // A peek may look ahead; it does not move the time of the next call.
             if act != Act::Peek {
                 now = calls.last().map_or(now, Call::end);
             }
@@ -99,8 +99,8 @@ impl<'a> Arbitrary<'a> for History {
     }
 }
 
-/// Small numbers, at which calls meet each other, those around which a log begins to forget, those
-/// of any length, and the last before `most`.
+/// Small numbers, so that calls interact; numbers around the size at which a log drops units; numbers of any
+/// length; and the last ones before `most`.
 fn number(u: &mut Unstructured, most: u64) -> Result<u64> {
     let number = match u.int_in_range(0..=6)? {
         0..=2 => u64::from(u.arbitrary::<u8>()?),
@@ -128,7 +128,7 @@ fn quotas(u: &mut Unstructured, windows: &[WindowMs]) -> Result<Vec<Quota>> {
     Ok(quotas)
 }
 
-/// Some quarters of a window later than `now`, a little later, or earlier.
+/// A time some quarters of a window after `now`, shortly after it, or before it.
 fn time(u: &mut Unstructured, now: u64, windows: &[WindowMs]) -> Result<u64> {
     let step = match u.int_in_range(0..=7)? {
         0..=3 => u64::from(u.arbitrary::<u8>()?),

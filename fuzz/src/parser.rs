@@ -1,21 +1,21 @@
-//! Any arguments after the key, one a line, are read as the docs' table of arguments says, or refused; and all of
-//! them as rows of RL.ALL.
+//! Any arguments after the key, one a line, are parsed as documented or refused, and likewise all of them as rows
+//! of RL.ALL.
 
 use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, WindowMs};
 use redis_rl::request::{Options, Refusal, Request};
 
 use super::rows;
 
-/// Reads the lines both ways, with FORCE among the options and without.
+/// Checks the parser against [`Meant`], with and without FORCE as an option.
 pub fn check(lines: &[u8]) {
     let args: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
     for options in [Options::CostAndForce, Options::Cost] {
         let read = Request::parse(args.iter().copied(), options);
         let meant = Meant::by(&args).filter(|meant| options == Options::CostAndForce || !meant.force);
         match (read, meant) {
-            (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is read as {request:?}"),
+            (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is parsed as {request:?}"),
             (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
-            (read, meant) => panic!("{meant:?} is read as {read:?}"),
+            (read, meant) => panic!("{meant:?} is parsed as {read:?}"),
         }
     }
     if let [limit, window] = args[..] {
@@ -36,7 +36,7 @@ pub(super) fn can_be_shown(refusal: Refusal) -> bool {
     }
 }
 
-/// What arguments mean.
+/// The documented meaning of arguments, by a parser of its own.
 #[derive(Debug, Default)]
 struct Meant {
     quotas: Vec<Quota>,
@@ -46,8 +46,8 @@ struct Meant {
 }
 
 impl Meant {
-    /// `None` if they mean nothing. No limit and no window looks like the name of an option, so
-    /// the pairs end where the first of those is.
+    /// `None` if they are not valid. No limit or window looks like an option's name, so the pairs end at the first
+    /// of those.
     fn by(args: &[&[u8]]) -> Option<Meant> {
         let args: Vec<String> =
             args.iter().map(|arg| String::from_utf8(arg.to_vec()).ok()).collect::<Option<_>>()?;
@@ -101,7 +101,7 @@ impl Meant {
 
 pub(super) const MOST: i128 = MAX_SAFE_INTEGER as i128;
 
-/// Of an integer there is one form: the one that it is printed in.
+/// An integer in its only valid form, the one it is printed in.
 pub(super) fn integer(text: &str) -> Option<i128> {
     text.parse().ok().filter(|integer: &i128| integer.to_string() == text)
 }

@@ -1,27 +1,27 @@
-//! Any words are read as rows of RL.ALL as its page says, or refused.
+//! Any words are parsed as rows of RL.ALL as documented, or refused.
 
 use redis_rl::limiter::{Algorithm, MAX_TIERS, Quota};
 use redis_rl::request::{self, List, MAX_ROWS, ROW_WORDS, Refusal, Rows, distinct};
 
 use super::parser::{MOST, can_be_shown, integer, window_of};
 
-/// Reads the words both ways.
+/// Checks the parser of rows against [`Meant`].
 pub fn check(words: &[&[u8]]) {
     match (read(words), Meant::by(words)) {
-        (Ok((names, all)), Some(meant)) => assert!(meant.is(&names, &all), "{meant:?} is read as {all:?}"),
+        (Ok((names, all)), Some(meant)) => assert!(meant.is(&names, &all), "{meant:?} is parsed as {all:?}"),
         (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
-        (read, meant) => panic!("{meant:?} is read as {read:?}"),
+        (read, meant) => panic!("{meant:?} is parsed as {read:?}"),
     }
 }
 
-/// As the command does; with the names of the keys.
+/// Parses the words as the command does. Returns the names of the keys too.
 fn read<'a>(words: &[&'a [u8]]) -> Result<(List<&'a [u8]>, Rows), Refusal> {
     let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
     let (names, key_of_row) = distinct(rows.map(|row| row[0]));
     Rows::parse(words, &key_of_row).map(|all| (names, all))
 }
 
-/// What words mean.
+/// The documented meaning of words, by a parser of its own.
 #[derive(Debug, Default)]
 struct Meant<'a> {
     rows: Vec<Row<'a>>,
@@ -38,7 +38,7 @@ struct Row<'a> {
 }
 
 impl<'a> Meant<'a> {
-    /// `None` if they mean nothing.
+    /// `None` if they are not valid.
     fn by(words: &[&'a [u8]]) -> Option<Meant<'a>> {
         let mut meant = Meant::default();
         let rows = words.chunks_exact(5);

@@ -1,8 +1,8 @@
-/* A clock that stands still until a test sets it, preloaded into a server. The file named by
- * TEST_CLOCK holds the Unix time in milliseconds. libfaketime cannot do this: a server built with
- * jemalloc asks for the time before libfaketime is ready, and hangs.
+/* A clock that changes only when a test sets it, preloaded into a server. The file TEST_CLOCK holds the
+ * Unix time in milliseconds. libfaketime does not work here: a server built with jemalloc reads the time
+ * before libfaketime is ready, and hangs.
  *
- * Monotonic clocks run on. They are read by a direct system call, which is safe at any moment. */
+ * Monotonic clocks keep running. They are read by a direct system call, which is safe at any time. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-//! What a server sends to its replicas and writes to its append-only file.
+//! The replication stream and the append-only file of a server.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -7,21 +7,21 @@ use std::path::PathBuf;
 
 use crate::{PATIENCE, Server};
 
-/// What a server sends to its replicas.
+/// The replication stream of a server.
 pub struct ReplicationStream {
     commands: Commands<BufReader<TcpStream>>,
     marks: u32,
 }
 
 impl ReplicationStream {
-    /// Attaches to a server as a replica does.
+    /// Connects to a server as a replica does.
     pub fn of(server: &Server) -> ReplicationStream {
-        let mut stream = TcpStream::connect(("127.0.0.1", server.port())).expect("the server answers");
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port())).expect("the server accepts");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.write_all(b"PSYNC ? -1\r\n").expect("the server listens");
+        stream.write_all(b"PSYNC ? -1\r\n").expect("PSYNC is sent");
         let mut reader = BufReader::new(stream);
         assert!(read_line(&mut reader).starts_with("+FULLRESYNC"));
-        // The snapshot: newlines while it is made, its length, its bytes.
+        // The snapshot comes as newlines while it is made, then its length and its bytes.
         let mut header = String::new();
         while header.is_empty() {
             header = read_line(&mut reader);
@@ -31,13 +31,12 @@ impl ReplicationStream {
         ReplicationStream { commands: Commands::of(reader), marks: 0 }
     }
 
-    /// The next command as it is sent; `None` when the server ends.
+    /// The next command as sent; `None` when the server has closed the stream.
     pub fn next_command(&mut self) -> Option<String> {
         self.commands.next()
     }
 
-    /// The commands sent since the last call, their arguments joined by spaces, without those that keep
-    /// the connection alive or select the database.
+    /// The commands sent since the last call, each joined by spaces, without PING, SELECT and REPLCONF.
     pub fn commands(&mut self, server: &Server) -> Vec<String> {
         self.marks += 1;
         let mark = format!("PUBLISH end-of-commands {}", self.marks);
@@ -48,7 +47,7 @@ impl ReplicationStream {
             if command == mark {
                 return commands;
             }
-            // Valkey 9.1 writes some of them in lower case.
+            // Valkey 9.1 sends some of them in lower case.
             let name = command.split(' ').next().unwrap_or_default().to_ascii_uppercase();
             if !["PING", "SELECT", "REPLCONF"].contains(&name.as_str()) {
                 commands.push(command);
@@ -57,7 +56,7 @@ impl ReplicationStream {
     }
 }
 
-/// Every command of an append-only file in the order of its parts, except SELECT.
+/// Every command in an append-only file except SELECT, part by part.
 pub fn commands_in_aof(server: &Server) -> Vec<String> {
     let mut parts: Vec<PathBuf> = fs::read_dir(server.folder().join("appendonlydir"))
         .expect("an append-only folder")
@@ -70,7 +69,7 @@ pub fn commands_in_aof(server: &Server) -> Vec<String> {
     commands.filter(|command| !command.starts_with("SELECT")).collect()
 }
 
-/// The commands in a stream until it ends, their arguments joined by spaces.
+/// The commands in a stream, each joined by spaces.
 struct Commands<R> {
     parser: redis::Parser,
     reader: R,

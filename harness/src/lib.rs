@@ -1,13 +1,13 @@
-//! Real servers for the tests, the benchmarks and the demo. Each listens on a free loopback port, keeps
-//! its files in a temporary folder, and ends with the value that stands for it.
+//! Real servers for the tests, the benchmarks and the demo. Each listens on a free loopback port, keeps its files
+//! in a temporary folder, and is stopped when its [`Server`] is dropped.
 //!
-//! `REDIS_SERVER` names the program to run; without it, `redis-server`.
+//! `REDIS_SERVER` is the program to run; `redis-server` by default.
 //!
-//! - `process`: a child process that cannot be left behind, and how a server becomes one.
-//! - `server`: a server, and what tests ask of it.
-//! - `clock`: a server's clock that the test sets.
+//! - `process`: a child process that never outlives its parent, and how to launch a server.
+//! - `server`: a running server, and helpers for tests.
+//! - `clock`: a server clock that the test sets.
 //! - `wire`: commands, replies and errors.
-//! - `effects`: what a server sends to its replicas and writes to its append-only file.
+//! - `effects`: the replication stream and the append-only file of a server.
 
 mod clock;
 mod effects;
@@ -25,21 +25,21 @@ pub use random::Random;
 pub use server::{Server, module};
 pub use wire::{Figures, clock_ms, command, error_text, figures, info, pipeline};
 
-/// The commands that count, one for each algorithm.
+/// The rate-limiting commands, one for each algorithm.
 pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 
-/// Settings that put each command on disk before it is answered.
+/// Settings with which each command is on disk before its reply.
 pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "always")];
 
-/// How long a condition may take to come true.
+/// The time limit for every condition that is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `condition` holds; panics if it never does.
+/// Waits until `condition` holds; panics after [`PATIENCE`].
 #[track_caller]
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         thread::sleep(Duration::from_millis(2));
     }
 }

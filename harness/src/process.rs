@@ -1,4 +1,4 @@
-//! A child process that cannot be left behind, and how a server becomes one.
+//! A child process that never outlives its parent, and how to launch a server.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,15 +18,15 @@ use crate::clock::Clock;
 use crate::server::Server;
 use crate::{PATIENCE, wire};
 
-/// A child process that writes to a log file. It is killed when this is dropped, and by the system when
-/// the thread that started it ends, however that comes.
+/// A child process that writes to a log file. It is killed when this is dropped, and by the kernel when the
+/// thread that started it ends, for whatever reason.
 pub struct Process {
     child: Child,
     log: PathBuf,
 }
 
 impl Process {
-    /// Starts the program; `log` is emptied first.
+    /// Starts the program. Truncates `log` first.
     #[expect(unsafe_code, reason = "there is no safe way to ask for a signal on the parent's death")]
     pub fn spawn(command: &mut Command, log: PathBuf) -> io::Result<Process> {
         let file = File::create(&log)?;
@@ -44,28 +44,28 @@ impl Process {
         }
     }
 
-    /// Its id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has not ended yet.
+    /// Whether it is still running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child of ours").is_none()
     }
 
-    /// Waits until it has ended.
+    /// Waits until it ends.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("a child of ours")
     }
 
-    /// Kills it, and waits until it has ended.
+    /// Kills it and waits until it ends.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// What it has written so far.
+    /// Its output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -77,7 +77,7 @@ impl Drop for Process {
     }
 }
 
-/// How to start a server: its command line, except the port, and the folder for its files.
+/// How to launch a server: its command line without the port, and the folder for its files.
 pub struct Launch {
     line: Vec<OsString>,
     folder: TempDir,
@@ -90,12 +90,12 @@ impl Launch {
         Launch::server_of(server_program())
     }
 
-    /// The same of this program.
+    /// A server without persistence that runs `program`.
     pub fn server_of(program: impl Into<OsString>) -> io::Result<Launch> {
         Ok(Launch::program(program.into())?.settings(&[("save", "")]))
     }
 
-    /// A Sentinel with these lines of configuration.
+    /// A Sentinel with this configuration file.
     pub fn sentinel(configuration: &str) -> io::Result<Launch> {
         let mut launch = Launch::program(server_program())?;
         let file = launch.folder().join("sentinel.conf");
@@ -108,12 +108,12 @@ impl Launch {
         Ok(Launch { line: vec![program], folder: TempDir::new()?, clock: None })
     }
 
-    /// The same with these settings.
+    /// Adds settings.
     pub fn settings(self, settings: &[(&str, &str)]) -> Launch {
         settings.iter().fold(self, |launch, (name, value)| launch.setting(name, value))
     }
 
-    /// The same with a module.
+    /// Loads a module.
     pub fn module(self, path: &Path) -> Launch {
         self.setting("loadmodule", path)
     }
@@ -123,13 +123,13 @@ impl Launch {
         self
     }
 
-    /// The same with a clock that stands at this time until the test sets it.
+    /// Gives the server a clock set to this Unix time in milliseconds, which changes only when the test sets it.
     pub fn clock_at(mut self, unix_ms: i64) -> io::Result<Launch> {
         self.clock = Some(Clock::at(unix_ms, self.folder())?);
         Ok(self)
     }
 
-    /// The same under another program, which takes the server's place as its process.
+    /// Runs the server under another program, such as valgrind, in the same process.
     pub fn under(mut self, wrapper: impl IntoIterator<Item = OsString>) -> Launch {
         self.line.splice(0..0, wrapper);
         self
@@ -140,13 +140,13 @@ impl Launch {
         self.folder.path()
     }
 
-    /// Starts the server, and waits until it has loaded what is in its folder.
+    /// Starts the server, and waits until it has loaded the data in its folder.
     pub fn start(self) -> io::Result<Server> {
         let (process, port) = self.run(free_port)?;
         Ok(Server::new(process, port, self))
     }
 
-    /// Tries the ports that `port` returns until nobody else listens on one.
+    /// Starts the server on a port from `port`; asks for another while the port is in use.
     pub(crate) fn run(&self, port: impl Fn() -> u16) -> io::Result<(Process, u16)> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -171,29 +171,29 @@ impl Launch {
         command.arg(self.folder());
         let has = |setting| self.line.iter().any(|word| word == setting);
         if has("--cluster-enabled") && !has("--cluster-port") {
-            // By default 10,000 above the port: there may be no such port.
+            // The default, 10,000 above the port, may exceed 65535.
             command.args(["--cluster-port", &free_port().to_string()]);
         }
         if let Some(clock) = &self.clock {
-            clock.govern(&mut command);
+            clock.preload_into(&mut command);
         }
         Process::spawn(&mut command, self.folder().join("log"))
     }
 }
 
-/// Whether the server has loaded its data, and is not another process on the same port.
+/// Whether the server has loaded its data, and the port belongs to this process.
 fn is_ready(process: &Process, port: u16) -> RedisResult<bool> {
     let mut connection = wire::connect(port, "resp2")?;
     wire::command("PING").exec(&mut connection)?;
     Ok(wire::info(&mut connection, "process_id")? == Some(process.id().to_string()))
 }
 
-/// The program that `REDIS_SERVER` names, or `redis-server`.
+/// The program in `REDIS_SERVER`, or `redis-server`.
 pub fn server_program() -> OsString {
     env::var_os("REDIS_SERVER").filter(|name| !name.is_empty()).unwrap_or("redis-server".into())
 }
 
-/// A port on 127.0.0.1 that nobody listens on.
+/// A free port on 127.0.0.1.
 pub fn free_port() -> u16 {
     let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     address.expect("a free port").port()

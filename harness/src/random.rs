@@ -1,10 +1,10 @@
-//! Random numbers that are the same in every run.
+//! Reproducible random numbers.
 
-/// A generator of random numbers.
+/// A seeded generator of random numbers.
 pub struct Random(fastrand::Rng);
 
 impl Random {
-    /// A generator that makes the same numbers for the same seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Random {
         Random(fastrand::Rng::with_seed(seed))
     }
@@ -14,7 +14,7 @@ impl Random {
         self.0.usize(..end)
     }
 
-    /// One of `choices`.
+    /// A random element of `choices`.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }

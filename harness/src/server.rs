@@ -1,4 +1,4 @@
-//! A server, and what tests ask of it.
+//! A running server, and helpers for tests.
 
 use std::env;
 use std::io;
@@ -13,7 +13,7 @@ use crate::process::{Launch, Process};
 use crate::wait_for;
 use crate::wire::{self, Figures, command, error_text};
 
-/// The module, built as users build it.
+/// The path of the module, built in release mode on first use.
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| {
@@ -29,7 +29,7 @@ pub fn module() -> &'static Path {
     })
 }
 
-/// A server. Dropping it ends it and removes its folder.
+/// A running server. Dropping it kills the server and removes its folder.
 pub struct Server {
     process: Process,
     port: u16,
@@ -53,19 +53,19 @@ impl Server {
         Server::launch(|launch| Ok(launch.module(module()).settings(settings)))
     }
 
-    /// The same, with a clock that stands at this Unix time in milliseconds until the test sets it.
+    /// The same, with a clock set to this Unix time in milliseconds, which changes only when the test sets it.
     #[track_caller]
     pub fn with_clock_at(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
         Server::launch(|launch| launch.module(module()).settings(settings).clock_at(unix_ms))
     }
 
-    /// A server that has not loaded the module.
+    /// A server without the module.
     #[track_caller]
     pub fn without_module() -> Server {
         Server::launch(Ok)
     }
 
-    /// A Sentinel with these lines of configuration.
+    /// A Sentinel with this configuration file.
     #[track_caller]
     pub fn sentinel(configuration: &str) -> Server {
         started(Launch::sentinel(configuration).and_then(Launch::start))
@@ -83,8 +83,8 @@ impl Server {
         started(launch.and_then(Launch::start))
     }
 
-    /// A replica of `master` that is online. If the master's clock stands, the replica's stands half a
-    /// second ahead of it: replicated commands must not depend on the replica's clock.
+    /// An online replica of `master`. If the master has a test clock, the replica has one half a second ahead of
+    /// it: replicated commands must not depend on the replica's clock.
     #[track_caller]
     pub fn replica_of(master: &Server, settings: &[(&str, &str)]) -> Server {
         let replica = match master.launch.clock {
@@ -110,7 +110,7 @@ impl Server {
         });
     }
 
-    /// Kills the server and starts it again on the files it left.
+    /// Kills the server and starts it again on the same files.
     pub fn crash_and_restart(&mut self) {
         self.kill();
         self.relaunch();
@@ -121,28 +121,28 @@ impl Server {
         self.process.kill();
     }
 
-    /// Shuts the server down and starts it again on the files it left.
+    /// Shuts the server down and starts it again on the same files.
     pub fn restart(&mut self) {
         self.restart_after(|_folder| {});
     }
 
-    /// The same, with a change to these files in between.
+    /// The same, with a change to the files in between.
     pub fn restart_after(&mut self, change: impl FnOnce(&Path)) {
-        // The connection breaks before it answers.
+        // SHUTDOWN closes the connection without a reply.
         let _ = self.call("SHUTDOWN");
         self.process.wait();
         change(self.folder());
         self.relaunch();
     }
 
-    /// Starts a server that has ended on the files it left, and on the same port.
+    /// Starts the server, once it has ended, on the same files and port.
     #[track_caller]
     pub fn relaunch(&mut self) {
         self.process.wait();
         (self.process, _) = started(self.launch.run(|| self.port));
     }
 
-    /// The same, with its own clock set to this time first.
+    /// The same, with its test clock set to this time first.
     pub fn relaunch_at(&mut self, unix_ms: i64) {
         self.own_clock().set(unix_ms);
         self.relaunch();
@@ -158,24 +158,24 @@ impl Server {
         self.port
     }
 
-    /// The id of its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// A new connection, if the server answers.
+    /// A new connection that speaks RESP2, or an error.
     pub fn try_connect(&self) -> RedisResult<Connection> {
         wire::connect(self.port, "resp2")
     }
 
     /// A new connection that speaks RESP2.
     pub fn connect(&self) -> Connection {
-        self.try_connect().expect("the server answers")
+        self.try_connect().expect("the server accepts")
     }
 
     /// A new connection that speaks RESP3.
     pub fn connect_resp3(&self) -> Connection {
-        wire::connect(self.port, "resp3").expect("the server answers")
+        wire::connect(self.port, "resp3").expect("the server accepts")
     }
 
     /// The reply to a command whose arguments are separated by spaces.
@@ -183,19 +183,19 @@ impl Server {
         command(line).query(&mut self.connect())
     }
 
-    /// The reply to a command that has to succeed.
+    /// The reply to a command that must succeed.
     #[track_caller]
     pub fn value(&self, line: &str) -> Value {
         self.call(line).unwrap_or_else(|error| panic!("{line}: {error}"))
     }
 
-    /// The five integers that a command replies.
+    /// The five integers in a command's reply.
     #[track_caller]
     pub fn figures(&self, line: &str) -> Figures {
         wire::figures(&self.value(line))
     }
 
-    /// The integer that a command replies.
+    /// A command's integer reply.
     #[track_caller]
     pub fn integer(&self, line: &str) -> i64 {
         match self.value(line) {
@@ -204,13 +204,13 @@ impl Server {
         }
     }
 
-    /// The text that a command replies.
+    /// A command's string reply.
     #[track_caller]
     pub fn text(&self, line: &str) -> String {
         redis::from_redis_value(self.value(line)).expect("a text")
     }
 
-    /// The error that a command replies, as it is sent.
+    /// A command's error reply, with its code.
     #[track_caller]
     pub fn error(&self, line: &str) -> String {
         match self.call(line) {
@@ -239,22 +239,22 @@ impl Server {
     }
 
     fn own_clock(&self) -> &Clock {
-        self.launch.clock.as_ref().expect("a server that was started with a clock of its own")
+        self.launch.clock.as_ref().expect("a server with a test clock")
     }
 
-    /// Sets the clock of a server that was started with its own.
+    /// Sets the server's test clock.
     pub fn set_clock(&self, unix_ms: i64) {
         self.own_clock().set(unix_ms);
-        // Valkey 9.1 looks at the clock once a millisecond.
-        wait_for("the server to look at its clock", || self.clock_ms() == unix_ms);
+        // Valkey 9.1 reads the clock once a millisecond.
+        wait_for("the server to read its clock", || self.clock_ms() == unix_ms);
     }
 
-    /// Moves such a clock forward, or back if `ms` is negative.
+    /// Moves the server's test clock forward, or back if `ms` is negative.
     pub fn step_clock(&self, ms: i64) {
         self.set_clock(self.clock_ms() + ms);
     }
 
-    /// Stops the process: connections stay open, and nothing is answered until `thaw`.
+    /// Stops the process: connections stay open, but nothing is answered until `thaw`.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
     }
@@ -266,29 +266,29 @@ impl Server {
 
     #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
     fn signal(&self, signal: i32) {
-        // SAFETY: kill touches no memory; the process is this one's child and not yet waited for.
+        // SAFETY: kill touches no memory; the process is a child that was not waited for yet.
         let sent = unsafe { libc::kill(self.pid() as i32, signal) };
         assert_eq!(sent, 0, "the server runs");
     }
 
-    /// The digest of all its keys: equal on servers that hold the same.
+    /// The digest of the whole data set: equal on servers with equal data.
     pub fn digest(&self) -> String {
         format!("{:?}", self.value("DEBUG DIGEST"))
     }
 
-    /// What the server has logged since it was last started.
+    /// The server's log since its last start.
     pub fn log(&self) -> String {
         self.process.log()
     }
 
-    /// Fails if the module has panicked since the server was last started.
+    /// Fails if the module has panicked since the server's last start.
     #[track_caller]
     pub fn assert_nothing_panicked(&self) {
         assert!(!self.log().contains("panicked"), "{}", self.log());
     }
 }
 
-/// What started, or a panic that shows the server's log.
+/// Unwraps a start; panics with the server's log if it failed.
 #[track_caller]
 fn started<T>(result: io::Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))

@@ -4,10 +4,10 @@ use redis::{Cmd, Connection, Pipeline, RedisError, RedisResult, Value};
 
 use crate::PATIENCE;
 
-/// What a limiter replies: limited, limit, remaining, retry after, reset after.
+/// The reply of a limiter: limited, limit, remaining, retry after, reset after.
 pub type Figures = [i64; 5];
 
-/// A new connection to a server of this machine.
+/// A new connection to a server on this machine.
 pub(crate) fn connect(port: u16, protocol: &str) -> RedisResult<Connection> {
     let url = format!("redis://127.0.0.1:{port}/?protocol={protocol}");
     let connection = redis::Client::open(url)?.get_connection_with_timeout(PATIENCE)?;
@@ -15,7 +15,7 @@ pub(crate) fn connect(port: u16, protocol: &str) -> RedisResult<Connection> {
     Ok(connection)
 }
 
-/// A command whose arguments are separated by spaces.
+/// A command from its arguments, separated by spaces.
 pub fn command(line: &str) -> Cmd {
     let mut words = line.split_whitespace();
     let mut command = redis::cmd(words.next().expect("a command"));
@@ -23,7 +23,7 @@ pub fn command(line: &str) -> Cmd {
     command
 }
 
-/// Commands to be sent at once, the arguments of each separated by spaces.
+/// A pipeline of commands, each from its arguments separated by spaces.
 pub fn pipeline(lines: impl IntoIterator<Item = impl AsRef<str>>) -> Pipeline {
     let mut pipeline = redis::pipe();
     for line in lines {
@@ -42,12 +42,12 @@ pub fn figures(value: &Value) -> Figures {
     figures.unwrap_or_else(|| panic!("{value:?} is not five integers"))
 }
 
-/// An error as it is sent: its code, a space, its text.
+/// An error as sent: its code, a space and its text.
 pub fn error_text(error: &RedisError) -> String {
     [error.code(), error.detail()].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-/// A field of INFO, if this server has it.
+/// A field of INFO; `None` if the server lacks it.
 pub fn info(connection: &mut Connection, field: &str) -> RedisResult<Option<String>> {
     let info: String = command("INFO everything").query(connection)?;
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -1,8 +1,8 @@
-//! RL.ALL: decides over several keys, and counts in all of them or in none.
+//! RL.ALL: decides on several keys, and counts in all of them or in none.
 
 use arrayvec::ArrayVec;
 
-use super::commit::{self, Done};
+use super::commit::{self, DecidedRequest};
 use super::reply;
 use crate::keyspace::{OpenKey, ToWrite};
 use crate::limiter::{Decision, Limiter, MAX_TIERS, Outcome, Quota, QuotaList, Time, UnixMs, Verdict, Wait};
@@ -22,8 +22,7 @@ impl Command for All {
     }
 }
 
-/// One row and no option, as from a client that is to know the time of the decision: as quick as the command
-/// of its algorithm.
+/// One row without options. As fast as the single command: clients use it to learn the time of the decision.
 #[inline(always)]
 fn run_one_row<'a>(call: &'a Call<'a>, keys: Keys<'a>, row: &Row) -> Result<(), Refusal> {
     let time = Time { clock: server::now(), at: None };
@@ -31,11 +30,11 @@ fn run_one_row<'a>(call: &'a Call<'a>, keys: Keys<'a>, row: &Row) -> Result<(), 
     let mut fresh = None;
     let limiter = key.limiter_or(&mut fresh, row.algorithm);
     let (verdict, outcome) = limiter.take(row.algorithm, &[row.quota], row.cost, false, time)?;
-    let concluded = conclude(call, key, fresh, row, &tier_words(call.args()), time, outcome)?;
-    let verdict = verdict.within(concluded.longest_wait_ms);
+    let closed = conclude(call, key, fresh, row, &tier_words(call.args()), time, outcome)?;
+    let verdict = verdict.within(closed.longest_wait_ms);
     stats::all_taken(verdict.limited, outcome.changed());
-    commit::publish_if_limited(call, concluded.name, verdict.limited);
-    reply::all(call, verdict.limited, verdict.retry_after_ms, concluded.counted_at, &[verdict]);
+    commit::publish_if_limited(call, closed.name, verdict.limited);
+    reply::all(call, verdict.limited, verdict.retry_after_ms, closed.counted_at, &[verdict]);
     Ok(())
 }
 
@@ -51,18 +50,18 @@ fn run_rows<'a>(call: &'a Call<'a>, keys: Keys<'a>, words: &[Arg<'a>]) -> Result
     for (i, (key, fresh)) in keys.iter_mut().zip(&mut fresh).enumerate() {
         decisions.push(KeyDecision::of(key, fresh, all.of_key(i), time)?);
     }
-    // From here on nothing is refused any more.
+    // From here on nothing fails, except by an internal error.
     let limited = decisions.iter().any(KeyDecision::limited);
     if all.force || !limited {
         decisions.iter_mut().for_each(KeyDecision::commit);
     }
     let verdict_of = |row: &Row| decisions[row.key].verdict_of(row.tier);
     let mut verdicts: List<Verdict> = all.rows.iter().filter_map(verdict_of).collect();
-    let decided: List<Decided> = decisions.iter().map(KeyDecision::decided).collect();
+    let outcomes: List<KeyOutcome> = decisions.iter().map(KeyDecision::key_outcome).collect();
     drop(decisions);
 
     let (mut at, mut retry_after, mut changed) = (time.now(), Wait::Ms(0), false);
-    for (i, ((mut key, fresh), decided)) in keys.drain(..).zip(fresh.drain(..)).zip(&decided).enumerate() {
+    for (i, ((mut key, fresh), decided)) in keys.drain(..).zip(fresh.drain(..)).zip(&outcomes).enumerate() {
         let Some(row) = all.of_key(i).next() else { continue };
         if decided.outcome.changed() {
             key.limiter_mut().map(Limiter::shorten);
@@ -70,13 +69,13 @@ fn run_rows<'a>(call: &'a Call<'a>, keys: Keys<'a>, words: &[Arg<'a>]) -> Result
         let tiers = words.chunks_exact(ROW_WORDS).zip(&all.rows).filter(|(_, row)| row.key == i);
         let tiers: ArrayVec<Arg, { 2 * MAX_TIERS }> =
             tiers.flat_map(|(words, _)| tier_words(words)).collect();
-        let concluded = conclude(call, key, fresh, row, &tiers, time, decided.outcome)?;
-        commit::publish_if_limited(call, concluded.name, decided.limited);
+        let closed = conclude(call, key, fresh, row, &tiers, time, decided.outcome)?;
+        commit::publish_if_limited(call, closed.name, decided.limited);
         for (verdict, _) in verdicts.iter_mut().zip(&all.rows).filter(|(_, row)| row.key == i) {
-            *verdict = verdict.within(concluded.longest_wait_ms);
+            *verdict = verdict.within(closed.longest_wait_ms);
         }
-        retry_after = retry_after.max(decided.retry_after.within(concluded.longest_wait_ms));
-        at = at.max(concluded.counted_at);
+        retry_after = retry_after.max(decided.retry_after.within(closed.longest_wait_ms));
+        at = at.max(closed.counted_at);
         changed |= decided.outcome.changed();
     }
     stats::all_taken(limited, changed);
@@ -90,16 +89,17 @@ fn tier_words<'a>(row: &[Arg<'a>]) -> [Arg<'a>; 2] {
     [row[2], row[3]]
 }
 
-/// What is told of a key that is closed.
-struct Concluded<'a> {
+/// What the reply needs to know about a key after it was closed.
+struct ClosedKey<'a> {
     name: Arg<'a>,
     /// See [`commit::conclude`].
     longest_wait_ms: u64,
-    /// As of when it counted: of a key that is ahead of the clock, its own newest time.
+    /// The time the units were counted at: for a key ahead of the clock, its own newest time.
     counted_at: UnixMs,
 }
 
-/// What follows from the decision on one key, with its first row and the `limit window ...` of all.
+/// Applies the outcome to one key and closes it. `row` is the key's first, `tiers` the `limit window ...`
+/// of all its rows.
 #[inline(always)]
 fn conclude<'a>(
     call: &Call,
@@ -109,31 +109,31 @@ fn conclude<'a>(
     tiers: &[Arg],
     time: Time,
     outcome: Outcome,
-) -> Result<Concluded<'a>, Refusal> {
+) -> Result<ClosedKey<'a>, Refusal> {
     let name = key.name();
     let counted = outcome.changed() && row.cost.taken() > 0;
     let newest = key.limiter().filter(|_| counted && outcome.outlook.ahead).map(Limiter::newest);
-    let done = Done { algorithm: row.algorithm, tiers, cost: row.cost, time, outcome };
-    let longest_wait_ms = commit::conclude(call, key, fresh, &done, false)?;
+    let decided = DecidedRequest { algorithm: row.algorithm, tiers, cost: row.cost, time, outcome };
+    let longest_wait_ms = commit::conclude(call, key, fresh, &decided, false)?;
     stats::units(row.cost, outcome.change);
-    Ok(Concluded { name, longest_wait_ms, counted_at: newest.unwrap_or(time.now()) })
+    Ok(ClosedKey { name, longest_wait_ms, counted_at: newest.unwrap_or(time.now()) })
 }
 
-/// A decision about one key: nearly always of one tier, which takes a fifth of the memory.
+/// A decision on one key. Nearly all have one tier, which takes a fifth of the memory.
 enum KeyDecision<'a> {
     OneTier(Decision<'a, [Quota; 1]>),
     Tiers(Box<Decision<'a, QuotaList>>),
 }
 
-/// What came of it.
-struct Decided {
+/// The outcome for one key.
+struct KeyOutcome {
     limited: bool,
     /// How long until all its tiers allow the same request.
     retry_after: Wait,
     outcome: Outcome,
 }
 
-/// Does the same for one tier and for several.
+/// Evaluates `$then` for either shape of a decision.
 macro_rules! for_each_shape {
     ($decision:expr, $shaped:ident => $then:expr) => {
         match $decision {
@@ -173,8 +173,8 @@ impl<'a> KeyDecision<'a> {
         for_each_shape!(self, decision => decision.verdict_of(tier))
     }
 
-    fn decided(&self) -> Decided {
-        for_each_shape!(self, decision => Decided {
+    fn key_outcome(&self) -> KeyOutcome {
+        for_each_shape!(self, decision => KeyOutcome {
             limited: decision.limited(),
             retry_after: decision.retry_after(),
             outcome: decision.outcome(),

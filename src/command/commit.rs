@@ -1,35 +1,35 @@
-//! What follows from a decision on one open key: time to live, replication, events.
+//! Applies a decision to one open key: time to live, replication, events.
 
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Cost, Limiter, Outcome, Outlook, Time, Touch, UnixMs};
+use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Outlook, Time, UnixMs};
 use crate::request::Refusal;
 use crate::server::{Arg, Call, Effect, Event};
 
-/// A request about one key that was counted, or not.
-pub struct Done<'a> {
-    /// The algorithm that it named.
+/// A request about one key, counted or not.
+pub struct DecidedRequest<'a> {
+    /// The algorithm named.
     pub algorithm: Algorithm,
-    /// Its `limit window ...`, as the caller wrote them.
+    /// `limit window ...`, as the caller wrote them.
     pub tiers: &'a [Arg<'a>],
-    /// Its cost.
+    /// The cost.
     pub cost: Cost,
     /// When it was decided.
     pub time: Time,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// Keeps `fresh` if it counted anything in an empty key, has the key expire in time, closes it, and
-/// sends the effect. Returns the longest wait to be told, in milliseconds.
+/// Stores `fresh` in an empty key if it counted anything, updates the time to live, closes the key and
+/// replicates the effect. Returns an upper bound on the waits in the reply, in milliseconds.
 #[inline(always)]
 pub fn conclude(
     call: &Call,
     mut key: OpenKey<ToWrite>,
     fresh: Option<Limiter>,
-    done: &Done,
+    decided: &DecidedRequest,
     replayed: bool,
 ) -> Result<u64, Refusal> {
-    let Done { time, outcome, .. } = *done;
+    let DecidedRequest { time, outcome, .. } = *decided;
     if let Some(fresh) = fresh
         && outcome.changed()
         && !outcome.emptied
@@ -40,8 +40,8 @@ pub fn conclude(
     if outcome.emptied {
         key.delete();
     }
-    if outcome.touch(time).may_move_expiry() {
-        move_expiry(&mut key, outcome.touch(time));
+    if outcome.expiry_facts(time).may_move_expiry() {
+        move_expiry(&mut key, outcome.expiry_facts(time));
     }
     let longest_wait_ms = longest_wait_ms(&key, time, outcome.outlook);
     drop(key);
@@ -49,13 +49,13 @@ pub fn conclude(
     if outcome.changed() {
         call.signal_modified(name);
         match time.at {
-            // It is the effect already.
+            // The command is itself an effect.
             Some(_) if replayed => call.replicate_verbatim(),
             _ => call.replicate(|| Effect {
-                algorithm: done.algorithm,
+                algorithm: decided.algorithm,
                 key: name,
-                tiers: done.tiers,
-                cost: done.cost,
+                tiers: decided.tiers,
+                cost: decided.cost,
                 at: outcome.as_of,
             }),
         }
@@ -66,7 +66,7 @@ pub fn conclude(
     Ok(longest_wait_ms)
 }
 
-/// Publishes `rl.limited`: by the server that decided, not by those that it tells.
+/// Publishes `rl.limited` if the request was limited. Only the server that decided does so, never a copy.
 #[inline(always)]
 pub fn publish_if_limited(call: &Call, key: Arg, limited: bool) {
     if limited {
@@ -76,28 +76,27 @@ pub fn publish_if_limited(call: &Call, key: Arg, limited: bool) {
 
 #[cold]
 #[inline(never)]
-fn move_expiry(key: &mut OpenKey<ToWrite>, touch: Touch) {
+fn move_expiry(key: &mut OpenKey<ToWrite>, facts: ExpiryFacts) {
     let current = key.expires_at();
     let Some(limiter) = key.limiter_mut() else { return };
-    let expiry = touch.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
+    let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
     limiter.set_source(expiry.source);
     if let Some(end) = expiry.moves_to {
         key.expire_at(end);
     }
 }
 
-/// No wait is longer than the key lives by the server's clock, where that can be shorter: when the
-/// key is ahead of the clock or was just loaded, and when a call names a longer window than a log
-/// has kept its units for.
+/// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is
+/// over, `u64::MAX` otherwise. A request with AT is not bounded: its time is not the server's.
 #[inline(always)]
 pub fn longest_wait_ms<Mode>(key: &OpenKey<Mode>, time: Time, outlook: Outlook) -> u64 {
     if time.at.is_none() && outlook.may_expire_early() { ms_until_expired(key, time.clock) } else { u64::MAX }
 }
 
-/// Milliseconds until the key has expired by the server's clock.
+/// Milliseconds until the key has expired by the server's clock; `u64::MAX` if it never does.
 #[cold]
 #[inline(never)]
 pub fn ms_until_expired<Mode>(key: &OpenKey<Mode>, clock: UnixMs) -> u64 {
-    // The server keeps a key during the millisecond that it expires at.
+    // The server still serves a key in the millisecond it expires at.
     key.expires_at().map_or(u64::MAX, |end| end.since(clock) + 1)
 }

@@ -1,4 +1,4 @@
-//! RL.INFO: shows what is counted.
+//! RL.INFO: shows what a key counts.
 
 use super::commit::ms_until_expired;
 use super::reply::integer;

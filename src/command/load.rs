@@ -1,5 +1,5 @@
-//! RL.LOAD: makes a key from the bytes that a snapshot stores. What a rewritten append-only file, and
-//! a slot that is moved by commands, consist of.
+//! RL.LOAD: creates a key from the bytes that a snapshot stores. A rewritten append-only file and an atomic
+//! slot migration consist of this command.
 
 use crate::encoding;
 use crate::keyspace::OpenKey;

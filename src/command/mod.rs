@@ -1,4 +1,4 @@
-//! The commands, each as its verbs: parse, open, decide, commit, replicate, reply.
+//! The commands: parse, open, decide, commit, replicate, reply.
 
 mod all;
 mod commit;

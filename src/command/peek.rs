@@ -1,4 +1,4 @@
-//! RL.PEEK: tells what a request would be answered.
+//! RL.PEEK: replies whether a request would be allowed, and counts nothing.
 
 use super::{commit, reply};
 use crate::keyspace::OpenKey;
@@ -28,7 +28,7 @@ fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Re
 fn run<'a, Q: Quotas>(call: &'a Call<'a>, keys: Keys<'a>, request: &Request<Q>) -> Result<(), Refusal> {
     let time = Time { clock: server::now(), at: request.at };
     let key = OpenKey::to_read(keys.first())?;
-    // A missing key has nothing counted, by whichever algorithm.
+    // A missing key counts nothing, whatever the algorithm.
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
     let (verdict, outlook) = limiter.peek(&request.quotas, request.cost, time)?;

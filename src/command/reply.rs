@@ -1,9 +1,9 @@
-//! What callers read.
+//! The replies of the rate-limiting commands.
 
 use crate::limiter::{UnixMs, Verdict};
 use crate::server::Call;
 
-/// The five integers: limited, limit, remaining, retry after, reset after.
+/// Replies with five integers: limited, limit, remaining, retry after, reset after.
 #[inline(always)]
 pub fn verdict(call: &Call, verdict: &Verdict) {
     call.reply_array(5);
@@ -14,7 +14,7 @@ pub fn verdict(call: &Call, verdict: &Verdict) {
     call.reply_integer(integer(verdict.reset_after_ms));
 }
 
-/// The reply of RL.ALL: limited, retry after, at, and the five integers of each row.
+/// Replies to RL.ALL: limited, retry after, at, and the five integers of each row.
 #[inline(always)]
 pub fn all(call: &Call, limited: bool, retry_after_ms: Option<u64>, at: UnixMs, rows: &[Verdict]) {
     call.reply_array(4);
@@ -27,8 +27,7 @@ pub fn all(call: &Call, limited: bool, retry_after_ms: Option<u64>, at: UnixMs, 
     }
 }
 
-/// No figure is beyond 2^63 - 1: limits, times and windows are at most 2^53, and counts at most
-/// 2^63 - 1.
+/// Converts a figure, which always fits: counts are at most 2^63 - 1, everything else far smaller.
 #[inline(always)]
 pub fn integer(figure: u64) -> i64 {
     figure as i64

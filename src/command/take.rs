@@ -1,4 +1,4 @@
-//! RL.FIXED, RL.SLIDING and RL.LOG: decides, and counts or gives back.
+//! RL.FIXED, RL.SLIDING and RL.LOG: decide, and count or give back.
 
 use super::{commit, reply};
 use crate::keyspace::{OpenKey, ToWrite};
@@ -66,7 +66,8 @@ fn run<'a, Q: Quotas>(
     conclude(call, key, None, algorithm, request, time, taken)
 }
 
-/// The request that finds no key: makes one if it counts anything. Compiled once, for whatever it names.
+/// Handles a request for a missing key, and creates the key if anything is counted. Compiled once, not
+/// for each kind of request.
 #[cold]
 #[inline(never)]
 fn run_on_empty<'a>(
@@ -92,11 +93,11 @@ fn conclude<'a, Q: Quotas>(
     (verdict, outcome): (Verdict, Outcome),
 ) -> Result<(), Refusal> {
     let tiers = &call.args_after_key()[..2 * request.quotas.as_ref().len()];
-    let done = commit::Done { algorithm, tiers, cost: request.cost, time, outcome };
-    // What is replayed comes with FORCE.
+    let decided = commit::DecidedRequest { algorithm, tiers, cost: request.cost, time, outcome };
+    // Effects carry FORCE, so other requests spare the look-up.
     let replayed = request.force && call.is_replayed();
     let name = key.name();
-    let verdict = verdict.within(commit::conclude(call, key, fresh, &done, replayed)?);
+    let verdict = verdict.within(commit::conclude(call, key, fresh, &decided, replayed)?);
     if !replayed {
         stats::taken(algorithm, request.cost, verdict.limited, outcome.change);
         commit::publish_if_limited(call, name, verdict.limited);

@@ -1,7 +1,7 @@
-//! What the server calls about values of the type.
+//! The server's callbacks for values of the native type.
 //!
-//! Every value is a `Box<Limiter>`, made by `OpenKey::insert`, [`rdb_load`] or [`copy`] and given
-//! back once, to [`free`].
+//! Every value is a `Box<Limiter>`, created by `OpenKey::insert`, [`rdb_load`] or [`copy`], and passed to
+//! [`free`] once.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,13 +16,13 @@ use crate::encoding;
 use crate::limiter::{Algorithm, Limiter, Mover};
 use crate::server::{api, text};
 
-/// The name of the type, of 9 characters as the server wants it.
+/// The name of the type. The server requires 9 characters.
 pub(super) const NAME: &CStr = c"ratelimit";
 
-/// Of the one string that a value is stored as; that string has a version of its own.
+/// A value is stored as one string. The string has a version of its own, so this one stays 0.
 pub(super) const ENCODING_VERSION: c_int = 0;
 
-/// The callbacks, as of version 3 of this table, which Redis 7.0 knows.
+/// The callbacks, in version 3 of the server's table, the newest that Redis 7.0 knows.
 pub(super) fn methods() -> raw::RedisModuleTypeMethods {
     raw::RedisModuleTypeMethods {
         version: 3,
@@ -47,17 +47,17 @@ pub(super) fn methods() -> raw::RedisModuleTypeMethods {
     }
 }
 
-/// The limiter behind a value of the server's.
+/// The limiter that a value points to.
 ///
 /// # Safety
 ///
-/// `value` is one of ours, see the module, and not changed while the reference lives.
+/// `value` is one of ours, see the module's docs, and does not change while the reference lives.
 unsafe fn limiter<'a>(value: *const c_void) -> &'a Limiter {
     // SAFETY: the caller's promise.
     unsafe { &*value.cast::<Limiter>() }
 }
 
-/// Runs a callback; a panic is logged by its hook and answered with `otherwise`.
+/// Runs a callback; returns `otherwise` if it panics. The panic hook writes to the server's log.
 fn guarded<T>(otherwise: T, callback: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(callback)).unwrap_or(otherwise)
 }
@@ -66,7 +66,7 @@ unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, encoding_version: c_i
     guarded(null_mut(), || {
         if encoding_version != ENCODING_VERSION {
             // SAFETY: `io` is valid during the callback.
-            unsafe { log_refused(io, "it is stored in a form that this module does not know") };
+            unsafe { log_refused(io, "unknown version of the type") };
             return null_mut();
         }
         let mut len = 0;
@@ -75,7 +75,7 @@ unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, encoding_version: c_i
         unsafe {
             let bytes = api!(RedisModule_LoadStringBuffer(io, &mut len));
             if bytes.is_null() {
-                log_refused(io, "it ends too early");
+                log_refused(io, "truncated");
                 return null_mut();
             }
             let limiter = encoding::decode(slice::from_raw_parts(bytes.cast(), len));
@@ -91,7 +91,7 @@ unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, encoding_version: c_i
     })
 }
 
-/// Tells the server's log why a payload is refused.
+/// Logs why a payload is refused.
 ///
 /// # Safety
 ///
@@ -103,7 +103,7 @@ unsafe fn log_refused(io: *mut raw::RedisModuleIO, why: &str) {
         api!(RedisModule_LogIOError(
             io,
             c"warning".as_ptr(),
-            c"rl: a stored limiter is refused: %s".as_ptr(),
+            c"rl: cannot load a limiter: %s".as_ptr(),
             why.as_ptr(),
         ));
     }
@@ -116,10 +116,10 @@ unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     unsafe { api!(RedisModule_SaveStringBuffer(io, bytes.as_ptr().cast::<c_char>(), bytes.len())) };
 }
 
-/// The bytes that a limiter is stored as.
+/// The bytes to store for a limiter.
 ///
-/// Should a bug make it impossible, those of a spent one: a snapshot without a value could not be
-/// loaded at all. The log tells.
+/// If a bug makes encoding panic, those of a spent limiter: a snapshot that lacks a value could not be
+/// loaded at all.
 fn stored(limiter: &Limiter) -> Cow<'static, [u8]> {
     let spent = Cow::Borrowed(encoding::spent(limiter.algorithm()));
     guarded(spent, || Cow::Owned(encoding::encode(limiter)))
@@ -146,7 +146,7 @@ unsafe extern "C" fn free_effort(_key: *mut raw::RedisModuleString, value: *cons
 }
 
 unsafe extern "C" fn free(value: *mut c_void) {
-    // SAFETY: the value is one of ours, and this its last use.
+    // SAFETY: the value is one of ours, and this is its last use.
     guarded((), || drop(unsafe { Box::from_raw(value.cast::<Limiter>()) }));
 }
 
@@ -166,8 +166,8 @@ unsafe extern "C" fn defrag(
 ) -> c_int {
     guarded((), || {
         let mut mover = Defrag { ctx };
-        // SAFETY: `value` points to one of ours, which the server lets us move; the server gets the
-        // box back.
+        // SAFETY: `value` points to one of ours, which the server lets us move; the box goes back to the
+        // server.
         unsafe {
             let mut limiter = mover.move_box(Box::from_raw((*value).cast::<Limiter>()));
             let held = std::mem::replace(&mut *limiter, Limiter::new(Algorithm::Fixed));
@@ -178,19 +178,19 @@ unsafe extern "C" fn defrag(
     0
 }
 
-/// Moves memory as long as a defrag callback runs.
+/// Moves allocations for active defrag, while a defrag callback runs.
 struct Defrag {
     ctx: *mut raw::RedisModuleDefragCtx,
 }
 
 impl Defrag {
-    /// Where the same bytes are now: perhaps elsewhere, and then the old place is freed.
+    /// Returns the new address of an allocation, or the old one if the server leaves it in place.
     ///
     /// # Safety
     ///
-    /// `memory` was allocated by the server, and nothing else points to it.
+    /// The server allocated `memory`, and nothing else points to it. If it moves, the old address is freed.
     unsafe fn moved<T>(&mut self, memory: *mut T) -> *mut T {
-        // SAFETY: the callback has not returned, and the caller's promise.
+        // SAFETY: the callback has not returned yet; the rest is the caller's promise.
         let moved = unsafe { api!(RedisModule_DefragAlloc(self.ctx, memory.cast())) };
         if moved.is_null() { memory } else { moved.cast() }
     }
@@ -201,7 +201,7 @@ impl Mover for Defrag {
         if size_of::<T>() == 0 {
             return piece;
         }
-        // SAFETY: the box's memory is the server's, and is owned by one box before and after.
+        // SAFETY: the server allocated the box's memory, and exactly one box owns it before and after.
         unsafe { Box::from_raw(self.moved(Box::into_raw(piece))) }
     }
 
@@ -211,7 +211,7 @@ impl Mover for Defrag {
         }
         let mut piece = ManuallyDrop::new(piece);
         let (memory, len, capacity) = (piece.as_mut_ptr(), piece.len(), piece.capacity());
-        // SAFETY: the vector's memory is the server's, and is owned by one vector before and after.
+        // SAFETY: the server allocated the vector's memory, and exactly one vector owns it before and after.
         unsafe { Vec::from_raw_parts(self.moved(memory), len, capacity) }
     }
 }
@@ -223,8 +223,8 @@ unsafe extern "C" fn aof_rewrite(
 ) {
     // SAFETY: the value is one of ours.
     let bytes = stored(unsafe { limiter(value) });
-    // SAFETY: `io` and `key` are valid during the callback. The format is followed by arguments of its
-    // types: s a string of the server's, b bytes and their length.
+    // SAFETY: `io` and `key` are valid during the callback. The arguments match the format: s is a server
+    // string, b is bytes and their length.
     unsafe {
         api!(RedisModule_EmitAOF(
             io,

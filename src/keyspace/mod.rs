@@ -28,25 +28,25 @@ fn native_type() -> *mut raw::RedisModuleType {
     TYPE.load(Ordering::Relaxed)
 }
 
-/// Opened to be read.
+/// Marks a key opened for reading.
 pub struct ToRead;
 
-/// Opened to be read and written.
+/// Marks a key opened for reading and writing.
 pub struct ToWrite;
 
-/// A key that a call names, open until this is dropped: empty, or holding a limiter.
+/// An open key, either empty or holding a limiter. Dropping it closes the key.
 ///
-/// Each [`Key`] is opened once, so nobody else touches the limiter meanwhile.
+/// Each [`Key`] is opened at most once, so this handle has the limiter to itself.
 pub struct OpenKey<'a, Mode> {
     key: *mut raw::RedisModuleKey,
-    /// Null if the key is empty. The server's until the key is closed.
+    /// Null if the key is empty. Owned by the server, and valid until the key is closed.
     limiter: *mut Limiter,
     name: Arg<'a>,
     mode: PhantomData<Mode>,
 }
 
 impl<'a> OpenKey<'a, ToRead> {
-    /// Opens a key to read it. Refuses a key of another type.
+    /// Opens a key for reading. Refuses a value of another type.
     #[inline]
     pub fn to_read(key: Key<'a>) -> Result<Self, Refusal> {
         OpenKey::open(key, raw::REDISMODULE_READ)
@@ -54,20 +54,20 @@ impl<'a> OpenKey<'a, ToRead> {
 }
 
 impl<'a> OpenKey<'a, ToWrite> {
-    /// Opens a key to read and write it. Refuses a key of another type.
+    /// Opens a key for reading and writing. Refuses a value of another type.
     #[inline(always)]
     pub fn to_write(key: Key<'a>) -> Result<Self, Refusal> {
         OpenKey::open(key, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
     }
 
-    /// The limiter that the key holds, to be changed.
+    /// The limiter in the key, mutably; `None` if the key is empty.
     #[inline(always)]
     pub fn limiter_mut(&mut self) -> Option<&mut Limiter> {
         // SAFETY: as in `limiter`, and this borrow is the only one.
         unsafe { self.limiter.as_mut() }
     }
 
-    /// The limiter that the key holds; if it is empty, `fresh`, which becomes one of `algorithm`.
+    /// The limiter in the key. If the key is empty, a new one of `algorithm`, placed in `fresh`.
     #[inline(always)]
     pub fn limiter_or<'s>(
         &'s mut self,
@@ -81,15 +81,15 @@ impl<'a> OpenKey<'a, ToWrite> {
         }
     }
 
-    /// Puts a limiter into the key, which is empty.
+    /// Stores a limiter in an empty key.
     #[cold]
     pub fn insert(&mut self, limiter: Limiter) -> Result<(), Refusal> {
         let limiter = Box::into_raw(Box::new(limiter));
-        // SAFETY: the handle is open for writing. If the server takes the value it is the server's,
-        // which gives it back to `free` once.
+        // SAFETY: the handle is open for writing. On success the server owns the value, and passes it to
+        // `free` once.
         let set = unsafe { api!(RedisModule_ModuleTypeSetValue(self.key, native_type(), limiter.cast())) };
         if set != raw::REDISMODULE_OK as c_int {
-            // SAFETY: made above, and the server did not take it.
+            // SAFETY: the box was made above, and the server did not take it.
             drop(unsafe { Box::from_raw(limiter) });
             return Err(Refusal::INTERNAL);
         }
@@ -105,7 +105,7 @@ impl<'a> OpenKey<'a, ToWrite> {
         unsafe { api!(RedisModule_DeleteKey(self.key)) };
     }
 
-    /// Has the key expire at a time of the server's clock.
+    /// Makes the key expire at `at` by the server's clock.
     pub fn expire_at(&mut self, at: UnixMs) {
         // SAFETY: the handle is open for writing.
         unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
@@ -116,15 +116,15 @@ impl<'a, Mode> OpenKey<'a, Mode> {
     #[inline(always)]
     fn open(key: Key<'a>, mode: u32) -> Result<Self, Refusal> {
         let name = key.name();
-        // SAFETY: context and name live as long as the call, and the handle no longer than that.
+        // SAFETY: context and name outlive the handle: they live as long as the call.
         let key = unsafe { (functions().open_key)(key.call().ctx(), name.string(), mode as c_int) };
-        // A missing key has no handle when opened to be read.
+        // The server returns null for a missing key that is opened for reading.
         let mut open = OpenKey { key, limiter: null_mut(), name, mode: PhantomData };
         if key.is_null() {
             return Ok(open);
         }
-        // SAFETY: the handle was opened just now. Values of our type are what `insert` and the
-        // callbacks made: boxed limiters.
+        // SAFETY: the handle was just opened. Values of our type are boxed limiters, made by `insert` and
+        // the callbacks.
         unsafe {
             if (functions().module_type_get_type)(key) == native_type() {
                 open.limiter = (functions().module_type_get_value)(key).cast();
@@ -135,28 +135,28 @@ impl<'a, Mode> OpenKey<'a, Mode> {
         Ok(open)
     }
 
-    /// Its name.
+    /// The name of the key.
     #[inline(always)]
     pub fn name(&self) -> Arg<'a> {
         self.name
     }
 
-    /// The limiter that the key holds.
+    /// The limiter in the key; `None` if the key is empty.
     #[inline(always)]
     pub fn limiter(&self) -> Option<&Limiter> {
-        // SAFETY: null, or a limiter of the server's that nobody else touches while the key is open;
-        // changes need this handle mutably.
+        // SAFETY: null, or a limiter that only this handle reaches while the key is open; changing it needs
+        // the handle mutably.
         unsafe { self.limiter.as_ref() }
     }
 
-    /// When the key expires, by the server's clock; `None` if it never does.
+    /// When the key expires by the server's clock; `None` if it is empty or never expires.
     pub fn expires_at(&self) -> Option<UnixMs> {
         if self.limiter.is_null() {
             return None;
         }
         // SAFETY: the handle is open.
         let at = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
-        // Negative: without a time to live.
+        // Negative: no time to live.
         u64::try_from(at).ok().map(UnixMs::saturating)
     }
 }
@@ -164,7 +164,7 @@ impl<'a, Mode> OpenKey<'a, Mode> {
 impl<Mode> Drop for OpenKey<'_, Mode> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the handle is closed once; the server accepts a null one.
+        // SAFETY: the handle is closed once; the server accepts null.
         unsafe { (functions().close_key)(self.key) };
     }
 }

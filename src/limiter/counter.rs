@@ -1,17 +1,17 @@
-//! One window length's counter: how many units fell into the window it is in, and into the one before.
+//! The counter of one window length: units in its current window and in the one before.
 
 use super::quota::{MAX_COUNT, UnixMs, WindowMs};
 
 /// The counter of one window length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// The length of its windows, which are aligned to the Unix epoch.
+    /// The window length. Windows are aligned to the Unix epoch.
     pub window: WindowMs,
-    /// Number of the window it is in: `floor(now / window)` when it last counted.
+    /// Number of the current window: `floor(now / window)` when it last counted.
     pub number: u64,
-    /// Units counted in that window.
+    /// Units counted in the current window.
     pub current: u64,
-    /// Units counted in the window before; always 0 in a fixed window.
+    /// Units counted in the previous window; always 0 for RL.FIXED.
     pub previous: u64,
 }
 
@@ -22,13 +22,13 @@ impl Counter {
         Counter { window, number: now.window_number(window), current: 0, previous: 0 }
     }
 
-    /// The first millisecond of the window it is in.
+    /// The first millisecond of the current window.
     #[inline(always)]
     pub fn start(&self) -> UnixMs {
         UnixMs::start_of_window(self.number, self.window)
     }
 
-    /// The first millisecond after the window it is in.
+    /// The first millisecond after the current window.
     #[inline(always)]
     pub fn end(&self) -> UnixMs {
         self.start() + self.window
@@ -39,7 +39,7 @@ impl Counter {
         self.current == 0 && self.previous == 0
     }
 
-    /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many fitted.
+    /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many were added.
     #[inline(always)]
     pub(super) fn add(&mut self, units: u64) -> u64 {
         let units = units.min(MAX_COUNT - self.current);
@@ -47,14 +47,14 @@ impl Counter {
         units
     }
 
-    /// Takes up to `units` from the current window. Returns how many there were.
+    /// Takes up to `units` from the current window. Returns how many were taken.
     pub(super) fn refund_current(&mut self, units: u64) -> u64 {
         let refunded = units.min(self.current);
         self.current -= refunded;
         refunded
     }
 
-    /// Takes up to `units` from the window before. Returns how many there were.
+    /// Takes up to `units` from the previous window. Returns how many were taken.
     pub(super) fn refund_previous(&mut self, units: u64) -> u64 {
         let refunded = units.min(self.previous);
         self.previous -= refunded;

@@ -1,4 +1,4 @@
-//! The counters of a key: RL.FIXED's and RL.SLIDING's, one for each window length.
+//! The counters of an RL.FIXED or RL.SLIDING key, one for each window length.
 
 use std::ops::Deref;
 
@@ -9,7 +9,7 @@ use super::packed::Packed;
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 use super::{Algorithm, Mover, Parts, fixed, sliding};
 
-/// How the counters of a key are read. [`Algorithm`] without the log.
+/// How the counters of a key are read: [`Algorithm`] without the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// See [`fixed`].
@@ -19,7 +19,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method of this algorithm, if it is one of counters.
+    /// The method of this algorithm; `None` for the log.
     #[inline(always)]
     pub fn of(algorithm: Algorithm) -> Option<Method> {
         match algorithm {
@@ -60,7 +60,7 @@ impl Method {
         }
     }
 
-    /// The first millisecond at which `counter` cannot count any more.
+    /// The first millisecond at which `counter` no longer counts.
     fn ends(self, counter: &Counter) -> UnixMs {
         match self {
             Method::Fixed => fixed::ends(counter),
@@ -68,7 +68,7 @@ impl Method {
         }
     }
 
-    /// For how many windows a counter can matter.
+    /// The number of windows for which a unit can count.
     fn windows(self) -> u64 {
         match self {
             Method::Fixed => 1,
@@ -86,11 +86,10 @@ impl From<Method> for Algorithm {
     }
 }
 
-/// The counters of one key, at most [`MAX_TIERS`] of them, shortest window first.
+/// The counters of one key, at most [`MAX_TIERS`], shortest window first.
 ///
-/// Nearly every key has a single counter with modest numbers, so that one is kept in 15 bytes
-/// without a further allocation: with its tag, which tells its method too, it fills the 16 of a
-/// [`Limiter`](super::Limiter).
+/// Nearly every key has one counter with small numbers. That is packed into 15 bytes, without an allocation:
+/// with the enum's tag, which also tells the method, it fills the 16 bytes of a [`Limiter`](super::Limiter).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters(Store);
 
@@ -110,12 +109,12 @@ struct Many {
 }
 
 impl Counters {
-    /// No counters.
+    /// Empty counters.
     pub fn new(method: Method) -> Counters {
         Counters(Store::None(method))
     }
 
-    /// How they are read.
+    /// How the counters are read.
     #[inline(always)]
     pub fn method(&self) -> Method {
         match &self.0 {
@@ -126,7 +125,7 @@ impl Counters {
         }
     }
 
-    /// The only counter, if it is small.
+    /// The packed counter, if there is only one and it is small.
     #[inline(always)]
     fn packed(&self) -> Option<&Packed> {
         match &self.0 {
@@ -142,17 +141,17 @@ impl Counters {
         one.into_iter().chain(many.iter().copied())
     }
 
-    /// Counters with this content: `None` if they are too many, out of order, equal in window or
-    /// empty, or hold counts that no counter can have.
+    /// Restores counters. `None` if there are none or too many, if windows are equal or out of order, or if a
+    /// count is impossible.
     pub fn restore(method: Method, counters: Vec<Counter>) -> Option<Counters> {
-        let sound = |c: &Counter| {
+        let is_valid = |c: &Counter| {
             let previous = if method == Method::Fixed { 0 } else { MAX_COUNT };
-            // The very first window has none before it.
+            // Window 0 has no window before it.
             let previous = if c.number == 0 { 0 } else { previous };
             !c.is_zero() && c.current <= MAX_COUNT && c.previous <= previous
         };
         let sorted = counters.is_sorted_by(|a, b| a.window < b.window);
-        if counters.is_empty() || counters.len() > MAX_TIERS || !sorted || !counters.iter().all(sound) {
+        if counters.is_empty() || counters.len() > MAX_TIERS || !sorted || !counters.iter().all(is_valid) {
             return None;
         }
         let mut all = Counters::new(method);
@@ -160,20 +159,20 @@ impl Counters {
         Some(all)
     }
 
-    /// These, to be changed, if they are counted by `algorithm`.
+    /// The counters for changing; `None` if they are counted by another algorithm.
     #[inline(always)]
-    pub(super) fn counted_by(&mut self, algorithm: Algorithm) -> Option<Read<&mut Counters>> {
+    pub(super) fn counted_by(&mut self, algorithm: Algorithm) -> Option<CounterState<&mut Counters>> {
         let method = Method::of(algorithm).filter(|method| *method == self.method())?;
-        Some(Read { counters: self, method })
+        Some(CounterState { counters: self, method })
     }
 
-    /// These, to be read.
+    /// The counters for reading.
     #[inline(always)]
-    pub(super) fn to_read(&self) -> Read<&Counters> {
-        Read { counters: self, method: self.method() }
+    pub(super) fn to_read(&self) -> CounterState<&Counters> {
+        CounterState { counters: self, method: self.method() }
     }
 
-    /// How many there are.
+    /// The number of counters.
     #[inline(always)]
     fn len(&self) -> usize {
         match &self.0 {
@@ -183,13 +182,13 @@ impl Counters {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no counters.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The lifetime of the counter that matters longest from `now` on.
+    /// The lifetime from `now` of the counter that counts longest.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let method = self.method();
         let lifetime = |counter: Counter| {
@@ -199,7 +198,7 @@ impl Counters {
         self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
 
-    /// Whether one of them is in a window that begins later than `now`.
+    /// Whether a counter is in a window that begins after `now`.
     #[inline(always)]
     pub fn are_ahead_of(&self, now: UnixMs) -> bool {
         match &self.0 {
@@ -209,7 +208,7 @@ impl Counters {
         }
     }
 
-    /// Whose time set the end of the key.
+    /// Where the time that set the key's expiry came from.
     #[inline(always)]
     pub fn source(&self) -> TimeSource {
         match &self.0 {
@@ -219,7 +218,7 @@ impl Counters {
         }
     }
 
-    /// Notes whose time set the end of the key.
+    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source = source,
@@ -233,7 +232,7 @@ impl Counters {
         self.iter().filter(move |counter| self.is_live(counter, now)).map(|counter| counter.window)
     }
 
-    /// What a sliding window is made of at `now`; `None` for a fixed one.
+    /// The two counts of a sliding window at `now`; `None` for RL.FIXED.
     pub fn parts(&self, window: WindowMs, now: UnixMs) -> Option<Parts> {
         match self.method() {
             Method::Fixed => None,
@@ -277,11 +276,11 @@ impl Counters {
         }
     }
 
-    /// Writes `counter` in place of the one of its window; a new one takes the place of those
-    /// that are dead at `now`. Returns whether the end of what counts moved.
+    /// Replaces the counter of the same window, or inserts `counter` and drops those that no longer count at
+    /// `now`. Returns whether the end of what counts moved.
     #[inline(always)]
     fn put(&mut self, counter: Counter, now: UnixMs) -> bool {
-        // A counter that had units in this window already ends no earlier than before.
+        // The end does not move if the counter already had units in this window.
         let moved = |old: &Counter| old.number != counter.number || old.current == 0;
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => {
@@ -306,8 +305,8 @@ impl Counters {
         true
     }
 
-    /// As `put`, where other counters are moved or made. Its arguments fit registers: a counter
-    /// would have to be in memory at every request.
+    /// The slow path of `put`, which adds a counter or changes how they are stored. The arguments are the
+    /// counter's fields, so that the fast path keeps them in registers.
     #[cold]
     #[inline(never)]
     fn insert(&mut self, window: WindowMs, number: u64, current: u64, previous: u64, now: UnixMs) {
@@ -319,7 +318,7 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Writes `counter`, or removes the one of its window if there is nothing left in it.
+    /// Puts `counter`, or removes the counter of its window if `counter` is zero.
     fn put_or_remove(&mut self, counter: Counter, now: UnixMs) {
         if counter.is_zero() {
             self.replace(self.iter().filter(|other| other.window != counter.window).collect());
@@ -328,7 +327,7 @@ impl Counters {
         }
     }
 
-    /// Puts these in the place of all.
+    /// Replaces all counters.
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let (method, source) = (self.method(), self.source());
         let packed = match counters.as_slice() {
@@ -347,20 +346,20 @@ impl Counters {
     }
 }
 
-/// Counters and how they are read: known once, not looked up at every step.
-pub(super) struct Read<C> {
+/// Counters with their method, looked up once.
+pub(super) struct CounterState<C> {
     counters: C,
     method: Method,
 }
 
-/// A counter as it stands at one time.
+/// A counter as of one time.
 pub(super) struct AtTime {
     counter: Counter,
     now: UnixMs,
     used: u64,
 }
 
-impl<C: Deref<Target = Counters>> State for Read<C> {
+impl<C: Deref<Target = Counters>> State for CounterState<C> {
     type Usage = AtTime;
 
     #[inline(always)]
@@ -383,7 +382,7 @@ impl<C: Deref<Target = Counters>> State for Read<C> {
     }
 
     #[inline(always)]
-    fn make_sure_of_room(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
+    fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
         if quotas.len() + self.counters.len() <= MAX_TIERS {
             return Ok(());
         }
@@ -406,14 +405,14 @@ impl<C: Deref<Target = Counters>> State for Read<C> {
         self.counters.source()
     }
 
-    /// The lifetime of a counter is exact.
+    /// Counters live exactly as long as they count.
     #[inline(always)]
-    fn keeps_too_little_for(&self, _quota: Quota) -> bool {
+    fn retention_too_short_for(&self, _quota: Quota) -> bool {
         false
     }
 }
 
-impl StateMut for Read<&mut Counters> {
+impl StateMut for CounterState<&mut Counters> {
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<AtTime>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();

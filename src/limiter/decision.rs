@@ -1,16 +1,15 @@
-//! Decide, then commit: nothing is written before everything has been decided.
+//! Decide, then commit: nothing is written until everything has been decided.
 //!
-//! [`Decision`] is what a command sees. Below it stands what an algorithm has to answer: [`State`]
-//! to be read, [`StateMut`] to be changed.
+//! Commands use [`Decision`]. An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
 
 use super::Limiter;
-use super::counters::{Counters, Read};
-use super::lifetime::{TimeSource, Touch};
+use super::counters::{CounterState, Counters};
+use super::lifetime::{ExpiryFacts, TimeSource};
 use super::log::Log;
 use super::quota::{Cost, PerQuota, Quota, Quotas, Time, UnixMs};
 use super::short::Short;
 
-/// How long until a request fits. `Never` is the longest.
+/// How long until a request fits. `Never` compares greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wait {
     /// Milliseconds.
@@ -20,7 +19,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// The same wait for a key that expires `ms` milliseconds from now.
+    /// The wait, at most `ms`, when the key expires.
     #[inline(always)]
     pub fn within(self, ms: u64) -> Wait {
         match self {
@@ -29,7 +28,7 @@ impl Wait {
         }
     }
 
-    /// Milliseconds; `None` if no wait helps.
+    /// The wait in milliseconds; `None` if no wait helps.
     #[inline(always)]
     pub fn ms(self) -> Option<u64> {
         match self {
@@ -39,23 +38,23 @@ impl Wait {
     }
 }
 
-/// What a caller is told, about one tier.
+/// The reply to a request, with the figures of one tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether the request was over a limit.
     pub limited: bool,
-    /// The limit of the tier that the other figures speak of.
+    /// The limit of the tier.
     pub limit: u64,
-    /// Units left in it.
+    /// Units left in the tier.
     pub remaining: u64,
-    /// Milliseconds after which the same request is allowed; `None` when it was, or never is.
+    /// Milliseconds until the same request is allowed; `None` if it was allowed or never will be.
     pub retry_after_ms: Option<u64>,
     /// Milliseconds until the whole limit is available again.
     pub reset_after_ms: u64,
 }
 
 impl Verdict {
-    /// The same verdict about a key that expires `ms` milliseconds from now.
+    /// The verdict with both waits at most `ms`, when the key expires.
     #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
         Verdict {
@@ -69,13 +68,13 @@ impl Verdict {
 /// Why a request cannot be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeError {
-    /// The key is counted by this algorithm, not by the one named.
+    /// The key is counted by this algorithm, not by the requested one.
     OtherAlgorithm(super::Algorithm),
     /// See [`TooManyWindows`].
     TooManyWindows,
 }
 
-/// A request names more windows than fit into the key beside those that still count.
+/// The key would have more than [`MAX_TIERS`](super::MAX_TIERS) windows that still count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWindows;
 
@@ -88,22 +87,22 @@ impl From<TooManyWindows> for TakeError {
 /// What a commit did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Units counted, or given back: of the tier that had the most.
+    /// Units counted or given back, in the tier with the most.
     pub units: u64,
-    /// Whether the end of what counts moved, or may have.
+    /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
 }
 
-/// What came of a request, apart from what its caller is told.
+/// The effects of a request, apart from its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// What it changed.
     pub change: Change,
-    /// As of when it did: a copy that does the same as of this time becomes the same.
+    /// The time it was applied as of. A copy that repeats the request as of this time ends up equal.
     pub as_of: UnixMs,
-    /// Whether it left nothing.
+    /// Whether it left the key empty.
     pub emptied: bool,
-    /// How far its waits can be relied on.
+    /// Whether the key may expire before the waits in the reply are over.
     pub outlook: Outlook,
 }
 
@@ -114,51 +113,51 @@ impl Outcome {
         self.change.units > 0
     }
 
-    /// What it means for the key's time to live.
+    /// The facts that the key's expiry depends on.
     #[inline(always)]
-    pub fn touch(&self, time: Time) -> Touch {
+    pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
         let Change { end_moved, .. } = self.change;
         let Outlook { ahead, source, .. } = self.outlook;
-        Touch { time, changed: self.changed(), end_moved, ahead, source }
+        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
-/// How a key stands to the time that it was asked at.
+/// Reasons why a key may expire before a wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlook {
-    /// Whether the key is in a window, or has a timestamp, later than that time.
+    /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
-    /// Whose time set the end of the key, before this request.
+    /// Where the time that set the key's expiry came from, before this request.
     pub source: TimeSource,
-    /// Whether a wait can be longer than what was counted is kept.
-    pub keeps_too_little: bool,
+    /// Whether the key keeps its units for less time than a window of the request.
+    pub retention_too_short: bool,
 }
 
 impl Outlook {
     /// Whether the key may expire, by the server's clock, before a wait is over.
     #[inline(always)]
     pub fn may_expire_early(&self) -> bool {
-        self.ahead | self.keeps_too_little | (self.source == TimeSource::Loaded)
+        self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
     }
 }
 
-/// A request about one key, decided and not yet counted. It holds the key's limiter, so nothing can
-/// come between the decision and its commit.
-pub struct Decision<'a, Q: Quotas>(pub(super) Decide<'a, Q>);
+/// A decided request about one key, not yet counted. It borrows the key's limiter, so nothing can happen
+/// between the decision and its commit.
+pub struct Decision<'a, Q: Quotas>(pub(super) ByAlgorithm<'a, Q>);
 
-pub(super) enum Decide<'a, Q: Quotas> {
-    Counters(Decided<Read<&'a mut Counters>, Q>),
+pub(super) enum ByAlgorithm<'a, Q: Quotas> {
+    Counters(Decided<CounterState<&'a mut Counters>, Q>),
     Short(Decided<Short<&'a mut Limiter>, Q>),
     Log(Decided<&'a mut Log, Q>),
 }
 
-/// Does the same for every algorithm.
+/// Evaluates `$then` for whichever algorithm decided.
 macro_rules! for_each_algorithm {
     ($decision:expr, $decided:ident => $then:expr) => {
         match $decision {
-            Decide::Counters($decided) => $then,
-            Decide::Short($decided) => $then,
-            Decide::Log($decided) => $then,
+            ByAlgorithm::Counters($decided) => $then,
+            ByAlgorithm::Short($decided) => $then,
+            ByAlgorithm::Log($decided) => $then,
         }
     };
 }
@@ -170,19 +169,19 @@ impl<Q: Quotas> Decision<'_, Q> {
         for_each_algorithm!(&self.0, decided => decided.limited)
     }
 
-    /// Counts the request, or gives units back, in all tiers, whether or not they refuse it.
+    /// Counts the request, or gives units back, in all tiers, even if some refuse.
     #[inline(always)]
     pub fn commit(&mut self) {
         for_each_algorithm!(&mut self.0, decided => decided.commit())
     }
 
-    /// What came of it.
+    /// The effects so far.
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
         for_each_algorithm!(&self.0, decided => decided.outcome())
     }
 
-    /// What the caller is told, as things stand now.
+    /// The reply, before or after the commit.
     #[inline(always)]
     pub fn verdict(&self) -> Verdict {
         for_each_algorithm!(&self.0, decided => decided.verdict())
@@ -193,44 +192,43 @@ impl<Q: Quotas> Decision<'_, Q> {
         for_each_algorithm!(&self.0, decided => decided.longest_wait())
     }
 
-    /// What the caller is told about one tier alone; `None` beyond the last. They stand in the order in
-    /// which they were named.
+    /// The reply for one tier alone, by its index in the caller's order; `None` if out of range.
     pub fn verdict_of(&self, tier: usize) -> Option<Verdict> {
         for_each_algorithm!(&self.0, decided => decided.verdict_of(tier))
     }
 }
 
-/// What an algorithm remembers of one key, to be read.
+/// The state of one key, for reading.
 pub(super) trait State {
-    /// What counts in one window at one time: found once, asked several times.
+    /// What counts in one window at one time: looked up once, queried several times.
     type Usage;
 
-    /// What counts in the window of `quota` at `now`.
+    /// Looks up what counts in the window of `quota` at `now`.
     fn usage(&self, quota: Quota, now: UnixMs) -> Self::Usage;
 
     /// Units that count.
     fn used(&self, usage: &Self::Usage) -> u64;
 
-    /// Milliseconds until at most `room` units count, where more do now.
+    /// The exact time until at most `room` units count, in milliseconds. More must count now.
     fn wait_until(&self, usage: &Self::Usage, room: u64) -> u64;
 
-    /// Whether the windows of these quotas fit into the key.
-    fn make_sure_of_room(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
+    /// Checks that the key can hold the windows of these quotas beside those that still count.
+    fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
 
     /// See [`Outlook::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
-    /// The latest time that anything was counted at, as far as it is known.
+    /// The latest time that anything was counted at, to the precision of the state.
     fn newest(&self) -> UnixMs;
 
-    /// Whose time set the end of the key.
+    /// Where the time that set the key's expiry came from.
     fn source(&self) -> TimeSource;
 
-    /// Whether a wait in `quota` can be longer than what was counted is kept.
-    fn keeps_too_little_for(&self, quota: Quota) -> bool;
+    /// Whether units are kept for less time than the window of `quota`.
+    fn retention_too_short_for(&self, quota: Quota) -> bool;
 
-    /// The exact time until `units` more fit `quota`, if nothing else is counted: the retry after
-    /// of a request of that cost, and for the whole limit the reset after.
+    /// The exact time until `units` more fit `quota`, if nothing else is counted: `retry_after` for the
+    /// request's cost, `reset_after` for the whole limit.
     #[inline(always)]
     fn wait_for(&self, usage: &Self::Usage, units: u64, quota: Quota) -> Wait {
         match quota.limit().checked_sub(units) {
@@ -241,17 +239,16 @@ pub(super) trait State {
     }
 }
 
-/// What an algorithm remembers of one key, to be changed. Each change brings the usage of its tiers
-/// up to date.
+/// The state of one key, for changing. Every change also updates the usage in `tiers`.
 pub(super) trait StateMut: State {
-    /// Counts `units`, more than none, in all tiers, as far as counts do not saturate.
+    /// Counts `units`, at least one, in all tiers. Counts saturate at [`MAX_COUNT`](super::MAX_COUNT).
     fn add(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, now: UnixMs) -> Change;
 
-    /// Takes away up to `units` in all tiers, of those that were counted at `as_of` or before and still
-    /// count: the most recently counted first.
+    /// Gives back up to `units` in all tiers, the newest first, among those that were counted at `as_of` or
+    /// before and still count.
     fn refund(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, as_of: UnixMs) -> Change;
 
-    /// Whether nothing is counted in it.
+    /// Whether it holds no units.
     fn is_empty(&self) -> bool;
 }
 
@@ -264,20 +261,20 @@ pub(super) struct Tier<U> {
 }
 
 impl<U> Tier<U> {
-    /// One that does not refuse.
+    /// A tier that does not refuse.
     pub(super) fn new(quota: Quota, usage: U) -> Tier<U> {
         Tier { quota, usage, refuses: false }
     }
 }
 
-/// Units asked for at a time.
-struct Asked<'a, S> {
+/// Makes the tiers of a request for `units` at `now`.
+struct TierMaker<'a, S> {
     state: &'a S,
     units: u64,
     now: UnixMs,
 }
 
-impl<S: State> PerQuota for Asked<'_, S> {
+impl<S: State> PerQuota for TierMaker<'_, S> {
     type Made = Tier<S::Usage>;
 
     #[inline(always)]
@@ -288,7 +285,7 @@ impl<S: State> PerQuota for Asked<'_, S> {
     }
 }
 
-/// The decision by one algorithm.
+/// A request decided by one algorithm.
 pub(super) struct Decided<S: State, Q: Quotas> {
     state: S,
     tiers: Q::Each<Tier<S::Usage>>,
@@ -300,47 +297,47 @@ pub(super) struct Decided<S: State, Q: Quotas> {
 }
 
 impl<S: State, Q: Quotas> Decided<S, Q> {
-    /// Whether `cost` units fit every quota. Changes nothing.
+    /// Decides whether `cost` units fit every quota. Changes nothing.
     #[inline(always)]
     pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
-        Self::make_sure_of_room(&state, quotas, cost, time)?;
-        Ok(Decided::with_room(state, quotas, cost, time))
+        Self::check_windows_fit(&state, quotas, cost, time)?;
+        Ok(Decided::decide_unchecked(state, quotas, cost, time))
     }
 
     #[inline(always)]
-    fn make_sure_of_room(state: &S, quotas: &Q, cost: Cost, time: Time) -> Result<(), TooManyWindows> {
-        if cost.taken() > 0 { state.make_sure_of_room(quotas.as_ref(), time.now()) } else { Ok(()) }
+    fn check_windows_fit(state: &S, quotas: &Q, cost: Cost, time: Time) -> Result<(), TooManyWindows> {
+        if cost.taken() > 0 { state.check_windows_fit(quotas.as_ref(), time.now()) } else { Ok(()) }
     }
 
-    /// The decision where there is room for every window.
+    /// Decides, after [`Self::check_windows_fit`].
     #[inline(always)]
-    fn with_room(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
+    fn decide_unchecked(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
         let (units, now) = (cost.taken(), time.now());
-        let tiers = quotas.each(&Asked { state: &state, units, now });
+        let tiers = quotas.each(&TierMaker { state: &state, units, now });
         let limited = tiers.as_ref().iter().any(|tier| tier.refuses);
         Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
     }
 
-    /// What to tell: of the tiers, if the request is limited, the one with the longest wait, or else
-    /// the one with the fewest units left; the earlier named on a tie.
+    /// The reply, with the figures of one tier: the longest wait if limited, else the fewest units remaining;
+    /// on a tie, the earlier tier.
     #[inline(always)]
     fn verdict(&self) -> Verdict {
         let [first, rest @ ..] = self.tiers.as_ref() else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
-            let more_telling = if self.limited {
+            let is_tighter = if self.limited {
                 self.retry_after(other) > self.retry_after(shown)
             } else {
                 self.remaining(other) < self.remaining(shown)
             };
-            if more_telling {
+            if is_tighter {
                 shown = other;
             }
         }
         self.verdict_on(shown, self.limited)
     }
 
-    /// What a request that was not counted is told, and how far its waits can be relied on.
+    /// The reply of a peek, and whether the key may expire before its waits are over.
     #[inline(always)]
     pub(super) fn peeked(&self) -> (Verdict, Outlook) {
         (self.verdict(), self.outlook())
@@ -381,17 +378,17 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
         Outlook {
             ahead: self.state.is_ahead_of(self.time.now()),
             source: self.state.source(),
-            keeps_too_little: self
+            retention_too_short: self
                 .tiers
                 .as_ref()
                 .iter()
-                .any(|tier| self.state.keeps_too_little_for(tier.quota)),
+                .any(|tier| self.state.retention_too_short_for(tier.quota)),
         }
     }
 }
 
 impl<S: StateMut, Q: Quotas> Decided<S, Q> {
-    /// Decides, and commits what is allowed or forced: what the caller is told, and what came of it.
+    /// Decides, and commits if allowed or forced. Returns the reply and the effects.
     #[inline(always)]
     pub(super) fn take(
         state: S,
@@ -400,9 +397,9 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TooManyWindows> {
-        Self::make_sure_of_room(&state, quotas, cost, time)?;
-        // Out of a `Result` it would be copied, with up to eight tiers.
-        let mut decided = Decided::with_room(state, quotas, cost, time);
+        Self::check_windows_fit(&state, quotas, cost, time)?;
+        // Taking it out of a `Result` would copy up to eight tiers.
+        let mut decided = Decided::decide_unchecked(state, quotas, cost, time);
         if force || !decided.limited {
             decided.commit();
         }
@@ -426,7 +423,7 @@ impl<S: StateMut, Q: Quotas> Decided<S, Q> {
             0 => Change::default(),
             1.. => self.state.add(tiers, self.cost.taken(), self.time.now()),
             units @ ..0 => {
-                // Without AT all that is there, also what is ahead of the clock.
+                // Without AT, everything there can be given back, even if it is ahead of the clock.
                 self.as_of = self.time.at.unwrap_or_else(|| self.state.newest().max(self.time.clock));
                 self.state.refund(tiers, units.unsigned_abs(), self.as_of)
             }

@@ -1,36 +1,36 @@
-//! RL.FIXED: one count in each window, and windows aligned to the Unix epoch.
+//! RL.FIXED: one count for each window, aligned to the Unix epoch.
 //!
-//! [`advance`] brings a counter to the present; every other function reads one that is there.
+//! All functions except [`advance`] expect a counter that was advanced to the present.
 
 use super::counter::Counter;
 use super::quota::UnixMs;
 
-/// The same counter as it stands at `now`: empty in a later window, unchanged at an earlier time.
+/// Returns the counter as of `now`: empty in a later window, unchanged at an earlier time.
 #[inline(always)]
 pub fn advance(counter: Counter, now: UnixMs) -> Counter {
     let number = now.window_number(counter.window);
     if number <= counter.number { counter } else { Counter { number, current: 0, ..counter } }
 }
 
-/// Units counted in this window.
+/// Units counted in the current window.
 #[inline(always)]
 pub fn used(counter: &Counter) -> u64 {
     counter.current
 }
 
-/// Takes up to `units` from the window of `as_of`, if the counter is still in it. Returns how many
-/// there were.
+/// Takes up to `units` from the window of `as_of`, if the counter is still in it. Returns how many were
+/// taken.
 pub fn refund(counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
     if as_of.window_number(counter.window) == counter.number { counter.refund_current(units) } else { 0 }
 }
 
-/// Milliseconds from `now` until fewer count: the next window is empty.
+/// Milliseconds from `now` until the next window, which is empty.
 #[inline(always)]
 pub fn wait(counter: &Counter, now: UnixMs) -> u64 {
     counter.end().since(now)
 }
 
-/// The first millisecond at which nothing in it can count any more.
+/// The first millisecond at which the counter no longer counts.
 #[inline(always)]
 pub fn ends(counter: &Counter) -> UnixMs {
     counter.end()

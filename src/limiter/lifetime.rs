@@ -1,73 +1,73 @@
-//! When a key must expire: the whole rule, clock steps and AT included.
+//! When a key must expire: the whole rule, including clock steps and AT.
 //!
-//! A key lives to the last millisecond at which anything in it counts, so that a clock that steps
-//! back, or a replica with a slower one, frees nothing early. Its time to live is only looked up
-//! when a request may have to move it, and then only lengthened, with one exception: a key further
-//! ahead of the clock than its whole lifetime, after a large step back, would stay too long. It
-//! expires one lifetime from now, and nothing puts that off.
+//! A key lives until nothing in it counts any more, so that a clock that steps back, or a replica with a
+//! slower clock, frees nothing early. The time to live is looked up only when a request may have to move it,
+//! and then only extended, with one exception: a key that is ahead of the clock by more than its whole
+//! lifetime, after a large step back, would live too long. Expire it one lifetime from now, and never extend
+//! that.
 
 use super::quota::{Time, UnixMs};
 
-/// A key written with AT lives so much longer than it can matter: event time may run slower than
-/// the server's clock, and the clock of a replica may be behind its master's.
+/// Extra time to live of a key written with AT: event time may run slower than the server's clock, and a
+/// replica's clock may be behind its master's.
 const EXTRA_WITH_AT_MS: u64 = 60_000;
 
-/// Whose time set the end of a key.
+/// Where the time that set a key's expiry came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeSource {
-    /// Nobody's since it was loaded: its time to live may be anything.
+    /// Unknown: the key was loaded, and may have any time to live.
     #[default]
     Loaded,
-    /// The server's clock: the key lives no longer than it can matter.
+    /// The server's clock: the key lives no longer than it counts.
     Clock,
     /// A caller's AT: the key may live a minute longer.
     Given,
 }
 
-/// How long what a key counts can matter.
+/// How long a key still counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lifetime {
     /// Milliseconds.
     pub ms: u64,
-    /// Whether it ends before what is counted does: the key is too far ahead of the clock.
+    /// Whether it is cut short because the key is too far ahead of the clock.
     pub expires_early: bool,
 }
 
 impl Lifetime {
-    /// Of what counts nothing.
+    /// The lifetime of an empty key.
     pub(super) const NONE: Lifetime = Lifetime { ms: 0, expires_early: false };
 
-    /// From `now` on, of what was counted at `own` and matters until it `ends`; `most_ms` is the
-    /// longest time for which it can matter, and the slack.
+    /// The lifetime from `now` of what was counted at `own` and counts until `ends`. `most_ms` is the longest
+    /// time that it can count, plus the slack.
     pub(super) fn of(own: UnixMs, ends: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
         let expires_early = own.since(now) > most_ms;
         Lifetime { ms: if expires_early { most_ms } else { ends.since(now) }, expires_early }
     }
 }
 
-/// What a request did to a key, as far as the key's time to live goes.
+/// The facts about a request that its key's expiry depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Touch {
+pub struct ExpiryFacts {
     /// When it was decided.
     pub time: Time,
     /// Whether it counted or gave back anything.
     pub changed: bool,
-    /// Whether that moved the end of what counts, or may have.
+    /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
     /// Whether the key is ahead of the request's time.
     pub ahead: bool,
-    /// Whose time set the end of the key before.
+    /// Where the time that set the key's expiry came from, before this request.
     pub source: TimeSource,
 }
 
-impl Touch {
-    /// Whether the time to live has to be looked up. Nearly every request spares that.
+impl ExpiryFacts {
+    /// Whether the time to live must be looked up. It need not be for nearly every request.
     #[inline(always)]
     pub fn may_move_expiry(&self) -> bool {
         self.needs_end() || self.is_ahead_of_clock()
     }
 
-    /// Whether the key must live on for what was counted just now.
+    /// Whether the key must live until what was just counted ends.
     #[inline(always)]
     fn needs_end(&self) -> bool {
         self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
@@ -78,13 +78,13 @@ impl Touch {
         self.ahead && self.time.at.is_none()
     }
 
-    /// When the key must expire from now on. `lifetime` tells how long it can matter from a time on,
-    /// with a slack in milliseconds.
+    /// Returns the key's new expiry, given the `current` one. `lifetime` maps a time and a slack in milliseconds
+    /// to how long the key still counts.
     pub fn expiry(&self, current: Option<UnixMs>, lifetime: impl Fn(UnixMs, u64) -> Lifetime) -> Expiry {
         let (lifetime, extra_ms) = match self.time.at {
             Some(at) => (lifetime(at, 0), EXTRA_WITH_AT_MS),
             None if self.source == TimeSource::Clock => (lifetime(self.time.clock, 0), 0),
-            // It may have been written with AT, and then may be ahead by the extra time too.
+            // If it was written with AT, it may also be ahead by the extra time.
             None => (lifetime(self.time.clock, EXTRA_WITH_AT_MS), 0),
         };
         let early = lifetime.expires_early && self.time.at.is_none();
@@ -92,7 +92,7 @@ impl Touch {
         let moves = match current {
             Some(current) if early => end < current,
             Some(current) => self.needs_end() && end > current,
-            // After PERSIST: that holds until the end of what counts moves.
+            // After PERSIST the key stays, until the end of what counts moves.
             None => self.needs_end() && (self.end_moved || self.source == TimeSource::Loaded),
         };
         let source = match self.time.at {
@@ -104,11 +104,11 @@ impl Touch {
     }
 }
 
-/// When a key must expire, and who says so.
+/// A key's expiry after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// By the server's clock; `None` if it stays as it is.
+    /// The new expiry by the server's clock; `None` if it does not change.
     pub moves_to: Option<UnixMs>,
-    /// Whose time sets the end of the key from now on.
+    /// Where the time that sets the expiry comes from, after this request.
     pub source: TimeSource,
 }

@@ -1,5 +1,5 @@
-//! RL.LOG: every unit carries the time it was taken at, and is free again one window later. Here is the
-//! form for many units; see `short` for that of a few.
+//! RL.LOG: every unit carries the time it was taken at, and is free again one window later. This is the log
+//! of many units; `short` is that of few.
 
 use std::ops::{Deref, DerefMut};
 
@@ -10,24 +10,24 @@ use super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::run::{Mark, Place};
 use super::starts::RunWithStarts;
 
-/// Only a log of more entries than this forgets units for what FORCE puts beyond the limit: enough
-/// to keep small logs whole, few enough that a flood of forced requests takes a few kilobytes.
-const FORGETFUL_ABOVE: u64 = 1024;
+/// A log with more entries than this drops old units that FORCE counted beyond the limit. Small logs stay whole,
+/// and a flood of forced requests takes only a few kilobytes.
+const FORGET_ABOVE_ENTRIES: u64 = 1024;
 
 /// The units of one key, each with its own time.
 ///
-/// All but the newest entry lie in a compact [`Run`](super::run::Run); the newest stays open here, since more
-/// units of the same millisecond join it.
+/// All entries but the newest are in a compact [`Run`](super::run::Run). The newest is kept apart, since
+/// units of the same millisecond are added to it.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    /// How long units are kept: the longest window that counted anything so far.
+    /// How long units are kept: the longest window that has counted anything.
     retention: Option<WindowMs>,
     older: RunWithStarts,
     pub(super) newest: Entry,
     source: TimeSource,
 }
 
-/// Units of one millisecond; none at all in an empty log.
+/// The units of one millisecond. The newest entry of an empty log has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// When they were taken.
@@ -36,14 +36,14 @@ pub struct Entry {
     pub units: u64,
 }
 
-/// What of a log counts in one window at one time.
+/// The part of a log that counts in one window at one time.
 #[derive(Clone, Copy)]
 pub(super) struct InWindow {
     pub window: WindowMs,
     pub now: UnixMs,
-    /// Where the window begins in the older entries.
+    /// Where the window begins among the older entries.
     pub from: Place,
-    /// Units from there to the newest.
+    /// Units from there on, the newest entry included.
     pub used: u64,
 }
 
@@ -65,9 +65,9 @@ impl<L: Deref<Target = Log>> State for L {
         (self.last_to_expire(usage, room) + usage.window).since(usage.now)
     }
 
-    /// Whatever windows are named, the log keeps its units for the longest.
+    /// A log serves any number of windows: it keeps its units for the longest.
     #[inline(always)]
-    fn make_sure_of_room(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
+    fn check_windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
         Ok(())
     }
 
@@ -85,9 +85,8 @@ impl<L: Deref<Target = Log>> State for L {
         self.source
     }
 
-    /// A log keeps its units for the longest window that counted anything.
     #[inline(always)]
-    fn keeps_too_little_for(&self, quota: Quota) -> bool {
+    fn retention_too_short_for(&self, quota: Quota) -> bool {
         self.retention.is_some_and(|retention| retention < quota.window())
     }
 }
@@ -99,7 +98,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         let longest = longest(tiers);
         let named = longest.quota.window();
         let retention = self.retention_with(named);
-        // No later request is read as of a time before this one: what is out now stays out.
+        // Later requests are decided as of `now` or later, so what has expired stays expired.
         let (from, used) = if retention == named {
             (longest.usage.from, longest.usage.used)
         } else {
@@ -111,7 +110,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
             return Change::default();
         }
         let end = self.end();
-        // Whether a shorter window may begin at another place than it did.
+        // Whether shorter windows must be looked up again.
         let mut moved = used == 0;
         if moved {
             **self = Log { retention: Some(named), source: self.source, ..Log::default() };
@@ -122,12 +121,12 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         self.push(Entry { at: now, units });
         if self.retention == Some(named) {
             let largest = tiers.iter().map(|tier| tier.quota.limit()).max().unwrap_or(0);
-            // Twice: so a whole limit can be given back, and what it was counted on top of is still there.
+            // Twice the limit, so that a whole limit can be given back and the units before it still count.
             moved |= self.forget_oldest_beyond(2 * largest);
         }
         for Tier { quota, usage, .. } in tiers {
             if self.retention == Some(quota.window()) {
-                // All that is still held.
+                // All units held.
                 usage.from = self.older.front();
                 usage.used = self.units();
             } else {
@@ -147,9 +146,9 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         let retention = self.retention_with(longest(tiers).quota.window());
         let InWindow { from, used, .. } = self.in_window(retention, as_of);
         let units = if as_of < self.newest.at {
-            self.take_away_until(as_of, from, units)
+            self.refund_until(as_of, from, units)
         } else {
-            self.take_away(units.min(used))
+            self.refund_newest(units.min(used))
         };
         for Tier { quota, usage, .. } in tiers {
             *usage = self.in_window(quota.window(), usage.now);
@@ -164,7 +163,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
 }
 
 impl Log {
-    /// A log of these entries, oldest first, of which all count.
+    /// A log of these entries, oldest first, all within `retention`.
     pub(super) fn of(
         retention: Option<WindowMs>,
         source: TimeSource,
@@ -175,53 +174,53 @@ impl Log {
         log
     }
 
-    /// Bytes of the older entries; some number above `most` if they are more.
+    /// Bytes of the older entries, or any number above `most` if there are more than `most`.
     #[inline(always)]
-    pub(super) fn bytes_of_up_to(&self, most: usize) -> usize {
-        self.older.bytes_of_up_to(most)
+    pub(super) fn bytes_up_to(&self, most: usize) -> usize {
+        self.older.bytes_up_to(most)
     }
 
-    /// How long units are kept; `None` while it never held any.
+    /// How long units are kept; `None` if it never held any.
     pub fn retention(&self) -> Option<WindowMs> {
         self.retention
     }
 
-    /// Distinct timestamps that are still in the longest window.
+    /// The number of distinct timestamps in the longest window at `now`.
     pub fn entries(&self, now: UnixMs) -> u64 {
         let Some(retention) = self.retention else { return 0 };
         let usage = self.in_window(retention, now);
         if usage.used == 0 { 0 } else { self.older.end().entries_since(&usage.from.mark) + 1 }
     }
 
-    /// Whether it holds no unit at all.
+    /// Whether it holds no units, not even expired ones.
     pub fn holds_nothing(&self) -> bool {
         self.newest.units == 0
     }
 
-    /// Until the last unit has left the longest window, rounded up to an eighth of that window in
-    /// absolute time: so the end moves eight times a window, not at every request.
+    /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
+    /// of an eighth of the window, so that it moves eight times a window, not at every request.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         lifetime(self.newest.at, self.end(), now, slack_ms)
     }
 
-    /// Whose time set the end of the key.
+    /// Where the time that set the key's expiry came from.
     pub fn source(&self) -> TimeSource {
         self.source
     }
 
-    /// Notes whose time set the end of the key.
+    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.source = source;
     }
 
-    /// Every entry held, oldest first.
+    /// The entries held, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
         let older = self.older.iter().map(|(at_ms, units)| Entry { at: UnixMs::saturating(at_ms), units });
         older.chain(std::iter::once(self.newest).filter(|entry| entry.units > 0))
     }
 
-    /// A log of `entries`, later ones later, that keeps them for `retention`. `None` if an entry is
-    /// out of order, empty, older than `retention` or beyond the largest count: no log can be so.
+    /// Restores a log of `entries`, oldest first. `None` if there are none, or if one is empty, out of order,
+    /// older than `retention`, or exceeds [`MAX_COUNT`] with those before it.
     pub fn restore(retention: WindowMs, entries: impl Iterator<Item = Entry>) -> Option<Log> {
         let mut log = Log { retention: Some(retention), ..Log::default() };
         let mut oldest = None;
@@ -241,7 +240,7 @@ impl Log {
         size_of::<Log>() + self.older.heap_bytes()
     }
 
-    /// How many separate pieces of memory it holds.
+    /// The number of allocations it holds.
     pub fn allocations(&self) -> usize {
         self.older.allocations()
     }
@@ -251,13 +250,13 @@ impl Log {
         self.older.relocate(mover);
     }
 
-    /// The units held with a timestamp greater than `now - window`; a time before the newest
-    /// timestamp is read as that timestamp.
+    /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
+    /// timestamp.
     #[inline(always)]
     fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
         let as_of = now.max(self.newest.at);
         let from = match self.older.start_of(window) {
-            // Nearly every request but of a log that is full: all still count.
+            // The usual case, except when the log is full: every entry still counts.
             None if self.older.oldest_at_ms() + window.get() > as_of.get() => self.older.front(),
             None => self.start_of(self.older.front(), window, as_of),
             Some(start) => self.start_of(start, window, as_of),
@@ -267,7 +266,7 @@ impl Log {
         InWindow { window, now, from, used }
     }
 
-    /// The newest entry that must expire before only `room` units are left.
+    /// The time of the newest entry that must expire before at most `room` units count.
     #[inline(always)]
     pub(super) fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
         let Log { older, newest, .. } = self;
@@ -276,11 +275,11 @@ impl Log {
         }
         let end = older.end();
         let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
-        let (_, after) = older.around_refused(usage.from, leaves_too_many);
+        let (_, after) = older.seek_entry(usage.from, leaves_too_many);
         after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
     }
 
-    /// Where a window that ends at `now` begins, at `from` or later.
+    /// Where the window that ends at `now` begins, at `from` or later.
     fn start_of(&self, from: Place, window: WindowMs, now: UnixMs) -> Place {
         self.older.seek(from, |mark| mark.at_ms + window.get() <= now.get())
     }
@@ -291,19 +290,19 @@ impl Log {
         self.older.units() + self.newest.units
     }
 
-    /// The longest window so far, `named` among them.
+    /// The longest window so far, `named` included.
     #[inline(always)]
     fn retention_with(&self, named: WindowMs) -> WindowMs {
         self.retention.map_or(named, |retention| retention.max(named))
     }
 
-    /// When nothing counts any more, rounded up, see [`Log::lifetime`]; `None` if nothing counts.
+    /// When nothing counts any more, rounded up as in [`Log::lifetime`]; `None` if the log is empty.
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
         end(self.newest.at, self.retention.filter(|_| !self.holds_nothing()))
     }
 
-    /// Appends units no older than the newest.
+    /// Appends units that are no older than the newest entry.
     #[inline(always)]
     fn push(&mut self, entry: Entry) {
         if self.newest.units > 0 {
@@ -316,8 +315,8 @@ impl Log {
         self.newest = entry;
     }
 
-    /// Takes away the newest `units`, which are no more than it holds. Returns how many.
-    fn take_away(&mut self, units: u64) -> u64 {
+    /// Takes the newest `units`, no more than it holds. Returns how many were taken.
+    fn refund_newest(&mut self, units: u64) -> u64 {
         if units < self.newest.units {
             self.newest.units -= units;
         } else if units > 0 {
@@ -329,9 +328,9 @@ impl Log {
         units
     }
 
-    /// Takes away up to `units` that are older than the newest and not later than `as_of`: of those from
-    /// `from` on the newest, what was counted later stays. Returns how many.
-    fn take_away_until(&mut self, as_of: UnixMs, from: Place, units: u64) -> u64 {
+    /// Takes up to `units` of the older entries from `from` to `as_of`, newest first, and leaves later ones.
+    /// Returns how many were taken.
+    fn refund_until(&mut self, as_of: UnixMs, from: Place, units: u64) -> u64 {
         let to = self.older.seek(from, |mark| mark.at_ms <= as_of.get());
         let counted = to.mark.units_since(&from.mark);
         let units = units.min(counted);
@@ -342,10 +341,10 @@ impl Log {
         units
     }
 
-    /// Of the older entries from `from` on, the first that does not fit whole into `units`: the place
-    /// before it, and what of it, at least a unit, does.
+    /// Finds where to cut so that `units` of the older entries from `from` on are kept. Returns the place before
+    /// the last entry kept, and that entry with the units that are kept of it; `None` if `units` is 0.
     fn keep_from(&self, from: Place, units: u64) -> (Place, Option<Entry>) {
-        let (place, after) = self.older.around_refused(from, |mark| mark.units_since(&from.mark) < units);
+        let (place, after) = self.older.seek_entry(from, |mark| mark.units_since(&from.mark) < units);
         let partly = after.filter(|_| units > 0).map(|after| Entry {
             at: UnixMs::saturating(after.mark.at_ms),
             units: units - place.mark.units_since(&from.mark),
@@ -353,14 +352,14 @@ impl Log {
         (place, partly)
     }
 
-    /// Forgets the oldest entry of a large log if `enough` units remain without it, which only FORCE
-    /// can bring about: so that forced requests do not make it grow for ever. Returns whether it did.
+    /// Drops the oldest entry of a large log if at least `enough` units remain. Only FORCE can cause that; without
+    /// this, forced requests would make the log grow without bound. Returns whether it dropped one.
     #[inline(always)]
     fn forget_oldest_beyond(&mut self, enough: u64) -> bool {
         let front = self.older.front();
         let end = self.older.end();
         if self.units() > enough
-            && end.entries_since(&front.mark) > FORGETFUL_ABOVE
+            && end.entries_since(&front.mark) > FORGET_ABOVE_ENTRIES
             && let Some(second) = self.older.after(&front)
             && end.units_since(&second.mark) + self.newest.units >= enough
         {
@@ -371,14 +370,14 @@ impl Log {
     }
 }
 
-/// When nothing counts any more, see [`Log::lifetime`].
+/// When nothing counts any more, rounded up as in [`Log::lifetime`].
 #[inline(always)]
 pub(super) fn end(newest: UnixMs, retention: Option<WindowMs>) -> Option<UnixMs> {
     let retention = retention?;
     Some((newest + retention).rounded_up_to((retention.get() / 8).max(1)))
 }
 
-/// The lifetime of a log that ends so.
+/// The lifetime of a log that ends at `end`.
 pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_ms: u64) -> Lifetime {
     match end {
         Some(end) => Lifetime::of(newest, end, now, end.since(newest) + slack_ms),
@@ -386,8 +385,8 @@ pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_m
     }
 }
 
-/// The tier with the longest window of `tiers`, which are at least one.
+/// The tier with the longest window; `tiers` must not be empty.
 #[inline(always)]
 pub(super) fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
-    tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request names at least one window")
+    tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request has at least one tier")
 }

@@ -1,12 +1,12 @@
-//! The limiters: quotas, a cost and a time go in, a verdict comes out.
+//! The limiters: from quotas, a cost and a time to a verdict.
 //!
 //! Pure: no clock, no server, no unsafe code. From the bottom up:
 //!
 //! - [`quota`]: times, windows, quotas and costs, each within its bounds.
 //! - [`lifetime`]: when a key must expire.
-//! - [`counter`]: one counter; [`fixed`] and [`sliding`]: its two readings; `packed`: 15 bytes of it.
+//! - [`counter`]: one counter; [`fixed`] and [`sliding`]: two ways to read it; `packed`: a counter in 15 bytes.
 //! - [`varint`], `run`, `starts`: a log's bytes, and where its shorter windows begin.
-//! - [`counters`], and [`log`] with `short`, its form for a few units: all that is remembered of one key.
+//! - [`counters`], [`log`], and `short`, a log of few units: the state of one key.
 //! - [`decision`]: decide, then commit.
 
 pub mod counter;
@@ -26,24 +26,24 @@ pub mod varint;
 use std::ffi::CStr;
 
 pub use decision::{Change, Decision, Outcome, Outlook, TakeError, TooManyWindows, Verdict, Wait};
-pub use lifetime::{Lifetime, TimeSource, Touch};
+pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{
     Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Quotas, Time, UnixMs, WindowMs,
 };
 
 use counters::{Counters, Method};
-use decision::{Decide, Decided, State};
+use decision::{ByAlgorithm, Decided, State};
 use log::{Entry, Log};
 use short::Short;
 
-/// How a window is counted.
+/// How units are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// One count in each window, aligned to the Unix epoch.
+    /// One count for each window, aligned to the Unix epoch.
     Fixed,
-    /// This window's count, plus the last one's by how much of it still overlaps.
+    /// This window's count, plus the previous one's weighted by how much of it still overlaps.
     Sliding,
-    /// Each unit's own time.
+    /// Every unit with its own time.
     Log,
 }
 
@@ -51,7 +51,7 @@ impl Algorithm {
     /// All of them.
     pub const ALL: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
 
-    /// The command that counts by it.
+    /// The name of its command.
     pub const fn command(self) -> &'static CStr {
         match self {
             Algorithm::Fixed => c"RL.FIXED",
@@ -60,7 +60,7 @@ impl Algorithm {
         }
     }
 
-    /// Its name in RL.ALL and in RL.INFO.
+    /// Its name in RL.INFO; in RL.ALL, in either case.
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::Fixed => "fixed",
@@ -79,11 +79,11 @@ pub struct WindowUsage {
     pub used: u64,
     /// Milliseconds until none do.
     pub reset_after_ms: u64,
-    /// Of a sliding window, what `used` is made of.
+    /// The two counts behind `used`, for a sliding window.
     pub parts: Option<Parts>,
 }
 
-/// Units of two windows, of which a sliding window counts the first and a share of the second.
+/// The two counts of a sliding window: all of `current` and a share of `previous` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Units counted in this window.
@@ -92,23 +92,23 @@ pub struct Parts {
     pub previous: u64,
 }
 
-/// Puts pieces of memory elsewhere, with the same content: what active defrag does.
+/// Moves allocations without changing their content, for active defrag.
 pub trait Mover {
-    /// What is boxed, moved if that is of use.
+    /// Returns the same box, reallocated if that helps.
     fn move_box<T>(&mut self, piece: Box<T>) -> Box<T>;
-    /// A vector whose memory is moved if that is of use.
+    /// Returns the same vector, reallocated if that helps.
     fn move_vec<T>(&mut self, piece: Vec<T>) -> Vec<T>;
 }
 
-/// All that is remembered of one key. 16 bytes: there may be millions of them.
+/// The state of one key. 16 bytes, since there may be millions of keys.
 #[derive(Clone, Debug)]
 pub enum Limiter {
     /// RL.FIXED or RL.SLIDING.
     Counters(Counters),
     /// RL.LOG with many units.
     Log(Box<Log>),
-    /// RL.LOG with a few, in a box of one of the sizes of `short`. The size stands here, since a pointer to
-    /// any number of bytes would make this larger.
+    /// RL.LOG with few units, in an allocation of one of the sizes in `short`. The variant tells the size: a
+    /// slice pointer would make `Limiter` larger.
     Short32(Box<[u8; 32]>),
     /// The same.
     Short48(Box<[u8; 48]>),
@@ -120,7 +120,7 @@ pub enum Limiter {
     Short256(Box<[u8; 256]>),
 }
 
-/// A short log of any size.
+/// Matches a short log of any size.
 macro_rules! any_short {
     ($bytes:pat) => {
         Limiter::Short32($bytes)
@@ -131,7 +131,7 @@ macro_rules! any_short {
     };
 }
 
-/// A limiter to be read, whatever the size of a short log.
+/// A limiter to read, with short logs of all sizes in one variant.
 enum Form<'a> {
     Counters(&'a Counters),
     Short(Short<&'a Limiter>),
@@ -141,7 +141,7 @@ enum Form<'a> {
 const _: () = assert!(size_of::<Limiter>() == 16);
 
 impl Limiter {
-    /// One that has counted nothing yet.
+    /// An empty limiter.
     #[inline]
     pub fn new(algorithm: Algorithm) -> Limiter {
         match algorithm {
@@ -160,7 +160,7 @@ impl Limiter {
         }
     }
 
-    /// The box of a short log; empty if it is none.
+    /// The allocation of a short log; empty for any other limiter.
     #[inline(always)]
     fn short_bytes(&self) -> &[u8] {
         match self {
@@ -194,8 +194,7 @@ impl Limiter {
         }
     }
 
-    /// Decides on a request counted by `algorithm`: whether `cost` units fit every quota.
-    /// Changes nothing: [`Decision::commit`] does.
+    /// Decides whether `cost` units fit every quota. Changes nothing until [`Decision::commit`].
     #[inline(always)]
     pub fn decide<Q: Quotas>(
         &mut self,
@@ -204,23 +203,23 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision<'_, Q>, TakeError> {
-        let decide = match self {
+        let decided = match self {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
                 let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Decide::Counters(Decided::decide(counters, quotas, cost, time)?)
+                ByAlgorithm::Counters(Decided::decide(counters, quotas, cost, time)?)
             }
             Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
                 return Err(TakeError::OtherAlgorithm(Algorithm::Log));
             }
-            Limiter::Log(log) => Decide::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
-            any_short!(_) => Decide::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
+            Limiter::Log(log) => ByAlgorithm::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
+            any_short!(_) => ByAlgorithm::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
         };
-        Ok(Decision(decide))
+        Ok(Decision(decided))
     }
 
-    /// Decides on a request, and counts it or gives back, in all tiers or in none. `force` counts
-    /// the units even if the request is over a limit. On an error nothing has changed.
+    /// Decides on a request, and counts it or gives units back, in all tiers or in none. `force` counts the
+    /// units even if the request is over a limit. An error changes nothing.
     #[inline(always)]
     pub fn take<Q: Quotas>(
         &mut self,
@@ -230,7 +229,7 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<(Verdict, Outcome), TakeError> {
-        // Not by way of a `Decision`, which is to be kept: that would be written and read again.
+        // Not through a `Decision`, which would be written to memory and read back.
         match self {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
@@ -249,8 +248,8 @@ impl Limiter {
         }
     }
 
-    /// Makes a short log of one that has shrunk. [`Limiter::take`] does so itself; after the commit of a
-    /// decision it is due.
+    /// Turns a log that has shrunk into a short one. [`Limiter::take`] does so itself; call this after
+    /// committing a [`Decision`].
     #[inline(always)]
     pub fn shorten(&mut self) {
         if let Limiter::Log(log) = self
@@ -260,7 +259,7 @@ impl Limiter {
         }
     }
 
-    /// What a request would be told, and how far its waits can be relied on.
+    /// Returns the verdict that a request would get, and whether the key may expire before its waits end.
     #[inline(always)]
     pub fn peek<Q: Quotas>(
         &self,
@@ -303,7 +302,7 @@ impl Limiter {
         }
     }
 
-    /// Whether nothing is counted in it any more.
+    /// Whether it holds no units, not even expired ones.
     #[inline]
     pub fn is_empty(&self) -> bool {
         match self.form() {
@@ -313,9 +312,11 @@ impl Limiter {
         }
     }
 
-    /// How long it can matter from `now` on: counters exactly, a log up to an eighth of its window
-    /// more. `slack_ms`: how much further ahead of `now` than its whole lifetime it may be and still
-    /// live to its end.
+    /// How long from `now` it can affect a decision: exact for counters, rounded up by at most an eighth of the
+    /// longest window for a log.
+    ///
+    /// Normally it ends when the last unit stops counting. A limiter ahead of `now` by more than its
+    /// longest possible lifetime plus `slack_ms` ends earlier.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         match self.form() {
             Form::Counters(counters) => counters.lifetime(now, slack_ms),
@@ -324,7 +325,7 @@ impl Limiter {
         }
     }
 
-    /// Whose time set the end of its key.
+    /// Where the time that set the key's expiry came from.
     pub fn source(&self) -> TimeSource {
         match self.form() {
             Form::Counters(counters) => counters.source(),
@@ -333,7 +334,7 @@ impl Limiter {
         }
     }
 
-    /// Notes whose time set the end of its key.
+    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         match self {
             Limiter::Counters(counters) => counters.set_source(source),
@@ -342,8 +343,7 @@ impl Limiter {
         }
     }
 
-    /// Whether `now` is before its own time: a clock stepped back, or it was written with a
-    /// later one.
+    /// Whether its own time is later than `now`: a clock stepped back, or AT named a later time.
     pub fn is_ahead_of(&self, now: UnixMs) -> bool {
         match self.form() {
             Form::Counters(counters) => counters.are_ahead_of(now),
@@ -352,8 +352,7 @@ impl Limiter {
         }
     }
 
-    /// The latest time that anything was counted at, as far as it is known: of counters, when their window
-    /// began.
+    /// The latest time that anything was counted at; for counters, the start of that window.
     pub fn newest(&self) -> UnixMs {
         match self.form() {
             Form::Counters(counters) => counters.to_read().newest(),
@@ -362,7 +361,7 @@ impl Limiter {
         }
     }
 
-    /// The windows that can still count at `now`, shortest first; for a log, the longest window.
+    /// The windows that can still count at `now`, shortest first. A log has one: its longest.
     pub fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
         let windows: Vec<WindowMs> = match self.form() {
             Form::Counters(counters) => counters.live_windows(now).collect(),
@@ -386,7 +385,7 @@ impl Limiter {
         }
     }
 
-    /// How long a log keeps its units; `None` while it never held any.
+    /// How long a log keeps its units; `None` for counters, and for a log that never held any.
     pub fn retention(&self) -> Option<WindowMs> {
         match self.form() {
             Form::Counters(_) => None,
@@ -395,7 +394,7 @@ impl Limiter {
         }
     }
 
-    /// Every entry that a log holds, oldest first.
+    /// The entries of a log, oldest first.
     pub fn log_entries(&self) -> impl Iterator<Item = Entry> {
         let (short, large) = match self.form() {
             Form::Counters(_) => (None, None),
@@ -405,7 +404,7 @@ impl Limiter {
         short.into_iter().flatten().chain(large.into_iter().flatten())
     }
 
-    /// For a log, the distinct timestamps that count at `now`.
+    /// The number of distinct timestamps in a log that count at `now`; `None` for counters.
     pub fn entries(&self, now: UnixMs) -> Option<u64> {
         match self.form() {
             Form::Counters(_) => None,
@@ -423,7 +422,7 @@ impl Limiter {
         }
     }
 
-    /// How many separate pieces of memory it holds: what freeing it takes.
+    /// The effort of freeing it: roughly its number of allocations.
     pub fn allocations(&self) -> usize {
         match self {
             Limiter::Counters(_) => 1,
@@ -432,7 +431,7 @@ impl Limiter {
         }
     }
 
-    /// The same limiter, after `mover` had every piece of memory that it holds.
+    /// Returns the same limiter, with every allocation passed through `mover`.
     pub fn relocate(self, mover: &mut impl Mover) -> Limiter {
         match self {
             Limiter::Counters(counters) => Limiter::Counters(counters.relocate(mover)),
@@ -451,13 +450,13 @@ impl Limiter {
 }
 
 impl From<Log> for Limiter {
-    /// One that holds the same, as short as it can be.
+    /// Converts it, to a short log if it fits.
     fn from(log: Log) -> Limiter {
         short::shortened(&log, false).unwrap_or_else(|| Limiter::Log(Box::new(log)))
     }
 }
 
-/// To ask what counts in a window, whatever its limit.
+/// A quota for queries where the limit does not matter.
 fn any_quota(window: WindowMs) -> Quota {
     Quota::new(0, window).expect("0 is a limit")
 }

@@ -1,24 +1,24 @@
-//! A counter in 15 bytes: what nearly every key holds.
+//! A counter in 15 bytes, as nearly every key has.
 
 use super::counter::Counter;
 use super::lifetime::TimeSource;
 use super::quota::WindowMs;
 
-/// A counter whose numbers are small: a window of less than 50 days, a window number of less than
-/// 2^32 (until the year 2106 for all windows of a second or more) and counts of less than 2^24.
+/// A counter with small numbers: a window below 50 days, a window number below 2^32 (until the year 2106 for
+/// windows of a second or more) and counts below 2^24.
 ///
-/// In bytes, lowest first: so it needs no alignment, and leaves room for a tag beside it.
+/// Stored as little-endian bytes, so that it needs no alignment and leaves room for an enum tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
     window: [u8; 4],
     number: [u8; 4],
     current: Count24,
     previous: Count24,
-    /// Whose time set the end of the key.
+    /// Where the time that set the key's expiry came from.
     pub source: TimeSource,
 }
 
-/// A count of less than 2^24.
+/// A count below 2^24.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Count24([u8; 2], u8);
 
@@ -35,7 +35,7 @@ impl Count24 {
 }
 
 impl Packed {
-    /// `None` if a number is too large.
+    /// Packs a counter; `None` if a number is too large.
     #[inline(always)]
     pub fn pack(counter: &Counter, source: TimeSource) -> Option<Packed> {
         let Counter { window, number, current, previous } = *counter;
@@ -51,7 +51,7 @@ impl Packed {
         })
     }
 
-    /// The counter, if it is that of `window`.
+    /// The counter, if its window is `window`.
     #[inline(always)]
     pub fn of(&self, window: WindowMs) -> Option<Counter> {
         let counter = Counter {
@@ -63,12 +63,12 @@ impl Packed {
         (self.window_ms() == window.get()).then_some(counter)
     }
 
-    /// The counter.
+    /// The counter, whatever its window.
     pub fn unpack(&self) -> Option<Counter> {
         WindowMs::new(self.window_ms()).and_then(|window| self.of(window))
     }
 
-    /// The first millisecond of the window it is in, since the Unix epoch.
+    /// The first millisecond of the current window, since the Unix epoch.
     #[inline(always)]
     pub fn start_ms(&self) -> u64 {
         self.window_ms() * self.number()

@@ -1,22 +1,22 @@
-//! The units of the arithmetic: times, windows, quotas and costs, each within its bounds.
+//! Times, windows, quotas and costs, each checked against its bounds when it is made.
 
 use std::num::NonZeroU64;
 use std::ops::Add;
 
 use arrayvec::ArrayVec;
 
-/// The largest limit, cost and time: 2^53 - 1, exact in every client language.
+/// The largest limit, cost and time: 2^53 - 1, which every client language represents exactly.
 pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 
-/// Counts saturate here: 2^63 - 1.
+/// Counts saturate at 2^63 - 1.
 pub const MAX_COUNT: u64 = i64::MAX as u64;
 
-/// Tiers in a request, and windows in a key.
+/// The most tiers in a request, and live windows in a key.
 pub const MAX_TIERS: usize = 8;
 
 /// A time in milliseconds since the Unix epoch, at most [`MAX_SAFE_INTEGER`].
 ///
-/// Only the end of a window may lie beyond that: by at most a few windows.
+/// Only the end of a window may exceed that, by a few windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnixMs(u64);
 
@@ -24,43 +24,43 @@ impl UnixMs {
     /// The last time that a request can name.
     pub const MAX: UnixMs = UnixMs(MAX_SAFE_INTEGER);
 
-    /// The time of `ms`; `None` if that is later than [`UnixMs::MAX`].
+    /// A time of `ms` milliseconds; `None` if later than [`UnixMs::MAX`].
     #[inline]
     pub const fn new(ms: u64) -> Option<UnixMs> {
         if ms <= MAX_SAFE_INTEGER { Some(UnixMs(ms)) } else { None }
     }
 
-    /// The time of `ms`, or [`UnixMs::MAX`] if that is earlier.
+    /// A time of `ms` milliseconds, at most [`UnixMs::MAX`].
     #[inline]
     pub const fn saturating(ms: u64) -> UnixMs {
         if ms <= MAX_SAFE_INTEGER { UnixMs(ms) } else { UnixMs::MAX }
     }
 
-    /// In milliseconds.
+    /// Milliseconds since the Unix epoch.
     #[inline]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Milliseconds from `earlier` to this time; 0 if it is not earlier.
+    /// Milliseconds from `earlier` to this time; 0 if `earlier` is later.
     #[inline]
     pub const fn since(self, earlier: UnixMs) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The next multiple of `step_ms`, which is not 0; this time if it is one.
+    /// This time rounded up to a multiple of `step_ms`, which must not be 0.
     #[inline]
     pub const fn rounded_up_to(self, step_ms: u64) -> UnixMs {
         UnixMs(self.0.next_multiple_of(step_ms))
     }
 
-    /// The number of the window that this time is in: windows are aligned to the Unix epoch.
+    /// The number of the window that this time is in: `floor(time / window)`.
     #[inline]
     pub fn window_number(self, window: WindowMs) -> u64 {
         self.0 / window.0
     }
 
-    /// The first millisecond of the window of this number.
+    /// The first millisecond of window `number`.
     #[inline]
     pub fn start_of_window(number: u64, window: WindowMs) -> UnixMs {
         UnixMs(number * window.get())
@@ -70,14 +70,14 @@ impl UnixMs {
 /// When a request is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time {
-    /// What the server's clock shows.
+    /// The server's clock.
     pub clock: UnixMs,
-    /// The time that the caller named in AT.
+    /// The caller's AT.
     pub at: Option<UnixMs>,
 }
 
 impl Time {
-    /// As of when it is decided.
+    /// The time to decide as of: AT if given, else the clock.
     #[inline(always)]
     pub fn now(self) -> UnixMs {
         self.at.unwrap_or(self.clock)
@@ -96,7 +96,6 @@ impl Add<WindowMs> for UnixMs {
 impl Add<u64> for UnixMs {
     type Output = UnixMs;
 
-    /// Milliseconds later.
     #[inline]
     fn add(self, ms: u64) -> UnixMs {
         UnixMs(self.0.saturating_add(ms))
@@ -114,20 +113,20 @@ impl WindowMs {
     /// 3650 days.
     pub const MAX: WindowMs = WindowMs(NonZeroU64::new(3650 * 24 * 60 * 60 * 1000).expect("not zero"));
 
-    /// A window of `ms` milliseconds; `None` if that is 0 or more than [`WindowMs::MAX`].
+    /// A window of `ms` milliseconds; `None` if 0 or more than [`WindowMs::MAX`].
     #[inline]
     pub fn new(ms: u64) -> Option<WindowMs> {
         NonZeroU64::new(ms).map(WindowMs).filter(|window| *window <= WindowMs::MAX)
     }
 
-    /// In milliseconds.
+    /// The length in milliseconds.
     #[inline]
     pub fn get(self) -> u64 {
         self.0.get()
     }
 }
 
-/// What one tier allows: so many units in each window.
+/// What one tier allows: `limit` units in each `window`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     limit: u64,
@@ -154,52 +153,52 @@ impl Quota {
     }
 }
 
-/// Units that a request takes, or gives back if negative: within ±[`MAX_SAFE_INTEGER`].
+/// Units that a request takes, or gives back if negative. At most [`MAX_SAFE_INTEGER`] either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost(i64);
 
 impl Cost {
-    /// What a request takes that names no cost.
+    /// The default cost.
     pub const ONE: Cost = Cost(1);
 
-    /// A cost of `units`; `None` if they are more than [`MAX_SAFE_INTEGER`], taken or given back.
+    /// A cost of `units`; `None` if they are more than [`MAX_SAFE_INTEGER`] either way.
     #[inline]
     pub const fn new(units: i64) -> Option<Cost> {
         if units.unsigned_abs() <= MAX_SAFE_INTEGER { Some(Cost(units)) } else { None }
     }
 
-    /// Units to take; negative: to give back.
+    /// Units to take, or to give back if negative.
     #[inline]
     pub const fn get(self) -> i64 {
         self.0
     }
 
-    /// Units to take; 0 for a cost that takes none.
+    /// Units to take; 0 if it gives back.
     #[inline]
     pub const fn taken(self) -> u64 {
         if self.0 > 0 { self.0.unsigned_abs() } else { 0 }
     }
 }
 
-/// The quotas of a request, in the order in which they were named: at least one, each window different.
+/// The quotas of a request, in the caller's order: at least one, each with a different window.
 ///
-/// A request has a single one, or a list. What is generic over this is compiled for each, so that
-/// nearly every request, which has one, pays nothing for the walks over several. This is the only
-/// place where the two differ.
+/// Implemented for a single quota and for a list. Code that is generic over it is compiled twice, so that
+/// nearly every request, which has a single quota, pays nothing for loops. This is the only place where the
+/// two differ.
 pub trait Quotas: AsRef<[Quota]> {
-    /// Something for each of them.
+    /// A collection with a `T` for each quota.
     type Each<T>: AsRef<[T]> + AsMut<[T]>;
 
-    /// Makes something for each of them.
+    /// Makes a value for each quota.
     fn each<M: PerQuota>(&self, maker: &M) -> Self::Each<M::Made>;
 }
 
-/// Makes something for a quota. A closure would do, but only a method can be told to be inlined.
+/// Makes a value for a quota. A trait instead of a closure, since only a method can be `#[inline(always)]`.
 pub trait PerQuota {
-    /// What it makes.
+    /// The value made.
     type Made;
 
-    /// Makes it.
+    /// Makes the value for `quota`.
     fn make(&self, quota: Quota) -> Self::Made;
 }
 

@@ -1,34 +1,34 @@
-//! A run of (time, units) entries in time order: appended at one end, dropped from the other.
+//! A compact queue of (time, units) entries in time order.
 //!
-//! An entry is stored as the time since the one before it, in a byte or two, and its units only
-//! when they are more than one. The bytes lie in blocks, so that growing copies at most one
-//! block and a million entries leave at the price of a thousand blocks. Each block knows the
-//! running totals before its first entry, so any place is found by a binary search over the
-//! blocks and a walk through one of them, and every count is the difference of two totals.
+//! An entry is stored as the time since the previous one, usually in one or two bytes, and its units only if
+//! they are more than one. The bytes are in blocks, so that growing copies at most one block, and dropping a
+//! million entries costs about as much as dropping a thousand blocks. Each block stores the running totals
+//! before its first entry: a place is found by a binary search over the blocks and a walk through one of
+//! them, and every count is the difference of two totals.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::{Mover, varint};
 
-/// Bytes in a full block: enough entries to make its 48 bytes of bookkeeping small, few enough
-/// that a walk through one takes a microsecond or two.
+/// Bytes in a full block: large enough to make its 48 bytes of bookkeeping negligible, small enough that a walk
+/// through it takes a microsecond or two.
 const BLOCK_BYTES: usize = 1024;
 
-/// An entry of more than one unit begins with this, which no time between two entries can be.
+/// The first byte of an entry with more than one unit. No time between two entries is 0.
 const UNITS_FOLLOW: u8 = 0;
 
-/// In the longest entry.
+/// Bytes in the longest entry.
 const MOST_BYTES: usize = 1 + 2 * varint::MAX_LEN;
 
-/// The running totals between two entries. Wrapping: only differences mean anything.
+/// The running totals between two entries. They wrap; only differences are meaningful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// The time of the entry before, in Unix milliseconds.
+    /// The time of the previous entry, in Unix milliseconds.
     pub at_ms: u64,
-    /// Units in all entries before, ever.
+    /// Units in all previous entries, dropped ones included.
     units: u64,
-    /// Entries before, ever.
+    /// Number of previous entries, dropped ones included.
     entries: u64,
 }
 
@@ -47,7 +47,7 @@ impl Mark {
 
     /// The totals after one more entry.
     #[inline(always)]
-    fn and(&self, at_ms: u64, units: u64) -> Mark {
+    fn plus(&self, at_ms: u64, units: u64) -> Mark {
         Mark { at_ms, units: self.units.wrapping_add(units), entries: self.entries.wrapping_add(1) }
     }
 }
@@ -55,7 +55,7 @@ impl Mark {
 /// A place between two entries. Later places compare greater.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
-    /// Number of the block, counted from the first that this run ever had.
+    /// Number of the block, dropped ones included.
     block: u64,
     /// Bytes of that block before the place.
     offset: usize,
@@ -64,19 +64,19 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place before the first entry of bytes that are no part of a run; that entry counts from `before_ms`.
+    /// The start of entries that are not in a run. The first one is stored as the time since `before_ms`.
     #[inline(always)]
     pub fn first(before_ms: u64) -> Place {
         Place { block: 0, offset: 0, mark: Mark { at_ms: before_ms, units: 0, entries: 0 } }
     }
 
-    /// Bytes before the place.
+    /// Bytes before the place, in its block.
     #[inline(always)]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// What places are told apart by: the totals follow from it.
+    /// Identifies the place; the totals follow from it.
     #[inline]
     fn key(&self) -> (u64, usize) {
         (self.block, self.offset)
@@ -103,15 +103,15 @@ struct Block {
     before: Mark,
 }
 
-/// See the module.
+/// A compact queue of entries. See the module's docs.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     blocks: VecDeque<Block>,
-    /// Before the oldest entry held, in the first block.
+    /// The place before the oldest entry held, in the first block.
     front: Place,
-    /// The time of that entry: spares nearly every request decoding it.
+    /// The time of that entry, cached so that most requests need not decode it.
     oldest_at_ms: u64,
-    /// After the newest entry held.
+    /// The totals after the newest entry held.
     end: Mark,
 }
 
@@ -122,7 +122,7 @@ impl Run {
         self.front
     }
 
-    /// The time of the oldest entry held; of the last that was held if there is none.
+    /// The time of the oldest entry held, in Unix milliseconds. Out of date if the run is empty.
     #[inline(always)]
     pub fn oldest_at_ms(&self) -> u64 {
         self.oldest_at_ms
@@ -146,7 +146,7 @@ impl Run {
         self.end.units_since(&self.front.mark)
     }
 
-    /// Appends an entry of `units`, at least one, later than all others.
+    /// Appends an entry of at least one unit, later than all others.
     #[inline(always)]
     pub fn push(&mut self, at_ms: u64, units: u64) {
         if self.is_empty() {
@@ -158,13 +158,13 @@ impl Run {
         } else {
             put(self.tail(MOST_BYTES), since, units);
         }
-        self.end = self.end.and(at_ms, units);
+        self.end = self.end.plus(at_ms, units);
     }
 
-    /// Makes an empty run ready for a first entry at `at_ms`.
+    /// Prepares an empty run for a first entry at `at_ms`.
     ///
-    /// That entry counts from the millisecond before it: a time between is never zero. Block
-    /// numbers go on, so that places of before are seen to lie before the front.
+    /// That entry is stored as 1 ms after a fictitious one, since a time between entries must not be 0. Block
+    /// numbers continue, so that older places compare less than the front.
     #[cold]
     fn restart(&mut self, at_ms: u64) {
         let before = Mark { at_ms: at_ms.wrapping_sub(1), ..self.end };
@@ -184,7 +184,7 @@ impl Run {
     fn tail(&mut self, most: usize) -> &mut Vec<u8> {
         if self.blocks.back().is_none_or(|block| block.bytes.len() + most > BLOCK_BYTES) {
             if self.blocks.capacity() == 0 {
-                // Most logs have one block all their life.
+                // Most logs never have more than one block.
                 self.blocks.reserve_exact(1);
             }
             self.blocks.push_back(Block { bytes: Vec::new(), before: self.end });
@@ -197,16 +197,18 @@ impl Run {
         bytes
     }
 
-    /// The first place from `from` on whose next entry `passes` refuses, given the totals after
-    /// that entry; the end if it refuses none. It must accept a first stretch and refuse the rest.
+    /// The first place, from `from` on, before an entry that `passes` rejects; the end if it rejects none.
+    ///
+    /// `passes` gets the totals after an entry. It must accept the entries up to some place and reject the rest.
     #[inline(always)]
     pub fn seek(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> Place {
-        self.around_refused(from, passes).0
+        self.seek_entry(from, passes).0
     }
 
-    /// That place, and the one after the entry that is refused.
+    /// The places before and after the first entry that `passes` rejects, as in [`Run::seek`]; `None` after the
+    /// end.
     #[inline(always)]
-    pub fn around_refused(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> (Place, Option<Place>) {
+    pub fn seek_entry(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> (Place, Option<Place>) {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
             return (place, None);
@@ -244,7 +246,7 @@ impl Run {
         })
     }
 
-    /// Every entry as (time in ms, units), oldest first.
+    /// The entries as (time in ms, units), oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let mut place = self.front;
         std::iter::from_fn(move || {
@@ -255,7 +257,7 @@ impl Run {
         })
     }
 
-    /// Forgets all entries before `place`.
+    /// Drops all entries before `place`.
     #[inline(always)]
     pub fn drop_before(&mut self, place: Place) {
         if place > self.front {
@@ -284,7 +286,7 @@ impl Run {
         }
     }
 
-    /// Forgets all entries from `place` on.
+    /// Drops all entries from `place` on.
     pub fn truncate(&mut self, place: Place) {
         let Some(index) = self.index(&place) else {
             return;
@@ -294,11 +296,11 @@ impl Run {
         self.end = place.mark;
     }
 
-    /// Puts `entry`, as (time in ms, units), or nothing in the place of all entries from `from` to `to`.
-    /// Its time must lie between those of the entries that stay.
+    /// Replaces all entries from `from` to `to` by `entry`, as (time in ms, units), or by none. Its time must lie
+    /// between those of its neighbors.
     ///
-    /// The entry after them is written anew, since it holds the time since the one before it. Of all
-    /// later blocks only the totals change: in the middle of a million entries it takes microseconds.
+    /// The next entry is rewritten, since it stores the time since the previous one. In later blocks only the
+    /// totals change, so that in the middle of a million entries this takes microseconds.
     pub fn replace(&mut self, from: Place, to: Place, entry: Option<(u64, u64)>) {
         let (Some(first), Some(next)) = (self.index(&from), self.after(&to)) else {
             self.truncate(from);
@@ -314,7 +316,7 @@ impl Run {
         let mut before = from.mark;
         if let Some((at_ms, units)) = entry {
             put(head, at_ms.wrapping_sub(before.at_ms), units);
-            before = before.and(at_ms, units);
+            before = before.plus(at_ms, units);
         }
         let next_units = next.mark.units_since(&to.mark);
         let mut bytes = Vec::new();
@@ -322,7 +324,7 @@ impl Run {
         put(&mut bytes, next.mark.at_ms.wrapping_sub(before.at_ms), next_units);
         bytes.extend_from_slice(&rest);
 
-        let after = before.and(next.mark.at_ms, next_units);
+        let after = before.plus(next.mark.at_ms, next_units);
         let gone = (next.mark.units_since(&after), next.mark.entries_since(&after));
         let later = self.blocks.range_mut(last + 1..).map(|block| &mut block.before);
         for mark in later.chain(std::iter::once(&mut self.end)) {
@@ -335,15 +337,15 @@ impl Run {
             self.blocks[last] = Block { bytes, before };
             self.drop_blocks(first + 1..last);
         }
-        // The later pair first: each join moves the blocks after it.
+        // The last pair first, since a join shifts the blocks after it.
         for index in (first.saturating_sub(1)..=first + 1).rev() {
             self.join_with_next(index);
         }
         self.look_up_oldest();
     }
 
-    /// Makes one block of two that fit: so many small refunds do not leave many small blocks. An empty
-    /// one is joined in any case: every block but the first begins after an entry.
+    /// Joins two blocks that fit into one, so that many small refunds do not leave many small blocks. An empty
+    /// block is always joined: [`Run::seek`] relies on an entry before every block but the first.
     fn join_with_next(&mut self, index: usize) {
         let length = |index: usize| self.blocks.get(index).map(|block: &Block| block.bytes.len());
         let (Some(one), Some(two)) = (length(index), length(index + 1)) else { return };
@@ -358,10 +360,10 @@ impl Run {
         }
     }
 
-    /// Bytes of all entries held; some number above `most` if they are more.
+    /// Bytes of all entries held, or any number above `most` if there are more than `most`.
     #[inline(always)]
-    pub fn bytes_of_up_to(&self, most: usize) -> usize {
-        // An entry takes a byte or more: of long runs, no block is looked at.
+    pub fn bytes_up_to(&self, most: usize) -> usize {
+        // An entry takes at least a byte, so a long run is known without visiting its blocks.
         if self.end.entries_since(&self.front.mark) > most as u64 {
             return most + 1;
         }
@@ -375,14 +377,14 @@ impl Run {
         self.blocks.capacity() * size_of::<Block>() + bytes
     }
 
-    /// How many separate pieces of memory it holds.
+    /// The number of allocations it holds.
     pub fn allocations(&self) -> usize {
         self.blocks.len() + 1
     }
 
     /// See [`Limiter::relocate`](super::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
-        // The same memory, as a vector.
+        // The conversions to a vector and back keep the allocation.
         let mut blocks = mover.move_vec(Vec::from(std::mem::take(&mut self.blocks)));
         for block in &mut blocks {
             block.bytes = mover.move_vec(std::mem::take(&mut block.bytes));
@@ -397,18 +399,18 @@ impl Run {
     }
 }
 
-/// The place after the entry that starts at `place` within `bytes`; `None` at their end.
+/// The place after the entry at `place`; `None` at the end of `bytes`, its block.
 #[inline(always)]
 pub fn step(bytes: &[u8], place: &Place) -> Option<Place> {
     let ((since, units), length) = entry(bytes.get(place.offset..)?)?;
     Some(Place {
         block: place.block,
         offset: place.offset + length,
-        mark: place.mark.and(place.mark.at_ms.wrapping_add(since), units),
+        mark: place.mark.plus(place.mark.at_ms.wrapping_add(since), units),
     })
 }
 
-/// The entry at the start of `bytes`, as (time since the one before, units), and its length.
+/// Decodes the entry at the start of `bytes`: (ms since the previous entry, units), and its length.
 #[inline(always)]
 pub fn entry(bytes: &[u8]) -> Option<((u64, u64), usize)> {
     let mut length = 0;
@@ -430,14 +432,14 @@ fn put(bytes: &mut Vec<u8>, since: u64, units: u64) {
     varint::put(bytes, since);
 }
 
-/// Bytes that an entry takes.
+/// The length of an entry in bytes.
 #[inline(always)]
 pub fn length(since: u64, units: u64) -> usize {
     let units = if units == 1 { 0 } else { 1 + varint::length(units) };
     units + varint::length(since)
 }
 
-/// Writes an entry over the start of `bytes`, which have room for it. Returns its length.
+/// Writes an entry to the start of `bytes`, which must have room for it. Returns its length.
 #[inline(always)]
 pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
     let mut length = 0;
@@ -448,7 +450,7 @@ pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
     length + varint::write(&mut bytes[length..], since)
 }
 
-/// Makes room for `most` more bytes in steps that allocators have a size class for.
+/// Makes room for `most` more bytes, in allocator size classes.
 #[cold]
 fn grow(bytes: &mut Vec<u8>, most: usize) {
     let wanted = bytes.len() + most;
@@ -482,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pushed_is_read_back() {
+    fn iterating_returns_what_was_pushed() {
         let entries = many();
         let run = filled(&entries);
         assert!(run.blocks.len() > 10);
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_and_truncating_leave_what_is_between() {
+    fn dropping_and_truncating_keep_the_entries_between() {
         let entries = many();
         for (from, to) in [(0, 5_000), (1, 4_999), (900, 901), (2_000, 2_000), (4_999, 5_000)] {
             let mut run = filled(&entries);
@@ -530,18 +532,18 @@ mod tests {
         }
     }
 
-    /// How many entries come before a place.
+    /// The number of entries before a place.
     fn number(place: &Place) -> usize {
         place.mark.entries_since(&Mark::default()) as usize
     }
 
-    /// Every place of a run, the end among them.
+    /// Every place in a run, the end included.
     fn places(run: &Run) -> Vec<Place> {
         std::iter::successors(Some(run.front()), |place| run.after(place)).collect()
     }
 
     #[track_caller]
-    fn assert_is(run: &Run, wanted: &[(u64, u64)]) {
+    fn assert_holds(run: &Run, wanted: &[(u64, u64)]) {
         assert_eq!(run.iter().collect::<Vec<_>>(), wanted);
         assert_eq!(run.end().entries_since(&run.front().mark), wanted.len() as u64);
         assert_eq!(run.units(), wanted.iter().fold(0, |sum, entry| sum + entry.1));
@@ -549,24 +551,24 @@ mod tests {
             assert_eq!(run.oldest_at_ms(), *at_ms);
             assert_eq!(run.end().at_ms, wanted[wanted.len() - 1].0);
         }
-        // By the totals of the blocks: an entry is found from the front.
+        // Seeking checks the totals of the blocks.
         for (i, (at_ms, _)) in wanted.iter().enumerate().step_by(1 + wanted.len() / 100) {
             let place = run.seek(run.front(), |mark| mark.at_ms < *at_ms);
             assert_eq!(place.mark.entries_since(&run.front().mark), i as u64);
         }
         for (block, next) in run.blocks.iter().zip(run.blocks.iter().skip(1)) {
-            // One ends early if the longest entry would not have fitted.
+            // A block ends early if the longest entry might not fit.
             assert!(block.bytes.len() + next.bytes.len() > BLOCK_BYTES - MOST_BYTES, "small blocks");
             assert!(!block.bytes.is_empty() && block.bytes.len() < BLOCK_BYTES + MOST_BYTES);
         }
     }
 
-    /// A run of random entries: from time zero on or later, and of short and long ones.
+    /// Random entries, short and long, some from time zero on.
     fn random(random: &mut fastrand::Rng, entries: usize) -> Vec<(u64, u64)> {
         let of_bits =
             |random: &mut fastrand::Rng, most: u32| random.u64(..) >> (63 - random.u32(..most)) >> 1;
         let mut at_ms = if random.bool() { 0 } else { of_bits(random, 45) };
-        let most = *random.choice(&[1, 8, 40]).expect("there are some");
+        let most = *random.choice(&[1, 8, 40]).expect("not empty");
         let mut next = || {
             let entry = (at_ms, 1 + if random.bool() { 0 } else { of_bits(random, most) });
             at_ms += 1 + of_bits(random, most);
@@ -575,7 +577,8 @@ mod tests {
         (0..entries).map(|_| next()).collect()
     }
 
-    /// Replaces what lies between two places, with and without an entry that is partly kept, and goes on.
+    /// Replaces the entries between two places, with and without keeping part of the first, then pushes and
+    /// drops.
     fn cut_and_compare(run: &Run, entries: &[(u64, u64)], from: Place, to: Place) {
         let (first, last) = (number(&from), number(&to));
         let dropped = entries.len() - run.end().entries_since(&run.front().mark) as usize;
@@ -584,20 +587,20 @@ mod tests {
             let mut run = run.clone();
             let mut wanted = [&entries[..first], entry.as_slice(), &entries[last..]].concat();
             run.replace(from, to, entry);
-            assert_is(&run, &wanted[dropped..]);
+            assert_holds(&run, &wanted[dropped..]);
             let later = entries.last().map_or(0, |entry| entry.0) + 300;
             run.push(later, 2);
             wanted.push((later, 2));
-            assert_is(&run, &wanted[dropped..]);
+            assert_holds(&run, &wanted[dropped..]);
             let middle = wanted[dropped..].len() / 2;
             let place = places(&run)[middle];
             run.drop_before(place);
-            assert_is(&run, &wanted[dropped + middle..]);
+            assert_holds(&run, &wanted[dropped + middle..]);
         }
     }
 
     #[test]
-    fn every_cut_of_a_short_run_leaves_what_is_around_it() {
+    fn every_cut_in_a_short_run_keeps_the_entries_around_it() {
         let mut rng = fastrand::Rng::with_seed(12);
         for length in 1..12 {
             for _ in 0..20 {
@@ -618,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_through_several_blocks_leave_what_is_around_them() {
+    fn cuts_across_blocks_keep_the_entries_around_them() {
         let mut rng = fastrand::Rng::with_seed(12);
         for _ in 0..40 {
             let length = rng.usize(500..2_500);
@@ -629,7 +632,7 @@ mod tests {
             let places = places(&run);
             for _ in 0..20 {
                 let from = rng.usize(..places.len());
-                let most = *rng.choice(&[1, 8, length]).expect("there are some");
+                let most = *rng.choice(&[1, 8, length]).expect("not empty");
                 let to = (from + rng.usize(..=most)).min(places.len() - 1);
                 cut_and_compare(&run, &entries, places[from], places[to]);
             }
@@ -637,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_cut_again_and_again_stays_compact() {
+    fn repeated_cuts_leave_a_compact_run() {
         let mut rng = fastrand::Rng::with_seed(12);
         let mut entries: Vec<(u64, u64)> = random(&mut rng, 6_000);
         let mut run = filled(&entries);
@@ -648,7 +651,7 @@ mod tests {
             let kept = (to - from > 1).then(|| entries[from]);
             run.replace(places[from], places[to], kept);
             entries.splice(from..to, kept);
-            assert_is(&run, &entries);
+            assert_holds(&run, &entries);
             let bytes: usize = run.blocks.iter().map(|block| block.bytes.len()).sum();
             assert!(run.heap_bytes() <= 2 * bytes + 2 * BLOCK_BYTES, "{} for {bytes}", run.heap_bytes());
         }

@@ -1,27 +1,26 @@
-//! A log of a few units: header and entries in one allocation.
+//! A log of few units: header and entries in one allocation.
 //!
-//! A login or a one-time code takes a unit or ten, and there may be millions of such keys. So a log begins
-//! in a box of 32 bytes, which grows in sizes that allocators have a class for. One that outgrows the
-//! largest, or holds figures too large for the header, becomes a [`Log`] with its blocks, totals and
-//! remembered starts. A `Log` becomes a short one again when it takes half of the largest box: so none
-//! goes to and fro at the edge.
+//! Millions of keys may each hold one to ten units, for logins or one-time codes. So a log starts with an
+//! allocation of 32 bytes, which grows in allocator size classes. A log that outgrows the largest, or whose
+//! numbers do not fit the header, becomes a [`Log`] with blocks, totals and remembered starts. It becomes short
+//! again only at half of the largest size, so that it does not alternate at the boundary.
 //!
 //! ```text
 //! 6 bytes   time of the newest entry
 //! 5         milliseconds from the oldest entry to the newest
 //! 4         units held
-//! 5         how long units are kept, in milliseconds; 0 while it never held any
-//! 1         whose time set the end of the key
+//! 5         how long units are kept, in milliseconds; 0 if it never held any
+//! 1         where the time that set the key's expiry came from
 //! 1         length of the older entries, in bytes
-//!           the entries, as in a block of a run: the newest is the last
+//!           the entries, as in a block of a run, the newest last
 //! ```
 //!
-//! Numbers have their lowest byte first. What always holds:
+//! Numbers are little-endian. Invariants:
 //!
-//! - The units held are those of the entries; a log that holds none has no entries.
-//! - The first entry is stored as a millisecond after the one before it, which is not there.
-//! - The oldest entry is less than the longest window older than the newest: that fits 5 bytes.
-//! - All of it fits into the box, and the box is the smallest that does, or less than twice as large.
+//! - The units held are the sum of the entries; a log that holds none has no entries.
+//! - The first entry is stored as 1 ms after a fictitious one.
+//! - The oldest entry is older than the newest by less than the longest window, which fits 5 bytes.
+//! - The allocation has the smallest size that fits, or is less than twice as large as needed.
 
 use std::ops::Deref;
 
@@ -34,13 +33,13 @@ use super::log::{self, Entry, InWindow, Log};
 use super::quota::{MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs};
 use super::run::{self, Place};
 
-/// The smallest box, and the largest.
+/// The smallest and the largest allocation.
 const LEAST_BYTES: usize = 32;
 const MOST_BYTES: usize = 256;
 
 const HEAD_BYTES: usize = 22;
 
-/// The largest numbers of so many bits.
+/// The largest numbers of 32, 40 and 48 bits.
 const BITS_32: u64 = (1 << 32) - 1;
 const BITS_40: u64 = (1 << 40) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
@@ -53,11 +52,11 @@ struct Head {
     units: u64,
     retention: Option<WindowMs>,
     source: Source,
-    /// Of the older entries, in bytes.
+    /// Length of the older entries in bytes.
     length: usize,
 }
 
-/// A [`TimeSource`] as it is stored.
+/// A [`TimeSource`] as stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Source(u8);
 
@@ -82,13 +81,13 @@ impl From<Source> for TimeSource {
     }
 }
 
-/// As what the first entry is stored.
-const SINCE_NONE: u64 = 1;
+/// The time since the previous entry that is stored for the first one.
+const FIRST_SINCE: u64 = 1;
 
 impl Head {
     #[inline(always)]
     fn read(bytes: &[u8]) -> Head {
-        let head = bytes.first_chunk::<HEAD_BYTES>().expect("every box has room for a header");
+        let head = bytes.first_chunk::<HEAD_BYTES>().expect("every allocation holds a header");
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
         let (first, second, third) = (word(0), word(6), word(14));
         let newest_ms = first & BITS_48;
@@ -104,7 +103,7 @@ impl Head {
 
     #[inline(always)]
     fn write(&self, bytes: &mut [u8]) {
-        let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every box has room for a header");
+        let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every allocation holds a header");
         let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
         let source = u64::from(self.source.0);
         let retention = self.retention.map_or(0, WindowMs::get);
@@ -113,28 +112,27 @@ impl Head {
         put(14, self.units >> 24 | retention << 8 | source << 48 | (self.length as u64) << 56);
     }
 
-    /// Bytes of all of it, with such a newest entry.
+    /// Bytes that the log needs with this newest entry.
     #[inline(always)]
     fn size(&self, (since, units): (u64, u64)) -> usize {
         HEAD_BYTES + self.length + run::length(since, units)
     }
 
-    /// Whether a short log can be so, and of this size.
+    /// Whether a short log can have this header and `size`.
     #[inline(always)]
     fn fits(&self, size: usize) -> bool {
         size <= MOST_BYTES && self.units <= BITS_32 && self.newest.get() <= BITS_48
     }
 }
 
-/// A short log in its limiter. When something has to be counted that does not fit, the limiter becomes
-/// that of a [`Log`].
+/// A short log in its limiter. When it counts something that does not fit, the limiter becomes a [`Log`].
 pub struct Short<L> {
     limiter: L,
     head: Head,
 }
 
 impl<L: Deref<Target = Limiter>> Short<L> {
-    /// The short log of a limiter, which holds one.
+    /// The short log of `limiter`, which must hold one.
     #[inline(always)]
     pub fn of(limiter: L) -> Short<L> {
         let head = Head::read(limiter.short_bytes());
@@ -164,7 +162,7 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         log::lifetime(self.head.newest, self.end(), now, slack_ms)
     }
 
-    /// Every entry held, oldest first.
+    /// The entries held, oldest first.
     pub fn into_entries(self) -> impl Iterator<Item = Entry> {
         let mut place = self.front();
         std::iter::from_fn(move || {
@@ -188,25 +186,25 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + self.head.length).unwrap_or_default()
     }
 
-    /// The newest entry as (time since the one before, units), and its length.
+    /// The newest entry as (ms since the previous one, units), and its length.
     #[inline(always)]
     fn newest_entry(&self) -> ((u64, u64), usize) {
         let bytes = self.limiter.short_bytes().get(HEAD_BYTES + self.head.length..);
         bytes.and_then(run::entry).unwrap_or_default()
     }
 
-    /// Before the first entry.
+    /// The place before the first entry.
     #[inline(always)]
     fn front(&self) -> Place {
-        Place::first(self.head.oldest.get().wrapping_sub(SINCE_NONE))
+        Place::first(self.head.oldest.get().wrapping_sub(FIRST_SINCE))
     }
 
-    /// The newest entry that must expire before only `room` units are left.
+    /// See [`Log::last_to_expire`].
     #[inline(always)]
     fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
         let Head { newest, .. } = self.head;
         if let Limiter::Log(log) = &*self.limiter {
-            // It has outgrown the box just now.
+            // It just became a `Log`.
             return last_to_expire_of(log, *usage, room);
         }
         let ((_, units), _) = self.newest_entry();
@@ -221,14 +219,14 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         }
     }
 
-    /// When nothing counts any more, rounded up, see [`Log::lifetime`].
+    /// When nothing counts any more, rounded up as in [`Log::lifetime`].
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
         log::end(self.head.newest, self.head.retention.filter(|_| !self.holds_nothing()))
     }
 
-    /// As in a [`Log`]: the units held with a timestamp greater than `now - window`, a time before the
-    /// newest timestamp being read as that timestamp.
+    /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
+    /// timestamp.
     #[inline(always)]
     fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
         let Head { newest, oldest, units, .. } = self.head;
@@ -256,7 +254,6 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
         usage.used
     }
 
-    /// Finds the newest entry that must expire before only `room` units are left.
     #[inline(always)]
     fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
         let last_to_expire = if room == 0 { self.head.newest } else { self.last_to_expire(usage, room) };
@@ -264,7 +261,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
     }
 
     #[inline(always)]
-    fn make_sure_of_room(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
+    fn check_windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
         Ok(())
     }
 
@@ -283,7 +280,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
     }
 
     #[inline(always)]
-    fn keeps_too_little_for(&self, quota: Quota) -> bool {
+    fn retention_too_short_for(&self, quota: Quota) -> bool {
         self.head.retention.is_some_and(|retention| retention < quota.window())
     }
 }
@@ -311,7 +308,7 @@ impl StateMut for Short<&mut Limiter> {
         let bytes = self.limiter.short_bytes_mut();
         let newest = if used == 0 {
             new = Head { oldest: now, retention: Some(named), length: 0, ..new };
-            (SINCE_NONE, units)
+            (FIRST_SINCE, units)
         } else {
             let newest = bytes.get(HEAD_BYTES + old.length..).and_then(run::entry);
             let ((since, already), length) = newest.unwrap_or_default();
@@ -346,7 +343,7 @@ impl StateMut for Short<&mut Limiter> {
         self.head = new;
         for Tier { quota, usage, .. } in tiers {
             if new.retention == Some(quota.window()) {
-                // All that is still held.
+                // All units held.
                 usage.from = self.front();
                 usage.used = new.units;
             } else if moved || used == 0 {
@@ -378,14 +375,14 @@ impl StateMut for Short<&mut Limiter> {
 }
 
 impl Short<&mut Limiter> {
-    /// Notes whose time set the end of the key.
+    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.head.source = source.into();
         self.head.write(self.limiter.short_bytes_mut());
     }
 }
 
-/// Where a window that ends at `now` begins, at `from` or later.
+/// Where the window that ends at `now` begins, at `from` or later.
 #[inline(never)]
 fn start_of(entries: &[u8], mut from: Place, window: WindowMs, now: UnixMs) -> Place {
     while let Some(next) = run::step(entries, &from)
@@ -396,18 +393,18 @@ fn start_of(entries: &[u8], mut from: Place, window: WindowMs, now: UnixMs) -> P
     from
 }
 
-// What follows is called, not inlined, and takes and returns its figures by value: so a request keeps them in
+// The functions below are not inlined, and take and return numbers by value, so that a request keeps them in
 // registers.
 
-/// Drops all before the entry at `offset`, of which the one before is of `before_ms`, and which with those after
-/// it holds `units`, more than none. The header is to be written.
+/// Drops all entries before `offset`. `before_ms` is the time of the last one dropped, `units` what is left,
+/// at least one. Returns the new header, which the caller writes.
 #[inline(never)]
 fn drop_before(limiter: &mut Limiter, head: Head, offset: usize, before_ms: u64, units: u64) -> Head {
     let end = head.length + Short { limiter: &*limiter, head }.newest_entry().1;
     let bytes = &mut limiter.short_bytes_mut()[HEAD_BYTES..HEAD_BYTES + end];
     let Some(((since, first), length)) = run::entry(&bytes[offset..]) else { return head };
     let rest = offset + length;
-    let shorter = run::write(bytes, SINCE_NONE, first);
+    let shorter = run::write(bytes, FIRST_SINCE, first);
     bytes.copy_within(rest.., shorter);
     Head {
         length: head.length.saturating_sub(rest - shorter),
@@ -417,15 +414,15 @@ fn drop_before(limiter: &mut Limiter, head: Head, offset: usize, before_ms: u64,
     }
 }
 
-/// Keeps so many bytes, in the smallest box with room for `size`.
+/// Moves the first `kept` bytes to the smallest allocation that holds `size`.
 #[cold]
 #[inline(never)]
 fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
-    *limiter = boxed(&limiter.short_bytes()[..kept], size);
+    *limiter = allocate(&limiter.short_bytes()[..kept], size);
 }
 
-/// Takes away up to `units` that were counted at `as_of` or before and still count, the newest first. Returns
-/// how many.
+/// Takes up to `units` that were counted at `as_of` or before and still count, newest first. Returns the header
+/// and how many were taken.
 #[inline(never)]
 fn refund(limiter: &mut Limiter, head: Head, named: WindowMs, units: u64, as_of: UnixMs) -> (Head, u64) {
     let Head { newest, retention, source, .. } = head;
@@ -442,14 +439,14 @@ fn refund(limiter: &mut Limiter, head: Head, named: WindowMs, units: u64, as_of:
     if left < units
         && let Some((head, bytes, size)) = written(newest, retention, source, entries)
     {
-        let room = limiter.short_bytes().len();
-        *limiter = boxed(&bytes[..size], if is_wasteful(size, room) { size } else { room });
+        let allocated = limiter.short_bytes().len();
+        *limiter = allocate(&bytes[..size], if is_wasteful(size, allocated) { size } else { allocated });
         return (head, units - left);
     }
     (head, 0)
 }
 
-/// Makes a [`Log`] of it, and counts there.
+/// Turns the limiter into a [`Log`], and counts there.
 #[cold]
 #[inline(never)]
 fn add_as_log(
@@ -471,11 +468,11 @@ fn add_as_log(
     (head, change)
 }
 
-/// What counts in the log that it has become.
+/// Looks up what counts, after [`add_as_log`].
 #[cold]
 #[inline(never)]
 fn usage_as_log(limiter: &Limiter, quota: Quota, now: UnixMs) -> InWindow {
-    let Limiter::Log(log) = limiter else { unreachable!("it was made a log just now") };
+    let Limiter::Log(log) = limiter else { unreachable!("it just became a log") };
     log.as_ref().usage(quota, now)
 }
 
@@ -486,23 +483,23 @@ fn last_to_expire_of(log: &Log, usage: InWindow, room: u64) -> UnixMs {
     log.last_to_expire(&usage, room)
 }
 
-/// A short log of what `log` holds. `None` if it is too long: of those that have shrunk, unless it takes half
-/// of what a short one can.
+/// Returns `log` as a short log; `None` if it is too large. One that `has_shrunk` must fit half of the largest
+/// size.
 pub fn shortened(log: &Log, has_shrunk: bool) -> Option<Limiter> {
     let (most_bytes, most_units) =
         if has_shrunk { (MOST_BYTES / 2, BITS_32 / 2) } else { (MOST_BYTES, BITS_32) };
     if log.holds_nothing()
         || log.units() > most_units
-        || log.bytes_of_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
+        || log.bytes_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
     {
         return None;
     }
     let (_, bytes, size) = written(log.newest.at, log.retention(), log.source().into(), log.iter())?;
-    (size <= most_bytes).then(|| boxed(&bytes[..size], size))
+    (size <= most_bytes).then(|| allocate(&bytes[..size], size))
 }
 
-/// The header, bytes and size of a short log of these entries, oldest first, or of one that held some until
-/// `newest`. `None` if they do not fit.
+/// Writes a short log of these entries, oldest first. Returns its header, bytes and size; `None` if they do not
+/// fit. Without entries, `newest` is the time of the last one that it held.
 fn written(
     newest: UnixMs,
     retention: Option<WindowMs>,
@@ -515,7 +512,7 @@ fn written(
     for Entry { at, units } in entries {
         let mut newest = (at.since(head.newest), units);
         if head.units == 0 {
-            newest.0 = SINCE_NONE;
+            newest.0 = FIRST_SINCE;
             head.oldest = at;
         }
         head.newest = at;
@@ -530,14 +527,14 @@ fn written(
     Some((head, bytes, size))
 }
 
-/// Whether a box with so much room is to be changed for a smaller one.
+/// Whether an allocation of `allocated` bytes should be replaced by a smaller one for `size`.
 #[inline(always)]
-fn is_wasteful(size: usize, room: usize) -> bool {
-    2 * size <= room && room > LEAST_BYTES
+fn is_wasteful(size: usize, allocated: usize) -> bool {
+    2 * size <= allocated && allocated > LEAST_BYTES
 }
 
-/// The bytes in the smallest box with room for `size`.
-fn boxed(bytes: &[u8], size: usize) -> Limiter {
+/// Copies `bytes` to the smallest allocation that holds `size`.
+fn allocate(bytes: &[u8], size: usize) -> Limiter {
     fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
         let mut filled = Box::new([0; N]);
         filled[..bytes.len()].copy_from_slice(bytes);
@@ -549,11 +546,11 @@ fn boxed(bytes: &[u8], size: usize) -> Limiter {
         49..=64 => Limiter::Short64(filled(bytes)),
         65..=128 => Limiter::Short128(filled(bytes)),
         129..=MOST_BYTES => Limiter::Short256(filled(bytes)),
-        _ => unreachable!("a short log fits into the largest box"),
+        _ => unreachable!("a short log fits the largest allocation"),
     }
 }
 
-/// The short log that holds nothing.
+/// An empty short log.
 #[inline]
 pub fn empty() -> Limiter {
     Limiter::Short32(Box::new([0; LEAST_BYTES]))

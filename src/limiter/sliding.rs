@@ -1,14 +1,14 @@
-//! RL.SLIDING: this window's count and, of the one before, the share that still overlaps a
-//! window that ends now: `current + floor(previous * (window - elapsed) / window)`.
+//! RL.SLIDING: the current window's count, plus the previous one's weighted by its overlap with a window that
+//! ends now: `current + floor(previous * (window - elapsed) / window)`.
 //!
-//! [`advance`] brings a counter to the present; every other function reads one that is there. A
-//! count of 63 bits times a window of 39 fits 128 bits, so everything is exact.
+//! All functions except [`advance`] expect a counter that was advanced to the present. Everything is exact: a
+//! count of 63 bits times a window of 39 bits fits in 128 bits.
 
 use super::counter::Counter;
 use super::quota::{MAX_COUNT, UnixMs, WindowMs};
 
-/// The same counter as it stands at `now`: in the next window its units are those of the window
-/// before, in a later one none are left; unchanged at an earlier time.
+/// Returns the counter as of `now`. In the next window its current units become the previous ones; in a later
+/// window it is empty; at an earlier time it is unchanged.
 #[inline(always)]
 pub fn advance(counter: Counter, now: UnixMs) -> Counter {
     let number = now.window_number(counter.window);
@@ -27,8 +27,8 @@ pub fn used(counter: &Counter, now: UnixMs) -> u64 {
     (counter.current + scale(counter.previous, window - elapsed, window)).min(MAX_COUNT)
 }
 
-/// Takes up to `units` that were counted in the window of `as_of` or in the one before, the newer
-/// first, as far as the counter still knows of them. Returns how many there were.
+/// Takes up to `units` from the window of `as_of` and then from the one before it, if the counter still holds
+/// them. Returns how many were taken.
 pub fn refund(counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
     let number = as_of.window_number(counter.window);
     if number == counter.number {
@@ -41,9 +41,9 @@ pub fn refund(counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
     }
 }
 
-/// Milliseconds from `now` until at most `room` units count, when more do.
+/// Milliseconds from `now` until at most `room` units count, if more do now.
 ///
-/// What counts only shrinks: in this window the previous units fade, in the next the current.
+/// The previous units fade during the current window, the current ones during the next.
 #[inline(always)]
 pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
     let fits = if counter.current <= room {
@@ -55,14 +55,13 @@ pub fn wait_until(counter: &Counter, room: u64, now: UnixMs) -> u64 {
     fits.since(now)
 }
 
-/// The first millisecond at which nothing in it can count any more.
+/// The first millisecond at which the counter no longer counts.
 #[inline(always)]
 pub fn ends(counter: &Counter) -> UnixMs {
     if counter.current > 0 { counter.end() + counter.window } else { counter.end() }
 }
 
-/// The first `elapsed`, at most `window`, with
-/// `floor(units * (window - elapsed) / window) <= room`.
+/// The smallest `elapsed`, at most `window`, for which `floor(units * (window - elapsed) / window) <= room`.
 fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
     if units <= room {
         return 0;
@@ -76,7 +75,7 @@ fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
 #[inline(always)]
 fn scale(units: u64, part: u64, whole: u64) -> u64 {
     match units.checked_mul(part) {
-        // Spares nearly every request the much longer division of 128 bits.
+        // Spares nearly every request a 128-bit division, which takes much longer.
         Some(product) => product / whole,
         None => (u128::from(units) * u128::from(part) / u128::from(whole)) as u64,
     }
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_elapsed_at_which_a_count_has_faded_is_exact() {
+    fn the_time_at_which_a_count_has_faded_is_exact() {
         for window in 1..=12 {
             for units in 0..=30 {
                 for room in 0..=31 {
@@ -100,11 +99,11 @@ mod tests {
     }
 
     #[test]
-    fn scaling_is_exact_where_64_bits_do_not_hold_the_product() {
-        let day = WindowMs::MAX.get();
-        assert_eq!(scale(MAX_COUNT, day, day), MAX_COUNT);
-        assert_eq!(scale(MAX_COUNT, day - 1, day), MAX_COUNT - MAX_COUNT / day - 1);
+    fn scaling_is_exact_when_the_product_exceeds_64_bits() {
+        let window = WindowMs::MAX.get();
+        assert_eq!(scale(MAX_COUNT, window, window), MAX_COUNT);
+        assert_eq!(scale(MAX_COUNT, window - 1, window), MAX_COUNT - MAX_COUNT / window - 1);
         assert_eq!(fades_to(MAX_COUNT - 1, MAX_COUNT, WindowMs::MAX), 1);
-        assert_eq!(fades_to(0, MAX_COUNT, WindowMs::MAX), day);
+        assert_eq!(fades_to(0, MAX_COUNT, WindowMs::MAX), window);
     }
 }

@@ -1,5 +1,5 @@
-//! A log's older entries, and where its shorter windows began when they last counted: saves walking there
-//! from the front.
+//! A log's older entries, and where its shorter windows began when they last counted, which saves walking
+//! there from the front.
 
 use std::ops::Deref;
 
@@ -7,9 +7,9 @@ use super::Mover;
 use super::quota::{MAX_TIERS, WindowMs};
 use super::run::{Place, Run};
 
-/// A run, and for each of the last few windows shorter than the longest, where it began.
+/// A run, and where each of the last few windows shorter than the longest began.
 ///
-/// Whoever takes entries away other than from the front forgets all of those: they mean nothing any more.
+/// Removing entries anywhere but at the front invalidates these places, so it clears them.
 #[derive(Clone, Debug, Default)]
 pub struct RunWithStarts {
     run: Run,
@@ -32,7 +32,7 @@ impl Deref for RunWithStarts {
 }
 
 impl RunWithStarts {
-    /// Where `window` began; it begins there now, or later.
+    /// Where `window` last began. It now begins there or later.
     #[inline(always)]
     pub fn start_of(&self, window: WindowMs) -> Option<Place> {
         self.starts.iter().find(|start| start.window == window).map(|start| start.place)

@@ -1,5 +1,5 @@
-//! Unsigned integers in as few bytes as they need: 7 bits a byte, lowest first, the high bit set
-//! on all bytes but the last (LEB128).
+//! Variable-length unsigned integers (LEB128): 7 bits a byte, lowest first, the high bit set on all bytes but
+//! the last.
 
 /// The longest encoding: 64 bits at 7 bits a byte.
 pub const MAX_LEN: usize = 10;
@@ -13,7 +13,7 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Bytes that `value` takes.
+/// The length of `value`'s encoding, in bytes.
 #[inline]
 pub fn length(value: u64) -> usize {
     match value {
@@ -23,7 +23,7 @@ pub fn length(value: u64) -> usize {
     }
 }
 
-/// Writes `value` over the start of `out`, which has room for it. Returns its length.
+/// Writes `value` to the start of `out`, which must have room for it. Returns its length.
 #[inline]
 pub fn write(out: &mut [u8], mut value: u64) -> usize {
     let mut length = 0;
@@ -36,10 +36,10 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
     length + 1
 }
 
-/// The integer at the start of `bytes` and how many bytes it takes.
+/// Returns the integer at the start of `bytes`, and its length in bytes.
 ///
-/// `None` when the bytes end too early, hold more than 64 bits, or are longer than [`put`] would
-/// have made them: each value has one encoding.
+/// `None` if it is truncated, exceeds 64 bits, or is longer than [`put`] would write it: each value has one
+/// encoding.
 #[inline(always)]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     match *bytes {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_round_trips_and_no_shorter_or_longer_form_is_taken() {
+    fn every_length_round_trips_and_truncated_or_padded_forms_are_refused() {
         for bits in 0..64 {
             for value in [1u64 << bits, (1u64 << bits) - 1, u64::MAX >> bits] {
                 let mut bytes = Vec::new();
@@ -85,7 +85,7 @@ mod tests {
                 assert_eq!((write(&mut written, value), length(value)), (bytes.len(), bytes.len()));
                 assert_eq!(written[..bytes.len()], bytes);
                 assert_eq!(get(&bytes), Some((value, bytes.len())));
-                assert_eq!(get(&bytes[..bytes.len() - 1]), None, "cut short");
+                assert_eq!(get(&bytes[..bytes.len() - 1]), None, "truncated");
                 let last = bytes.len() - 1;
                 bytes[last] |= 0x80;
                 bytes.push(0);

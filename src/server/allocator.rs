@@ -1,5 +1,4 @@
-//! All memory of the module is the server's, so that maxmemory, MEMORY USAGE and active defrag
-//! see it.
+//! Allocates all memory through the server, so that maxmemory, MEMORY USAGE and active defrag see it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,25 +8,24 @@ use redis_module::raw;
 #[global_allocator]
 static ALLOCATOR: ServerAllocator = ServerAllocator;
 
-/// The server's allocator; the system's where no server is, in unit tests, fuzzers and benches.
+/// The server's allocator, or the system's where there is no server: in unit tests, fuzzers and benches.
 ///
-/// A process uses one of them throughout: the module allocates nothing before it has the
-/// server's functions.
+/// A process uses only one of them: the module allocates nothing before it knows the server's functions.
 struct ServerAllocator;
 
-/// Bytes that the module holds. Limiters are also freed by the server's other threads.
+/// Bytes allocated and not yet freed. Atomic, since the server frees limiters on other threads too.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that the module holds, its limiters and all else, without what `malloc` adds.
+/// Bytes that the module has allocated, without the overhead of `malloc`.
 pub(super) fn bytes_held() -> usize {
     HELD.load(Ordering::Relaxed)
 }
 
-/// What the server's allocator aligns to, being `malloc`'s.
+/// The alignment that the server's allocator guarantees, as `malloc` does.
 const ALIGNMENT: usize = 16;
 
-// SAFETY: memory comes from and returns to the same allocator, see above. The server's ends the
-// process rather than return null.
+// SAFETY: memory is freed by the allocator that it came from, see above. The server's aborts the process
+// rather than return null.
 unsafe impl GlobalAlloc for ServerAllocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -36,7 +34,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
         unsafe {
             match raw::RedisModule_Alloc {
                 Some(alloc) if layout.align() <= ALIGNMENT => alloc(padded(layout, layout.size())).cast(),
-                // Nothing here is aligned to more: a refusal is better than a wrong address.
+                // No type here needs more; failing is better than a misaligned address.
                 Some(_) => std::ptr::null_mut(),
                 None => System.alloc(layout),
             }
@@ -57,7 +55,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // Wrapping, so one addition is enough.
+        // A negative difference wraps, and so does the sum.
         HELD.fetch_add(new_size.wrapping_sub(layout.size()), Ordering::Relaxed);
         // SAFETY: `memory` came from `alloc` or `realloc` with this layout.
         unsafe {
@@ -69,7 +67,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
     }
 }
 
-/// `size` rounded up so that the size class that `malloc` picks has the layout's alignment.
+/// `size` rounded up, so that `malloc` picks a size class with the layout's alignment.
 #[inline]
 fn padded(layout: Layout, size: usize) -> usize {
     size.next_multiple_of(layout.align())

@@ -1,4 +1,4 @@
-//! A command under way: its arguments, the keys that it may open, and the ways to answer.
+//! The current call of a command: its arguments, the keys that it may open, and its replies.
 
 use std::ffi::{c_int, c_long, c_longlong};
 use std::marker::PhantomData;
@@ -12,13 +12,13 @@ use super::{api, functions};
 use crate::request::{self, List, Refusal};
 use crate::stats;
 
-/// A command: what is to be done when it is called.
+/// A command of the module.
 pub trait Command {
-    /// Answers the call, or refuses it having changed nothing.
+    /// Runs the command and replies, or refuses.
     fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal>;
 }
 
-/// An argument: a string of the server's that lives as long as the call.
+/// An argument: a server string that lives as long as the call.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Arg<'a> {
@@ -38,40 +38,40 @@ impl<'a> Arg<'a> {
     #[inline(always)]
     pub fn bytes(self) -> &'a [u8] {
         let mut len = 0;
-        // SAFETY: the string lives as long as the call, and its bytes are not changed.
+        // SAFETY: the string lives as long as the call, and its bytes do not change.
         unsafe {
             let bytes = (functions().string_ptr_len)(self.string, &mut len);
             slice::from_raw_parts(bytes.cast::<u8>(), len)
         }
     }
 
-    /// The server's string.
+    /// The argument as a server string.
     #[inline(always)]
     pub(crate) fn string(self) -> *mut raw::RedisModuleString {
         self.string
     }
 }
 
-/// A command under way.
+/// The current call.
 pub struct Call<'a> {
     ctx: *mut raw::RedisModuleCtx,
     args: &'a [Arg<'a>],
 }
 
-/// How the server enters a command. A panic answers this client and leaves the server running.
+/// The function that the server calls to run `C`. A panic becomes an error reply; the server keeps running.
 ///
 /// # Safety
 ///
-/// For the server alone: `ctx` and the `argc` strings of `argv` are valid until it returns.
+/// Called only by the server: `ctx` and the `argc` strings of `argv` are valid until it returns.
 pub unsafe extern "C" fn entry<C: Command>(
     ctx: *mut raw::RedisModuleCtx,
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    // SAFETY: the caller passes `argc` strings, the command's name first; an `Arg` is such a string.
+    // SAFETY: the server passes `argc` strings, the command's name first; an `Arg` is a transparent string.
     let args = unsafe { slice::from_raw_parts(argv.cast::<Arg>(), argc as usize) };
     let call = Call { ctx, args };
-    // The server counts the arguments before it calls, but not those in an append-only file.
+    // The server checks the arity of a client's command, but not when it loads an append-only file.
     if args.len() < 2 {
         call.refuse(Refusal::Arity);
         return raw::REDISMODULE_OK as c_int;
@@ -84,8 +84,8 @@ pub unsafe extern "C" fn entry<C: Command>(
     raw::REDISMODULE_OK as c_int
 }
 
-/// The right to open the keys that a call names. There is one for each call, so no key can be opened
-/// twice.
+/// The right to open the keys of a call. Each call has one, and its methods consume it, so no key can be
+/// opened twice.
 pub struct Keys<'a> {
     call: &'a Call<'a>,
 }
@@ -97,14 +97,13 @@ pub struct Key<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// The key that most commands name: their first argument.
+    /// The key of a command with one key: the first argument.
     #[inline(always)]
     pub fn first(self) -> Key<'a> {
         Key { call: self.call, name: self.call.args[1] }
     }
 
-    /// Each key that is among `names`, in the order of their first mention; and for each name, which
-    /// of these it is.
+    /// The distinct keys among `names`, in order of first mention, and for each name the index of its key.
     #[inline]
     pub fn distinct(
         self,
@@ -116,13 +115,13 @@ impl<'a> Keys<'a> {
 }
 
 impl<'a> Key<'a> {
-    /// The call that names it.
+    /// The call that names the key.
     #[inline(always)]
     pub fn call(&self) -> &'a Call<'a> {
         self.call
     }
 
-    /// Its name.
+    /// The name of the key.
     #[inline(always)]
     pub fn name(&self) -> Arg<'a> {
         self.name
@@ -132,14 +131,14 @@ impl<'a> Key<'a> {
 /// The keyspace events that this module publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// `rl.limited`, of the module class: a request was over a limit.
+    /// `rl.limited`, class `d` (module): a request was over a limit.
     Limited,
-    /// `del`, of the generic class: giving back left nothing to remember, so the key was deleted.
+    /// `del`, class `g` (generic): giving back emptied the key, so it was deleted.
     Deleted,
 }
 
 impl<'a> Call<'a> {
-    /// The context, for the modules that talk to the server.
+    /// The server's context of this call.
     #[inline(always)]
     pub(crate) fn ctx(&self) -> *mut raw::RedisModuleCtx {
         self.ctx
@@ -174,20 +173,20 @@ impl<'a> Call<'a> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.string)) };
     }
 
-    /// Tells replicas and the append-only file what this call did.
+    /// Sends an effect of this call to replicas and the append-only file.
     #[inline(always)]
     pub fn replicate<'e>(&self, effect: impl FnOnce() -> Effect<'e>) {
         replication::replicate(self, effect);
     }
 
-    /// Tells replicas and the append-only file to do the same as this call.
+    /// Sends this command to replicas and the append-only file as it was called.
     #[inline(always)]
     pub fn replicate_verbatim(&self) {
         // SAFETY: the context lives as long as the call.
         unsafe { (functions().replicate_verbatim)(self.ctx) };
     }
 
-    /// Whether the command comes from a master, or out of the append-only file.
+    /// Whether the command comes from a master or an append-only file.
     pub fn is_replayed(&self) -> bool {
         let replayed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
         // SAFETY: the context lives as long as the call.
@@ -195,39 +194,39 @@ impl<'a> Call<'a> {
         flags & replayed != 0
     }
 
-    /// Answers an array of which `len` answers are to follow.
+    /// Replies with an array, whose `len` elements follow.
     #[inline(always)]
     pub fn reply_array(&self, len: usize) {
         // SAFETY: the context lives as long as the call.
         unsafe { (functions().reply_with_array)(self.ctx, len as c_long) };
     }
 
-    /// Answers a map of which `len` keys and values are to follow; in RESP2 a flat array.
+    /// Replies with a map, whose `len` keys and values follow; in RESP2, with a flat array.
     pub fn reply_map(&self, len: usize) {
         // SAFETY: the context lives as long as the call.
         unsafe { api!(RedisModule_ReplyWithMap(self.ctx, len as c_long)) };
     }
 
-    /// Answers an integer.
+    /// Replies with an integer.
     #[inline(always)]
     pub fn reply_integer(&self, integer: i64) {
         // SAFETY: the context lives as long as the call.
         unsafe { (functions().reply_with_long_long)(self.ctx, integer as c_longlong) };
     }
 
-    /// Answers a bulk string.
+    /// Replies with a bulk string.
     pub fn reply_text(&self, text: &str) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
         unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, text.as_ptr().cast(), text.len())) };
     }
 
-    /// Answers OK.
+    /// Replies with OK.
     pub fn reply_ok(&self) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx, c"OK".as_ptr())) };
     }
 
-    /// Answers null.
+    /// Replies with null.
     pub fn reply_null(&self) {
         // SAFETY: the context lives as long as the call.
         unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
@@ -271,16 +270,16 @@ mod tests {
 
     impl Command for Panicking {
         fn run<'a>(_call: &'a Call<'a>, _keys: Keys<'a>) -> Result<(), Refusal> {
-            panic!("as a bug would");
+            panic!("a bug");
         }
     }
 
     #[test]
-    fn a_panic_answers_its_client_with_an_error_and_goes_no_further() {
-        // SAFETY: no other test has or needs a function to reply with.
+    fn a_panic_becomes_an_error_reply_and_does_not_unwind_into_the_server() {
+        // SAFETY: no other test sets or calls this function.
         unsafe { raw::RedisModule_ReplyWithError = Some(note_error) };
         let mut args = [std::ptr::null_mut(); 2];
-        // SAFETY: two arguments are passed, and the command looks at nothing.
+        // SAFETY: two arguments are passed, and the command reads neither.
         let status = unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 2) };
         assert_eq!(status, raw::REDISMODULE_OK as c_int);
         let Refusal::Text(text) = Refusal::INTERNAL else { unreachable!("it has a text") };
@@ -289,10 +288,10 @@ mod tests {
 
     #[test]
     fn a_command_without_a_key_is_refused_before_it_runs() {
-        // SAFETY: no other test has or needs a function for this reply.
+        // SAFETY: no other test sets or calls this function.
         unsafe { raw::RedisModule_WrongArity = Some(note_wrong_arity) };
         let mut args = [std::ptr::null_mut()];
-        // SAFETY: one argument is passed, and nothing looks at it.
+        // SAFETY: one argument is passed, and nothing reads it.
         unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 1) };
         assert_eq!(REPLY.take(), b"wrong number of arguments");
     }

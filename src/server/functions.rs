@@ -1,14 +1,14 @@
-//! The functions of the server that every request calls, found once, when the module is loaded.
+//! The server functions that every request calls, looked up once when the module is loaded.
 //!
-//! Calling one of these takes one instruction; calling through `api!` takes four, as it fetches an
-//! optional pointer from another crate and looks whether it is there.
+//! Calling one takes one instruction. `api!` takes four: it loads an optional pointer from another crate and
+//! checks it.
 
 use std::ffi::{c_char, c_int, c_long, c_longlong, c_void};
 use std::mem::MaybeUninit;
 
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleKey, RedisModuleString, RedisModuleType};
 
-/// See the server's documentation for each; the names are the server's.
+/// The functions under the server's own names; see its documentation.
 pub(crate) struct Functions {
     pub open_key:
         unsafe extern "C" fn(*mut RedisModuleCtx, *mut RedisModuleString, c_int) -> *mut RedisModuleKey,
@@ -21,21 +21,20 @@ pub(crate) struct Functions {
     pub reply_with_array: unsafe extern "C" fn(*mut RedisModuleCtx, c_long) -> c_int,
     pub reply_with_long_long: unsafe extern "C" fn(*mut RedisModuleCtx, c_longlong) -> c_int,
     pub milliseconds: unsafe extern "C" fn() -> c_longlong,
-    /// Redis 7.2 and newer, and Valkey.
+    /// In Redis 7.2 and newer, and in Valkey.
     pub cached_microseconds: Option<unsafe extern "C" fn() -> c_longlong>,
 }
 
 static mut FUNCTIONS: MaybeUninit<Functions> = MaybeUninit::uninit();
 
-/// Finds the functions. `None` if the server lacks one.
+/// Looks up the functions. `None` if the server lacks one.
 ///
 /// # Safety
 ///
-/// While the module is loaded and before any other use of this file, once the crate knows the
-/// server's functions.
+/// Called once while the module is loaded, after the crate's pointers were set and before [`functions`].
 pub(super) unsafe fn find() -> Option<()> {
     let functions = &raw mut FUNCTIONS;
-    // SAFETY: the crate's pointers were set before, and nobody else is here yet.
+    // SAFETY: the caller's promise: the crate's pointers are set, and nothing else reads the functions yet.
     unsafe {
         (*functions).write(Functions {
             open_key: raw::RedisModule_OpenKey?,
@@ -58,11 +57,11 @@ pub(super) unsafe fn find() -> Option<()> {
 ///
 /// # Safety
 ///
-/// Only once [`find`] has found them: in a command or a callback, which the server does not know
-/// before.
+/// Called only after [`find`] succeeded. That holds in every command and callback, since they are registered
+/// later.
 #[inline(always)]
 pub(crate) unsafe fn functions() -> &'static Functions {
     let functions = &raw const FUNCTIONS;
-    // SAFETY: the caller's promise; they are not written again.
+    // SAFETY: the caller's promise; nothing writes them again.
     unsafe { (*functions).assume_init_ref() }
 }

@@ -8,21 +8,21 @@ use super::registration::{LoadFailed, Loading};
 use super::{allocator, api};
 use crate::stats;
 
-/// Has the server ask for the section.
+/// Registers the section.
 pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
-    // SAFETY: the context is the loading one; the callback is there as long as the module.
-    let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(tell))) };
+    // SAFETY: the context is the loading one; the callback lives as long as the module.
+    let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(add_section))) };
     if status == raw::REDISMODULE_OK as c_int { Ok(()) } else { Err(LoadFailed) }
 }
 
-/// Reads figures that are there: also fit for the report of a crash.
-unsafe extern "C" fn tell(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
+/// Adds the section to a reply, or to a crash report: reading counters is safe even then.
+unsafe extern "C" fn add_section(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     let figures = stats::FIGURES.iter().map(|(name, counter)| (*name, counter.get()));
     let held = (c"memory_bytes", allocator::bytes_held() as u64);
     // SAFETY: the server passes a context that is valid during the call, and copies all texts.
     unsafe {
-        // It leaves a section out that was not asked for.
+        // An error means that this section was not asked for.
         if api!(RedisModule_InfoAddSection(ctx, c"stats".as_ptr())) != raw::REDISMODULE_OK as c_int {
             return;
         }

@@ -1,10 +1,10 @@
-//! Whether there is an append-only file, a replica, or a backlog that one may come back to.
+//! Whether anything listens to the replication stream: an append-only file, a replica, or a replication
+//! backlog from which a replica may resume.
 //!
-//! Without any of them composing the command to be sent is most of what a request costs. A new
-//! listener begins with a snapshot that a forked child writes, and needs every command from the
-//! fork on: so whether there is one is looked up at every fork, and whenever a replica comes or
-//! leaves, the role changes, or a setting does. In a cluster, where slots move too, it is always
-//! assumed.
+//! Composing a command that nothing reads would be most of the cost of a request. A new listener starts from
+//! a snapshot written by a forked child and needs every command after the fork. So the module checks for
+//! listeners at every fork, and when a replica connects or disconnects, the role changes or the
+//! configuration changes. In a cluster it always assumes one, since slots migrate.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -13,7 +13,7 @@ use redis_module::raw;
 use super::registration::Loading;
 use super::{api, replication};
 
-/// Looks up whether anybody listens, now and at every event after which that may have changed.
+/// Checks for listeners now, and at every event that may change the answer.
 pub fn watch(loading: &Loading) {
     let events = [
         raw::REDISMODULE_EVENT_FORK_CHILD,
@@ -23,14 +23,14 @@ pub fn watch(loading: &Loading) {
     ];
     let watched = events.into_iter().all(|id| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        // SAFETY: the context is the loading one; the callback is there as long as the module.
+        // SAFETY: the context is the loading one; the callback lives as long as the module.
         let status = unsafe { api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_event))) };
         status == raw::REDISMODULE_OK as c_int
     });
-    // A server that does not tell is one that may always listen.
+    // Without the events, always assume a listener.
     if watched {
         // SAFETY: the context is the loading one.
-        unsafe { look_for_listeners(loading.ctx) };
+        unsafe { check_for_listeners(loading.ctx) };
     }
 }
 
@@ -41,13 +41,13 @@ unsafe extern "C" fn on_event(
     _data: *mut c_void,
 ) {
     // SAFETY: the server passes a context that is valid during the event.
-    unsafe { look_for_listeners(ctx) };
+    unsafe { check_for_listeners(ctx) };
 }
 
 /// # Safety
 ///
 /// `ctx` is valid.
-unsafe fn look_for_listeners(ctx: *mut raw::RedisModuleCtx) {
+unsafe fn check_for_listeners(ctx: *mut raw::RedisModuleCtx) {
     let certain = raw::REDISMODULE_CTX_FLAGS_AOF | raw::REDISMODULE_CTX_FLAGS_CLUSTER;
     // SAFETY: the caller's promise; the info is freed once.
     let listened_to = unsafe {
@@ -57,7 +57,7 @@ unsafe fn look_for_listeners(ctx: *mut raw::RedisModuleCtx) {
             let field = |name: &CStr| {
                 let mut error = 0;
                 let value = api!(RedisModule_ServerInfoGetFieldUnsigned(info, name.as_ptr(), &mut error));
-                // A server that does not say so may well.
+                // A missing field counts as a listener.
                 value != 0 || error != 0
             };
             let listened_to = field(c"connected_slaves") || field(c"repl_backlog_active");

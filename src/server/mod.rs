@@ -1,5 +1,5 @@
-//! The server around the module: the call under way, the clock, the replication stream, the log
-//! and the allocator. With `keyspace` the only module that holds unsafe code.
+//! The server's side: the current call, the clock, replication, registration, the log and the allocator.
+//! Apart from `keyspace` and the entry point, the only place with unsafe code.
 #![allow(unsafe_code)]
 
 mod allocator;
@@ -19,7 +19,7 @@ use crate::limiter::UnixMs;
 pub use call::{Arg, Call, Command, Event, Key, Keys};
 pub use replication::Effect;
 
-/// Calls a function of the module API that Redis 7.0 has; `Loading` refuses older servers.
+/// Calls a module API function that Redis 7.0 has; [`Loading`](registration::Loading) refuses older servers.
 macro_rules! api {
     ($function:ident($($arg:expr),* $(,)?)) => {
         redis_module::raw::$function.expect("a function of Redis 7.0")($($arg),*)
@@ -28,10 +28,10 @@ macro_rules! api {
 pub(crate) use api;
 pub(crate) use functions::functions;
 
-/// The server's clock.
+/// The time by the server's clock.
 ///
-/// Where the server offers it (Redis 7.2 and newer, Valkey) the time that it has read for this
-/// command, which stands still inside MULTI and scripts; in Redis 7.0 the time of this moment.
+/// In Redis 7.2 and newer, and in Valkey, the cached time of this command, which does not change inside MULTI
+/// and scripts. In Redis 7.0, the time of the call.
 #[inline]
 pub fn now() -> UnixMs {
     // SAFETY: both functions only read.
@@ -57,7 +57,7 @@ fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
     unsafe { api!(RedisModule_Log(ctx, level, format, message.as_ptr())) };
 }
 
-/// `message` as a C string; a zero byte becomes a space.
+/// `message` as a C string; zero bytes become spaces.
 pub(crate) fn text(message: &str) -> CString {
     CString::new(message.replace('\0', " ")).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Telling the server, while it loads the module, which commands there are and what they take.
+//! Registers the type and the commands with the server, while it loads the module.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
@@ -13,29 +13,29 @@ pub struct Loading {
     pub(super) ctx: *mut raw::RedisModuleCtx,
 }
 
-/// What the server is told about a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
+/// The description of a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
 pub struct Description {
     /// In upper case.
     pub name: &'static CStr,
     /// The server's command flags, separated by spaces.
     pub flags: &'static CStr,
-    /// The number of arguments with the name; negative: at least as many.
+    /// Number of arguments, the name included; `-n` means at least `n`.
     pub arity: c_int,
     /// How it uses its keys.
     pub access: Access,
-    /// The first argument is a key, and so is every so manieth after it, ...
+    /// Distance between keys. The first key is the first argument.
     pub key_step: c_int,
-    /// ... up to this one; negative: counted from the end, where -1 is the last.
+    /// Position of the last key; if negative, counted from the end, where -1 is the last argument.
     pub last_key: c_int,
     /// What it does, in one line.
     pub summary: &'static CStr,
     /// In big O notation.
     pub complexity: &'static CStr,
-    /// The first version of the module that had it.
+    /// The module version that introduced it.
     pub since: &'static CStr,
     /// Hints for clients and proxies, separated by spaces.
     pub tips: Option<&'static CStr>,
-    /// Everything after the name.
+    /// The arguments after the name.
     pub arguments: &'static [Argument],
 }
 
@@ -44,9 +44,9 @@ pub struct Description {
 pub enum Access {
     /// Reads it.
     Read,
-    /// Reads it and writes what follows from that.
+    /// Reads and updates it.
     Update,
-    /// Makes it from stored bytes.
+    /// Creates it from stored bytes.
     Restore,
 }
 
@@ -54,15 +54,15 @@ pub enum Access {
 pub struct Argument {
     /// Its name.
     pub name: &'static CStr,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// The word before its value, or the word itself.
+    /// The keyword before its value, or of a pure token, the keyword itself.
     pub token: Option<&'static CStr>,
-    /// Whether it may be left out.
+    /// Whether it may be omitted.
     pub optional: bool,
     /// Whether it may be repeated.
     pub multiple: bool,
-    /// What a block consists of.
+    /// The arguments in a block.
     pub parts: &'static [Argument],
 }
 
@@ -72,44 +72,44 @@ impl Argument {
         Argument { name, kind, token: None, optional: false, multiple: false, parts: &[] }
     }
 
-    /// One that may be left out and is named by a token.
+    /// An optional argument with a token.
     pub const fn option(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
         Argument { token: Some(token), optional: true, ..Argument::new(name, kind) }
     }
 
-    /// One or more of a group.
+    /// A group of arguments, given once or more.
     pub const fn blocks(name: &'static CStr, parts: &'static [Argument]) -> Argument {
         Argument { multiple: true, parts, ..Argument::new(name, Kind::Block) }
     }
 }
 
-/// What an argument is.
+/// The type of an argument, as the server distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The key.
+    /// A key.
     Key,
     /// An integer.
     Integer,
-    /// Any text.
+    /// Any string.
     Text,
-    /// A time.
+    /// A Unix time.
     UnixTime,
-    /// A word that stands for itself.
-    Word,
+    /// A keyword without a value.
+    PureToken,
     /// A group of arguments.
     Block,
 }
 
-/// The module cannot be loaded; the log says why.
+/// The module cannot be loaded; the server's log says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadFailed;
 
 impl Loading {
-    /// Makes the server's functions known and names the module.
+    /// Looks up the server's functions and registers the module's name and version.
     ///
     /// # Safety
     ///
-    /// For `RedisModule_OnLoad` alone, first of all: `ctx` is what the server passed to it.
+    /// Called first in `RedisModule_OnLoad`, with the `ctx` that the server passed.
     pub unsafe fn begin(
         ctx: *mut raw::RedisModuleCtx,
         name: &CStr,
@@ -121,7 +121,7 @@ impl Loading {
             return Err(LoadFailed);
         }
         let loading = Loading { ctx };
-        // SAFETY: the crate's functions were set just now, and nobody else knows the module yet.
+        // SAFETY: the crate's functions were just set, and nothing else runs in the module yet.
         if unsafe { raw::RedisModule_SetCommandInfo.and(functions::find()) }.is_none() {
             return Err(loading.failed("this server is older than Redis 7.0"));
         }
@@ -129,9 +129,8 @@ impl Loading {
         Ok(loading)
     }
 
-    /// Tells what the module takes upon itself: to notice when a read of stored bytes fails, to
-    /// be loaded while it serves, to mark keys as modified only when they are, and to have its keys
-    /// moved between the nodes of a cluster a slot at a time.
+    /// Declares what the module handles: I/O errors while loading, asynchronous loading on a replica, marking
+    /// keys as modified itself, and atomic slot migration.
     pub fn declare_options(&self) {
         let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
             | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD
@@ -141,12 +140,13 @@ impl Loading {
         unsafe { api!(RedisModule_SetModuleOptions(self.ctx, options as c_int)) };
     }
 
-    /// The option, in Valkey alone, that says that keys may come before their slot does: no command
-    /// looks at a key that it is not given. Valkey 9 moves slots at once only if every module
-    /// says so.
+    /// The option to declare on Valkey for atomic slot migration; 0 on Redis.
+    ///
+    /// Valkey 9 migrates slots atomically only if every module declares it. It holds here because keys of a slot
+    /// that is not owned yet do no harm: no command accesses a key that is not named in its arguments.
     fn handles_atomic_slot_migration(&self) -> u32 {
-        // VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION. Redis asks for nothing of the kind,
-        // and may come to use this bit for something else.
+        // VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION. Redis has no such option and may give this bit
+        // another meaning.
         const OPTION: u32 = 1 << 5;
         // SAFETY: the context is the loading one; the info is freed once.
         let is_valkey = unsafe {
@@ -159,7 +159,7 @@ impl Loading {
         if is_valkey { OPTION } else { 0 }
     }
 
-    /// Creates a native type of this name of 9 characters, whose stored form has this version.
+    /// Creates a native type. `name` has 9 characters; `encoding_version` is that of its stored form.
     pub fn create_type(
         &self,
         name: &CStr,
@@ -173,19 +173,19 @@ impl Loading {
         if created.is_null() { Err(self.failed("cannot create the native type")) } else { Ok(created) }
     }
 
-    /// Creates an ACL category, where the server has such of modules (Redis 7.4, Valkey 8).
+    /// Creates an ACL category, if the server lets modules do so (Redis 7.4, Valkey 8).
     pub fn create_category(&self, name: &CStr) {
         // SAFETY: the server copies the name.
         let added = unsafe { raw::RedisModule_AddACLCategory.map(|add| add(self.ctx, name.as_ptr())) };
         if added.is_some_and(|status| status != OK) {
-            log(self.ctx, "rl: the ACL category of the module's commands cannot be created");
+            log(self.ctx, "rl: cannot create the ACL category of the module's commands");
         }
     }
 
-    /// Creates a command of that category and tells the server all about it.
+    /// Creates a command, adds it to its ACL categories and describes it to the server.
     pub fn create_command<C: Command>(&self, about: &Description, category: &CStr) -> Result<(), LoadFailed> {
         let (name, flags) = (about.name.as_ptr(), about.flags.as_ptr());
-        // SAFETY: the server copies the strings; `entry` is made to be entered by it.
+        // SAFETY: the server copies the strings, and calls `entry` as it requires.
         let created = unsafe {
             api!(RedisModule_CreateCommand(
                 self.ctx,
@@ -200,7 +200,7 @@ impl Loading {
         if created != OK {
             return Err(self.failed("cannot create a command: is its name taken?"));
         }
-        // SAFETY: the command was created just now.
+        // SAFETY: the command was just created.
         let command = unsafe { api!(RedisModule_GetCommand(self.ctx, name)) };
         self.categorize(command, about, category);
         if describe(command, about) != OK {
@@ -209,8 +209,8 @@ impl Loading {
         Ok(())
     }
 
-    /// Puts a command into the server's categories of its kind, and into the module's own: where
-    /// the server lets modules do so (Redis 7.2; of their own 7.4 and Valkey 8).
+    /// Adds a command to the server's ACL categories (Redis 7.2 and newer) and to the module's own (Redis 7.4
+    /// and newer, Valkey 8).
     fn categorize(&self, command: *mut raw::RedisModuleCommand, about: &Description, own: &CStr) {
         // SAFETY: these statics are written once, by `Loading::begin`, and this is a `Loading`.
         let (set, add) =
@@ -223,7 +223,7 @@ impl Loading {
             Access::Update => b"write",
             Access::Restore => b"write dangerous",
         });
-        // Who may use the module's commands may not load whatever bytes.
+        // Permission for the module's category does not include loading arbitrary bytes.
         if add.is_some() && about.access != Access::Restore {
             categories.push(b' ');
             categories.extend(own.to_bytes());
@@ -231,7 +231,7 @@ impl Loading {
         let categories = CString::new(categories).unwrap_or_default();
         // SAFETY: the server copies the names.
         if unsafe { set(command, categories.as_ptr()) } != OK {
-            log(self.ctx, "rl: a command of the module cannot be put into its ACL categories");
+            log(self.ctx, "rl: cannot add a command to its ACL categories");
         }
     }
 
@@ -257,17 +257,17 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
         }
         Access::Restore => raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
     };
-    // SAFETY: numbers and pointers, of which all zero is the end of the list.
+    // SAFETY: numbers and pointers, for which zero is valid. A zeroed element ends the list.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
     key_specs[0].flags = u64::from(key_flags);
     key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     key_specs[0].bs.index.pos = 1;
     key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    // Counted from the first key on, unless it is negative.
+    // Key specs count from the first key, unless negative.
     key_specs[0].fk.range.lastkey = if about.last_key < 0 { about.last_key } else { about.last_key - 1 };
     key_specs[0].fk.range.keystep = about.key_step;
 
-    // The lists of parts, which must not move while the list of arguments points to them.
+    // `arguments` points into these lists, so they must outlive it.
     let mut parts: Vec<Vec<raw::RedisModuleCommandArg>> =
         about.arguments.iter().map(|arg| list(arg.parts)).collect();
     let mut arguments = list(about.arguments);
@@ -289,9 +289,9 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
     unsafe { api!(RedisModule_SetCommandInfo(command, &info)) }
 }
 
-/// The server's form of `arguments`, ended by a zeroed one.
+/// `arguments` as the server's structs, ended by a zeroed one.
 fn list(arguments: &[Argument]) -> Vec<raw::RedisModuleCommandArg> {
-    // SAFETY: numbers and pointers, for which zero is a value.
+    // SAFETY: numbers and pointers, for which zero is valid.
     let end = || unsafe { std::mem::zeroed::<raw::RedisModuleCommandArg>() };
     let each = |argument: &Argument| {
         let flag = |set, flag: u32| if set { flag } else { 0 };
@@ -304,7 +304,7 @@ fn list(arguments: &[Argument]) -> Vec<raw::RedisModuleCommandArg> {
                 Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
                 Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
                 Kind::UnixTime => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_UNIX_TIME,
-                Kind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+                Kind::PureToken => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
                 Kind::Block => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
             },
             key_spec_index: if argument.kind == Kind::Key { 0 } else { -1 },

@@ -1,4 +1,4 @@
-//! What is sent to replicas and to the append-only file.
+//! Sends effects to replicas and to the append-only file.
 
 use std::ffi::{c_char, c_longlong};
 use std::ptr::null_mut;
@@ -9,16 +9,15 @@ use redis_module::raw;
 use super::{Arg, Call, api};
 use crate::limiter::{Algorithm, Cost, UnixMs};
 
-/// Whether anybody may listen: see `listeners`.
+/// Whether anything may listen to the replication stream: see `listeners`.
 static LISTENED_TO: AtomicBool = AtomicBool::new(true);
 
-/// Notes whether anybody may listen.
+/// Sets whether anything may listen.
 pub(super) fn set_listened_to(listened_to: bool) {
     LISTENED_TO.store(listened_to, Ordering::Relaxed);
 }
 
-/// What a request did to one key, to be done again by replicas and the append-only file:
-/// `command key limit window ... [COST n] FORCE AT ms`.
+/// What a request did to one key, sent as `command key limit window ... [COST n] FORCE AT ms`.
 pub struct Effect<'a> {
     /// The algorithm that counted it.
     pub algorithm: Algorithm,
@@ -26,19 +25,19 @@ pub struct Effect<'a> {
     pub key: Arg<'a>,
     /// `limit window ...`, as the caller wrote them.
     pub tiers: &'a [Arg<'a>],
-    /// Units counted, or given back.
+    /// Units counted, or given back if negative.
     pub cost: Cost,
-    /// As of when.
+    /// The time it was decided as of.
     pub at: UnixMs,
 }
 
-/// Sends an effect, if anybody listens.
+/// Sends an effect, if anything listens.
 #[inline(always)]
 pub(super) fn replicate<'e>(call: &Call, effect: impl FnOnce() -> Effect<'e>) {
     if LISTENED_TO.load(Ordering::Relaxed) {
         send(call.ctx(), &effect());
     } else {
-        // Goes nowhere, but counts as a change since the last RDB snapshot.
+        // Nothing receives it, but it counts as a change since the last snapshot, and costs little.
         call.replicate_verbatim();
     }
 }
@@ -49,17 +48,16 @@ fn send(ctx: *mut raw::RedisModuleCtx, effect: &Effect) {
     let key = effect.key.string();
     let (force, at_word) = (WORDS.force.get(), WORDS.at.get());
     let time = WORDS.time(effect.at);
-    // SAFETY: each format is followed by arguments of its types: s a string, v an array of strings
-    // and its length, c a C string, l a long long. The server takes a share of each string of ours
-    // and leaves us ours.
+    // SAFETY: the arguments match each format: s is a server string, v is an array of them and its length, c
+    // is a C string, l is a long long. The server takes its own reference to each string and leaves us ours.
     unsafe {
         if let ([limit, window], Cost::ONE) = (effect.tiers, effect.cost) {
-            // String by string: for an array the server moves its own list to make room.
+            // One string at a time, since for an array the server reallocates its argument list.
             let (format, limit, window) = (c"ssssss".as_ptr(), limit.string(), window.string());
             api!(RedisModule_Replicate(ctx, name, format, key, limit, window, force, at_word, time));
             return;
         }
-        // An `Arg` is a string.
+        // An `Arg` is a transparent server string.
         let (tiers, count) =
             (effect.tiers.as_ptr().cast::<*mut raw::RedisModuleString>(), effect.tiers.len());
         if effect.cost == Cost::ONE {
@@ -75,10 +73,10 @@ fn send(ctx: *mut raw::RedisModuleCtx, effect: &Effect) {
     }
 }
 
-/// Strings that are sent again and again, kept so that they are made once.
+/// Server strings that are sent repeatedly, created once.
 ///
-/// Commands run on the server's thread, and on other modules' threads that hold its lock: one at a
-/// time, so plain loads and stores are enough.
+/// Commands run on the server's thread, or on another module's thread that holds the server's lock: one at a
+/// time, so relaxed loads and stores suffice.
 static WORDS: Words = Words {
     force: Word::new(b"FORCE"),
     at: Word::new(b"AT"),
@@ -89,7 +87,7 @@ static WORDS: Words = Words {
 struct Words {
     force: Word,
     at: Word,
-    /// The last time sent: of a busy server's requests many fall into one millisecond.
+    /// The last time sent. On a busy server many requests share a millisecond.
     last_ms: AtomicU64,
     last_time: AtomicPtr<raw::RedisModuleString>,
 }
@@ -111,7 +109,7 @@ impl Words {
     }
 }
 
-/// A word, and the server's string of it.
+/// A word, and its server string once created.
 struct Word {
     word: &'static [u8],
     string: AtomicPtr<raw::RedisModuleString>,
@@ -133,8 +131,8 @@ impl Word {
     }
 }
 
-/// A string of the server's that lives until it is freed.
+/// Creates a server string that lives until it is freed.
 fn string(bytes: &[u8]) -> *mut raw::RedisModuleString {
-    // SAFETY: the server copies the bytes; without a context nothing frees the string for us.
+    // SAFETY: the server copies the bytes. Without a context it does not free the string by itself.
     unsafe { api!(RedisModule_CreateString(null_mut(), bytes.as_ptr().cast(), bytes.len())) }
 }

@@ -1,4 +1,4 @@
-//! An example as a child process, and what it answers over HTTP.
+//! An example as a child process, and its answers over HTTP.
 
 use std::env;
 use std::io::Write;
@@ -17,7 +17,7 @@ pub enum Language {
 }
 
 impl Language {
-    /// What runs the example, if everything that it needs is there.
+    /// The command that runs the example, if everything it needs is installed.
     fn command(self) -> Option<Command> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let installed = root.join("target/examples").join(format!("{self:?}").to_lowercase());
@@ -40,14 +40,14 @@ impl Language {
         })
     }
 
-    /// Whether the example can be run here; if not, says so once. In CI it has to be.
+    /// Whether the example can run here; if not, prints that once. In CI it must.
     pub fn is_there(self) -> bool {
         static SAID: [Once; 3] = [const { Once::new() }; 3];
         let is_there = self.command().is_some();
         if !is_there {
             let what = format!("the example in {self:?} is not installed: see make test-examples");
             assert!(env::var_os("CI").is_none(), "{what}");
-            // Not by a macro, whose output is kept from sight when tests pass.
+            // Not by a macro: the test harness captures its output.
             SAID[self as usize].call_once(|| {
                 let _ = writeln!(std::io::stderr(), "skipped: {what}");
             });
@@ -56,7 +56,7 @@ impl Language {
     }
 }
 
-/// An example that listens. Dropping it ends it.
+/// A running example. Dropping it stops it.
 pub struct App {
     process: Process,
     url: String,
@@ -82,7 +82,7 @@ impl App {
         App { url: url.expect("it listens"), process, _folder: folder }
     }
 
-    /// What the example says when it does not start with these settings.
+    /// The output of an example that does not start with these settings.
     pub fn refused(language: Language, settings: &[(&str, &str)]) -> String {
         let (mut process, _folder) = run(language, free_port(), settings);
         wait_for("the example to end", || !process.is_running());
@@ -130,22 +130,21 @@ fn run(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> (Proce
     command
         .env("PORT", "0")
         .env("REDIS_URL", format!("redis://127.0.0.1:{redis_port}"))
-        // However busy the machine is, a server that answers is not away; and where nobody listens
-        // that is known at once, long before this.
+        // Long enough for a busy machine. A port without a listener refuses at once anyway.
         .env("REDIS_TIMEOUT_MS", (3 * PATIENCE).as_millis().to_string())
         .envs(settings.iter().copied());
     let process = Process::spawn(&mut command, folder.path().join("log"));
     (process.unwrap_or_else(|error| panic!("{error}")), folder)
 }
 
-/// Where an example says that it listens.
+/// The address that an example prints when it listens.
 fn url_in(log: &str) -> Option<String> {
     let url = &log[log.find("http://127.0.0.1:")?..];
-    // Only a whole word: the rest may be yet to come.
+    // Only a complete word, since more output may follow.
     Some(url[..url.find(char::is_whitespace)?].to_owned())
 }
 
-/// The parts of an answer that matter here.
+/// The parts of an answer that the tests check.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,

@@ -1,4 +1,4 @@
-//! The examples over HTTP, each on a real server: three languages, one behaviour.
+//! The examples over HTTP, each on a real server: three languages, one behavior.
 
 mod app;
 
@@ -6,14 +6,14 @@ use harness::{Server, wait_for};
 
 use app::{Answer, App, Language};
 
-/// Where a client on this machine is counted.
+/// The key that counts a client on this machine.
 const REQUESTS: &str = "requests:127.0.0.1";
 const TOKENS: &str = "tokens:127.0.0.1";
 
 /// A prompt of ten words: 26 tokens are reserved for it and 30 used.
 const LONG_PROMPT: &str = "one two three four five six seven eight nine ten";
 
-/// Has every test below run for every example that can be run here.
+/// Runs every test below for every example that can run here.
 macro_rules! in_every_language {
     ($($test:ident)*) => {
         mod python { $(#[test] fn $test() { super::run(super::Language::Python, super::$test); })* }
@@ -73,7 +73,7 @@ fn limits_of_tiers_may_be_equal(language: Language) {
 
 fn a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds(language: Language) {
     let server = Server::start();
-    // They are free again in an hour and half a second: rounded down that would be too short.
+    // They are free again in an hour and half a second; rounding down would be too short.
     let taken_at = server.clock_ms() - 23 * 3_600_000 + 500;
     server.value(&format!("RL.LOG {REQUESTS} 2 1d COST 2 AT {taken_at}"));
     let app = App::start(language, &server, &[("RATE_LIMITS", "2/1d,100/7d")]);
@@ -128,7 +128,7 @@ fn a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_com
 fn what_was_reserved_and_not_used_is_given_back(language: Language) {
     let server = Server::start();
     let app = App::start(language, &server, &[("TOKEN_LIMITS", "40/1h,100/1d")]);
-    // Of 19 that are reserved 9 are used: three words, and those twice.
+    // 9 of the 19 reserved are used: three words, and those twice.
     let answer = app.post("/generate", "tell a story");
     assert_eq!(answer.status, 200);
     assert_eq!(answer.body, r#"{"reply":"tell a story tell a story","tokens":9}"#);
@@ -156,7 +156,7 @@ fn tokens_beyond_the_estimate_are_counted_even_over_the_limit(language: Language
 fn a_reservation_goes_back_whole_when_the_model_fails(language: Language) {
     let server = Server::start();
     let app = App::start(language, &server, &[("TOKEN_LIMITS", "100/1h")]);
-    // It fails on a prompt without words.
+    // A prompt without words makes it fail.
     assert_eq!(app.post("/generate", " ").status, 500);
     assert_eq!(tokens_left(&server, "100 1h"), 100);
     assert_eq!(calls(&server), 2, "one to reserve, one to settle");

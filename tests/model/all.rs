@@ -1,5 +1,5 @@
-//! RL.ALL over several keys: decided key by key, then counted in all of them or in none, as the command
-//! does; against the plain models, and by trying every millisecond.
+//! RL.ALL: several keys are decided one by one, then counted in all or in none. Compared with the plain models,
+//! and with every millisecond tried.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,14 +13,14 @@ use crate::cases;
 use crate::history::{Shape, history, huge, small};
 use crate::naive::{Model, Search};
 
-/// What is asked of one key: its tiers and its cost.
+/// A request about one key: its tiers and its cost.
 #[derive(Clone, Debug)]
 struct Request {
     quotas: Vec<Quota>,
     cost: i64,
 }
 
-/// Some keys, what each has counted, and what is asked of each.
+/// Some keys with their histories, and the request about each.
 #[derive(Clone, Debug)]
 struct Keys {
     histories: Vec<History>,
@@ -31,7 +31,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// The last call of each history is what is asked of its key, all at one of their times.
+    /// The last call of each history becomes the request about its key, all at the time of one of them.
     fn of(mut histories: Vec<History>, force: bool, at: bool, whose_time: Index) -> Keys {
         let last = histories.iter_mut().map(|history| history.calls.pop().expect("a history has a call"));
         let last: Vec<Call> = last.collect();
@@ -54,7 +54,7 @@ impl Keys {
     }
 }
 
-/// What RL.ALL replies, and what it has changed.
+/// The reply to RL.ALL, and which keys it changed.
 #[derive(Clone, Debug, PartialEq)]
 struct Answer {
     limited: bool,
@@ -63,12 +63,12 @@ struct Answer {
     changed: Vec<bool>,
 }
 
-/// As the command does it; `None` if one of the keys has no room for the windows named.
-fn answer_all(limiters: &mut [Limiter], asked: &Keys, now: u64, force: bool) -> Option<Answer> {
+/// Does what the command does; `None` if the windows do not fit one of the keys.
+fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> Option<Answer> {
     let now = UnixMs::saturating(now);
-    let time = Time { clock: now, at: asked.at.then_some(now) };
+    let time = Time { clock: now, at: keys.at.then_some(now) };
     let mut decisions = Vec::new();
-    for (limiter, Request { quotas, cost }) in limiters.iter_mut().zip(&asked.requests) {
+    for (limiter, Request { quotas, cost }) in limiters.iter_mut().zip(&keys.requests) {
         let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
         let quotas: QuotaList = quotas.iter().copied().collect();
         decisions.push(limiter.decide(algorithm, &quotas, cost, time).ok()?);
@@ -87,15 +87,15 @@ fn answer_all(limiters: &mut [Limiter], asked: &Keys, now: u64, force: bool) -> 
     })
 }
 
-/// As the contract words it.
-fn expected_of_all(models: &mut [Model], asked: &Keys, search: Search) -> Option<Answer> {
-    let Keys { requests, force, at, now, .. } = asked;
+/// The models' answer.
+fn expected_of_all(models: &mut [Model], keys: &Keys, search: Search) -> Option<Answer> {
+    let Keys { requests, force, at, now, .. } = keys;
     for (model, Request { quotas, cost }) in models.iter().zip(requests) {
-        model.make_sure_of_room(quotas, *cost, *now).ok()?;
+        model.check_windows_fit(quotas, *cost, *now).ok()?;
     }
     let refuses = |models: &[Model], ms: u64| {
-        let mut keys = models.iter().zip(requests);
-        keys.any(|(model, Request { quotas, cost })| model.refuses(quotas, *cost, now + ms))
+        let mut requests = models.iter().zip(requests);
+        requests.any(|(model, Request { quotas, cost })| model.refuses(quotas, *cost, now + ms))
     };
     let limited = refuses(models, 0);
     let (mut rows, mut changed) = (Vec::new(), Vec::new());
@@ -114,11 +114,11 @@ fn expected_of_all(models: &mut [Model], asked: &Keys, search: Search) -> Option
     Some(Answer { limited, retry_after, rows, changed })
 }
 
-fn agree(asked: &Keys, search: Search) -> TestCaseResult {
-    let mut limiters = asked.limiters();
+fn agree(keys: &Keys, search: Search) -> TestCaseResult {
+    let mut limiters = keys.limiters();
     let before: Vec<_> = limiters.iter().map(encode).collect();
-    let reply = answer_all(&mut limiters, asked, asked.now, asked.force);
-    let wanted = expected_of_all(&mut asked.models(search), asked, search);
+    let reply = answer_all(&mut limiters, keys, keys.now, keys.force);
+    let wanted = expected_of_all(&mut keys.models(search), keys, search);
     prop_assert_eq!(&reply, &wanted);
     let after: Vec<_> = limiters.iter().map(encode).collect();
     let Some(reply) = reply else {
@@ -127,10 +127,10 @@ fn agree(asked: &Keys, search: Search) -> TestCaseResult {
     };
     for (key, changed) in reply.changed.iter().enumerate() {
         prop_assert_eq!(*changed, before[key] != after[key], "key {}", key);
-        prop_assert!(!*changed || asked.force || !reply.limited, "a limited request changes nothing");
+        prop_assert!(!*changed || keys.force || !reply.limited, "a limited request changes nothing");
     }
 
-    // The same request again, which nothing came before.
+    // The same request again: limited until the wait is over, then allowed.
     let Some(wait) = reply.retry_after else { return Ok(()) };
     prop_assert!(wait > 0);
     let tried: Vec<u64> = match search {
@@ -138,8 +138,8 @@ fn agree(asked: &Keys, search: Search) -> TestCaseResult {
         Search::Halving => vec![0, wait / 2, wait - 1],
     };
     for (ms, limited) in tried.into_iter().map(|ms| (ms, true)).chain([(wait, false)]) {
-        if asked.now + ms <= MAX_SAFE_INTEGER {
-            let again = answer_all(&mut limiters.clone(), asked, asked.now + ms, false);
+        if keys.now + ms <= MAX_SAFE_INTEGER {
+            let again = answer_all(&mut limiters.clone(), keys, keys.now + ms, false);
             prop_assert!(again.is_some_and(|again| again.limited == limited), "{} of {} ms after", ms, wait);
         }
     }
@@ -151,7 +151,7 @@ fn keys(histories: impl Strategy<Value = History>) -> impl Strategy<Value = Keys
         .prop_map(|(histories, force, at, whose_time)| Keys::of(histories, force, at, whose_time))
 }
 
-/// Small figures. All keys begin at about the same time, so that every millisecond can be tried.
+/// Keys with small figures that begin at about the same time, so that every millisecond can be tried.
 fn small_keys(shape: fn() -> Shape) -> impl Strategy<Value = Keys> {
     prop::sample::select(vec![0, 77, 1_700_000_000_000])
         .prop_flat_map(move |start: u64| keys(history(Shape { start: Just(start).boxed(), ..shape() })))
@@ -166,31 +166,31 @@ proptest! {
     #![proptest_config(cases(3_000))]
 
     #[test]
-    fn over_several_keys_all_is_counted_or_nothing_and_waits_are_found_by_trying_every_ms(
-        asked in small_keys(|| Shape { calls: 1..30, ..small() }),
+    fn several_keys_are_counted_all_or_none_and_every_ms_confirms_their_wait(
+        keys in small_keys(|| Shape { calls: 1..30, ..small() }),
     ) {
-        agree(&asked, Search::EveryMs)?;
+        agree(&keys, Search::EveryMs)?;
     }
 
     #[test]
-    fn over_several_keys_that_are_nearly_full_the_longest_wait_is_exact(asked in small_keys(taking)) {
-        agree(&asked, Search::EveryMs)?;
+    fn the_longest_wait_over_nearly_full_keys_is_exact(keys in small_keys(taking)) {
+        agree(&keys, Search::EveryMs)?;
     }
 
     #[test]
-    fn over_several_keys_replies_are_exact_over_the_whole_range_of_the_arguments(
-        asked in keys(history(Shape { calls: 1..12, ..huge() })),
+    fn replies_about_several_keys_are_exact_over_the_whole_range_of_the_arguments(
+        keys in keys(history(Shape { calls: 1..12, ..huge() })),
     ) {
-        agree(&asked, Search::Halving)?;
+        agree(&keys, Search::Halving)?;
     }
 
     #[test]
-    fn a_request_about_one_key_is_answered_as_by_its_own_command(asked in small_keys(taking)) {
-        for (history, request) in asked.histories.iter().zip(&asked.requests) {
+    fn a_request_about_one_key_gets_the_reply_of_the_single_command(keys in small_keys(taking)) {
+        for (history, request) in keys.histories.iter().zip(&keys.requests) {
             let one = Keys {
                 histories: vec![history.clone()],
                 requests: vec![request.clone()],
-                ..asked.clone()
+                ..keys.clone()
             };
             let [mut by_all, mut by_itself] = [history.limiter(), history.limiter()];
             let reply = answer_all(std::slice::from_mut(&mut by_all), &one, one.now, one.force);

@@ -1,5 +1,4 @@
-//! Arguments: a valid request reads the same in whatever form it is written, and nothing else
-//! does any harm.
+//! Arguments: a valid request parses the same in every form, and nothing else does any harm.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -14,7 +13,7 @@ fn parse(args: &[Vec<u8>], options: Options) -> Option<Request<QuotaList>> {
     Request::parse(args.iter().map(Vec::as_slice), options).ok()
 }
 
-/// What a caller means, before it is written down.
+/// A request before it is written as arguments.
 #[derive(Clone, Debug)]
 struct Meant {
     quotas: Vec<Quota>,
@@ -31,7 +30,7 @@ impl Meant {
             && request.at == self.at.map(UnixMs::saturating)
     }
 
-    /// `style` chooses the windows' units, the order of the options, and the case of letters.
+    /// Writes the arguments; `style` chooses the windows' units, the order of the options and the case of letters.
     fn written(&self, style: &Style) -> Vec<Vec<u8>> {
         let mut args = Vec::new();
         for (quota, unit) in self.quotas.iter().zip(style.units) {
@@ -52,7 +51,7 @@ impl Meant {
     }
 }
 
-/// Written in that unit, or in milliseconds where it is not a multiple of it.
+/// A window in `unit`, or in milliseconds if it is not a multiple of that unit.
 fn window(ms: u64, (unit, unit_ms): (&str, u64)) -> String {
     if ms.is_multiple_of(unit_ms) { format!("{}{unit}", ms / unit_ms) } else { format!("{ms}MS") }
 }
@@ -157,7 +156,7 @@ proptest! {
     #![proptest_config(cases(8000))]
 
     #[test]
-    fn whatever_is_taken_for_a_request_is_one(
+    fn every_accepted_request_is_within_bounds_and_round_trips(
         args in vec(argument(), 0..12),
         options in prop::sample::select(vec![Options::CostAndForce, Options::Cost]),
         style in style(),
@@ -183,7 +182,7 @@ proptest! {
     }
 }
 
-/// A row of RL.ALL, mostly a valid one about one of a few keys.
+/// A row of RL.ALL, usually a valid one about one of a few keys.
 fn row() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let words = |words: &[&str]| {
         prop::sample::select(words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>())
@@ -208,13 +207,13 @@ proptest! {
     #![proptest_config(cases(8000))]
 
     #[test]
-    fn rows_are_read_as_they_are_written_or_refused(
+    fn rows_are_parsed_as_documented_or_refused(
         rows in vec(row(), 0..12),
         options in vec(argument(), 0..5),
         more in 0..60usize,
     ) {
         let mut words: Vec<&[u8]> = rows.iter().flatten().map(Vec::as_slice).collect();
-        // Now and then many keys.
+        // Sometimes many keys.
         let names: Vec<String> = (0..if more > 50 { more } else { 0 }).map(|key| key.to_string()).collect();
         words.extend(names.iter().flat_map(|name| [name.as_bytes(), b"LOG", b"5", b"1s", b"2"]));
         words.extend(options.iter().map(Vec::as_slice));

@@ -1,4 +1,4 @@
-//! Encodings: a limiter survives its bytes, and bytes that no limiter has are refused.
+//! Encodings round-trip, and bytes that no limiter encodes to are refused.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,8 +11,8 @@ use crate::calls::{Act, Call, History, answer, decide, quota};
 use crate::cases;
 use crate::history::{crowded, history, huge, small};
 
-/// The first part of a history is counted; then its limiter and the one of its bytes live on.
-fn lives_on_unchanged(history: &History, cut: Index) -> TestCaseResult {
+/// Stores and loads the limiter after part of a history. Original and copy then answer alike.
+fn behaves_alike_after_loading(history: &History, cut: Index) -> TestCaseResult {
     let mut first = history.clone();
     let rest = first.calls.split_off(cut.index(history.calls.len()) + 1);
     let mut original = first.limiter();
@@ -29,8 +29,8 @@ fn lives_on_unchanged(history: &History, cut: Index) -> TestCaseResult {
     Ok(())
 }
 
-/// Bytes are refused, or are what the limiter that they make would be encoded as.
-fn refused_or_the_one_form(bytes: &[u8]) -> TestCaseResult {
+/// Bytes are refused, or are the encoding of the limiter that they decode to.
+fn refused_or_round_trips(bytes: &[u8]) -> TestCaseResult {
     if let Ok(limiter) = decode(bytes) {
         prop_assert_eq!(encode(&limiter), bytes);
         prop_assert!(!limiter.is_empty());
@@ -39,7 +39,7 @@ fn refused_or_the_one_form(bytes: &[u8]) -> TestCaseResult {
     Ok(())
 }
 
-/// A limiter from whatever bytes answers at any time, and what it becomes can be stored again.
+/// A decoded limiter answers at any time, and can be stored again afterwards.
 fn can_be_used(limiter: Limiter) -> TestCaseResult {
     for now in [0, 1 << 40, MAX_SAFE_INTEGER] {
         for act in [Act::Peek, Act::Take, Act::Force] {
@@ -73,7 +73,7 @@ enum Damage {
 
 fn damage() -> impl Strategy<Value = Damage> {
     let at = any::<Index>;
-    // The bytes around which lengths and signs turn are the more interesting ones.
+    // Bytes at which lengths and signs change are the most interesting ones.
     let byte = || prop_oneof![any::<u8>(), prop::sample::select(vec![0, 1, 0x7f, 0x80, 0x81, 0xff])];
     prop_oneof![
         (at(), 0..8u32).prop_map(|(at, bit)| Damage::FlipBit(at, bit)),
@@ -103,7 +103,7 @@ fn damaged(mut bytes: Vec<u8>, all: &[Damage]) -> Vec<u8> {
     bytes
 }
 
-/// An integer, 7 bits a byte, the lowest first.
+/// An integer in LEB128.
 fn integer(mut value: u64) -> Vec<u8> {
     let mut bytes = vec![(value & 0x7f) as u8];
     while value > 0x7f {
@@ -114,7 +114,7 @@ fn integer(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-/// Well formed, with figures that may or may not be possible.
+/// Well-formed bytes, with figures that may or may not be possible.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let edges = [0, 1, WindowMs::MAX.get(), MAX_SAFE_INTEGER, MAX_COUNT, u64::MAX];
     let near = (prop::sample::select(edges.to_vec()), -2..=2i64)
@@ -132,7 +132,7 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Every call of a history is decided first, and only then made.
+/// Decides on every call before it is made.
 fn deciding_changes_nothing_in(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(history.algorithm);
     for call in &history.calls {
@@ -155,16 +155,16 @@ proptest! {
     }
 
     #[test]
-    fn a_limiter_and_the_one_of_its_bytes_live_on_alike(history in history(small()), cut: Index) {
-        lives_on_unchanged(&history, cut)?;
+    fn a_limiter_and_its_decoded_copy_behave_alike(history in history(small()), cut: Index) {
+        behaves_alike_after_loading(&history, cut)?;
     }
 
     #[test]
-    fn a_limiter_of_huge_figures_and_the_one_of_its_bytes_live_on_alike(
+    fn a_limiter_of_huge_figures_and_its_decoded_copy_behave_alike(
         history in history(huge()),
         cut: Index,
     ) {
-        lives_on_unchanged(&history, cut)?;
+        behaves_alike_after_loading(&history, cut)?;
     }
 }
 
@@ -172,24 +172,24 @@ proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn random_bytes_are_refused_or_the_one_form_of_something(
+    fn random_bytes_are_refused_or_round_trip(
         head in prop_oneof![Just(vec![]), (0..=4u8).prop_map(|tag| vec![1, tag])],
         rest in vec(any::<u8>(), 0..40),
     ) {
-        refused_or_the_one_form(&[head, rest].concat())?;
+        refused_or_round_trips(&[head, rest].concat())?;
     }
 
     #[test]
-    fn impossible_figures_are_refused(bytes in plausible()) {
-        refused_or_the_one_form(&bytes)?;
+    fn bytes_with_extreme_figures_are_refused_or_round_trip(bytes in plausible()) {
+        refused_or_round_trips(&bytes)?;
     }
 
     #[test]
-    fn damaged_bytes_are_refused_or_the_one_form_of_something_else(
+    fn damaged_bytes_are_refused_or_round_trip(
         history in prop_oneof![history(small()).boxed(), history(huge()).boxed()],
         damage in vec(damage(), 1..4),
     ) {
-        refused_or_the_one_form(&damaged(encode(&history.limiter()), &damage))?;
+        refused_or_round_trips(&damaged(encode(&history.limiter()), &damage))?;
     }
 }
 
@@ -201,13 +201,13 @@ fn encoded(tag: u8, figures: &[u64]) -> Vec<u8> {
     [1, tag].into_iter().chain(figures.iter().copied().flat_map(integer)).collect()
 }
 
-/// Counters of `count` windows, each of one unit.
+/// Counters of `count` windows, one unit each.
 fn many(count: u64) -> Vec<u64> {
     (1..=count).flat_map(|window| [window, 0, 1]).collect()
 }
 
 #[test]
-fn what_a_limiter_can_hold_is_decoded_up_to_its_last_figure() {
+fn the_largest_valid_figures_round_trip() {
     let longest = WindowMs::MAX.get();
     for (tag, figures) in [
         (FIXED, vec![longest, MAX_SAFE_INTEGER / longest, MAX_COUNT]),
@@ -227,7 +227,7 @@ fn what_a_limiter_can_hold_is_decoded_up_to_its_last_figure() {
 }
 
 #[test]
-fn what_no_limiter_can_hold_is_refused() {
+fn bytes_that_no_limiter_encodes_to_are_refused() {
     let longest = WindowMs::MAX.get();
     for (why, tag, figures) in [
         ("a tag before the first", 0, vec![10, 0, 1]),
@@ -251,7 +251,7 @@ fn what_no_limiter_can_hold_is_refused() {
         ("too many units", SLIDING, vec![10, 1, MAX_COUNT + 1, 0]),
         ("too many units", SLIDING, vec![10, 1, 0, MAX_COUNT + 1]),
         ("equal windows", FIXED, vec![10, 0, 1, 10, 0, 1]),
-        ("windows in another order", FIXED, vec![11, 0, 1, 10, 0, 1]),
+        ("windows out of order", FIXED, vec![11, 0, 1, 10, 0, 1]),
         ("too many windows", FIXED, many(9)),
         ("no entry", LOG, vec![]),
         ("no entry", LOG, vec![10]),
@@ -277,8 +277,8 @@ fn what_no_limiter_can_hold_is_refused() {
         ("no tag", &[1]),
         ("another version", &[0, FIXED, 10, 0, 1]),
         ("another version", &[2, FIXED, 10, 0, 1]),
-        ("a longer form of a number", &[1, FIXED, 10, 0x80, 0, 1]),
-        ("a number cut short", &[1, FIXED, 10, 0, 0x81]),
+        ("a padded number", &[1, FIXED, 10, 0x80, 0, 1]),
+        ("a truncated number", &[1, FIXED, 10, 0, 0x81]),
         ("a number of 65 bits", &[1, FIXED, 10, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]),
     ] {
         assert!(decode(bytes).is_err(), "{why}");

@@ -1,4 +1,4 @@
-//! Calls of one key, and what a command does with each: by the limiter, and by the model of it.
+//! Calls on one key, and what a command does with each: by the limiter, and by the model.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub struct Call {
     pub quotas: Vec<Quota>,
     pub cost: i64,
     pub now: u64,
-    /// Whether it names its time in AT, or is made while the clock shows it.
+    /// Whether `now` is named in AT, or is the clock's time.
     pub at: bool,
 }
 
@@ -25,7 +25,7 @@ pub enum Act {
     Peek,
     Take,
     Force,
-    /// FORCE, so many times over: the way to counts that saturate and, apart, to long logs.
+    /// FORCE, repeated: makes counts saturate or, with time in between, logs long.
     Flood {
         times: u32,
         apart_ms: u64,
@@ -39,7 +39,7 @@ pub struct History {
 }
 
 impl History {
-    /// The limiter that is left by it.
+    /// The limiter after all calls.
     pub fn limiter(&self) -> Limiter {
         let mut limiter = Limiter::new(self.algorithm);
         for call in &self.calls {
@@ -48,7 +48,7 @@ impl History {
         limiter
     }
 
-    /// Every window that is named in it, and the time of its last call.
+    /// The distinct windows of all calls, and the time of the last call.
     pub fn windows_and_end(&self) -> (Vec<u64>, u64) {
         let quotas = self.calls.iter().flat_map(|call| &call.quotas);
         let mut windows: Vec<u64> = quotas.map(|quota| quota.window().get()).collect();
@@ -58,20 +58,20 @@ impl History {
     }
 }
 
-/// What comes of a call: its reply, and whether it goes to replicas.
+/// The reply to a call, and whether it is replicated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answer {
     pub verdict: Verdict,
-    /// As of when it changed anything, if it did.
+    /// The time it was applied as of, if it changed anything.
     pub changed: Option<u64>,
 }
 
-/// What a command does between its arguments and its reply; an emptied key is deleted.
+/// Does what a command does between its arguments and its reply. An emptied key is deleted.
 pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
     answer_and_expire(limiter, &mut None, call)
 }
 
-/// The same by a clock that shows the time of each call; moves the end of the key's time to live.
+/// The same, with the clock at the time of each call. Updates the key's expiry too.
 pub fn answer_and_expire(
     limiter: &mut Limiter,
     expires_at: &mut Option<UnixMs>,
@@ -100,11 +100,11 @@ fn answer_to<Q: Quotas>(
         let (verdict, outcome) =
             limiter.take(algorithm, quotas, cost, call.forces(), time).map_err(|error| match error {
                 TakeError::TooManyWindows => TooManyWindows,
-                TakeError::OtherAlgorithm(_) => unreachable!("it is its own"),
+                TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
             })?;
-        let touch = outcome.touch(time);
-        if touch.may_move_expiry() {
-            let expiry = touch.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
+        let facts = outcome.expiry_facts(time);
+        if facts.may_move_expiry() {
+            let expiry = facts.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
             limiter.set_source(expiry.source);
             *expires_at = expiry.moves_to.or(*expires_at);
         }
@@ -121,21 +121,21 @@ fn answer_to<Q: Quotas>(
     Ok(answer)
 }
 
-/// What a request would be told.
+/// The verdict that a request would get.
 pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict {
     let cost = Cost::new(cost).expect("a cost");
     let time = Time { clock: UnixMs::saturating(now), at: None };
-    limiter.peek(&quota_list(quotas), cost, time).expect("no more windows than fit").0
+    limiter.peek(&quota_list(quotas), cost, time).expect("the windows fit").0
 }
 
-/// Decides on a call, looks at all that is to be said of it, and does not make it.
+/// Decides on a call and reads the whole decision, without committing it.
 pub fn decide(limiter: &mut Limiter, call: &Call) {
     let cost = Cost::new(call.cost).expect("a cost");
     let quotas = quota_list(&call.quotas);
     if let Ok(decision) = limiter.decide(limiter.algorithm(), &quotas, cost, call.time(call.now)) {
         assert_eq!(decision.verdict().limited, decision.limited());
-        let told = (0..).map_while(|tier| decision.verdict_of(tier));
-        assert_eq!(told.count(), quotas.len());
+        let verdicts = (0..).map_while(|tier| decision.verdict_of(tier));
+        assert_eq!(verdicts.count(), quotas.len());
     }
 }
 
@@ -147,12 +147,12 @@ pub fn quota(limit: u64, window: WindowMs) -> Quota {
     Quota::new(limit, window).expect("a limit")
 }
 
-/// The answer of the model.
+/// The model's answer.
 pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
     let Call { quotas, cost, .. } = call;
     let (mut limited, mut changed) = (false, None);
     for now in call.times() {
-        model.make_sure_of_room(quotas, *cost, now)?;
+        model.check_windows_fit(quotas, *cost, now)?;
         limited = model.refuses(quotas, *cost, now);
         changed = if call.counts(limited) { model.record(quotas, *cost, now, call.at) } else { None };
     }
@@ -173,13 +173,13 @@ impl Call {
         Time { clock: now, at: self.at.then_some(now) }
     }
 
-    /// When it is made, each time that it is.
+    /// The times of all its repetitions.
     fn times(&self) -> impl Iterator<Item = u64> + use<> {
         let (now, (times, apart_ms)) = (self.now, self.repeats());
         (0..u64::from(times)).map(move |i| (now + i * apart_ms).min(MAX_SAFE_INTEGER))
     }
 
-    /// When it is made last.
+    /// The time of its last repetition.
     pub fn end(&self) -> u64 {
         self.times().last().unwrap_or(self.now)
     }
@@ -189,7 +189,7 @@ impl Call {
     }
 }
 
-/// As it would be typed, so that a failing history can be read and tried.
+/// Formats the command, so that a failing history can be read and tried.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(if self.act == Act::Peek { "RL.PEEK key" } else { "RL.<algorithm> key" })?;
@@ -205,7 +205,7 @@ impl fmt::Debug for Call {
     }
 }
 
-/// All that can be seen of a key is the same, in each of `windows` and as RL.INFO shows it.
+/// Asserts that limiter and model agree on all that is visible: on `windows`, and on what RL.INFO shows.
 #[track_caller]
 pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) {
     let at = UnixMs::saturating(now);
@@ -219,7 +219,7 @@ pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64)
     assert_eq!(limiter.is_ahead_of(at), model.is_ahead_of(now), "of {now}");
 }
 
-/// Nothing counts any more in what the model holds.
+/// Whether nothing in the model counts any more.
 pub fn counts_nothing(model: &Model, now: u64) -> bool {
     model.windows(now).iter().all(|state| state.used == 0)
 }

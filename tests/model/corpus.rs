@@ -1,5 +1,4 @@
-//! The inputs in `fuzz/corpus`, with which the fuzzer has reached every part of the code, and those
-//! that it found a fault with.
+//! Replays `fuzz/corpus`: inputs that cover the code, and inputs that once showed a fault.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +10,7 @@ fn try_all(target: &str, check: impl Fn(&[u8])) {
     let inputs = fs::read_dir(folder).expect("a corpus");
     let tried = inputs.map(|input| {
         let input = input.expect("an entry").path();
-        // Shown when it fails.
+        // Shown on failure.
         println!("{}", input.display());
         check(&fs::read(input).expect("a file"));
     });
@@ -19,16 +18,16 @@ fn try_all(target: &str, check: impl Fn(&[u8])) {
 }
 
 #[test]
-fn the_parser_reads_all_that_the_fuzzer_has_found_as_the_docs_say() {
+fn the_parser_agrees_with_the_docs_on_the_fuzzers_corpus() {
     try_all("parser", parser::check);
 }
 
 #[test]
-fn the_decoder_refuses_or_keeps_all_that_the_fuzzer_has_found() {
+fn the_decoder_refuses_or_round_trips_the_fuzzers_corpus() {
     try_all("decoder", decoder::check);
 }
 
 #[test]
-fn calls_that_the_fuzzer_has_found_are_answered_as_the_model_does() {
+fn calls_in_the_fuzzers_corpus_get_the_models_replies() {
     try_all("operations", operations::check);
 }

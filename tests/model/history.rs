@@ -9,10 +9,10 @@ use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, WindowMs};
 
 use crate::calls::{Act, Call, History};
 
-/// Which histories are drawn.
+/// The distribution of random histories.
 pub struct Shape {
     pub algorithms: &'static [Algorithm],
-    /// Lengths of the windows, in milliseconds, and how many different ones a history has.
+    /// Window lengths in milliseconds, and how many different ones a history has.
     pub window: BoxedStrategy<u64>,
     pub windows: RangeInclusive<usize>,
     pub tiers: RangeInclusive<usize>,
@@ -24,13 +24,12 @@ pub struct Shape {
     pub calls: Range<usize>,
 }
 
-/// How much later than the call before a call comes, or how much earlier.
+/// The time from one call to the next, possibly negative: some quarters of a window, plus some milliseconds.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// So many quarters of one of the windows, ...
     pub quarters: i64,
+    /// Chooses the window.
     pub of: Index,
-    /// ... and so many milliseconds.
     pub ms: i64,
 }
 
@@ -43,7 +42,7 @@ pub fn pace(
 
 pub const ALL: &[Algorithm] = &Algorithm::ALL;
 
-/// Small figures: nearly every call meets a limit, an edge of a window, or both.
+/// Small figures, so that nearly every call meets a limit, the edge of a window, or both.
 pub fn small() -> Shape {
     Shape {
         algorithms: ALL,
@@ -87,13 +86,13 @@ pub fn huge() -> Shape {
     }
 }
 
-/// Numbers of every length in bits alike, and the last few before `max`.
+/// Numbers with every bit length equally likely, and the last few before `max`.
 fn up_to(max: u64) -> impl Strategy<Value = u64> {
     let of_length = (0..max.ilog2(), any::<u64>()).prop_map(|(bits, number)| number & ((2 << bits) - 1));
     prop_oneof![8 => of_length, 1 => max - 3..=max].prop_map(move |number| number.min(max))
 }
 
-/// More window lengths than a key has room for.
+/// More window lengths than fit into a key.
 pub fn crowded() -> Shape {
     Shape {
         algorithms: &[Algorithm::Fixed, Algorithm::Sliding],
@@ -107,7 +106,7 @@ pub fn crowded() -> Shape {
 
 pub fn history(shape: Shape) -> impl Strategy<Value = History> {
     let tier = (any::<Index>(), shape.limit);
-    // As of how many thousandths of a window ago units are given back, where it is not as of now.
+    // How long ago units are given back as of, in thousandths of a window.
     let ago = prop_oneof![Just(0), 0..1_100u64];
     let step = (shape.act, vec(tier, shape.tiers), shape.cost, shape.pace, any::<bool>(), ago);
     let parts = (
@@ -133,7 +132,7 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
             if looks_back {
                 now = clock.saturating_sub((u128::from(window) * u128::from(ago) / 1_000) as u64);
             }
-            // A peek looks ahead, a refund back, and the next call comes as if it had not been.
+            // A peek may look ahead and a refund back; they do not move the time of the next call.
             if act != Act::Peek && !looks_back {
                 clock = now;
             }

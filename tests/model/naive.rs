@@ -1,7 +1,7 @@
-//! The three algorithms as docs/algorithms.md words them. Nothing here is fast, nothing is rounded twice,
-//! and no wait has a formula: it is looked for.
+//! The three algorithms as docs/algorithms.md describes them: slow, and without a formula for any wait, which is
+//! found by search.
 //!
-//! All figures are `i128`, so that no sum, product or difference can overflow.
+//! All figures are `i128`, so that nothing can overflow.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,20 @@ use redis_rl::limiter::{Algorithm, Parts, Quota, TooManyWindows, Verdict, Window
 const MAX_COUNT: i128 = (1 << 63) - 1;
 const MAX_LIVE_WINDOWS: usize = 8;
 
-/// A log of more older timestamps than this forgets what FORCE put beyond the limit.
-const FORGETFUL_ABOVE: usize = 1024;
+/// A log with more older timestamps than this drops what FORCE counted beyond the limit.
+const FORGET_ABOVE_ENTRIES: usize = 1024;
 
-/// How the first millisecond is found at which something fits.
+/// How to find the first millisecond at which something fits.
 #[derive(Clone, Copy, Debug)]
 pub enum Search {
-    /// By trying one after the other: sure, and too slow for windows of years.
+    /// One after the other: certain, but too slow for windows of years.
     EveryMs,
-    /// By halving: what counts only shrinks while no call comes. That it does is seen where every
-    /// millisecond is tried.
+    /// By bisection, since counts only shrink between calls. The tests with `EveryMs` show that they do.
     Halving,
 }
 
 impl Search {
-    /// The first number from 0 on that `fits`.
+    /// The smallest number that `fits`.
     pub fn first(self, fits: impl Fn(u64) -> bool) -> u64 {
         match self {
             Search::EveryMs => (0..).find(|&ms| fits(ms)).expect("every window ends"),
@@ -57,7 +56,7 @@ enum State {
     Log(Log),
 }
 
-/// RL.FIXED and RL.SLIDING: for each window length, what was counted in which of its windows.
+/// RL.FIXED and RL.SLIDING: the units in each window, for each window length.
 #[derive(Clone, Debug)]
 struct Windows {
     sliding: bool,
@@ -66,7 +65,7 @@ struct Windows {
 
 #[derive(Clone, Debug)]
 struct Counted {
-    /// Number of the latest window that was counted in: time never runs back from there.
+    /// Number of the latest window counted in. Time never runs back from there.
     latest: i128,
     /// Units by window number.
     units: BTreeMap<i128, i128>,
@@ -115,14 +114,14 @@ impl Windows {
         self.lengths.keys().copied().filter(move |&window| self.is_live(window, now))
     }
 
-    fn has_room_for(&self, quotas: &[Quota], now: i128) -> bool {
+    fn windows_fit(&self, quotas: &[Quota], now: i128) -> bool {
         let mut windows: Vec<i128> = self.live(now).chain(quotas.iter().map(window_of)).collect();
         windows.sort();
         windows.dedup();
         windows.len() <= MAX_LIVE_WINDOWS
     }
 
-    /// Returns whether any were counted: a full count takes no more.
+    /// Returns whether any were counted: a saturated count takes no more.
     fn take(&mut self, window: i128, units: i128, now: i128) -> bool {
         let number = self.number(window, now);
         let before = self.units(window, number);
@@ -131,7 +130,7 @@ impl Windows {
             return false;
         }
         if !self.lengths.contains_key(&window) {
-            // A new length sends away those that cannot count any more.
+            // A new length removes those that no longer count.
             let live: Vec<i128> = self.live(now).collect();
             self.lengths.retain(|window, _| live.contains(window));
         }
@@ -139,8 +138,8 @@ impl Windows {
         true
     }
 
-    /// Takes from the window of `as_of` and, if sliding, from the one before, as far as they count
-    /// as of then. Returns whether there were any units to refund.
+    /// Takes units from the window of `as_of` and, if sliding, from the one before, if they count at that time.
+    /// Returns whether there were any.
     fn refund(&mut self, window: i128, units: i128, as_of: i128) -> bool {
         let (number, named) = (self.number(window, as_of), as_of / window);
         let counting = if self.sliding { number - 1..=number } else { number..=number };
@@ -171,7 +170,7 @@ impl Windows {
         counted.units.insert(number, units);
     }
 
-    /// Whether one of its windows begins later than `now`.
+    /// Whether one of its windows begins after `now`.
     fn is_ahead_of(&self, now: i128) -> bool {
         self.lengths.iter().any(|(window, counted)| counted.latest * window > now)
     }
@@ -183,7 +182,7 @@ impl Log {
         self.entries.last().map_or(now, |newest| newest.0.max(now))
     }
 
-    /// The entries that are in a window which ends at `now`.
+    /// The entries in the window that ends at `now`.
     fn within(&self, window: i128, now: i128) -> impl Iterator<Item = &(i128, i128)> {
         let now = self.read(now);
         self.entries.iter().filter(move |(at, _)| *at > now - window)
@@ -193,13 +192,13 @@ impl Log {
         self.within(window, now).map(|(_, units)| units).sum()
     }
 
-    /// The longest window, those that a call names among them.
+    /// The longest window so far, those in `quotas` included.
     fn keep_with(&self, quotas: &[Quota]) -> i128 {
         let keep = if self.entries.is_empty() { 0 } else { self.keep };
         keep.max(longest(quotas))
     }
 
-    /// Returns whether any were counted: a full log takes no more.
+    /// Returns whether any were counted: a saturated log takes no more.
     fn take(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
         let keep = self.keep_with(quotas);
         let units = units.min(MAX_COUNT - self.used(keep, now));
@@ -220,16 +219,15 @@ impl Log {
         true
     }
 
-    /// Forgets the oldest entry if enough are still there after it.
+    /// Drops the oldest entry if `enough` units remain.
     fn forget_beyond(&mut self, enough: i128) {
         let units: i128 = self.entries.iter().map(|(_, units)| units).sum();
-        if self.entries.len() > FORGETFUL_ABOVE + 1 && units - self.entries[0].1 >= enough {
+        if self.entries.len() > FORGET_ABOVE_ENTRIES + 1 && units - self.entries[0].1 >= enough {
             self.entries.remove(0);
         }
     }
 
-    /// Takes units that were counted at `as_of` or before and still count. Returns whether there were
-    /// any.
+    /// Takes units that were counted at `as_of` or before and still count. Returns whether there were any.
     fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128) -> bool {
         let oldest = self.read(as_of) - self.keep_with(quotas);
         let mut left = units;
@@ -255,7 +253,7 @@ impl Model {
         Model { state, search }
     }
 
-    /// A log of these entries of (time, units), kept for the longest window.
+    /// A log of these (time, units) entries, kept for `longest`.
     pub fn of_log(entries: &[(u64, u64)], longest: WindowMs, search: Search) -> Model {
         let entries = entries.iter().map(|&(at, units)| (i128::from(at), i128::from(units))).collect();
         Model { state: State::Log(Log { entries, keep: i128::from(longest.get()) }), search }
@@ -280,10 +278,10 @@ impl Model {
             && i128::from(self.used(quota.window().get(), now)) + i128::from(cost) > i128::from(quota.limit())
     }
 
-    /// Counts or gives back in all tiers, or in none. Returns as of when, if that changed anything.
+    /// Counts or gives back in all tiers, or in none. Returns the time it was applied as of, if anything changed.
     pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<u64> {
         let units = i128::from(cost).abs();
-        // Units are given back as of the time in AT, or of the newest that there is.
+        // Units are given back as of AT, or else as of the key's newest time.
         let as_of = if cost > 0 || at { now } else { now.max(self.newest()) };
         let when = i128::from(as_of);
         let changed = match &mut self.state {
@@ -313,22 +311,22 @@ impl Model {
         })
     }
 
-    /// A request that takes units is an error if its windows do not fit into the key.
-    pub fn make_sure_of_room(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TooManyWindows> {
+    /// A request that takes units fails if its windows do not fit into the key.
+    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TooManyWindows> {
         match &self.state {
-            State::Windows(windows) if cost > 0 && !windows.has_room_for(quotas, i128::from(now)) => {
+            State::Windows(windows) if cost > 0 && !windows.windows_fit(quotas, i128::from(now)) => {
                 Err(TooManyWindows)
             }
             _ => Ok(()),
         }
     }
 
-    /// What the request is answered, as things stand.
+    /// The reply to the request in the current state.
     pub fn verdict(&self, quotas: &[Quota], cost: i64, now: u64, limited: bool) -> Verdict {
         let remaining = |quota: &Quota| quota.limit().saturating_sub(self.used(quota.window().get(), now));
         let mut tier = quotas[0];
         for quota in &quotas[1..] {
-            // Only a better one takes the place of an earlier one.
+            // On a tie, the earlier tier is shown.
             let better = if limited {
                 self.wait_of_tier(quota, cost, now) > self.wait_of_tier(&tier, cost, now)
             } else {
@@ -349,7 +347,7 @@ impl Model {
         }
     }
 
-    /// Milliseconds until one tier allows the request; the largest number if it never does.
+    /// Milliseconds until the tier allows the request; `u64::MAX` if it never does.
     fn wait_of_tier(&self, quota: &Quota, cost: i64, now: u64) -> u64 {
         if i128::from(cost) > i128::from(quota.limit()) {
             return u64::MAX;
@@ -357,7 +355,7 @@ impl Model {
         self.search.first(|ms| !self.tier_refuses(quota, cost, now + ms))
     }
 
-    /// What RL.INFO shows.
+    /// The windows as RL.INFO shows them.
     pub fn windows(&self, now: u64) -> Vec<WindowUsage> {
         let windows: Vec<i128> = match &self.state {
             State::Windows(windows) => windows.live(i128::from(now)).collect(),
@@ -376,7 +374,7 @@ impl Model {
         windows.into_iter().map(state).collect()
     }
 
-    /// What a sliding window is made of.
+    /// The two counts of a sliding window.
     fn parts(&self, window: u64, now: u64) -> Option<Parts> {
         let (window, now) = (i128::from(window), i128::from(now));
         match &self.state {
@@ -388,7 +386,7 @@ impl Model {
         }
     }
 
-    /// Of a log, the distinct timestamps in its longest window.
+    /// For a log, the number of distinct timestamps in its longest window.
     pub fn entries(&self, now: u64) -> Option<u64> {
         match &self.state {
             State::Windows(_) => None,
@@ -403,7 +401,7 @@ impl Model {
         }
     }
 
-    /// Whether it counted something at a time later than `now`.
+    /// Whether it counted anything later than `now`.
     pub fn is_ahead_of(&self, now: u64) -> bool {
         match &self.state {
             State::Windows(windows) => windows.is_ahead_of(i128::from(now)),

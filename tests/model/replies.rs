@@ -1,4 +1,4 @@
-//! Every reply of a history is the model's, and so is all that RL.INFO shows after it.
+//! Every reply in a history equals the model's, and so does what RL.INFO shows afterwards.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(cases(800))]
 
     #[test]
-    fn every_reply_is_the_one_that_the_model_finds_by_trying_every_millisecond(history in history(small())) {
+    fn every_reply_equals_that_of_a_model_which_tries_every_millisecond(history in history(small())) {
         agree(&history, Search::EveryMs)?;
     }
 
@@ -43,7 +43,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_that_is_sent_what_changed_and_counts_it_by_force_holds_the_same(
+    fn a_replica_that_forces_each_replicated_change_holds_the_same(
         history in history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
     ) {
         let mut limiter = Limiter::new(history.algorithm);
@@ -74,8 +74,7 @@ fn long_log() -> Shape {
     }
 }
 
-/// The same with everything in it that FORCE and giving back can do. There must be much of FORCE,
-/// and little of the rest, for a log to be so long that it forgets.
+/// The same with FORCE and refunds. Mostly FORCE, so that the log grows long enough to drop units.
 fn long_log_of_all_kinds() -> Shape {
     Shape {
         window: (3_000..8_000u64).boxed(),
@@ -97,8 +96,7 @@ fn long_log_of_all_kinds() -> Shape {
     }
 }
 
-/// A log that grows out of the short form and comes back, again and again: by units that expire, that are
-/// given back, and that are too many for it.
+/// A log that repeatedly outgrows the short form and returns to it, through expiry, refunds and large costs.
 pub fn at_the_edge() -> Shape {
     Shape {
         window: (2_000..20_000u64).boxed(),
@@ -122,14 +120,14 @@ pub fn at_the_edge() -> Shape {
     }
 }
 
-/// Whether each call is refused, how many entries it leaves, and at a few of them everything.
+/// Compares the verdict and the number of entries after every call, and everything after some.
 fn agree_on_a_long_log(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(Algorithm::Log);
     let mut model = Model::new(Algorithm::Log, Search::Halving);
     let (windows, end) = history.windows_and_end();
     for (i, call) in history.calls.iter().enumerate() {
         let refuses = model.refuses(&call.quotas, call.cost, call.now);
-        let reply = answer(&mut limiter, call).expect("room for its windows").verdict;
+        let reply = answer(&mut limiter, call).expect("the windows fit").verdict;
         prop_assert_eq!(reply.limited, refuses, "reply to call {}: {:?}", i, call);
         if call.counts(refuses) {
             model.record(&call.quotas, call.cost, call.now, call.at);
@@ -156,7 +154,7 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn a_log_between_its_two_forms_answers_as_the_model_does(history in history(at_the_edge())) {
+    fn a_log_that_changes_its_form_replies_like_the_model(history in history(at_the_edge())) {
         agree_on_a_long_log(&history)?;
     }
 }
@@ -165,16 +163,16 @@ proptest! {
     #![proptest_config(cases(6))]
 
     #[test]
-    fn a_long_log_answers_as_the_model_does(history in history(long_log())) {
+    fn a_long_log_replies_like_the_model(history in history(long_log())) {
         agree_on_a_long_log(&history)?;
     }
 
     #[test]
-    fn a_long_log_forgets_what_the_model_forgets(history in history(long_log_of_all_kinds())) {
+    fn a_long_log_drops_the_units_that_the_model_drops(history in history(long_log_of_all_kinds())) {
         agree_on_a_long_log(&history)?;
     }
 
-    /// Its own times: a clock that steps back is read as the newest time so far.
+    /// Times before the newest one are read as that one.
     #[test]
     fn a_log_never_admits_more_than_its_limit_in_any_span_of_a_window(
         history in history(Shape { windows: 1..=1, tiers: 1..=1, ..long_log() }),
@@ -201,7 +199,7 @@ proptest! {
 }
 
 #[test]
-fn a_flood_of_forced_calls_saturates_and_stays_there() {
+fn a_flood_of_forced_calls_saturates_the_count() {
     for algorithm in ALL {
         let longest = quota(1, WindowMs::MAX);
         let flood = Call {

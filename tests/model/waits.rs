@@ -1,4 +1,4 @@
-//! What waits promise, without a model: the same limiter asked again at later times.
+//! Waits are exact, without a model: the same limiter is queried at later times.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -8,7 +8,7 @@ use crate::calls::{Call, History, peek};
 use crate::cases;
 use crate::history::{history, huge, small};
 
-/// Which of the milliseconds of a wait are tried.
+/// Chooses the milliseconds of a wait to try.
 type Tried = fn(u64) -> Vec<u64>;
 
 fn all(wait_ms: u64) -> Vec<u64> {
@@ -19,7 +19,7 @@ fn first_and_last(wait_ms: u64) -> Vec<u64> {
     if wait_ms == 0 { vec![] } else { vec![0, wait_ms / 2, wait_ms - 1] }
 }
 
-/// The last call of a history is only asked, not counted: is what it is told true?
+/// Peeks with the last call of a history, and checks the waits that it gets.
 fn waits_are_exact(history: &History, tried: Tried) -> TestCaseResult {
     let mut earlier = history.clone();
     let Call { quotas, cost, now, .. } = earlier.calls.pop().expect("a history has a call");
@@ -40,7 +40,7 @@ fn waits_are_exact(history: &History, tried: Tried) -> TestCaseResult {
         }
     }
 
-    // The figures are of one tier, but there may be several of its limit.
+    // The figures are those of one tier, but several may have its limit.
     let exact = |quota: &Quota| {
         let refuses = |ms| refuses(&[*quota], quota.limit() as i64, ms);
         waits(&refuses, verdict.reset_after_ms, now, tried)
@@ -55,7 +55,7 @@ fn waits_are_exact(history: &History, tried: Tried) -> TestCaseResult {
     Ok(())
 }
 
-/// Refused at each millisecond before, allowed then.
+/// Refused at each millisecond before the wait is over, allowed then.
 fn waits(refuses: &dyn Fn(u64) -> bool, wait_ms: u64, now: u64, tried: Tried) -> TestCaseResult {
     for ms in tried(wait_ms).into_iter().filter(|ms| now + ms <= MAX_SAFE_INTEGER) {
         prop_assert!(refuses(ms), "allowed {} ms after {}, before {}", ms, now, wait_ms);
@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(cases(1200))]
 
     #[test]
-    fn waiting_exactly_the_wait_is_enough_and_no_millisecond_less_is(history in history(small())) {
+    fn waiting_exactly_the_wait_is_enough_and_one_ms_less_is_not(history in history(small())) {
         waits_are_exact(&history, all)?;
     }
 
@@ -85,14 +85,14 @@ proptest! {
     }
 
     #[test]
-    fn a_key_of_huge_figures_lives_as_long_as_it_must(history in history(huge())) {
+    fn a_key_of_huge_figures_lives_until_nothing_in_it_counts(history in history(huge())) {
         lives_long_enough(&history)?;
     }
 }
 
 fn lives_long_enough(history: &History) -> TestCaseResult {
     let limiter = history.limiter();
-    // As of its own time: no call was later.
+    // At its own time: no call was later.
     let now = history.calls.iter().map(|call| call.now).max().unwrap_or(0);
     let lifetime = limiter.lifetime(UnixMs::saturating(now), 0).ms;
     match limiter.counters() {

@@ -5,7 +5,7 @@ use redis::Value;
 
 use crate::refusals::{AT, LIMIT, SYNTAX, WINDOW, WRONGTYPE};
 
-/// What RL.ALL replies.
+/// The reply to RL.ALL, parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllReply {
     pub limited: i64,
@@ -27,7 +27,7 @@ impl AllReply {
     }
 }
 
-/// The reply to RL.ALL.
+/// Calls RL.ALL and parses its reply.
 #[track_caller]
 pub fn all(server: &Server, line: &str) -> AllReply {
     AllReply::of(&server.value(line))
@@ -100,7 +100,7 @@ fn force_counts_every_row_even_if_some_refuse() {
     );
     assert_eq!(server.integer("DBSIZE"), 3);
 
-    // The same request would now be refused by a row that allowed it.
+    // The same request is now refused by a row that allowed it.
     let line = "RL.ALL full FIXED 3 1m 2 later LOG 1 2m 1 FORCE AT 1";
     let reply = all(&server, line);
     assert_eq!(reply.rows.iter().map(|row| row[0]).collect::<Vec<_>>(), [1, 0]);
@@ -112,7 +112,7 @@ fn force_counts_every_row_even_if_some_refuse() {
 }
 
 #[test]
-fn a_cost_of_zero_only_looks() {
+fn a_row_of_cost_zero_counts_nothing_and_never_refuses() {
     let server = Server::start();
     server.value("RL.LOG full 1 1m AT 0");
     let before = server.digest();
@@ -122,7 +122,7 @@ fn a_cost_of_zero_only_looks() {
     assert_eq!(server.digest(), before);
 
     let reply = all(&server, "RL.ALL full LOG 1 1m 0 counted FIXED 5 1m 2 AT 10");
-    assert_eq!(reply.limited, 0, "a row that looks does not refuse");
+    assert_eq!(reply.limited, 0, "a row of cost 0 does not refuse");
     assert_eq!(server.figures("RL.PEEK counted 5 1m AT 10")[2], 3);
     assert_eq!(server.integer("DBSIZE"), 2);
 }
@@ -140,10 +140,10 @@ fn a_negative_cost_gives_back_and_never_refuses() {
     assert_eq!((reply.limited, reply.retry_after), (0, -1));
     let remaining: Vec<i64> = reply.rows.iter().map(|row| row[2]).collect();
     assert_eq!(remaining, [1, 5, 0, 5]);
-    assert_eq!(server.integer("EXISTS RL.SLIDING none"), 0, "nothing is left to remember");
+    assert_eq!(server.integer("EXISTS RL.SLIDING none"), 0, "an emptied key is deleted");
     assert_eq!(server.figures("RL.PEEK RL.LOG 9 1m AT 1")[2], 1);
 
-    // Giving back in one row and taking in another are one request: refused, it gives nothing back.
+    // A request that gives back in one row and is refused in another gives nothing back.
     let before = server.digest();
     assert_eq!(all(&server, "RL.ALL RL.FIXED FIXED 5 1m -1 RL.LOG LOG 8 1m 1 AT 1").limited, 1);
     assert_eq!(server.digest(), before);
@@ -185,13 +185,13 @@ fn both_protocols_get_the_same_arrays_of_integers() {
 }
 
 #[test]
-fn at_is_the_time_that_it_was_decided_at() {
+fn at_in_the_reply_is_the_time_of_the_decision() {
     let now = 1_900_000_000_123;
     let server = Server::with_clock_at(now, &[]);
     assert_eq!(all(&server, "RL.ALL a FIXED 1 1h 1 b LOG 1 1h 1").at, now);
     assert_eq!(all(&server, "RL.ALL a FIXED 1 1h 1 b LOG 1 1h 1").at, now, "limited too");
     assert_eq!(all(&server, "RL.ALL a FIXED 1 1h 1 AT 7").at, 7);
-    // A key that was written with a later time counts as of that.
+    // A key written with a later time counts as of that time.
     server.value(&format!("RL.LOG ahead 9 1h AT {}", now + 5_000));
     assert_eq!(all(&server, "RL.ALL ahead LOG 9 1h 1 c LOG 9 1h 1").at, now + 5_000);
 }
@@ -205,7 +205,7 @@ fn up_to_64_rows_and_up_to_8_of_one_key_are_accepted() {
     let reply = all(&server, &format!("RL.ALL{} AT 0", rows(64)));
     assert_eq!(reply.rows.len(), 64);
     assert_eq!(server.integer("DBSIZE"), 64);
-    // 8 keys of 8 tiers, named in turns.
+    // 8 keys of 8 tiers, interleaved.
     let tiers: String = (1..=8)
         .flat_map(|tier| (0..8).map(move |key| format!(" key{key} FIXED {} {tier}s 1", 10 * tier + key)))
         .collect();
@@ -226,7 +226,7 @@ pub const ROWS_DIFFER: &str = "ERR rows of one key must have the same algorithm 
 pub const ROWS_OF_A_WINDOW: &str = "ERR window must be different in each row of one key";
 pub const LIVE_WINDOWS: &str = "ERR window must be one of at most 8 in a key that still count";
 
-/// A row that is refused beside any other, and why.
+/// Rows that are refused beside any other, and the error.
 const REFUSED_ROWS: [(&str, &str); 24] = [
     ("new fixe 5 10s 1", ALGORITHM),
     ("new RL.FIXED 5 10s 1", ALGORITHM),
@@ -254,7 +254,7 @@ const REFUSED_ROWS: [(&str, &str); 24] = [
     ("both SLIDING 5 9s 1", LIVE_WINDOWS),
 ];
 
-/// Options after a sound row, and why they are refused.
+/// Options after a valid row, and the error.
 const REFUSED_OPTIONS: [(&str, &str); 15] = [
     ("BOGUS", SYNTAX),
     ("AT", SYNTAX),
@@ -269,13 +269,13 @@ const REFUSED_OPTIONS: [(&str, &str); 15] = [
     ("AT FORCE 0", AT),
     ("FORCE AT now", AT),
     ("FORCE FORCE FORCE", SYNTAX),
-    // Five more words are a row.
+    // Five words would be another row.
     ("FORCE AT 0 AT 0", ALGORITHM),
     ("FORCE FIXED 5 10s AT", ROW_COST),
 ];
 
-/// A server with keys of every kind, and rows that every one of its keys allows.
-fn furnished() -> (Server, [&'static str; 4]) {
+/// A server with keys of every kind, and valid rows that all of them allow.
+fn server_and_valid_rows() -> (Server, [&'static str; 4]) {
     let server = Server::start();
     let eight = "9 1s 9 2s 9 3s 9 4s 9 5s 9 6s 9 7s 9 8s";
     pipeline([
@@ -305,7 +305,7 @@ fn assert_refused(server: &Server, line: &str, error: &str) {
 
 #[test]
 fn an_error_changes_nothing_in_any_key_whichever_row_causes_it() {
-    let (server, sound) = furnished();
+    let (server, sound) = server_and_valid_rows();
     for (row, error) in REFUSED_ROWS {
         for place in [0, 2, 4] {
             let mut rows = sound.to_vec();
@@ -318,13 +318,13 @@ fn an_error_changes_nothing_in_any_key_whichever_row_causes_it() {
     for (options, error) in REFUSED_OPTIONS {
         assert_refused(&server, &format!("RL.ALL {} {options}", sound.join(" ")), error);
     }
-    // The rows are as sound as they were meant to be.
+    // The rows themselves are valid.
     assert_eq!(all(&server, &format!("RL.ALL {} AT 0", sound.join(" "))).limited, 0);
 }
 
 #[test]
 fn rows_of_one_key_that_contradict_each_other_are_refused() {
-    let (server, sound) = furnished();
+    let (server, sound) = server_and_valid_rows();
     let nine: String = (1..=9).map(|window| format!(" nine LOG 9 {window}s 1")).collect();
     let sixty_five: String = (0..65).map(|key| format!(" k{key} FIXED 9 1h 1")).collect();
     for (rows, error) in [
@@ -347,8 +347,8 @@ fn rows_of_one_key_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_number_of_words_that_makes_no_rows_gets_the_servers_own_error() {
-    let (server, sound) = furnished();
+fn an_incomplete_row_gets_the_servers_own_error() {
+    let (server, sound) = server_and_valid_rows();
     for words in ["", " a", " a FIXED", " a FIXED 5", " a FIXED 5 10s"] {
         assert_wrong_arity(&server, &format!("RL.ALL{words}"));
     }
@@ -360,7 +360,7 @@ fn a_number_of_words_that_makes_no_rows_gets_the_servers_own_error() {
 #[track_caller]
 fn assert_wrong_arity(server: &Server, line: &str) {
     let before = server.digest();
-    // The name is written as it was registered or as it was called.
+    // Servers differ in how they write the command's name.
     let error = server.error(line).to_lowercase();
     assert_eq!(error, "err wrong number of arguments for 'rl.all' command", "{line}");
     assert_eq!(server.digest(), before, "{line}");
@@ -368,7 +368,7 @@ fn assert_wrong_arity(server: &Server, line: &str) {
 
 #[test]
 fn out_of_memory_nothing_is_counted_in_any_key() {
-    let (server, sound) = furnished();
+    let (server, sound) = server_and_valid_rows();
     server.value("CONFIG SET maxmemory 1");
     for options in ["", " FORCE", " AT 0"] {
         let before = server.digest();
@@ -429,14 +429,14 @@ fn peeks(server: &Server, rows: &[Row], at: i64) -> Vec<Figures> {
 }
 
 #[test]
-fn each_row_answers_what_its_tier_alone_would_and_the_whole_wait_is_exact() {
+fn each_row_replies_what_its_tier_alone_would_and_the_total_wait_is_exact() {
     let [server, single] = [Server::start(), Server::start()];
     let mut random = Random::new(7);
     let (mut at, mut waited) = (1_000_000, 0);
     for _ in 0..1_000 {
         let rows = rows(&mut random);
         at += random.of(&[0, 0, 1, 3, 20, 150, 2_000]);
-        // Now and then late.
+        // Sometimes late.
         let now = at - random.of(&[0, 0, 0, 0, 9, 200]);
         let words: Vec<String> = rows.iter().map(Row::words).collect();
         let words = words.join(" ");
@@ -449,7 +449,7 @@ fn each_row_answers_what_its_tier_alone_would_and_the_whole_wait_is_exact() {
         let reply = all(&server, &line);
         let after = peeks(&server, &rows, now);
 
-        // A key that is ahead of this time counts as of its own.
+        // A key ahead of this time counts as of its own time.
         let latest = if reply.limited == 0 || force { at } else { now };
         assert!((now..=latest).contains(&reply.at), "{line}: {reply:?}");
         assert_eq!(reply.limited, before.iter().map(|row| row[0]).max().unwrap_or(0), "{line}");
@@ -461,7 +461,7 @@ fn each_row_answers_what_its_tier_alone_would_and_the_whole_wait_is_exact() {
             assert_eq!(server.digest(), digest, "{line}");
         }
 
-        // Key by key the same.
+        // The same effect on each key alone.
         if reply.limited == 0 || force {
             let mut keys: Vec<usize> = rows.iter().map(|row| row.key).collect();
             keys.dedup();
@@ -518,7 +518,7 @@ fn on_the_servers_clock_waiting_the_longest_wait_is_enough_and_one_ms_less_is_no
 }
 
 #[test]
-fn a_wait_is_no_longer_than_the_key_that_it_is_about_lives() {
+fn no_wait_is_longer_than_its_keys_time_to_live() {
     let now = 1_900_000_000_123;
     let server = Server::with_clock_at(now, &[]);
     // Two hours ahead of the clock: it expires one lifetime from now.

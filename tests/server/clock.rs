@@ -48,7 +48,7 @@ fn at_and_the_servers_clock_mean_the_same_time() {
     assert!(retry_after <= 3_600_000 && retry_after > 3_500_000, "{retry_after}");
 }
 
-/// Whether this server has a clock that stands still during a transaction.
+/// Whether this server's clock stands still during a transaction.
 fn has_cached_clock(server: &Server) -> bool {
     !server.info("redis_version").starts_with("7.0")
 }

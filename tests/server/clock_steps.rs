@@ -1,4 +1,4 @@
-//! A server's clock that steps forward and back, and that stands at the edges of windows, days and years.
+//! Clock steps forward and back, and times at the edges of windows, days and years.
 
 use harness::{COMMANDS, Random, Server, wait_for};
 
@@ -9,7 +9,7 @@ const DAY: i64 = 24 * HOUR;
 /// No window of more than 1 ms begins here.
 const NOW: i64 = 1_900_000_000_123;
 
-/// The longest that a key written now lives.
+/// The longest time to live of a key written now.
 fn longest_lifetime(name: &str, window: i64) -> i64 {
     match name {
         "RL.FIXED" => window,
@@ -29,8 +29,8 @@ fn a_clock_that_steps_forward_counts_like_the_same_times_given_by_at() {
         let name = random.of(&COMMANDS);
         let pairs = random.of(&["2 7ms", "3 1s", "5 1s 9 1m", "9 1h", "9 1h 20 1d", "50 30d 4 10s"]);
         let cost = random.of(&["", "", "COST 2", "COST -1", "FORCE"]);
-        // A key for each set of windows: asked for a longer window than it keeps, a log replies by its time
-        // to live, which AT extends.
+        // A key for each set of windows: for a window longer than its retention, a log's waits depend on its
+        // time to live, which AT extends.
         let request = format!("{name} {name}:{} {pairs} {cost}", pairs.replace(' ', ":"));
         let given = by_at.figures(&format!("{request} AT {now}"));
         assert_eq!(by_clock.figures(&request), given, "{request} at {now}");
@@ -59,7 +59,7 @@ fn after_a_step_back_no_unit_is_free_early_and_every_wait_is_exact() {
                     if step <= window {
                         assert_eq!(retry_after, rightful + step, "{about}");
                     } else {
-                        // The key still exists in the millisecond in which it expires.
+                        // The key still exists in the millisecond that it expires in.
                         let most = longest_lifetime(name, window) + 1;
                         assert!(retry_after <= most, "{about}: expires in {retry_after}");
                     }
@@ -108,7 +108,7 @@ fn a_step_back_of_less_than_a_window_changes_no_time_to_live() {
     }
 }
 
-/// Time passes, and now and then the clock is set back, by less or more than a window.
+/// Time passes, and sometimes the clock is set back, by less or more than a window.
 #[test]
 fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_ahead() {
     const WINDOW: i64 = 10 * SECOND;
@@ -187,8 +187,8 @@ fn a_wrong_clock_changes_nothing_while_no_request_counts() {
     }
 }
 
-/// Time passes, and now and then the clock is set back. Each time that makes a key expire early, its units
-/// are granted once more, and never more than that.
+/// Time passes, and sometimes the clock is set back. If that makes a key expire early, one more limit is granted,
+/// never more.
 #[test]
 fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
     const LIMIT: i64 = 20;
@@ -209,7 +209,7 @@ fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
             if limited == 0 {
                 granted.push((passed, cost));
             }
-            // Ahead of the clock by no more than one lifetime, or expiring within one.
+            // Ahead of the clock by at most one lifetime, or expiring within one.
             assert!(retry_after <= 2 * longest_lifetime(name, WINDOW) + 1, "{name}: {retry_after}");
         }
         for (from, _) in &granted {
@@ -233,13 +233,13 @@ fn a_clock_that_starts_in_1970_and_is_then_corrected_keeps_counting() {
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} {name} 2 10s COST 2"))[0], 0, "{name}");
     }
-    // A clock that starts there with files of today behaves as after any step back.
+    // A server that starts in 1970 with today's files behaves as after any step back.
     server.set_clock(5);
     server.restart();
     for name in COMMANDS {
         let [limited, _, _, retry_after, _] = server.figures(&format!("{name} {name} 2 10s COST 2"));
         assert_eq!(limited, 1, "{name}");
-        // A minute more: the file names the time of each request, as AT does.
+        // A minute more, as with AT: the file names the time of each request.
         let most = longest_lifetime(name, 10 * SECOND) + 60 * SECOND + 1;
         assert!(retry_after <= most, "{name}: {retry_after}");
     }
@@ -260,7 +260,7 @@ const EDGES: [(&str, i64); 7] = [
 fn windows_end_to_the_millisecond_at_the_edges_of_days_and_years() {
     let server = Server::with_clock_at(NOW, &[]);
     for (date, edge) in EDGES {
-        // The two in seconds.
+        // Its two windows in seconds.
         let edge = if edge < 1 << 33 { edge * 1_000 } else { edge };
         for window in [1, 1_000, 4_000, HOUR, DAY].into_iter().filter(|window| edge % window == 0) {
             server.value("FLUSHALL");

@@ -12,7 +12,7 @@ use crate::all::AllReply;
 use crate::nodes::{Cluster, cluster_client};
 use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 
-/// None ends while a test runs.
+/// A window that does not end while a test runs.
 const WINDOW: &str = "3650d";
 
 /// The largest limit.
@@ -34,9 +34,9 @@ struct Key {
     limit: i64,
     /// Units granted to clients.
     granted: AtomicI64,
-    /// Those of them that had reached a replica when WAIT returned.
+    /// Granted units that had reached a replica when WAIT returned.
     replicated: AtomicI64,
-    /// Units requested without a reply: nobody knows whether they were granted.
+    /// Units requested without a reply, which may or may not have been granted.
     unanswered: AtomicI64,
 }
 
@@ -186,7 +186,7 @@ impl Traffic<'_> {
         }
     }
 
-    /// A new client, once the key can be reached.
+    /// A new client, once it can reach the key.
     fn client_when_served_again(&self, addresses: &[String], key: &Key) -> ClusterConnection {
         let mut found = None;
         wait_for("the key to be served again", || {
@@ -261,8 +261,7 @@ impl KeysAtRest {
         (name, digest, expires_at)
     }
 
-    /// Asserts that their values are the same, and their expiry too, nearly: MIGRATE sends the time that is
-    /// left.
+    /// Asserts that their values are equal, and their expiry nearly so: MIGRATE sends the remaining time.
     fn assert_unchanged(&self, cluster: &Cluster) {
         let node = cluster.node(cluster.owner(cluster.slot("{tenant}")));
         for (name, digest, expires_at) in &self.states {
@@ -276,7 +275,7 @@ impl KeysAtRest {
     }
 }
 
-/// Moves a slot to another master key by key, and waits for a client of each to be redirected.
+/// Moves a slot to another master key by key, and waits until each has redirected a client.
 fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
     let from = cluster.owner(slot);
     let (source, target) = (cluster.node(from), cluster.node(to));
@@ -328,7 +327,7 @@ impl AtomicMove {
         }
     }
 
-    /// Moves the slots that one master has to another.
+    /// Moves all slots of one master to another.
     fn run(&self, cluster: &Cluster, from: usize, to: usize, slots: &BTreeSet<u16>) {
         let moving: Vec<u16> = slots.iter().copied().filter(|slot| cluster.owner(*slot) == from).collect();
         let ranges: String = moving.iter().map(|slot| format!("{slot} {slot} ")).collect();
@@ -355,7 +354,7 @@ impl AtomicMove {
     }
 }
 
-/// One key of a slot on this node.
+/// A key in this slot on this node.
 fn one_key_of(node: &Server, slot: u16) -> Option<String> {
     let keys: Vec<String> =
         command(&format!("CLUSTER GETKEYSINSLOT {slot} 1")).query(&mut node.connect()).expect("keys");
@@ -369,7 +368,7 @@ fn times_asked(node: &Server) -> u64 {
     calls.and_then(|calls| calls.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The slots of the keys, each once.
+/// The distinct slots of the keys.
 fn slots_of(keys: &[Key]) -> BTreeSet<u16> {
     keys.iter().map(|key| key.slot).collect()
 }
@@ -452,12 +451,12 @@ fn a_log_of_a_million_entries_moves_atomically_with_its_slot() {
     assert!(names.iter().filter(|name| target.integer(&format!("PTTL {name}")) > 0).count() == 2);
     let replica = cluster.node(cluster.replica_of(to));
     wait_for("the replica to hold the same", || replica.digest() == target.digest());
-    // Full as it was.
+    // It is still full.
     let peek = target.figures(&format!("RL.PEEK {{tenant}}:log {ENTRIES} 30d"));
     assert_eq!(peek[..3], [1, ENTRIES, 0]);
 }
 
-/// Forced requests that are limited publish one event each, wherever the slot is just then.
+/// Forced requests that are limited publish one event each, wherever their slot is at the time.
 #[test]
 fn a_forced_request_is_published_once_while_its_slot_moves_atomically() {
     let cluster = Cluster::start();
@@ -565,7 +564,7 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
             }
         }
     }
-    // Words after the last whole row are no keys, whatever they are.
+    // Words after the last complete row are never keys.
     for rest in [&elsewhere[..], "FORCE AT 1 FORCE", "BOGUS", "AT"] {
         let error = owner.error(&format!("RL.ALL {{tenant}}a FIXED 99 1h 1 {rest}"));
         assert!(error.starts_with("ERR "), "{rest}: {error}");

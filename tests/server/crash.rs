@@ -77,7 +77,7 @@ fn request(random: &mut Random, round: usize) -> String {
 #[derive(Debug)]
 struct Units {
     granted: i64,
-    /// Requested, and not answered.
+    /// Requested but not answered.
     unanswered: i64,
 }
 

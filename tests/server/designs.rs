@@ -1,4 +1,4 @@
-//! Three designs that people build by hand, replayed as their authors describe them.
+//! Three well-known designs, replayed as their authors describe them.
 
 use harness::Server;
 

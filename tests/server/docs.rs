@@ -1,13 +1,12 @@
-//! README.md and the pages in docs show what a server really replies.
+//! README.md and the pages in docs show the replies of a real server.
 //!
-//! A session is a run of lines in a code block, fenced or indented. Lines that begin with the
+//! A session is a sequence of lines in a code block, fenced or indented. Lines that begin with the
 //! prompt `127.0.0.1:6379> ` are commands; the lines after each are its reply. A line `$ redis-cli ...`
-//! before the first command gives the session these options. What follows two spaces and `# ` is a
-//! label for the reader. The sessions of a page run in order, each in its own redis-cli, on one server
-//! that starts empty.
+//! before the first command sets its options. Text after two spaces and `# ` is a comment. The
+//! sessions of a page run in order, each in its own redis-cli, on one server that starts empty.
 //!
-//! Replies are compared letter by letter. Only where the server's clock decides, in a command without
-//! AT, may a time differ from the page, as long as both fit the window. The text after `(error) NOPERM`
+//! Replies are compared literally. Only times by the server's clock, in a command without AT, may differ from
+//! the page, as long as both are within the window. The text after `(error) NOPERM`
 //! differs from server to server.
 
 use std::collections::{BTreeSet, HashMap};
@@ -22,7 +21,7 @@ use crate::nodes::cli;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
-/// How often a page is tried: a window may end during a session.
+/// How often to try a page, since a window may end during a session.
 const ATTEMPTS: usize = 10;
 
 struct Session {
@@ -148,7 +147,7 @@ fn links_in_the_docs_point_to_files_and_headings() {
     }
 }
 
-/// The names by which links reach the headings of a page.
+/// The anchors of the headings on a page.
 fn anchors(page: &str) -> impl Iterator<Item = String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     let headings = headings.filter_map(|line| line.trim_start_matches('#').strip_prefix(' '));
@@ -173,7 +172,7 @@ fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
         .collect();
     assert!(figures.len() > 15, "{figures:?}");
     for figure in figures {
-        // Alone, or as the median in front of its spread.
+        // Alone, or as the median before its spread.
         let stands = |cell: &String| *cell == figure || cell.starts_with(&format!("{figure} ("));
         assert!(benchmark.iter().any(stands), "{figure} is not on the page");
     }
@@ -234,7 +233,7 @@ fn sessions(page: &str) -> Vec<Session> {
     sessions
 }
 
-/// A line of a session without what is said about it.
+/// A line of a session without its comment.
 fn without_label(line: &str) -> &str {
     line.split_once("  # ").map_or(line, |(shown, _)| shown.trim_end())
 }
@@ -251,7 +250,7 @@ fn first_difference(sessions: &[Session]) -> Option<String> {
     sessions.iter().find_map(|session| compare(session, &run(session, &server)))
 }
 
-/// The lines that redis-cli prints at a terminal for the commands of a session.
+/// The output of redis-cli, as at a terminal, for the commands of a session.
 fn run(session: &Session, server: &Server) -> Vec<String> {
     let mut cli = Command::new(cli())
         .args(["--no-raw", "-p", &server.port().to_string()])
@@ -284,7 +283,7 @@ fn compare(session: &Session, answered: &[String]) -> Option<String> {
 }
 
 impl Exchange {
-    /// Whether `answer` is what the page shows in this line, or differs only by a time.
+    /// Whether `answer` equals this line of the page, or differs only in a time.
     fn is_answered(&self, index: usize, answer: &str) -> bool {
         let shown = self.answer[index].as_str();
         let both = |are: &dyn Fn(&str) -> bool| are(shown) && are(answer);
@@ -297,11 +296,11 @@ impl Exchange {
                 || both(&|line| integer(line).is_some_and(|ms| (1..=longest_ms).contains(&ms))))
     }
 
-    /// The longest time that this line can show, if it shows one by the server's clock.
+    /// The longest possible time in this line, if it shows one by the server's clock.
     fn longest_ms(&self, index: usize) -> Option<u64> {
         let words: Vec<&str> = self.command.split_whitespace().collect();
         if words[0] == "RL.INFO" {
-            // `reset_after_ms` comes before its time, and `window_ms` of the same window above it.
+            // The time follows `reset_after_ms`, and `window_ms` of the same window is above it.
             let (above, line) = (&self.answer[..index], &self.answer[index]);
             let name = if line.contains("=>") { line } else { above.last()? };
             let window = above.iter().rposition(|line| line.contains("window_ms"))?;

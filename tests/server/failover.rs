@@ -1,5 +1,4 @@
-//! A replica that takes over has every request it had received, none of them twice, and goes on limiting
-//! as its master would have.
+//! A promoted replica has every request it received, each once, and keeps limiting as its master would have.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use crate::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send};
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
 
-/// What clients send: after each batch they wait until it has reached this many replicas.
+/// Batches of requests. After each, clients wait until it has reached this many replicas.
 fn replicated<'a>(
     batches: impl Iterator<Item = impl FnMut() -> Vec<String> + Send + 'a>,
     replicas: usize,
@@ -19,7 +18,7 @@ fn replicated<'a>(
     batches.map(|mut batch| move || [batch(), vec![format!("WAIT {replicas} 0")]].concat()).collect()
 }
 
-/// What was sent without the WAITs, and how many of these lines all replicas had at least.
+/// The lines sent, without WAIT, and the least number of them that all replicas have.
 fn received(sent: Vec<Sent>) -> (Vec<Sent>, Vec<usize>) {
     let received = sent.into_iter().map(|Sent { lines, replies }| {
         let mut answered = lines[..replies.len()].iter();
@@ -61,7 +60,7 @@ fn a_replica_promoted_after_a_crash_has_what_it_received_and_the_old_master_foll
     let mut replica = Server::replica_of(&master, &APPEND_ONLY);
     for _ in 0..rounds() {
         replica = kill_and_replace(&mut histories, &mut master, 1, random.below(1_500), || {
-            // It has applied everything it received when it sees that the connection is closed.
+            // Once it sees the closed connection, it has applied everything it received.
             wait_for("the master to be gone", || replica.info("master_link_status") == "down");
             replica.value("REPLICAOF NO ONE");
             replica
@@ -93,7 +92,7 @@ fn a_replica_promoted_by_sentinel_keeps_counting_and_the_others_follow_it() {
     let sentinels = [(); 3].map(|()| {
         let sentinel =
             Server::sentinel(&format!("sentinel monitor limits 127.0.0.1 {} 2", old_master.port()));
-        // They exchange news more often, and do not mistake a slow machine for a clock that stepped.
+        // Exchange news more often, and do not mistake a slow machine for a clock step.
         sentinel.value("SENTINEL DEBUG info-period 500 publish-period 100 ask-period 100 tilt-trigger 60000");
         sentinel.value("SENTINEL SET limits failover-timeout 5000");
         sentinel
@@ -112,7 +111,7 @@ fn a_replica_promoted_by_sentinel_keeps_counting_and_the_others_follow_it() {
         let promoted =
             |replica: &Server| all_know(&sentinels, "MASTERS", &[("port", &replica.port().to_string())]);
         wait_for("a new master", || replicas.iter().any(promoted));
-        // From now on a slow server is not considered down.
+        // From now on, a slow server is not considered down.
         give_up_after(60_000);
         let promoted = replicas.iter().position(promoted).expect("a new master");
         replicas.swap_remove(promoted)
@@ -127,7 +126,7 @@ fn a_replica_promoted_by_sentinel_keeps_counting_and_the_others_follow_it() {
     }
 }
 
-/// A replica whose clock is wrong by this much.
+/// A replica whose clock is off by this much.
 fn replica_with_clock_wrong_by(ms: i64, master: &Server) -> Server {
     let replica = Server::with_clock_at(master.clock_ms() + ms, &[]);
     replica.follow(master);
@@ -150,7 +149,7 @@ fn a_replica_whose_clock_is_wrong_holds_what_its_master_counted() {
     for _ in 0..40 {
         send(&mut master.connect(), &traffic.lines(50));
         master.step_clock(random.of(&[0, 1, 7, 999, 20_000]));
-        // The last replica's clock steps too, further and back.
+        // The last replica's clock steps too, forward and back.
         replicas[2].step_clock(random.of(&[0, 1_000, -1_000, HOUR, -HOUR]));
     }
     let peeks: Vec<String> = keys(&master).iter().flat_map(|key| peeks_with_at(key)).collect();

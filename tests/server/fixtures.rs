@@ -36,7 +36,7 @@ const CALLS: [&str; 22] = [
     "RL.LOG log:most 9007199254740991 1d COST 9007199254740991 FORCE",
 ];
 
-/// What the files hold: replies of RL.PEEK at that time.
+/// The content of the files: replies of RL.PEEK at that time.
 const PEEKS: [(&str, Figures); 13] = [
     ("fixed 5 1h COST 3", [1, 5, 2, 799_877, 799_877]),
     ("fixed:windows 20 7s 20 1m 8 1h 20 1d 20 7d 20 365d 20 3650d COST 2", [0, 8, 2, -1, 799_877]),
@@ -71,12 +71,12 @@ fn load(fixture: &str, name: &str, settings: &[(&str, &str)]) -> Server {
     server
 }
 
-/// Asserts that every key counts as it did, and keeps counting.
+/// Asserts that every key holds what it held, and keeps counting.
 fn assert_unchanged(server: &Server) {
     for (peek, figures) in PEEKS {
         assert_eq!(server.figures(&format!("RL.PEEK {peek}")), figures, "{peek}");
     }
-    // The digest also covers what does not count any more.
+    // The digest also covers units that no longer count.
     let reference = Server::with_clock_at(NOW, &[]);
     pipeline(CALLS).exec(&mut reference.connect()).expect("all of them are counted");
     assert_eq!(server.digest(), reference.digest());

@@ -1,4 +1,4 @@
-//! Clients whose server is killed while they send, and what is known about their requests.
+//! Clients whose server is killed while they send, and which of their requests it must hold.
 //!
 //! `ROUNDS` is the number of times that each test kills a server.
 
@@ -43,7 +43,7 @@ impl Clients<'_> {
         assert_eq!(self.answers.iter().take(count).count(), count, "the server is gone");
     }
 
-    /// What each client has sent, and its replies so far.
+    /// The lines each client has sent, and its replies so far.
     pub fn sent(&self) -> impl Iterator<Item = MutexGuard<'_, Sent>> {
         self.sent.iter().map(|sent| sent.lock().expect("no client panics"))
     }
@@ -58,7 +58,7 @@ impl Deref for Clients<'_> {
 }
 
 impl Drop for Clients<'_> {
-    /// Ends the traffic too, even when a test fails.
+    /// Ends the traffic, even if a test fails.
     fn drop(&mut self) {
         self.server.kill();
     }
@@ -100,13 +100,13 @@ fn send_until_killed(
         for _ in batch {
             let Ok(reply) = connection.recv_response() else { return };
             sent.lock().expect("no client panics").replies.push(reply);
-            // Nobody waits for replies any more once the server is about to be killed.
+            // No one waits for more replies once the server is about to be killed.
             let _ = answered.send(());
         }
     }
 }
 
-/// Clients with keys of their own, and a reference server that is sent the same and never killed.
+/// Clients with keys of their own, and a reference server that gets the same requests and is never killed.
 pub struct Histories {
     clients: Vec<Traffic>,
     reference: Server,
@@ -118,13 +118,12 @@ impl Histories {
         Histories { clients: (0..CLIENTS).map(client).collect(), reference: Server::with_clock_at(NOW, &[]) }
     }
 
-    /// What each client sends, batch after batch.
+    /// The batches of each client.
     pub fn batches(&mut self) -> impl Iterator<Item = impl FnMut() -> Vec<String> + Send> {
         self.clients.iter_mut().map(|traffic| || traffic.batch())
     }
 
-    /// Asserts that each client's keys hold the result of the first lines it sent, for a number of lines in
-    /// its range: all of these, in order, and none of the others.
+    /// Asserts that each client's keys hold the result of exactly its first n lines, for some n in its range.
     #[track_caller]
     pub fn assert_carried_out(
         &self,
@@ -146,7 +145,7 @@ impl Histories {
         }
     }
 
-    /// Asserts that the server goes on like one that was never killed.
+    /// Asserts that the server keeps working like one that was never killed.
     #[track_caller]
     pub fn assert_goes_on(&mut self, server: &Server) {
         for traffic in &mut self.clients {

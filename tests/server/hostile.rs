@@ -1,7 +1,7 @@
 //! Hostile input: random commands, stored payloads, append-only files and replication streams. Nothing
 //! crashes, and valid requests still get the right replies.
 //!
-//! The input is the same in every run; `SEED=n cargo test hostile` tries other input.
+//! Every run has the same input; `SEED=n cargo test hostile` tries another.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -24,13 +24,13 @@ const PAYLOADS: usize = 20_000;
 /// The largest limit, cost and time.
 const MOST: i64 = 9_007_199_254_740_991;
 
-/// No wait is longer: up to the largest time, and two of the longest windows.
+/// The longest possible wait: up to the largest time, plus two of the longest windows.
 const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
 
 /// The prefix of keys that may be left without a time to live: by PERSIST, or by RESTORE with 0.
 const PERSISTENT: &[u8] = b"persistent:";
 
-/// How errors of the module's commands begin, whether they come from the module or from the server.
+/// Prefixes of the errors that commands of the module get, from the module or the server.
 const REFUSALS: [&str; 21] = [
     LIMIT,
     WINDOW,
@@ -68,14 +68,14 @@ fn words(line: &str) -> Words {
     line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
 }
 
-/// What a command replies.
+/// The form of a command's reply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// Five figures.
     Figures,
     /// The map of RL.INFO.
     Info,
-    /// What RL.ALL replies.
+    /// The reply of RL.ALL.
     All,
     /// The OK of RL.LOAD.
     Load,
@@ -109,7 +109,7 @@ impl Hostile {
         self.key_of(name)
     }
 
-    /// One of those that mostly hold what this command counts.
+    /// One of the keys that usually hold what this command counts.
     fn key_of(&mut self, name: &str) -> Vec<u8> {
         let long = [b'k'; 300];
         let names: [&[u8]; 6] = [b"", b"\0", b"\xff\r\n\0", b"key", "schl\u{fc}ssel".as_bytes(), &long];
@@ -177,7 +177,7 @@ impl Hostile {
         }
     }
 
-    /// The arguments after the key: mostly a valid request.
+    /// The arguments after the key: usually a valid request.
     fn arguments(&mut self) -> Words {
         let mut args = Words::new();
         let tiers = self.random.of(&[1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 8, 9]);
@@ -232,7 +232,7 @@ impl Hostile {
         (Kind::Figures, words)
     }
 
-    /// RL.ALL: mostly valid rows about a few keys.
+    /// RL.ALL: usually valid rows about a few keys.
     fn all(&mut self) -> Words {
         let mut all = vec![self.random.of(&["RL.ALL", "rl.all"]).as_bytes().to_vec()];
         for _ in 0..self.random.of(&[1, 1, 2, 2, 3, 4, 9, 64]) {
@@ -274,7 +274,7 @@ impl Hostile {
             len => self.payloads[self.random.below(len)].clone(),
         };
         if payload.len() > Payload::HEAD + Payload::FOOT && self.chance(2) {
-            // Of a short one, the bytes that the module stored.
+            // For a short dump, the bytes that the module stored.
             payload = payload[Payload::HEAD + 1..payload.len() - Payload::FOOT].to_vec();
         }
         damage(&mut self.random, &mut payload);
@@ -336,7 +336,7 @@ impl Hostile {
         };
         let key = words.get(1).cloned().unwrap_or_default();
         let head = [b"EVAL".to_vec(), script.to_vec(), b"1".to_vec(), key];
-        // Of a script, a map may come as a flat array: it is not checked.
+        // A script may return a map as a flat array, so that is not checked.
         let kind = if kind == Kind::Info { Kind::Other } else { kind };
         (kind, head.into_iter().chain(words).collect())
     }
@@ -360,14 +360,14 @@ impl Hostile {
         words.insert(place, vec![self.random.of(b"19 sC\0\xff"); self.random.of(&[1 << 20, 4 << 20])]);
         let name = self.random.of(&REQUESTS);
         words[0] = name.as_bytes().to_vec();
-        // A key of megabytes would stay, so it is only peeked at.
+        // Only peeked at: a key with a name of megabytes would stay.
         if place == 1 {
             words[0] = b"RL.PEEK".to_vec();
         }
         (Kind::Figures, words)
     }
 
-    /// One pipeline, in which every transaction that begins ends.
+    /// A pipeline in which every transaction is completed.
     fn pipeline(&mut self) -> Vec<(Kind, Words)> {
         let mut commands = Vec::new();
         let mut in_transaction = false;
@@ -509,7 +509,7 @@ fn is_info(reply: &Value) -> bool {
         }
 }
 
-/// Asserts that the server is sound: it replies exactly to commands of all kinds, and nothing has panicked.
+/// Asserts that the server is sound: commands of all kinds get exact replies, and nothing has panicked.
 fn assert_sound(server: &Server) {
     server.value("DEL sound:f sound:s sound:l");
     for (line, figures) in [
@@ -550,7 +550,7 @@ fn assert_keys_expire(server: &Server) -> usize {
     let seen: Vec<(String, i64)> = pipeline.query(&mut connection).expect("types and times");
     let ours = keys.iter().zip(&seen).filter(|(_, (kind, _))| kind == "ratelimit");
     for (key, (_, ttl)) in ours.clone() {
-        // -1 is no time to live, -2 a key that has expired in between.
+        // -1 means no time to live, -2 that the key has just expired.
         assert!(*ttl != -1 || key.starts_with(PERSISTENT), "no time to live: {}", key.escape_ascii());
     }
     ours.count()
@@ -735,7 +735,7 @@ fn passes_any_number_of_arguments(server: &Server) -> bool {
     valkey.is_none_or(|version| version.starts_with("8.0."))
 }
 
-/// As the module has registered its commands.
+/// Checks the arity as registered for each command.
 fn has_the_right_number_of_arguments(words: &Words) -> bool {
     match words[0].to_ascii_uppercase().as_slice() {
         b"RL.INFO" => words.len() == 2,
@@ -767,7 +767,7 @@ fn an_append_only_file_of_nonsense_loads_and_its_valid_commands_count() {
     assert_sound(&server);
 }
 
-/// The part of the append-only file that grows.
+/// The incremental part of the append-only file.
 fn last_part(folder: &Path) -> PathBuf {
     let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
     let mut parts = parts.map(|part| part.expect("an entry").path());
@@ -792,7 +792,7 @@ fn a_replica_that_is_sent_nonsense_keeps_working() {
     assert_sound(&replica);
 }
 
-/// The time that the quickest of a few attempts takes.
+/// The fastest of a few attempts.
 fn quickest(mut attempt: impl FnMut()) -> Duration {
     let times = (0..7).map(|_| {
         let begin = Instant::now();
@@ -819,7 +819,7 @@ fn long_names_that_differ_in_their_last_byte_take_rl_all_no_longer_than_their_tr
     });
     assert!(decision < 3 * transfer, "{decision:?}, and {transfer:?} to look for the keys");
 
-    // Counted, and refused in the last row.
+    // Once counted, and once refused for its options.
     let mut counted = redis::cmd("RL.ALL");
     names.iter().for_each(|name| _ = counted.arg(name).arg(&["FIXED", "5", "1h", "1"]));
     counted.arg("FORCE").exec(&mut connection).expect("counted");

@@ -42,7 +42,7 @@ fn each_command_counts_its_requests_by_outcome() {
             server.value(&format!("{rl} 3 10s AT 0"));
         }
         server.value(&format!("{rl} 3 10s FORCE AT 0"));
-        // Within the limit a forced request is an allowed one.
+        // A forced request within the limit counts as allowed.
         server.value(&format!("{rl} 9 10s FORCE AT 0"));
         server.value(&format!("{rl} 9 10s 9 20s AT 0"));
         server.value(&format!("{rl} 3 10s COST 0 AT 0"));
@@ -83,9 +83,9 @@ fn rl_all_counts_its_requests_and_the_units_of_each_key() {
         ("RL.ALL f FIXED 3 10s 2 l LOG 5 10s 3", [1, 0, 0], [5, 0]),
         ("RL.ALL f FIXED 3 10s 2 l LOG 5 10s 1", [1, 1, 0], [5, 0]),
         ("RL.ALL f FIXED 3 10s 2 l LOG 5 10s 1 FORCE", [1, 1, 1], [8, 0]),
-        // Within the limits a forced request is an allowed one.
+        // A forced request within the limits counts as allowed.
         ("RL.ALL f FIXED 9 10s 1 l LOG 9 10s 1 FORCE", [2, 1, 1], [10, 0]),
-        // Of several tiers a unit counts once.
+        // A unit in several tiers counts once.
         ("RL.ALL f FIXED 9 10s 1 s SLIDING 9 10s 2 f FIXED 9 20s 1", [3, 1, 1], [13, 0]),
         ("RL.ALL f FIXED 1 10s 0 l LOG 1 10s 0", [4, 1, 1], [13, 0]),
         ("RL.ALL f FIXED 1 10s -2 l LOG 1 10s -99 s SLIDING 9 10s 1", [5, 1, 1], [14, 7]),

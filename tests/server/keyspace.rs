@@ -112,7 +112,7 @@ fn a_key_written_with_at_lives_at_least_a_minute_on_the_servers_clock() {
 fn a_wait_ends_when_the_key_expires() {
     let server = Server::start();
     server.value("RL.LOG k 1 10s");
-    // A longer window counts only what is still there, and that lives no longer than the key.
+    // A longer window counts only what is still held, which lives no longer than the key.
     for line in ["RL.LOG k 1 1h", "RL.PEEK k 1 1h"] {
         let [limited, _, _, retry_after, reset_after] = server.figures(line);
         assert_eq!((limited, retry_after), (1, reset_after), "{line}");

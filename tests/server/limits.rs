@@ -256,11 +256,11 @@ fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_units_for_the_longest()
         server.value(&format!("RL.LOG k 9 10s AT {at}"));
     }
     assert_eq!((used(&server, "5s", 8_000), used(&server, "1s", 8_000)), (2, 1));
-    // A longer window counts what is still there, and the log keeps units that long from now on.
+    // A longer window counts what is still held, and from now on the log keeps units that long.
     server.value("RL.LOG k 9 1m AT 9000");
     assert_eq!((used(&server, "1m", 9_000), used(&server, "10s", 9_000)), (4, 4));
     assert_eq!((used(&server, "1m", 59_999), used(&server, "1m", 60_000)), (4, 3));
-    // A shorter one does not shorten that.
+    // A shorter window does not change that.
     server.value("RL.LOG k 9 1s AT 20000");
     assert_eq!((used(&server, "1m", 20_000), used(&server, "1s", 20_000)), (5, 1));
 }
@@ -279,7 +279,7 @@ fn a_log_flooded_by_force_keeps_twice_the_largest_limit_and_stops_growing() {
     // The newest remain: a peek waits until the first of the newest 2000 expires.
     let [limited, _, _, retry_after, _] = server.figures("RL.PEEK k 2000 1h AT 5000");
     assert_eq!((limited, retry_after), (1, 3_000 + 3_600_000 - 5_000));
-    // A call with a smaller limit drops only the oldest unit, to make room for its own.
+    // A call with a smaller limit drops only one unit, the oldest.
     server.value("RL.LOG k 10 1h FORCE AT 5001");
     assert_eq!(used(&server, "1h", 5_001), 4_000);
 }

@@ -1,4 +1,4 @@
-//! RL.LOAD: makes a key from the bytes that a snapshot stores.
+//! RL.LOAD: creates a key from the bytes that a snapshot stores.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,8 +15,7 @@ const NOW: i64 = 4_000_000_000_001;
 pub const PAYLOAD: &str = "ERR payload is not valid";
 pub const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
 
-/// The bytes that each key is stored as: the payloads of the RL.LOAD commands in the base of a rewritten
-/// append-only file.
+/// The stored bytes of each key: the payloads of the RL.LOAD commands in the base of a rewritten append-only file.
 fn stored(server: &Server) -> BTreeMap<Vec<u8>, Vec<u8>> {
     server.value("BGREWRITEAOF");
     server.wait_for_rewrite();
@@ -59,7 +58,7 @@ fn fill(server: &Server) {
 }
 
 #[test]
-fn a_payload_makes_the_key_that_it_was_stored_from() {
+fn a_payload_restores_the_key_that_it_was_made_from() {
     let server = server();
     fill(&server);
     let mut connection = server.connect();
@@ -88,7 +87,7 @@ fn a_payload_makes_the_key_that_it_was_stored_from() {
 }
 
 #[test]
-fn a_key_that_exists_is_left_as_it_is_whatever_its_type() {
+fn an_existing_key_of_any_type_is_left_unchanged() {
     let server = server();
     server.value("RL.FIXED k 5 1h AT 0");
     let payload = stored(&server).remove(b"k".as_slice()).expect("a payload");
@@ -106,7 +105,7 @@ fn a_key_that_exists_is_left_as_it_is_whatever_its_type() {
 }
 
 #[test]
-fn a_payload_that_is_damaged_is_refused_or_is_that_of_another_key() {
+fn a_damaged_payload_is_refused_or_is_that_of_another_key() {
     let server = server();
     fill(&server);
     let mut connection = server.connect();
@@ -115,7 +114,7 @@ fn a_payload_that_is_damaged_is_refused_or_is_that_of_another_key() {
     let mut refused_outright: Vec<Vec<u8>> =
         vec![vec![], vec![0], vec![1], vec![1, 1], vec![0xff; 9], vec![2, 1, 60, 5, 1], b"payload".to_vec()];
     for payload in &stored {
-        // Cut short, it is not whole; a log is, where an entry ends.
+        // Truncated before its first counter or entry is complete.
         refused_outright.extend((0..payload.len().min(6)).map(|end| payload[..end].to_vec()));
     }
     for payload in refused_outright {
@@ -157,7 +156,7 @@ fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
 }
 
 #[test]
-fn it_is_dangerous_like_restore_where_modules_can_say_so() {
+fn rl_load_is_in_the_dangerous_category_where_modules_can_join_it() {
     let server = Server::start();
     let Value::Array(infos) = server.value("COMMAND INFO RL.LOAD") else { panic!("no infos") };
     let Value::Array(info) = &infos[0] else { panic!("RL.LOAD is unknown") };
@@ -184,7 +183,7 @@ fn it_is_dangerous_like_restore_where_modules_can_say_so() {
 }
 
 #[test]
-fn it_is_replicated_as_it_is_and_nothing_is_sent_when_it_is_refused() {
+fn rl_load_is_replicated_verbatim_and_not_at_all_when_refused() {
     let master = server();
     fill(&master);
     let stored = stored(&master);
@@ -251,7 +250,7 @@ fn a_log_of_a_million_entries_is_rewritten_and_loaded_as_one_command() {
 }
 
 #[test]
-fn the_log_says_why_a_stored_limiter_is_refused() {
+fn the_log_says_why_a_payload_is_refused() {
     let server = crate::payload::credulous_server();
     server.value("RL.FIXED k 5 1h");
     let mut connection = server.connect();
@@ -263,10 +262,10 @@ fn the_log_says_why_a_stored_limiter_is_refused() {
         restore.arg("k").arg(0).arg(payload.with(body)).arg("REPLACE");
         assert_eq!(restore.exec(&mut connection).expect_err("it is refused").code(), Some("ERR"));
         let log = server.log();
-        let said = log.lines().filter(|line| line.contains("rl: a stored limiter is refused: "));
-        let said: Vec<String> = said.map(str::to_owned).collect();
-        assert_eq!(said.len(), why.len() + 1, "{log}");
-        why.push(said.last().expect("a line").clone());
+        let lines = log.lines().filter(|line| line.contains("rl: cannot load a limiter: "));
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        assert_eq!(lines.len(), why.len() + 1, "{log}");
+        why.push(lines.last().expect("a line").clone());
     }
     assert_eq!(server.error("GET k"), WRONGTYPE, "the key is what it was");
 }

@@ -1,4 +1,4 @@
-//! The contract, sentence by sentence, on a real server.
+//! The documented behavior, sentence by sentence, on real servers.
 
 mod all;
 mod clock;

@@ -1,4 +1,4 @@
-//! Memory: all of it is freed, and what happens when the server has none left.
+//! Memory: all of it is freed, and running out of it does no harm.
 
 use harness::{COMMANDS, Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
 use redis::{Connection, Value};
@@ -6,7 +6,7 @@ use redis::{Connection, Value};
 /// No window of more than 1 ms begins here.
 const NOW: i64 = 1_900_000_000_123;
 
-/// Latency statistics and the slow log would take memory too.
+/// Turns off latency statistics and the slow log, since they take memory too.
 const KEEPING_NO_RECORDS: [(&str, &str); 2] = [("latency-tracking", "no"), ("slowlog-log-slower-than", "-1")];
 
 fn used_memory(server: &Server) -> i64 {
@@ -31,7 +31,7 @@ const FILL: &str = "
 
 #[test]
 fn a_million_expired_keys_leave_no_memory_behind() {
-    // The server looks for expired keys as hard as it can.
+    // The server expires keys as actively as it can.
     let settings = [("active-expire-effort", "10"), ("hz", "500")];
     let server = Server::with_clock_at(NOW, &[&KEEPING_NO_RECORDS[..], &settings].concat());
     let round = |keys: i64, round: i64| {
@@ -46,7 +46,7 @@ fn a_million_expired_keys_leave_no_memory_behind() {
         server.step_clock(2 * 3_600_000);
         wait_for("the keys to expire", || server.integer("DBSIZE") == 0);
     };
-    // What a server allocates for its first key or script stays.
+    // The server keeps what it allocates for the first key or script.
     round(1_000, 0);
     let at_first = used_memory(&server);
     (1..=20).for_each(|i| round(50_000, i));
@@ -94,7 +94,7 @@ fn however_a_key_is_removed_its_memory_is_freed() {
     };
     server.value("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
     let mut at_first = None;
-    // The first round is for what a server allocates and keeps.
+    // In the first round the server allocates memory that it keeps.
     for way in [
         "DEL",
         "DEL",
@@ -261,7 +261,7 @@ fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
             let (name, pairs) = (COMMANDS[i % 3], ["9 1h", "9 1h 99 10d"][i / 3 % 2]);
             format!("{name} k{i} {pairs} COST {} AT {NOW}", units(i))
         };
-        // Returns how many the server refused: it may do so while it has trouble evicting.
+        // Returns how many the server refused, as it may while it cannot evict fast enough.
         let mut take_all = |keys: std::ops::Range<usize>| {
             let mut refused = 0;
             // Not all at once: waiting requests take memory too.
@@ -279,7 +279,7 @@ fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
         let empty = used_memory(&master);
         assert_eq!(take_all(0..KEYS), 0);
         assert!(used(&master, KEYS).iter().enumerate().all(|(i, used)| *used == units(i)));
-        // Room for half of them, and then for fewer: the server's own tables take a part too.
+        // Room for half of them, then for fewer: the server's own tables take memory too.
         let keys = used_memory(&master) - empty;
         let mut room = empty + keys / 2;
         wait_for("keys to be evicted", || {
@@ -287,7 +287,7 @@ fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
             room -= keys / 100;
             master.integer("DBSIZE") < KEYS as i64 * 3 / 4
         });
-        // More come while there is none.
+        // More requests while memory is full.
         let evicted = || master.info("evicted_keys").parse::<i64>().expect("keys");
         let before = evicted();
         let refused = take_all(KEYS..2 * KEYS);
@@ -397,7 +397,7 @@ fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted
     assert_eq!(server.integer("DBSIZE"), keys as i64);
 }
 
-/// A server that defragments as soon as it can; `None` if its build cannot.
+/// A server that defragments as soon as possible; `None` if its build cannot.
 fn defragmenting_server() -> Option<Server> {
     let server = Server::start();
     if server.call("CONFIG SET activedefrag yes").is_err() {
@@ -434,7 +434,7 @@ fn active_defrag_moves_every_allocation_of_a_key() {
 #[test]
 fn logs_count_correctly_while_active_defrag_moves_them() {
     let Some(server) = defragmenting_server() else { return };
-    // A server that counts the same and moves nothing.
+    // A reference server that counts the same and moves nothing.
     let other = Server::start();
     let mut connections = [&server, &other].map(Server::connect);
     let mut random = Random::new(5);

@@ -10,14 +10,14 @@ use redis::cluster::{ClusterClientBuilder, ClusterConnection};
 
 const MASTERS: usize = 3;
 
-/// After this time without an answer the nodes consider one of them dead. They ping each other about as
-/// often, so a short time also spreads news faster.
+/// The time without an answer after which nodes consider another one dead. They also ping about as often, so a
+/// short time spreads news faster.
 const NODE_TIMEOUT_MS: &str = "2000";
 
-/// The nodes give up a failover that takes longer than five seconds.
+/// Nodes abandon a failover after five seconds.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Six nodes, named by their index. Dropping it ends them.
+/// Six nodes, identified by index. Dropping it stops them.
 pub struct Cluster {
     nodes: Vec<Server>,
     ids: Vec<String>,
@@ -39,7 +39,7 @@ impl Cluster {
         let settings = [
             ("cluster-enabled", "yes"),
             ("cluster-node-timeout", NODE_TIMEOUT_MS),
-            // On a busy machine no replica is elected by mistake.
+            // So that no replica is elected just because the machine is busy.
             ("cluster-replica-no-failover", "yes"),
         ];
         let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| Server::with(&settings)).collect();
@@ -73,7 +73,7 @@ impl Cluster {
         &self.nodes[index]
     }
 
-    /// The id by which the nodes know this one.
+    /// The node's id in the cluster.
     pub fn id(&self, index: usize) -> &str {
         &self.ids[index]
     }
@@ -122,7 +122,7 @@ impl Cluster {
         self.ids.iter().position(|known| known == id).expect("a node of ours")
     }
 
-    /// Hands a master's slots over to its replica by CLUSTER FAILOVER, and waits until that is done.
+    /// Fails a master over to its replica by CLUSTER FAILOVER, and waits until that is done.
     pub fn hand_over(&self, master: usize) {
         let (slot, replica) = (self.first_slot_of(master), self.replica_of(master));
         let mut asked: Option<Instant> = None;
@@ -154,7 +154,7 @@ impl Cluster {
         self.wait_until_ok();
     }
 
-    /// The addresses to start from as a client.
+    /// The initial addresses for a client.
     pub fn addresses(&self) -> Vec<String> {
         self.running().map(|node| format!("redis://127.0.0.1:{}", node.port())).collect()
     }

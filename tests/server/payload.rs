@@ -1,8 +1,8 @@
-//! What DUMP replies, taken apart and damaged.
+//! Takes the reply of DUMP apart, and damages it.
 
 use harness::{Random, Server};
 
-/// The parts of a payload, of a server that compresses nothing.
+/// The parts of a payload, from a server that compresses nothing.
 pub struct Payload {
     /// The server's bytes, up to the length of the body.
     head: Vec<u8>,
@@ -20,7 +20,7 @@ impl Payload {
     /// The length of the end of the value, the version in 2 bytes, and the checksum in 8.
     pub const FOOT: usize = 11;
 
-    /// Takes apart what DUMP replied.
+    /// Takes a reply of DUMP apart.
     pub fn of(dump: &[u8]) -> Payload {
         let (head, rest) = dump.split_at(Payload::HEAD);
         let (rest, foot) = rest.split_at(rest.len() - Payload::FOOT);
@@ -49,7 +49,7 @@ pub fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
         if bytes.is_empty() {
             return;
         }
-        // In long ones most of the information is near the ends.
+        // In a long payload most of the information is near the ends.
         let (anywhere, near) = (random.below(bytes.len()), random.below(bytes.len().min(40)));
         let place = random.of(&[anywhere, near, bytes.len() - 1 - near]);
         let byte = [0, 1, 2, 0x7f, 0x80, 0x81, 0xff, random.below(256) as u8];

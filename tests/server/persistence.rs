@@ -1,4 +1,4 @@
-//! What a restart, a copy and a dump keep: every count, and the time to live.
+//! Restarts, copies and dumps keep every count, and the time to live.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ const HOUR: i64 = 3_600_000;
 /// The largest limit, cost and time.
 const MOST: i64 = 9_007_199_254_740_991;
 
-/// Calls, and when to make each: milliseconds before `NOW`.
+/// Calls, and when to make each, in milliseconds before `NOW`.
 const CONTENT: &[(&str, &[i64])] = &[
     ("RL.FIXED fixed:one 5 60s COST 3", &[0]),
     ("RL.FIXED fixed:two 5 60s", &[0, 0]),
@@ -63,7 +63,7 @@ fn fill(server: &Server) {
         lines.extend(vec![line; *calls]);
     }
     lines.extend(long_log("log:long", 5_000));
-    // More units, in more entries, than a call that names the whole window would keep.
+    // More units, in more entries, than a call with the longest window would keep.
     let half = MOST / 2;
     lines.push(format!("RL.LOG log:vast 9 2h AT {}", NOW - 2_000));
     lines
@@ -84,7 +84,7 @@ fn long_log(key: &str, entries: usize) -> impl Iterator<Item = String> {
     })
 }
 
-/// Everything that can be seen of a key.
+/// Everything visible about a key.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     figures: Vec<Value>,
@@ -154,7 +154,7 @@ fn a_restart_on_an_append_only_file_keeps_every_count() {
         let mut server = Server::with(&[&APPEND_ONLY[..], &[("aof-use-rdb-preamble", preamble)]].concat());
         fill(&server);
         let before = all(&mut server.connect());
-        // Loading counts again, so a key written with AT gets the same time to live from then on.
+        // Loading counts again: a key written with AT gets its time to live anew.
         server.crash_and_restart();
         assert_kept(&before, &all(&mut server.connect()), 20_000);
         server.restart();
@@ -176,7 +176,7 @@ fn a_restart_on_an_append_only_file_keeps_every_count() {
         server.crash_and_restart();
         assert_kept(&before, &all(&mut server.connect()), 0);
 
-        // What is counted next is appended to the rewritten file.
+        // Later requests are appended to the rewritten file.
         let mut connection = server.connect();
         before.keys().for_each(|key| change(&mut connection, key));
         let changed = all(&mut connection);
@@ -185,7 +185,7 @@ fn a_restart_on_an_append_only_file_keeps_every_count() {
     }
 }
 
-/// Refunds and takes units, so that the key holds something else, whatever it held.
+/// Refunds and takes units, so that the key's content changes, whatever it was.
 fn change(connection: &mut Connection, key: &[u8]) {
     let info: Vec<Value> = redis::cmd("RL.INFO").arg(key).query(connection).expect("RL.INFO");
     let algorithm: String = redis::from_redis_value(info[1].clone()).expect("its algorithm");
@@ -313,7 +313,7 @@ fn migrating_to_another_server_keeps_every_count() {
     assert_kept(&before, &all(&mut to.connect()), SENDING_MS);
 }
 
-/// MIGRATE sends the time that is left, which is counted from its arrival.
+/// MIGRATE sends the remaining time, which then runs from its arrival.
 const SENDING_MS: i64 = 5_000;
 
 fn migrate<'a>(from: &Server, to: &Server, keys: impl Iterator<Item = &'a Vec<u8>>) {
@@ -378,7 +378,7 @@ fn a_large_log_is_freed_in_the_background() {
 #[test]
 fn active_defrag_keeps_every_count() {
     let server = Server::start();
-    // Only a server that was built with its own allocator has it.
+    // Only a server built with its own allocator supports this.
     if server.call("CONFIG SET activedefrag yes").is_err() {
         return;
     }
@@ -464,7 +464,7 @@ fn whatever_a_key_holds_can_be_loaded() {
     let server = Server::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value(&format!("{name} {name} 9 1ms 9 2s 9 3s 9 4s 9 5s 9 6s 9 7s 9 8s AT 1000000"));
-        // The shortest window has ended: named again beside a new one, it would be the ninth.
+        // The shortest window has ended. With a new one beside it, it would be the ninth.
         let _ = server.call(&format!("{name} {name} 9 1ms 9 9s AT 1000100"));
     }
     let before = all(&mut server.connect());
@@ -597,7 +597,7 @@ fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_working_keys() 
     let mut random = Random::new(2);
     for _ in 0..2_000 {
         let mut payload = dumps[random.below(dumps.len())].clone();
-        // Not the type, which decides whose bytes these are, nor the version and the checksum.
+        // Not the type, which selects the module, nor the version and the checksum.
         let around = (1..Payload::HEAD + 3).chain([payload.len() - Payload::FOOT]);
         let at = random.of(&around.collect::<Vec<_>>());
         payload[at] = random.below(256) as u8;
@@ -607,7 +607,7 @@ fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_working_keys() 
 }
 
 #[test]
-fn payloads_cut_short_or_made_longer_are_refused_or_make_working_keys() {
+fn truncated_or_extended_payloads_are_refused_or_make_working_keys() {
     let (server, dumps) = credulous_server_and_dumps();
     let mut connection = server.connect();
     for payload in &dumps {
@@ -618,7 +618,7 @@ fn payloads_cut_short_or_made_longer_are_refused_or_make_working_keys() {
             if let Some(dump) = refused_or_working(&mut connection, &dump.with(shorter)) {
                 assert_eq!(Payload::of(&dump).body, shorter, "one content has one form");
             }
-            // The length is still that of the whole body, so the server reads on into the footer.
+            // The length is still that of the whole body, so the server reads into the footer.
             refused_or_working(&mut connection, &[&payload[..Payload::HEAD + 1 + cut], footer].concat());
         }
         for byte in [0x00, 0x01, 0x7f, 0x80, 0xff] {
@@ -641,7 +641,7 @@ fn credulous_server_and_dumps() -> (Server, Vec<Vec<u8>>) {
     (server, dumps)
 }
 
-/// The dump of the key that this payload makes, if it makes one; the key is then used.
+/// The dump of the key restored from this payload, if it is accepted. The key is then used.
 fn refused_or_working(connection: &mut Connection, payload: &[u8]) -> Option<Vec<u8>> {
     if let Err(refusal) = restore(payload).exec(connection) {
         assert_eq!(refusal.code(), Some("ERR"), "{refusal} to {}", payload.escape_ascii());

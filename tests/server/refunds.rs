@@ -1,4 +1,4 @@
-//! Giving back as of a time: what was reserved at `t` is settled exactly, however late.
+//! Giving back as of a time: a reservation made at `t` is settled exactly, however late.
 
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, wait_for};
 
@@ -6,7 +6,7 @@ use crate::all::all;
 
 const MINUTE: i64 = 60_000;
 
-/// Where the clocks of servers stand: in the middle of a minute.
+/// The time by the servers' clocks, in the middle of a minute.
 const NOW: i64 = 1_900_000_005_000 / MINUTE * MINUTE + 30_000;
 
 /// How to give back: by the command of the algorithm, and by RL.ALL.
@@ -38,7 +38,7 @@ fn an_estimate_settled_in_its_own_window_gives_back_exactly_what_it_had_taken() 
 }
 
 #[test]
-fn an_estimate_settled_after_its_window_has_rolled_forgives_nobody_elses_units() {
+fn an_estimate_settled_after_its_window_has_ended_refunds_nobody_elses_units() {
     let server = Server::start();
     for by_all in [false, true] {
         for (name, before, after) in [("RL.FIXED", 300, 300), ("RL.SLIDING", 308, 301), ("RL.LOG", 300, 300)]
@@ -50,7 +50,7 @@ fn an_estimate_settled_after_its_window_has_rolled_forgives_nobody_elses_units()
             assert_eq!(used(&server, name, next), before, "{name}");
             server.value(&settle(by_all, name, -800, NOW));
             assert_eq!(used(&server, name, next), after, "{name}: what others took still counts");
-            // Two windows later there is nothing of it any more.
+            // Two windows later nothing of it is left.
             let digest = server.digest();
             server.value(&settle(by_all, name, -800, NOW - MINUTE));
             assert_eq!(server.digest(), digest, "{name}");
@@ -76,13 +76,13 @@ fn a_log_gives_back_the_units_of_that_time_and_not_the_newest() {
 }
 
 #[test]
-fn in_the_middle_of_a_log_units_are_given_back_newest_first_from_that_time_on() {
+fn a_refund_in_the_middle_of_a_log_takes_the_newest_units_up_to_that_time() {
     let server = Server::start();
     for by_all in [false, true] {
         for second in 0..50 {
             server.value(&format!("RL.LOG RL.LOG 1000 1m COST 2 AT {}", second * 1_000));
         }
-        // From 30 s back: 15 whole entries, and one of the two units at 15 s.
+        // Backwards from 30 s: 15 whole entries, and one of the two units at 15 s.
         server.value(&settle(by_all, "RL.LOG", -31, 30_999));
         for (at, units) in
             [(50_000, 69), (60_000, 67), (74_999, 39), (75_000, 38), (90_000, 38), (91_000, 36), (109_000, 0)]
@@ -91,7 +91,7 @@ fn in_the_middle_of_a_log_units_are_given_back_newest_first_from_that_time_on() 
         }
         let info = format!("{:?}", server.value("RL.INFO RL.LOG"));
         assert!(info.contains("entries"), "{info}");
-        // More than was counted until then: what is later stays.
+        // More than was counted until then; later units stay.
         server.value(&settle(by_all, "RL.LOG", -1_000_000, 40_000));
         assert_eq!(used(&server, "RL.LOG", 50_000), 18);
         server.value("DEL RL.LOG");
@@ -99,7 +99,7 @@ fn in_the_middle_of_a_log_units_are_given_back_newest_first_from_that_time_on() 
 }
 
 #[test]
-fn what_was_counted_later_is_left_alone_and_what_has_left_its_window_gives_nothing_back() {
+fn a_refund_as_of_a_time_leaves_later_units_alone_and_gets_nothing_from_ended_windows() {
     let server = Server::start();
     let mut stream = ReplicationStream::of(&server);
     for by_all in [false, true] {
@@ -121,7 +121,7 @@ fn what_was_counted_later_is_left_alone_and_what_has_left_its_window_gives_nothi
 }
 
 #[test]
-fn without_at_all_that_a_key_ahead_of_the_clock_holds_can_be_given_back_and_replicas_agree() {
+fn units_ahead_of_the_clock_can_be_given_back_without_at_and_replicas_agree() {
     let master = Server::with_clock_at(NOW, &APPEND_ONLY);
     let mut stream = ReplicationStream::of(&master);
     let replica = Server::replica_of(&master, &[]);
@@ -149,7 +149,7 @@ fn without_at_all_that_a_key_ahead_of_the_clock_holds_can_be_given_back_and_repl
 /// Limits of the three kinds, in which 500 units are reserved.
 const RESERVE: &str = "RL.ALL f FIXED 1000 1h 500 s SLIDING 1000 1h 500 l LOG 1000 1h 500";
 
-/// Reserves at the server's time, and has others take units before and after. Returns `at` of the reply.
+/// Reserves at the server's time, while others take units before and after. Returns `at` of the reply.
 fn reserve(server: &Server) -> i64 {
     let others = |cost| {
         server.value(&format!("RL.ALL f FIXED 9999 1h {cost} s SLIDING 9999 1h {cost} l LOG 9999 1h {cost}"))
@@ -163,7 +163,7 @@ fn reserve(server: &Server) -> i64 {
     at
 }
 
-/// Settles it with 480 units to give back, and asserts that exactly those are gone.
+/// Settles the reservation by giving 480 units back, and asserts that exactly those are gone.
 #[track_caller]
 fn assert_settles(server: &Server, at: i64) {
     let remaining = |server: &Server| -> Vec<i64> {
@@ -174,14 +174,14 @@ fn assert_settles(server: &Server, at: i64) {
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -480"));
     assert_eq!(all(server, &line).limited, 0);
     assert_eq!(remaining(server), [850; 3], "480 are given back");
-    // The 30 of a later time are still there when all that was counted until `at` is gone.
+    // The 30 later units remain when all units counted until `at` are gone.
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -9999"));
     assert_eq!(all(server, &line).limited, 0);
     assert_eq!(remaining(server)[2], 970, "what a log counted later stays");
 }
 
 #[test]
-fn what_rl_all_reserves_is_settled_by_the_at_of_its_reply() {
+fn a_reservation_by_rl_all_is_settled_with_the_at_of_its_reply() {
     let server = Server::with_clock_at(NOW, &[]);
     let at = reserve(&server);
     server.step_clock(5_000);
@@ -201,7 +201,7 @@ fn a_promoted_replica_settles_what_its_master_reserved() {
 }
 
 #[test]
-fn after_a_restart_what_was_reserved_before_is_settled() {
+fn a_reservation_is_settled_after_a_restart() {
     for settings in [
         &[][..],
         &[("appendonly", "yes"), ("appendfsync", "always"), ("aof-use-rdb-preamble", "no")],
@@ -224,7 +224,7 @@ fn after_a_restart_what_was_reserved_before_is_settled() {
 }
 
 #[test]
-fn what_was_reserved_in_keys_ahead_of_the_clock_is_settled_by_the_at_of_the_reply() {
+fn a_reservation_in_keys_ahead_of_the_clock_is_settled_with_the_at_of_the_reply() {
     let server = Server::with_clock_at(NOW, &[]);
     let replica = Server::replica_of(&server, &[]);
     let ahead = NOW + 10 * MINUTE;

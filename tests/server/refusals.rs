@@ -3,7 +3,7 @@
 use harness::{COMMANDS, Server, error_text};
 use redis::Value;
 
-/// The commands that name limits and windows.
+/// The commands that take limits and windows.
 pub const REQUESTS: [&str; 4] = [COMMANDS[0], COMMANDS[1], COMMANDS[2], "RL.PEEK"];
 
 pub const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";

@@ -1,4 +1,4 @@
-//! What the module tells the server about itself and its commands.
+//! What the module registers about itself and its commands.
 
 use harness::{COMMANDS, Server, command, module};
 use redis::Value;
@@ -92,7 +92,7 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
 }
 
 #[test]
-fn acl_rules_tell_reading_from_writing() {
+fn acl_rules_distinguish_reading_from_writing() {
     let server = Server::start();
     server.value("ACL SETUSER reader on nopass %R~* +@all");
     server.value("ACL SETUSER owner on nopass ~mine:* +@all");
@@ -124,7 +124,7 @@ fn the_module_can_be_loaded_at_runtime_and_only_once() {
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 3);
 }
 
-/// Lines of RL.ALL, and the keys that they name, whatever else the words say.
+/// Lines of RL.ALL, and the keys that the server finds in them.
 const KEYS_OF_ALL: [(&str, &[&str]); 9] = [
     ("RL.ALL a FIXED 5 10s 1", &["a"]),
     ("RL.ALL a FIXED 5 10s 1 FORCE", &["a"]),
@@ -200,7 +200,7 @@ fn rules_on_keys_hold_for_every_key_of_rl_all() {
                 assert!(dry_run.contains(denied), "{rule}: {line}: {dry_run}");
             }
         }
-        // Words that make no rows are keys where rows would have them, and elsewhere not.
+        // In lines that are not valid, words are keys only where rows would have them.
         command("RL.ALL mine:a LOG 5 10s 1 others:a LOG 5 10s")
             .exec(&mut connection)
             .expect_err("four words");

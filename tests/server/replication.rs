@@ -1,4 +1,4 @@
-//! What is sent to replicas and to the append-only file, and that they hold the same.
+//! What replicas and the append-only file are sent, and that they hold the same as the master.
 
 use std::fs;
 use std::path::Path;
@@ -122,7 +122,7 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
     let mut stream = ReplicationStream::of(&server);
     for name in COMMANDS {
         let fill = format!("{name} {name} 5 10s COST 9007199254740991 FORCE AT 15000");
-        // 2^63 - 1 is 1024 times 2^53 - 1 and 1023.
+        // 2^63 - 1 is 1024 times 2^53 - 1, plus 1023.
         pipeline(vec![&fill; 1_030]).exec(&mut server.connect()).expect("replies");
         assert_eq!(stream.commands(&server), vec![fill.clone(); 1_025]);
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
@@ -411,7 +411,7 @@ fn only_the_keys_that_rl_all_changes_fail_a_watch_and_leave_client_caches() {
     }
 }
 
-/// A master whose clock stands still, so that nothing expires during a comparison.
+/// A master with a clock that stands still, so that nothing expires during a comparison.
 fn master(settings: &[(&str, &str)]) -> Server {
     Server::with_clock_at(NOW, settings)
 }
@@ -473,7 +473,7 @@ fn the_append_only_file_of_a_replica_holds_the_same_effects() {
     assert_eq!(replica.digest(), master.digest());
 }
 
-/// Runs `meanwhile` under random traffic on other connections, which goes on a little after it.
+/// Runs `meanwhile` under random traffic on other connections, which ends a little later.
 fn amid_traffic<T>(server: &Server, seed: u64, meanwhile: impl FnOnce() -> T) -> T {
     /// Ends the traffic even if `meanwhile` panics.
     struct Over<'a>(&'a AtomicBool);
@@ -638,7 +638,7 @@ fn the_master_deletes_an_expired_key_on_its_replica() {
     for name in COMMANDS {
         master.value(&format!("{name} k 5 1ms"));
         wait_for("the key to expire", || master.integer("DBSIZE") == 0);
-        // On its own the replica would have kept it for a minute.
+        // By itself the replica would have kept it for a minute.
         wait_for("the replica's key to be deleted", || replica.integer("DBSIZE") == 0);
         let sent = stream.commands(&master);
         assert!(sent[0].starts_with(&format!("{name} k 5 1ms FORCE AT ")), "{sent:?}");

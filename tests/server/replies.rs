@@ -80,7 +80,7 @@ fn an_allowed_reply_shows_the_tier_with_the_fewest_units_remaining() {
     for name in COMMANDS {
         server.value("DEL k");
         assert_eq!(server.figures(&format!("{name} k 10 1s 8 10s 9 100s AT 0"))[..3], [0, 8, 7], "{name}");
-        // On a tie, the tier that is named first.
+        // On a tie, the first tier.
         assert_eq!(
             server.figures(&format!("{name} k 8 10s 8 100s AT 0 COST 0"))[..4],
             [0, 8, 7, -1],
@@ -105,7 +105,7 @@ fn a_limited_reply_shows_the_refusing_tier_with_the_longest_wait() {
     assert_eq!(server.figures("RL.FIXED k 4 10s 2 100s 3 1000s COST 1 AT 0"), [1, 2, 0, 100_000, 100_000]);
     // -1 is the longest wait of all.
     assert_eq!(server.figures("RL.FIXED k 7 10s 2 100s COST 8 AT 0"), [1, 7, 5, -1, 10_000]);
-    // On a tie, the tier that is named first.
+    // On a tie, the first tier.
     server.value("RL.FIXED t 3 10s 4 5s COST 3 AT 5000");
     assert_eq!(server.figures("RL.FIXED t 3 10s 4 5s COST 2 AT 5000"), [1, 3, 0, 5_000, 5_000]);
     assert_eq!(server.figures("RL.FIXED t 4 5s 3 10s COST 2 AT 5000"), [1, 4, 1, 5_000, 5_000]);
@@ -227,7 +227,7 @@ fn deleting_the_key_resets_the_limiter() {
 }
 
 #[test]
-fn info_tells_what_a_sliding_window_is_made_of() {
+fn info_shows_both_counts_of_a_sliding_window() {
     let server = Server::start();
     let day = 86_400_000;
     let start = server.clock_ms() / day * day;

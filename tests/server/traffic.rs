@@ -8,10 +8,10 @@ use redis::{Connection, Value};
 /// The largest cost.
 const MOST: i64 = 9_007_199_254_740_991;
 
-/// Where the clocks of servers stand. No window of more than 1 ms begins here.
+/// The time by the servers' clocks. No window of more than 1 ms begins here.
 pub const NOW: i64 = 1_700_000_000_123;
 
-/// Where the clocks of their replicas stand. No key of this traffic expires so soon.
+/// The time by their replicas' clocks. No key of this traffic expires so soon.
 pub const LATER: i64 = NOW + 500;
 
 /// The AT of the first request.
@@ -27,7 +27,7 @@ const AHEAD: i64 = 3_000_000_000_000;
 pub struct Traffic {
     random: Random,
     keys: String,
-    /// The AT of the next request, about.
+    /// The approximate AT of the next request.
     pub now: i64,
 }
 
@@ -41,7 +41,7 @@ const PAIRS: [&str; 6] = [
     "9 100ms 30 1s 99 10s 200 1m 300 1h 400 6h 500 1d 600 30d",
 ];
 
-/// Whose time the requests to a key follow.
+/// Where the times of the requests to a key come from.
 #[derive(Clone, Copy, Debug)]
 enum Time {
     Given,
@@ -91,13 +91,13 @@ impl Traffic {
             2 => format!("RL.INFO {key}"),
             3 => format!("{name} {key} {pairs} COST {MOST} FORCE {at}"),
             4 => format!("{name} {key} {pairs} COST -{MOST} {at}"),
-            // Now and then the wrong algorithm.
+            // Sometimes the wrong algorithm.
             5 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
             _ => format!("{name} {key} {pairs} {cost} {force} {at}"),
         }
     }
 
-    /// What a client sends at once: a request, several, or a transaction.
+    /// A batch that a client sends at once: a request, several, or a transaction.
     pub fn batch(&mut self) -> Vec<String> {
         let count = 1 + self.random.below(16);
         match self.random.below(3) {
@@ -132,8 +132,8 @@ pub fn send(connection: &mut Connection, lines: &[String]) -> Vec<Value> {
     pipeline(lines).ignore_errors().query(connection).expect("replies")
 }
 
-/// Waits until a replica has received everything its master sent, then compares what they hold and what they
-/// reply at the same time.
+/// Waits until a replica has received everything its master sent, then compares their content, and their replies
+/// at the same time.
 #[track_caller]
 pub fn assert_same(master: &Server, replica: &Server) {
     replica.wait_to_catch_up(master);
@@ -148,7 +148,7 @@ pub fn assert_same(master: &Server, replica: &Server) {
     }
 }
 
-/// Peeks to which servers that hold the same reply the same.
+/// Peeks that get equal replies from servers with equal content.
 pub fn peeks_with_at(key: &str) -> Vec<String> {
     let pairs = ["5 10s", "9 1m COST 9", "50 1h 400 1d COST 30", "1 3650d", "3 1ms"];
     let times = [0, HOUR_AFTER, HOUR_AFTER + AHEAD];
@@ -156,15 +156,15 @@ pub fn peeks_with_at(key: &str) -> Vec<String> {
     peeks.collect()
 }
 
-/// The replies about every key.
+/// Everything visible about every key.
 fn seen(server: &Server) -> BTreeMap<String, Vec<Value>> {
     let mut connection = server.connect();
     let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
     let replies = keys.into_iter().map(|key| {
         let mut lines = vec![format!("PTTL {key}"), format!("DEBUG DIGEST-VALUE {key}")];
         lines.extend(peeks_with_at(&key));
-        // Each server sets a key's time to live by its own clock. Waits depend on it if the key is ahead of
-        // the clock, or if a log is asked for a longer window than it keeps.
+        // Each server sets a key's time to live by its own clock. Waits depend on it if the key is ahead of the
+        // clock, or if a window is longer than a log's retention.
         if !key.contains(&format!("{:?}:", Time::Both)) {
             lines.extend([format!("RL.INFO {key}"), format!("RL.PEEK {key} 2 7s")]);
         }

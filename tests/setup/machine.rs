@@ -1,5 +1,5 @@
-//! A machine that has bash, make and a few small tools, and of what the Makefile looks for only the
-//! stand-ins that a test gives it.
+//! A simulated machine with bash, make and a few small tools. Everything else that the Makefile looks for is a
+//! stand-in that a test adds.
 
 use std::env;
 use std::fs;
@@ -35,14 +35,14 @@ impl Machine {
         machine
     }
 
-    /// One where all that a build needs is there.
+    /// A machine with everything that a build needs.
     pub fn that_builds() -> Machine {
         let machine = Machine::with_rust();
         machine.add("cc", "");
         machine
     }
 
-    /// Gives it a program, a script for bash that notes its calls.
+    /// Adds a program: a bash script that records its calls.
     pub fn add(&self, name: &str, script: &str) {
         let file = self.bin().join(name);
         let log = self.0.path().join("calls");
@@ -51,20 +51,20 @@ impl Machine {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its permission");
     }
 
-    /// The calls so far of what a test has given it.
+    /// The calls so far of the programs added.
     pub fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.0.path().join("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()
     }
 
-    /// What make prints to standard output, if it succeeds.
+    /// The standard output of make, which must succeed.
     pub fn run(&self, args: &[&str]) -> String {
         let output = self.make(args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// What make prints to standard error, if it fails.
+    /// The standard error of make, which must fail.
     pub fn refusal(&self, args: &[&str]) -> String {
         let output = self.make(args);
         assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

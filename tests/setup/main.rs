@@ -1,4 +1,4 @@
-//! What the Makefile does before it builds, and what is handed out.
+//! The Makefile's checks before a build, and the files it distributes.
 
 mod machine;
 
@@ -35,7 +35,7 @@ fn building_asks_for_a_compiler_and_for_no_server() {
 }
 
 #[test]
-fn what_is_missing_is_installed_once() {
+fn missing_packages_are_installed_once() {
     let machine = Machine::with_rust();
     machine.add("sudo", r#""$@""#);
     machine.add("apt-get", r#"[[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#);
@@ -50,7 +50,7 @@ fn what_is_missing_is_installed_once() {
 }
 
 #[test]
-fn valkey_is_as_good_as_redis_and_run_says_what_to_type() {
+fn make_run_uses_valkey_if_redis_is_missing_and_prints_a_command_to_try() {
     let machine = Machine::that_builds();
     machine.add("valkey-server", "echo the server runs");
     machine.add("valkey-cli", "");
@@ -63,7 +63,7 @@ fn valkey_is_as_good_as_redis_and_run_says_what_to_type() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named_before_the_build() {
+fn a_missing_server_is_named_before_the_build() {
     let machine = Machine::that_builds();
     let refusal = machine.refusal(&["test", "REDIS_SERVER=/wrong/path"]);
     assert!(refusal.contains("REDIS_SERVER=/wrong/path: there is no such program"), "{refusal}");
@@ -94,7 +94,7 @@ fn the_changelog_begins_with_this_version_and_a_date() {
     assert!(is_date, "{heading}");
 }
 
-/// Debian 12 has 2.36, Ubuntu 22.04 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
+/// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
 #[test]
 fn the_module_loads_on_glibc_2_34() {
     let output = Command::new("readelf")

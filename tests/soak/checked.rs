@@ -1,5 +1,5 @@
-//! Keys of which every unit is accounted for: the effects that the server sends to its replicas are checked
-//! against the limits by the plain models.
+//! Keys with every unit accounted for: plain models check the effects that the server replicates against the
+//! limits.
 
 use harness::{ReplicationStream, Server};
 use redis_rl::limiter::{Algorithm, Quota, WindowMs};
@@ -44,7 +44,7 @@ fn quota((limit, window): (u64, u64)) -> Quota {
     Quota::new(limit, WindowMs::new(window).expect("a window")).expect("a limit")
 }
 
-/// What was counted in a key.
+/// The units counted in a key.
 pub struct Account {
     model: Model,
     /// All units taken.
@@ -92,7 +92,7 @@ pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
             let held = 1_000_000 - server.figures(&peek)[2] as u64;
             let about = || format!("{peek} of {} {}", key.command, key.pairs);
             if held == 0 && !key.with_at && server.integer(&format!("EXISTS {}", key.name)) == 0 {
-                // It may have expired since, when nothing in it counted any more.
+                // It may have expired since, once nothing in it counted any more.
                 let now = server.clock_ms() as u64;
                 assert_eq!(model.used(window, now), 0, "{}: it has expired", about());
             } else {

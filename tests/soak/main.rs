@@ -26,7 +26,7 @@ const AT_ONCE: usize = 16;
 
 #[test]
 fn under_constant_disturbance_clients_get_what_the_limits_allow_and_no_unit_is_lost() {
-    // This reader of the replication stream acknowledges nothing, and may be far behind.
+    // The reader of the replication stream acknowledges nothing and may fall far behind.
     let mut server = Server::with(&[("appendonly", "yes"), ("repl-timeout", "86400")]);
     let unlimited = ["SET", "client-output-buffer-limit", "replica 0 0 0"];
     redis::cmd("CONFIG").arg(&unlimited).exec(&mut server.connect()).expect("CONFIG SET");
@@ -34,7 +34,7 @@ fn under_constant_disturbance_clients_get_what_the_limits_allow_and_no_unit_is_l
     let keys = checked::keys();
     let end = end();
 
-    // The time of requests with AT.
+    // The AT of requests.
     let time = AtomicI64::new(1_000_000_000_000);
     let (granted, disturbances, accounts) = thread::scope(|scope| {
         let (server, keys, time) = (&server, keys.as_slice(), &time);
@@ -102,7 +102,7 @@ fn end() -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
-/// What clients were granted.
+/// The units that clients were granted.
 #[derive(Default)]
 struct Granted {
     requests: usize,
@@ -131,7 +131,7 @@ impl Display for Granted {
     }
 }
 
-/// A request; to checked keys, with the index of each and its cost.
+/// A request. For checked keys, with the index and the cost of each.
 struct Request {
     command: Cmd,
     checked: Vec<(usize, i64)>,
@@ -169,7 +169,7 @@ fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: 
             if checked.is_empty() {
                 assert_expected(reply);
             } else if !is_limited(reply) {
-                // Limited requests are granted nothing; refunds are not added up.
+                // Limited requests are granted nothing, and refunds are not added up.
                 checked.iter().for_each(|(key, cost)| granted.units[*key] += cost.max(&0));
             }
         }
@@ -227,7 +227,7 @@ fn to_checked_keys(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Reque
     Request { command: all, checked }
 }
 
-/// Whether the reply of a limiter, or of RL.ALL, is that it is limited.
+/// Whether a limiter, or RL.ALL, replies that the request is limited.
 fn is_limited(reply: &Value) -> bool {
     match reply.as_sequence() {
         Some([Value::Int(limited), _, Value::Int(_), Value::Array(_)]) => *limited == 1,
@@ -235,7 +235,7 @@ fn is_limited(reply: &Value) -> bool {
     }
 }
 
-/// The time of a request with AT; now and then one is late.
+/// The AT of a request, sometimes a late one.
 fn later(random: &mut Random, time: &AtomicI64) -> String {
     let now = time.fetch_add(random.of(&[0, 0, 1, 3]), Ordering::Relaxed);
     format!("AT {}", now - random.of(&[0, 0, 0, 1, 70, 400]))
@@ -281,7 +281,7 @@ fn assert_expected(reply: &Value) {
     }
 }
 
-/// What a server goes through in the meantime.
+/// The disturbances that a server goes through during the test.
 #[derive(Default)]
 struct Disturbances {
     snapshots: usize,
@@ -289,12 +289,12 @@ struct Disturbances {
 }
 
 impl Disturbances {
-    /// One disturbance after the other, each at least once; `each_time` is one more.
+    /// Runs one disturbance after the other, each at least once, and `each_time` in between.
     fn until(end: Instant, server: &Server, mut each_time: impl FnMut()) -> Disturbances {
         let mut disturbances = Disturbances::default();
         loop {
             each_time();
-            // One may have to wait for the other, or for a replica's snapshot.
+            // A snapshot or rewrite may have to wait for another, or for a replica's snapshot.
             let _ = server.call("BGSAVE SCHEDULE");
             let _ = server.call("BGREWRITEAOF");
             // Lost before it is in sync.
@@ -325,7 +325,7 @@ impl Display for Disturbances {
     }
 }
 
-/// What the server reports about itself.
+/// The server's statistics, for the log of the test.
 struct Statistics<'a>(&'a Server);
 
 impl Display for Statistics<'_> {
