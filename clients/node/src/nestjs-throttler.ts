@@ -31,9 +31,15 @@ export class RateLimitStorage {
     this.#prefix = prefix;
   }
 
-  async increment(key: string, ttl: number, limit: number, blockDuration: number): Promise<StorageRecord> {
-    // The hash tag keeps both keys on one node of a cluster.
-    const hits = `${this.#prefix}{${key}}`;
+  async increment(
+    key: string,
+    ttl: number,
+    limit: number,
+    blockDuration: number,
+    throttlerName = "default",
+  ): Promise<StorageRecord> {
+    // The hash tag keeps both keys on one node of a cluster. A key that the application makes may serve many throttlers.
+    const hits = `${this.#prefix}{${key}}:${throttlerName}`;
     const window = `${ttl}ms`;
     if (blockDuration <= 0) {
       const verdict = await this.#limiter.log(hits, [limit, window]);

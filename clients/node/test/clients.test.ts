@@ -1,6 +1,7 @@
 // What node-redis and ioredis bring: keys of any bytes, prefixes, transactions, clusters, large figures.
 
 import assert from "node:assert/strict";
+import type { Socket } from "node:net";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
@@ -100,6 +101,21 @@ describe("one server", () => {
     );
     const texts = client.withTypeMapping({ 58: String });
     assert.deepEqual(await texts.rl.peek("key", [3, "1m"], { at: 0 }).then(({ limit }) => limit), 3);
+  });
+
+  test("ioredis: calls that are made at once leave in few writes, and none is lost when the client ends", async (t) => {
+    const redis = new Redis(server.url);
+    open.push(() => redis.disconnect());
+    const limiter = rateLimiter(redis);
+    await redis.ping();
+    const stream = redis.stream as Socket & Required<Pick<Socket, "_writev">>;
+    const writes = [t.mock.method(stream, "_write"), t.mock.method(stream, "_writev")];
+    const verdicts = Promise.all(KEYS.map(() => limiter.log("key", [50, "1m"])));
+    // Sent after the others, in the same turn.
+    await Promise.all([verdicts, redis.quit()]);
+    assert.equal((await verdicts).filter(({ limited }) => limited).length, 50);
+    const count = writes.reduce((sum, { mock }) => sum + mock.callCount(), 0);
+    assert.ok(count < 10, String(count));
   });
 
   test("ioredis: in a pipeline of its own making", async () => {
