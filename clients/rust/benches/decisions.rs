@@ -79,7 +79,7 @@ impl Contestant {
             }
             Contestant::RlLog => Ok(!redis.rl_log(format!("log:{client}"), quotas, 1).await?.limited),
             Contestant::RlAll => {
-                let request = All::new().log(format!("all:{client}"), quotas, 1);
+                let request = All::new().fixed(format!("all:{client}"), quotas, 1);
                 Ok(!redis.rl_all(&request).await?.limited)
             }
             Contestant::Incr => {
