@@ -3,7 +3,7 @@
 
 import type { Socket } from "node:net";
 import { Command } from "ioredis";
-import { type CommandWriter, type Key, type RateLimiter, rl } from "./commands.js";
+import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
 export interface Connection {
@@ -52,6 +52,10 @@ class KeyedCommand extends Command {
     super(name, args, { readOnly });
     this.#keys = keys;
     this.#read = read;
+    const { reject } = this;
+    this.reject = (error) => {
+      reject(explained(error) as Error);
+    };
   }
 
   // ioredis asks for the bytes when it is about to write them.
