@@ -22,7 +22,8 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
 	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
-	@echo "    REDIS_CELL=path for bench to measure CL.THROTTLE too, DESTDIR, PREFIX and MODULEDIR for install"
+	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
+	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	cargo build --release --locked --lib

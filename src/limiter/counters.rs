@@ -182,35 +182,8 @@ impl Counters {
         }
     }
 
-    /// Whether there are no counters.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The lifetime from `now` of the counter that counts longest.
-    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let method = self.method();
-        let lifetime = |counter: Counter| {
-            let most_ms = method.windows() * counter.window.get() + slack_ms;
-            Lifetime::of(counter.start(), method.ends(&counter), now, most_ms)
-        };
-        self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
-    }
-
-    /// Whether a counter is in a window that begins after `now`.
     #[inline(always)]
-    pub fn are_ahead_of(&self, now: UnixMs) -> bool {
-        match &self.0 {
-            Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
-            Store::Many(many) => many.counters.iter().any(|counter| counter.start() > now),
-            Store::None(_) => false,
-        }
-    }
-
-    /// Where the time that set the key's expiry came from.
-    #[inline(always)]
-    pub fn source(&self) -> TimeSource {
+    fn source(&self) -> TimeSource {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
             Store::Many(many) => many.source,
@@ -393,7 +366,11 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
 
     #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
-        self.counters.are_ahead_of(now)
+        match &self.counters.0 {
+            Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
+            Store::Many(many) => many.counters.iter().any(|counter| counter.start() > now),
+            Store::None(_) => false,
+        }
     }
 
     fn newest(&self) -> UnixMs {
@@ -403,6 +380,20 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
     #[inline(always)]
     fn source(&self) -> TimeSource {
         self.counters.source()
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.counters.len() == 0
+    }
+
+    /// That of the counter that counts longest.
+    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let lifetime = |counter: Counter| {
+            let most_ms = self.method.windows() * counter.window.get() + slack_ms;
+            Lifetime::of(counter.start(), self.method.ends(&counter), now, most_ms)
+        };
+        self.counters.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
 
     /// Counters live exactly as long as they count.
@@ -440,10 +431,5 @@ impl StateMut for CounterState<&mut Counters> {
             *usage = self.usage(*quota, usage.now);
         }
         Change { units: most, end_moved: most > 0 }
-    }
-
-    #[inline(always)]
-    fn is_empty(&self) -> bool {
-        self.counters.is_empty()
     }
 }

@@ -4,7 +4,7 @@
 
 use super::Limiter;
 use super::counters::{CounterState, Counters};
-use super::lifetime::{ExpiryFacts, TimeSource};
+use super::lifetime::{ExpiryFacts, Lifetime, TimeSource};
 use super::log::Log;
 use super::quota::{Cost, PerQuota, Quota, Quotas, Time, UnixMs};
 use super::short::Short;
@@ -224,6 +224,12 @@ pub(super) trait State {
     /// Where the time that set the key's expiry came from.
     fn source(&self) -> TimeSource;
 
+    /// Whether it holds no units, not even expired ones.
+    fn is_empty(&self) -> bool;
+
+    /// See [`Limiter::lifetime`].
+    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime;
+
     /// Whether units are kept for less time than the window of `quota`.
     fn retention_too_short_for(&self, quota: Quota) -> bool;
 
@@ -247,9 +253,6 @@ pub(super) trait StateMut: State {
     /// Gives back up to `units` in all tiers, the newest first, among those that were counted at `as_of` or
     /// before and still count.
     fn refund(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, as_of: UnixMs) -> Change;
-
-    /// Whether it holds no units.
-    fn is_empty(&self) -> bool;
 }
 
 /// A quota, and what counts in its window.

@@ -86,6 +86,17 @@ impl<L: Deref<Target = Log>> State for L {
     }
 
     #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.holds_nothing()
+    }
+
+    /// Until the last unit has left the longest window. That end is rounded up to a multiple of an eighth of the
+    /// window, so that it moves eight times a window, not at every request.
+    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        lifetime(self.newest.at, self.end(), now, slack_ms)
+    }
+
+    #[inline(always)]
     fn retention_too_short_for(&self, quota: Quota) -> bool {
         self.retention.is_some_and(|retention| retention < quota.window())
     }
@@ -155,11 +166,6 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         }
         Change { units, end_moved: self.end() != end }
     }
-
-    #[inline(always)]
-    fn is_empty(&self) -> bool {
-        self.holds_nothing()
-    }
 }
 
 impl Log {
@@ -192,20 +198,9 @@ impl Log {
         if usage.used == 0 { 0 } else { self.older.end().entries_since(&usage.from.mark) + 1 }
     }
 
-    /// Whether it holds no units, not even expired ones.
-    pub fn holds_nothing(&self) -> bool {
+    #[inline(always)]
+    pub(super) fn holds_nothing(&self) -> bool {
         self.newest.units == 0
-    }
-
-    /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
-    /// of an eighth of the window, so that it moves eight times a window, not at every request.
-    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        lifetime(self.newest.at, self.end(), now, slack_ms)
-    }
-
-    /// Where the time that set the key's expiry came from.
-    pub fn source(&self) -> TimeSource {
-        self.source
     }
 
     /// Records where the time that set the key's expiry came from.
@@ -296,7 +291,7 @@ impl Log {
         self.retention.map_or(named, |retention| retention.max(named))
     }
 
-    /// When nothing counts any more, rounded up as in [`Log::lifetime`]; `None` if the log is empty.
+    /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime); `None` if the log is empty.
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
         end(self.newest.at, self.retention.filter(|_| !self.holds_nothing()))
@@ -370,7 +365,7 @@ impl Log {
     }
 }
 
-/// When nothing counts any more, rounded up as in [`Log::lifetime`].
+/// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
 #[inline(always)]
 pub(super) fn end(newest: UnixMs, retention: Option<WindowMs>) -> Option<UnixMs> {
     let retention = retention?;

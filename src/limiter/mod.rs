@@ -138,6 +138,20 @@ enum Form<'a> {
     Log(&'a Log),
 }
 
+/// Evaluates an expression about the state of a limiter, whatever its form.
+macro_rules! read {
+    ($limiter:expr, $state:ident => $then:expr) => {
+        match $limiter.form() {
+            Form::Counters(counters) => {
+                let $state = counters.to_read();
+                $then
+            }
+            Form::Short($state) => $then,
+            Form::Log($state) => $then,
+        }
+    };
+}
+
 const _: () = assert!(size_of::<Limiter>() == 16);
 
 impl Limiter {
@@ -267,49 +281,26 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<(Verdict, Outlook), TooManyWindows> {
-        match self.form() {
-            Form::Counters(counters) => {
-                Decided::decide(counters.to_read(), quotas, cost, time).map(|decided| decided.peeked())
-            }
-            Form::Short(short) => Decided::decide(short, quotas, cost, time).map(|decided| decided.peeked()),
-            Form::Log(log) => Decided::decide(log, quotas, cost, time).map(|decided| decided.peeked()),
-        }
+        read!(self, state => Decided::decide(state, quotas, cost, time).map(|decided| decided.peeked()))
     }
 
     /// Units that count in a window of this length at `now`.
     pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
-        fn used(state: impl State, window: WindowMs, now: UnixMs) -> u64 {
-            state.used(&state.usage(any_quota(window), now))
-        }
-        match self.form() {
-            Form::Counters(counters) => used(counters.to_read(), window, now),
-            Form::Short(short) => used(short, window, now),
-            Form::Log(log) => used(log, window, now),
-        }
+        read!(self, state => state.used(&state.usage(any_quota(window), now)))
     }
 
     /// Milliseconds from `now` until nothing counts in a window of this length.
     pub fn reset_after_ms(&self, window: WindowMs, now: UnixMs) -> u64 {
-        fn reset_after(state: impl State, window: WindowMs, now: UnixMs) -> u64 {
-            let quota = any_quota(window);
-            let usage = state.usage(quota, now);
+        read!(self, state => {
+            let usage = state.usage(any_quota(window), now);
             if state.used(&usage) == 0 { 0 } else { state.wait_until(&usage, 0) }
-        }
-        match self.form() {
-            Form::Counters(counters) => reset_after(counters.to_read(), window, now),
-            Form::Short(short) => reset_after(short, window, now),
-            Form::Log(log) => reset_after(log, window, now),
-        }
+        })
     }
 
     /// Whether it holds no units, not even expired ones.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        match self.form() {
-            Form::Counters(counters) => counters.is_empty(),
-            Form::Short(short) => short.holds_nothing(),
-            Form::Log(log) => log.holds_nothing(),
-        }
+        read!(self, state => state.is_empty())
     }
 
     /// How long from `now` it can affect a decision: exact for counters, rounded up by at most an eighth of the
@@ -318,20 +309,12 @@ impl Limiter {
     /// Normally it ends when the last unit stops counting. A limiter ahead of `now` by more than its
     /// longest possible lifetime plus `slack_ms` ends earlier.
     pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        match self.form() {
-            Form::Counters(counters) => counters.lifetime(now, slack_ms),
-            Form::Short(short) => short.lifetime(now, slack_ms),
-            Form::Log(log) => log.lifetime(now, slack_ms),
-        }
+        read!(self, state => state.lifetime(now, slack_ms))
     }
 
     /// Where the time that set the key's expiry came from.
     pub fn source(&self) -> TimeSource {
-        match self.form() {
-            Form::Counters(counters) => counters.source(),
-            Form::Short(short) => short.source(),
-            Form::Log(log) => log.source(),
-        }
+        read!(self, state => state.source())
     }
 
     /// Records where the time that set the key's expiry came from.
@@ -345,20 +328,12 @@ impl Limiter {
 
     /// Whether its own time is later than `now`: a clock stepped back, or AT named a later time.
     pub fn is_ahead_of(&self, now: UnixMs) -> bool {
-        match self.form() {
-            Form::Counters(counters) => counters.are_ahead_of(now),
-            Form::Short(short) => short.is_ahead_of(now),
-            Form::Log(log) => log.is_ahead_of(now),
-        }
+        read!(self, state => state.is_ahead_of(now))
     }
 
     /// The latest time that anything was counted at; for counters, the start of that window.
     pub fn newest(&self) -> UnixMs {
-        match self.form() {
-            Form::Counters(counters) => counters.to_read().newest(),
-            Form::Short(short) => short.newest(),
-            Form::Log(log) => State::newest(&log),
-        }
+        read!(self, state => state.newest())
     }
 
     /// The windows that can still count at `now`, shortest first. A log has one: its longest.

@@ -152,16 +152,6 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         if usage.used == 0 { 0 } else { places.count() as u64 }
     }
 
-    /// See [`Log::holds_nothing`].
-    pub fn holds_nothing(&self) -> bool {
-        self.head.units == 0
-    }
-
-    /// See [`Log::lifetime`].
-    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        log::lifetime(self.head.newest, self.end(), now, slack_ms)
-    }
-
     /// The entries held, oldest first.
     pub fn into_entries(self) -> impl Iterator<Item = Entry> {
         let mut place = self.front();
@@ -176,7 +166,7 @@ impl<L: Deref<Target = Limiter>> Short<L> {
     /// The bytes of all entries.
     #[inline(always)]
     fn all(&self) -> &[u8] {
-        let end = if self.holds_nothing() { 0 } else { self.head.length + self.newest_entry().1 };
+        let end = if self.is_empty() { 0 } else { self.head.length + self.newest_entry().1 };
         self.limiter.short_bytes().get(HEAD_BYTES..HEAD_BYTES + end).unwrap_or_default()
     }
 
@@ -219,10 +209,10 @@ impl<L: Deref<Target = Limiter>> Short<L> {
         }
     }
 
-    /// When nothing counts any more, rounded up as in [`Log::lifetime`].
+    /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
-        log::end(self.head.newest, self.head.retention.filter(|_| !self.holds_nothing()))
+        log::end(self.head.newest, self.head.retention.filter(|_| !self.is_empty()))
     }
 
     /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
@@ -267,7 +257,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
 
     #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
-        self.head.newest > now && !self.holds_nothing()
+        self.head.newest > now && !self.is_empty()
     }
 
     fn newest(&self) -> UnixMs {
@@ -277,6 +267,15 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
     #[inline(always)]
     fn source(&self) -> TimeSource {
         self.head.source.into()
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.head.units == 0
+    }
+
+    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        log::lifetime(self.head.newest, self.end(), now, slack_ms)
     }
 
     #[inline(always)]
@@ -366,11 +365,6 @@ impl StateMut for Short<&mut Limiter> {
             *usage = self.in_window(quota.window(), usage.now);
         }
         Change { units: refunded, end_moved: self.end() != end }
-    }
-
-    #[inline(always)]
-    fn is_empty(&self) -> bool {
-        self.holds_nothing()
     }
 }
 

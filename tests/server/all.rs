@@ -1,6 +1,6 @@
 //! RL.ALL: several keys in one step, all or nothing.
 
-use harness::{COMMANDS, Figures, Random, Server, command, figures, pipeline};
+use harness::{COMMANDS, Figures, Random, ReplicationStream, Server, command, figures, pipeline};
 use redis::Value;
 
 use crate::refusals::{AT, LIMIT, SYNTAX, WINDOW, WRONGTYPE};
@@ -531,4 +531,63 @@ fn no_wait_is_longer_than_its_keys_time_to_live() {
     assert_eq!(all(&server, line).limited, 1, "{reply:?}");
     server.step_clock(1);
     assert_eq!(all(&server, line).limited, 0, "{reply:?}");
+}
+
+#[test]
+fn one_row_does_what_the_single_command_and_several_rows_do() {
+    const CALLS: i64 = 300;
+    let mut random = Random::new(11);
+    let [one, single, several] = [(); 3].map(|()| Server::with_clock_at(1_900_000_000_123, &[]));
+    let servers = [&one, &single, &several];
+    let mut streams = servers.map(ReplicationStream::of);
+    let (mut limited, mut ahead) = (0, 0);
+    for _ in 0..CALLS {
+        let algorithm = random.of(&["FIXED", "SLIDING", "LOG"]);
+        let key = format!("{algorithm}:{}", random.below(3));
+        let (limit, window) = (random.of(&[0, 3, 8]), random.of(&["100ms", "2s", "1h"]));
+        let cost = random.of(&[-9, -1, 0, 1, 1, 2, 3]);
+        let row = format!("{key} {algorithm} {limit} {window} {cost}");
+        let expected = single.figures(&format!("RL.{algorithm} {key} {limit} {window} COST {cost}"));
+        let reply = all(&one, &format!("RL.ALL {row}"));
+        let others = all(&several, &format!("RL.ALL {row} other LOG 1 1h 0"));
+        let now = one.clock_ms();
+        assert_eq!(
+            (reply.limited, reply.retry_after, &reply.rows[..]),
+            (expected[0], expected[3], &[expected][..])
+        );
+        assert_eq!((others.at, others.retry_after, others.rows[0]), (reply.at, reply.retry_after, expected));
+        limited += reply.limited;
+        ahead += i64::from(reply.at > now);
+
+        if random.below(20) == 0 {
+            let line = format!(
+                "RL.{algorithm} {key} 9 {window} FORCE AT {}",
+                now + random.of(&[50, 3_000, 9_999_999])
+            );
+            servers.iter().for_each(|server| _ = server.value(&line));
+        }
+        let keys = servers.map(|server| {
+            (
+                server.value(&format!("DEBUG DIGEST-VALUE {key}")),
+                server.integer(&format!("PEXPIRETIME {key}")),
+            )
+        });
+        assert!(keys[0] == keys[1] && keys[0] == keys[2], "{row}: {keys:?}");
+        let step = random.of(&[0, 0, 1, 40, 700]);
+        servers.iter().for_each(|server| server.step_clock(step));
+    }
+    assert!(limited > 20 && ahead > 2, "{limited} {ahead}");
+    let [one_row, command, rows] = [0, 1, 2].map(|i| {
+        let mut sent = streams[i].commands(servers[i]);
+        // Each server deletes what has expired in its own time.
+        sent.retain(|command| command.starts_with("RL."));
+        sent
+    });
+    assert!(one_row == command && one_row == rows);
+    let [allowed, forced] = ["rl_all_allowed", "rl_all_forced"].map(|figure| one.info(figure));
+    assert_eq!((allowed, forced), ((CALLS - limited).to_string(), "0".to_owned()));
+    for figure in ["rl_units_counted", "rl_units_given_back"] {
+        assert_eq!(one.info(figure), single.info(figure), "{figure}");
+        assert_eq!(one.info(figure), several.info(figure), "{figure}");
+    }
 }

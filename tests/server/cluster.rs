@@ -279,8 +279,8 @@ impl KeysAtRest {
 fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
     let from = cluster.owner(slot);
     let (source, target) = (cluster.node(from), cluster.node(to));
-    target.value(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", cluster.id(from)));
-    source.value(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", cluster.id(to)));
+    set_slot(target, slot, &format!("IMPORTING {}", cluster.id(from)));
+    set_slot(source, slot, &format!("MIGRATING {}", cluster.id(to)));
     while let Some(key) = one_key_of(source, slot) {
         let before = times_asked(target);
         source.value(&format!("MIGRATE 127.0.0.1 {} {key} 0 20000", target.port()));
@@ -288,9 +288,22 @@ fn move_key_by_key(cluster: &Cluster, slot: u16, to: usize, keys: &[Key]) {
         wait_for("a client to follow the key by ASK", || !is_in_use || times_asked(target) > before);
     }
     for node in [target, source] {
-        node.value(&format!("CLUSTER SETSLOT {slot} NODE {}", cluster.id(to)));
+        set_slot(node, slot, &format!("NODE {}", cluster.id(to)));
     }
     cluster.wait_for_owner(slot, to);
+}
+
+/// Valkey refuses to change the state of a slot while its replica lags behind.
+fn set_slot(node: &Server, slot: u16, state: &str) {
+    wait_for("the state of the slot to change", || {
+        match node.call(&format!("CLUSTER SETSLOT {slot} {state}")) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.code(), Some("NOREPLICAS"), "{error}");
+                false
+            }
+        }
+    });
 }
 
 /// How a server moves whole slots atomically.

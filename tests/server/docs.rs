@@ -17,6 +17,8 @@ use std::process::{Command, Stdio};
 use harness::Server;
 use redis_rl::request::{Options, Request};
 
+use crate::nodes::cli;
+
 const PROMPT: &str = "127.0.0.1:6379> ";
 
 /// How often to try a page, since a window may end during a session.
@@ -250,13 +252,13 @@ fn first_difference(sessions: &[Session]) -> Option<String> {
 
 /// The output of redis-cli, as at a terminal, for the commands of a session.
 fn run(session: &Session, server: &Server) -> Vec<String> {
-    let mut cli = Command::new("redis-cli")
+    let mut cli = Command::new(cli())
         .args(["--no-raw", "-p", &server.port().to_string()])
         .args(&session.options)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("redis-cli is installed");
+        .expect("it comes with the server");
     let mut input = cli.stdin.take().expect("its input");
     for exchange in &session.exchanges {
         writeln!(input, "{}", exchange.command).expect("redis-cli reads");

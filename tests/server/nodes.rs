@@ -208,7 +208,7 @@ fn create(nodes: &[Server]) {
 }
 
 /// The redis-cli or valkey-cli beside the server, or else redis-cli on the PATH.
-fn cli() -> PathBuf {
+pub fn cli() -> PathBuf {
     let server = PathBuf::from(server_program());
     let name = server.file_name().unwrap_or_default().to_string_lossy().replace("-server", "-cli");
     let beside = server.with_file_name(name);

@@ -175,10 +175,9 @@ async function main() {
   await control.connect();
   const children = [];
   try {
-    console.log(`${await setting(control)}\n`);
-    console.log(`| client | at once | | ${STORES.join(" | ")} |`);
-    console.log("| --- | --- | --- | --- | --- | --- |");
     for (const client of CLIENTS) {
+      console.log(`| ${client} | ${STORES.join(" | ")} |`);
+      console.log("| --- | --- | --- | --- |");
       for (const store of STORES) {
         const child = fork(fileURLToPath(import.meta.url), ["worker", server.url, client, store]);
         children.push(child);
@@ -188,10 +187,12 @@ async function main() {
         for (const [row, name] of ROWS.entries()) {
           await control.flushAll();
           const cells = await measure(children.slice(-STORES.length), row, atOnce);
-          console.log(`| ${[client, atOnce, name, ...cells].join(" | ")} |`);
+          console.log(`| ${atOnce}: ${[name, ...cells].join(" | ")} |`);
         }
       }
+      console.log();
     }
+    console.log(await setting(control));
   } finally {
     for (const child of children) child.disconnect();
     control.destroy();
@@ -203,7 +204,10 @@ async function measure(children, row, atOnce) {
   const rounds = children.map(() => []);
   // The first round of each is not counted: it warms up.
   for (let i = 0; i <= Number(ROUNDS); i++) {
-    for (const [j, child] of children.entries()) {
+    for (let turn = 0; turn < children.length; turn++) {
+      // Another one begins each round.
+      const j = (i + turn) % children.length;
+      const child = children[j];
       child.send({ row, atOnce });
       const [measured] = await once(child, "message");
       if (i > 0) rounds[j].push(measured);
@@ -211,7 +215,7 @@ async function measure(children, row, atOnce) {
   }
   return rounds.map((measured) => {
     const perSecond = Math.round(median(measured.map(({ perSecond }) => perSecond)));
-    return `${perSecond.toLocaleString("en")}, ${median(measured.map(({ p99 }) => p99)).toFixed(2)} ms`;
+    return `${perSecond.toLocaleString("en")} / ${median(measured.map(({ p99 }) => p99)).toFixed(2)}`;
   });
 }
 

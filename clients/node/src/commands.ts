@@ -214,6 +214,12 @@ function taking(name: string) {
   } as const;
 }
 
+/** Says of a command that the server does not know what is missing. */
+export function explained(error: unknown): unknown {
+  if (!(error instanceof Error) || !/^ERR unknown command '?RL\./i.test(error.message)) return error;
+  return new Error("the server has not loaded the redis-rl module", { cause: error });
+}
+
 /** The commands as node-redis takes them: `createClient({ modules: { rl } })`. */
 export const rl = {
   fixed: taking("RL.FIXED"),

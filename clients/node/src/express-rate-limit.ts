@@ -1,7 +1,14 @@
 // A store for express-rate-limit and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import { type Algorithm, MAX_LIMIT, type RateLimiter, type Row, type Verdict } from "./commands.js";
+import {
+  type Algorithm,
+  explained,
+  MAX_LIMIT,
+  type RateLimiter,
+  type Row,
+  type Verdict,
+} from "./commands.js";
 
 export interface StoreOptions {
   /** Begins each key; `rl:` if left out. */
@@ -68,7 +75,7 @@ export class RateLimitStore {
   }
 
   increment(key: string): Promise<ClientInfo> {
-    if (this.#hit === undefined) return this.#take(key).then((verdict) => this.#info(verdict));
+    if (this.#hit === undefined) return this.#take(key).then((verdict) => this.#info(verdict), refuse);
     const hit: Hit = { key, limited: true, at: 0 };
     // In the caller's own context, where `decrement` will find it: so this is no async function.
     this.#hit.enterWith(hit);
@@ -76,7 +83,7 @@ export class RateLimitStore {
       hit.limited = limited;
       hit.at = at;
       return this.#info(rows[0] as Verdict);
-    });
+    }, refuse);
   }
 
   async decrement(key: string): Promise<void> {
@@ -117,6 +124,10 @@ export class RateLimitStore {
       resetTime: inFuture(retryAfterMs >= 0 ? retryAfterMs : this.#windowMs),
     };
   }
+}
+
+function refuse(error: unknown): never {
+  throw explained(error);
 }
 
 function inFuture(ms: number): Date {

@@ -5,6 +5,7 @@ import {
   type Algorithm,
   type AllOptions,
   type Decision,
+  explained,
   type Limit,
   listOf,
   type RateLimiter,
@@ -88,7 +89,7 @@ export function rateLimit<R extends Request = Request>(
     try {
       return await within(timeoutMs, limiter.all(rows, options));
     } catch (error) {
-      onError(error as Error);
+      onError(explained(error) as Error);
       return undefined;
     }
   }

@@ -1,8 +1,9 @@
 // The commands for ioredis. It finds the keys of the commands it knows; these tell theirs, so that a cluster is
 // asked at the right node at once.
 
+import type { Socket } from "node:net";
 import { Command } from "ioredis";
-import { type CommandWriter, type Key, type RateLimiter, rl } from "./commands.js";
+import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
 export interface Connection {
@@ -51,6 +52,16 @@ class KeyedCommand extends Command {
     super(name, args, { readOnly });
     this.#keys = keys;
     this.#read = read;
+    const { reject } = this;
+    this.reject = (error) => {
+      reject(explained(error) as Error);
+    };
+  }
+
+  // ioredis asks for the bytes when it is about to write them.
+  override toWritable(socket: object): string | Buffer {
+    gather(socket as Socket);
+    return super.toWritable(socket);
   }
 
   override getKeys(): Key[] {
@@ -60,6 +71,25 @@ class KeyedCommand extends Command {
   // ioredis says that replies are text, whatever they are.
   override transformReply(reply: unknown): string {
     return this.#read(reply as never) as string;
+  }
+}
+
+/** About a packet: more is not held back, so that the server works on it while the rest is prepared. */
+const PACKET_BYTES = 1400;
+
+/**
+ * Lets commands that are sent at once leave in one write. ioredis writes each by itself, which takes as long as all
+ * else that it does for a command.
+ */
+function gather(socket: Socket): void {
+  if (socket.writableCorked === 0) {
+    socket.cork();
+    process.nextTick(() => {
+      socket.uncork();
+    });
+  } else if (socket.writableLength >= PACKET_BYTES) {
+    socket.uncork();
+    socket.cork();
   }
 }
 

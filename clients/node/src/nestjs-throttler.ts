@@ -1,6 +1,6 @@
 // A storage for @nestjs/throttler.
 
-import type { RateLimiter, Verdict } from "./commands.js";
+import { explained, type RateLimiter, type Verdict } from "./commands.js";
 
 export interface StorageOptions {
   /** Begins each key; `rl:` if left out. */
@@ -31,9 +31,27 @@ export class RateLimitStorage {
     this.#prefix = prefix;
   }
 
-  async increment(key: string, ttl: number, limit: number, blockDuration: number): Promise<StorageRecord> {
-    // The hash tag keeps both keys on one node of a cluster.
-    const hits = `${this.#prefix}{${key}}`;
+  increment(
+    key: string,
+    ttl: number,
+    limit: number,
+    blockDuration: number,
+    throttlerName = "default",
+  ): Promise<StorageRecord> {
+    return this.#increment(key, ttl, limit, blockDuration, throttlerName).catch((error: unknown) => {
+      throw explained(error);
+    });
+  }
+
+  async #increment(
+    key: string,
+    ttl: number,
+    limit: number,
+    blockDuration: number,
+    throttlerName: string,
+  ): Promise<StorageRecord> {
+    // The hash tag keeps both keys on one node of a cluster. A key that the application makes may serve many throttlers.
+    const hits = `${this.#prefix}{${key}}:${throttlerName}`;
     const window = `${ttl}ms`;
     if (blockDuration <= 0) {
       const verdict = await this.#limiter.log(hits, [limit, window]);

@@ -1,18 +1,21 @@
 // What node-redis and ioredis bring: keys of any bytes, prefixes, transactions, clusters, large figures.
 
 import assert from "node:assert/strict";
+import type { Socket } from "node:net";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
 import { MAX_LIMIT, type RateLimiter, rl } from "redis-rl";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { command, redirections, Server, startCluster } from "./harness.js";
 
 const MINUTE = 1_700_000_040_000;
 /** What a test has opened. */
 const open: (() => unknown)[] = [];
 afterEach(async () => {
-  for (const close of open.splice(0)) await close();
+  for (const close of open.splice(0).reverse()) await close();
 });
 
 const KEYS = Array.from({ length: 100 }, (_, i) => `key:${i}`);
@@ -102,6 +105,21 @@ describe("one server", () => {
     assert.deepEqual(await texts.rl.peek("key", [3, "1m"], { at: 0 }).then(({ limit }) => limit), 3);
   });
 
+  test("ioredis: calls that are made at once leave in few writes, and none is lost when the client ends", async (t) => {
+    const redis = new Redis(server.url);
+    open.push(() => redis.disconnect());
+    const limiter = rateLimiter(redis);
+    await redis.ping();
+    const stream = redis.stream as Socket & Required<Pick<Socket, "_writev">>;
+    const writes = [t.mock.method(stream, "_write"), t.mock.method(stream, "_writev")];
+    const verdicts = Promise.all(KEYS.map(() => limiter.log("key", [50, "1m"])));
+    // Sent after the others, in the same turn.
+    await Promise.all([verdicts, redis.quit()]);
+    assert.equal((await verdicts).filter(({ limited }) => limited).length, 50);
+    const count = writes.reduce((sum, { mock }) => sum + mock.callCount(), 0);
+    assert.ok(count < 10, String(count));
+  });
+
   test("ioredis: in a pipeline of its own making", async () => {
     const redis = new Redis(server.url, { enableAutoPipelining: true });
     open.push(() => redis.disconnect());
@@ -109,6 +127,51 @@ describe("one server", () => {
     const [verdict] = await Promise.all([limiter.log("key", [5, "1m"]), redis.set("other", 1)]);
     assert.equal(verdict.remaining, 4);
   });
+});
+
+test("a server without the module is named in the error", async () => {
+  const server = await Server.startWithoutModule();
+  open.push(() => server.stop());
+  const client = await createClient({ url: server.url, modules: { rl } }).connect();
+  open.push(() => client.destroy());
+  const redis = new Redis(server.url);
+  open.push(() => redis.disconnect());
+  const expected = /has not loaded the redis-rl module/;
+  await assert.rejects(rateLimiter(redis).log("key", [5, "1m"]), expected);
+  // node-redis leaves errors as they are.
+  await assert.rejects(client.rl.log("key", [5, "1m"]), /unknown command 'RL.LOG'/);
+  const store = new RateLimitStore(client.rl);
+  store.init({ windowMs: 60_000, limit: 5 });
+  await assert.rejects(store.increment("key"), expected);
+  const skipping = new RateLimitStore(client.rl);
+  skipping.init({ windowMs: 60_000, limit: 5, skipFailedRequests: true });
+  await assert.rejects(skipping.increment("key"), expected);
+  await assert.rejects(new RateLimitStorage(client.rl).increment("key", 60_000, 5, 0), expected);
+});
+
+test("node-redis: a signal gives up a command that has not been sent", async () => {
+  const server = await Server.start();
+  open.push(() => server.stop());
+  const client = await createClient({ url: server.url, modules: { rl } }).connect();
+  open.push(() => client.destroy());
+  const aborted = client.withAbortSignal(AbortSignal.abort()).rl.log("key", [5, "1m"]);
+  await assert.rejects(aborted, /abort/i);
+  const { remaining } = await client.withAbortSignal(AbortSignal.timeout(30_000)).rl.log("key", [5, "1m"]);
+  assert.equal(remaining, 4);
+});
+
+test("ioredis: a command that is not answered in time, and one whose connection is lost", async () => {
+  const server = await Server.start();
+  open.push(() => server.stop());
+  const redis = new Redis(server.url, { commandTimeout: 50, maxRetriesPerRequest: 0, lazyConnect: true });
+  redis.on("error", () => undefined);
+  open.push(() => redis.disconnect());
+  await redis.connect();
+  server.freeze();
+  await assert.rejects(rateLimiter(redis).log("key", [5, "1m"]), /timed out/);
+  const lost = assert.rejects(rateLimiter(redis).log("key", [5, "1m"]));
+  redis.disconnect();
+  await lost;
 });
 
 describe("a cluster", () => {

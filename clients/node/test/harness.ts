@@ -35,7 +35,7 @@ export class Server {
   private constructor(port: number, options: string[]) {
     this.port = port;
     this.#folder = mkdtempSync(join(tmpdir(), "redis-rl-"));
-    const args = ["--port", String(port), "--dir", this.#folder, "--save", "", "--loadmodule", module_];
+    const args = ["--port", String(port), "--dir", this.#folder, "--save", ""];
     // The shell ends the server when its input ends, and so when this process does, in whatever way.
     const script = '"$@" >log 2>&1 & server=$!; echo $server; cat; kill -9 $server; wait $server 2>/dev/null';
     this.#child = spawn("sh", ["-c", script, "sh", REDIS_SERVER, ...args, ...options], {
@@ -44,7 +44,11 @@ export class Server {
     });
   }
 
-  static async start(...options: string[]): Promise<Server> {
+  static start(...options: string[]): Promise<Server> {
+    return Server.startWithoutModule("--loadmodule", module_, ...options);
+  }
+
+  static async startWithoutModule(...options: string[]): Promise<Server> {
     const server = new Server(await freePort(), options);
     const [pid] = await new Promise<string[]>((resolve) =>
       server.#child.stdout?.once("data", (data) => resolve(String(data).split("\n"))),

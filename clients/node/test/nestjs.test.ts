@@ -134,7 +134,16 @@ describe("@nestjs/throttler", () => {
       refused.map(({ isBlocked }) => isBlocked),
       [true, true, true],
     );
-    assert.equal((await client.rl.info("rl:{key}:block"))?.windows[0]?.used, 2 ** 50 + 1);
+    assert.equal((await client.rl.info("rl:{key}:default:block"))?.windows[0]?.used, 2 ** 50 + 1);
+  });
+
+  test("throttlers that share a key count each by itself", async () => {
+    const storage = new RateLimitStorage(client.rl);
+    const hit = (name: string, limit: number) => storage.increment("key", HOUR, limit, HOUR, name);
+    assert.equal((await hit("short", 1)).totalHits, 1);
+    assert.equal((await hit("long", 9)).totalHits, 1);
+    assert.equal((await hit("short", 1)).isBlocked, true);
+    assert.equal((await hit("long", 9)).totalHits, 2);
   });
 
   test("a hit takes one round trip", async () => {

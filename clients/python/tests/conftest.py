@@ -40,6 +40,13 @@ def own_server() -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture
+def server_without_module() -> Iterator[Server]:
+    server = Server(module=False)
+    yield server
+    server.stop()
+
+
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[list[Server]]:
     with servers.cluster() as nodes:

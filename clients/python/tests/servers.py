@@ -35,13 +35,13 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
 class Server:
     """A server that runs. It ends with :meth:`stop`, and with this process however that ends."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, module: bool = True) -> None:
         """Retries with another port if somebody else takes the free one first."""
         for _ in range(5):
             self.port = _free_port()
             self._folder = tempfile.mkdtemp()
             command = [REDIS_SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
-            command += ["--save", "", "--loadmodule", MODULE, *settings]
+            command += ["--save", "", *settings, *(["--loadmodule", MODULE] if module else [])]
             with (Path(self._folder) / "log").open("wb") as log:
                 self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent)
             wait_for("the server to answer or to end", lambda: self._answers() or self._process.poll() is not None)
@@ -79,12 +79,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[list[Server]]:
+def cluster(*, module: bool = True) -> Iterator[list[Server]]:
     """Three masters."""
     with contextlib.ExitStack() as stack:
         nodes = []
         for _ in range(3):
-            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", "5000"))
+            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", module=module))
             stack.callback(nodes[-1].stop)
         clients = [stack.enter_context(node.client()) for node in nodes]
         for index, client in enumerate(clients):

@@ -12,6 +12,7 @@ from redis.exceptions import RedisClusterException
 
 from redis_rl import AsyncRateLimiter, RateLimiter, Row
 
+from . import servers
 from .servers import Server
 
 T = 1_700_000_040_000
@@ -73,6 +74,39 @@ def test_a_client_of_the_other_kind_is_refused_at_once() -> None:
         RateLimiter(redis.asyncio.Redis())
     with pytest.raises(TypeError, match="RateLimiter"):
         AsyncRateLimiter(redis.Redis())
+
+
+def test_a_pipeline_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="pipeline"):
+        RateLimiter(redis.Redis().pipeline())
+    with pytest.raises(TypeError, match="pipeline"):
+        AsyncRateLimiter(redis.asyncio.Redis().pipeline())
+
+
+@pytest.mark.parametrize("kind", [redis.Redis, valkey.Valkey])
+def test_a_server_without_the_module_is_named_in_the_error(server_without_module: Server, kind: Any) -> None:
+    with kind(port=server_without_module.port) as client, pytest.raises(Exception, match="has not loaded") as raised:
+        RateLimiter(client).log("k", (5, "10s"))
+    assert type(raised.value).__name__ == "ResponseError"
+    assert type(raised.value) is type(raised.value.__cause__)
+
+
+def test_a_server_without_the_module_is_named_in_the_error_async(server_without_module: Server) -> None:
+    async def run() -> None:
+        async with redis.asyncio.Redis(port=server_without_module.port) as client:
+            await AsyncRateLimiter(client).info("k")
+
+    with pytest.raises(redis.ResponseError, match="has not loaded"):
+        asyncio.run(run())
+
+
+def test_a_cluster_without_the_module_is_named_in_the_error() -> None:
+    with (
+        servers.cluster(module=False) as nodes,
+        redis.RedisCluster(host="127.0.0.1", port=nodes[0].port) as client,
+        pytest.raises(redis.RedisError, match="has not loaded"),
+    ):
+        RateLimiter(client).log("k", (5, "10s"))
 
 
 def test_a_server_that_is_not_there_raises_as_ever() -> None:

@@ -57,7 +57,7 @@ impl Contestant {
         (Contestant::RlFixed, "`rl_fixed`"),
         (Contestant::RlSliding, "`rl_sliding`"),
         (Contestant::RlLog, "`rl_log`"),
-        (Contestant::RlAll, "`rl_all`, a row for each quota"),
+        (Contestant::RlAll, "`rl_all` of fixed windows, a row for each quota"),
         (Contestant::Incr, "`INCR` and `PEXPIRE`, a pipeline for each quota"),
         (Contestant::IncrInOnePipeline, "the same, one pipeline for all"),
         (Contestant::FixedScript, "fixed window in Lua, a call for each quota"),
@@ -79,7 +79,7 @@ impl Contestant {
             }
             Contestant::RlLog => Ok(!redis.rl_log(format!("log:{client}"), quotas, 1).await?.limited),
             Contestant::RlAll => {
-                let request = All::new().log(format!("all:{client}"), quotas, 1);
+                let request = All::new().fixed(format!("all:{client}"), quotas, 1);
                 Ok(!redis.rl_all(&request).await?.limited)
             }
             Contestant::Incr => {

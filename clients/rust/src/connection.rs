@@ -3,7 +3,7 @@
 #[cfg(feature = "aio")]
 use std::future::Future;
 
-use redis::{ConnectionLike, RedisResult, ToSingleRedisArg};
+use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
 use crate::{All, Decision, Info, Peek, Quota, Take, Verdict, cmd};
 
@@ -31,7 +31,7 @@ pub trait RlCommands: ConnectionLike + Sized {
         quotas: impl AsRef<[Quota]>,
         take: impl Into<Take>,
     ) -> RedisResult<Verdict> {
-        cmd::fixed(key, quotas, take).query(self)
+        cmd::fixed(key, quotas, take).query(self).map_err(explained)
     }
 
     /// Takes units by this window's count and a share of the last one's.
@@ -41,7 +41,7 @@ pub trait RlCommands: ConnectionLike + Sized {
         quotas: impl AsRef<[Quota]>,
         take: impl Into<Take>,
     ) -> RedisResult<Verdict> {
-        cmd::sliding(key, quotas, take).query(self)
+        cmd::sliding(key, quotas, take).query(self).map_err(explained)
     }
 
     /// Takes units by the time of every unit: exact.
@@ -51,7 +51,7 @@ pub trait RlCommands: ConnectionLike + Sized {
         quotas: impl AsRef<[Quota]>,
         take: impl Into<Take>,
     ) -> RedisResult<Verdict> {
-        cmd::log(key, quotas, take).query(self)
+        cmd::log(key, quotas, take).query(self).map_err(explained)
     }
 
     /// Tells whether a request would be allowed, and takes nothing.
@@ -61,17 +61,17 @@ pub trait RlCommands: ConnectionLike + Sized {
         quotas: impl AsRef<[Quota]>,
         peek: impl Into<Peek>,
     ) -> RedisResult<Verdict> {
-        cmd::peek(key, quotas, peek).query(self)
+        cmd::peek(key, quotas, peek).query(self).map_err(explained)
     }
 
     /// Takes units of several keys in one step, of all or of none.
     fn rl_all(&mut self, request: &All) -> RedisResult<Decision> {
-        cmd::all(request).query(self)
+        cmd::all(request).query(self).map_err(explained)
     }
 
     /// Shows what a key holds; none if there is no such key.
     fn rl_info(&mut self, key: impl ToSingleRedisArg) -> RedisResult<Option<Info>> {
-        cmd::info(key).query(self)
+        cmd::info(key).query(self).map_err(explained)
     }
 }
 
@@ -102,7 +102,7 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
         take: impl Into<Take>,
     ) -> impl Future<Output = RedisResult<Verdict>> + Send {
         let command = cmd::fixed(key, quotas, take);
-        async move { command.query_async(self).await }
+        async move { command.query_async(self).await.map_err(explained) }
     }
 
     /// Takes units by this window's count and a share of the last one's.
@@ -113,7 +113,7 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
         take: impl Into<Take>,
     ) -> impl Future<Output = RedisResult<Verdict>> + Send {
         let command = cmd::sliding(key, quotas, take);
-        async move { command.query_async(self).await }
+        async move { command.query_async(self).await.map_err(explained) }
     }
 
     /// Takes units by the time of every unit: exact.
@@ -124,7 +124,7 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
         take: impl Into<Take>,
     ) -> impl Future<Output = RedisResult<Verdict>> + Send {
         let command = cmd::log(key, quotas, take);
-        async move { command.query_async(self).await }
+        async move { command.query_async(self).await.map_err(explained) }
     }
 
     /// Tells whether a request would be allowed, and takes nothing.
@@ -135,13 +135,13 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
         peek: impl Into<Peek>,
     ) -> impl Future<Output = RedisResult<Verdict>> + Send {
         let command = cmd::peek(key, quotas, peek);
-        async move { command.query_async(self).await }
+        async move { command.query_async(self).await.map_err(explained) }
     }
 
     /// Takes units of several keys in one step, of all or of none.
     fn rl_all(&mut self, request: &All) -> impl Future<Output = RedisResult<Decision>> + Send {
         let command = cmd::all(request);
-        async move { command.query_async(self).await }
+        async move { command.query_async(self).await.map_err(explained) }
     }
 
     /// Shows what a key holds; none if there is no such key.
@@ -150,9 +150,21 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
         key: impl ToSingleRedisArg,
     ) -> impl Future<Output = RedisResult<Option<Info>>> + Send {
         let command = cmd::info(key);
-        async move { command.query_async(self).await }
+        async move { command.query_async(self).await.map_err(explained) }
     }
 }
 
 #[cfg(feature = "aio")]
 impl<C: redis::aio::ConnectionLike + Send> RlAsyncCommands for C {}
+
+/// Says of a command that the server does not know what is missing.
+fn explained(error: RedisError) -> RedisError {
+    match (error.kind(), error.detail()) {
+        (kind @ ErrorKind::Server(ServerErrorKind::ResponseError), Some(detail))
+            if detail.starts_with("unknown command") =>
+        {
+            (kind, "the server has not loaded the redis-rl module", detail.to_owned()).into()
+        }
+        _ => error,
+    }
+}

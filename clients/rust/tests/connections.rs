@@ -35,6 +35,14 @@ fn a_client_and_a_connection_have_the_commands() {
 }
 
 #[test]
+fn a_server_without_the_module_is_named_in_the_error() {
+    let server = Server::without_module();
+    let error = server.connect().rl_log("a", HOURLY, 1).expect_err("no such command");
+    assert!(error.to_string().contains("has not loaded the redis-rl module"), "{error}");
+    assert!(error.to_string().contains("unknown command 'RL.LOG'"), "{error}");
+}
+
+#[test]
 fn keys_are_any_bytes() {
     let server = Server::start();
     let mut connection = server.connect();

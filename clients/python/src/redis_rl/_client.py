@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from redis import Redis, RedisCluster
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
+from redis.asyncio.client import Pipeline as AsyncPipeline
+from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
+from redis.client import Pipeline
+from redis.cluster import ClusterPipeline
 
 from . import _wire
 from ._wire import Decision, Info, Key, Tier, Verdict, Window
@@ -33,29 +37,40 @@ class RateLimiter:
     ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
     them even over the limit. ``at`` decides as of this Unix time in milliseconds instead of the server's clock.
     Errors are those of redis-py: a key of another type, say, raises ``redis.ResponseError``.
+    Threads may share a limiter if they may share its client.
     """
 
     def __init__(self, client: Client) -> None:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
         if isinstance(client, AsyncRedis | AsyncRedisCluster):
             raise TypeError("AsyncRateLimiter is for this client")
+        if isinstance(client, Pipeline | ClusterPipeline):
+            raise TypeError(_wire.NO_PIPELINE)
         self._client = client
+
+    def _call(self, words: Iterable[Key | int]) -> Any:
+        try:
+            return self._client.execute_command(*words)
+        except Exception as error:
+            if _wire.is_unknown_command(error):
+                raise type(error)(_wire.NOT_LOADED) from error
+            raise
 
     def fixed(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return _wire.verdict(self._client.execute_command(*_wire.take("RL.FIXED", key, tiers, cost, force, at)))
+        return _wire.verdict(self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at)))
 
     def sliding(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return _wire.verdict(self._client.execute_command(*_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
+        return _wire.verdict(self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
 
     def log(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return _wire.verdict(self._client.execute_command(*_wire.take("RL.LOG", key, tiers, cost, force, at)))
+        return _wire.verdict(self._call(_wire.take("RL.LOG", key, tiers, cost, force, at)))
 
     def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return _wire.verdict(self._client.execute_command(*_wire.take("RL.PEEK", key, tiers, cost, False, at)))
+        return _wire.verdict(self._call(_wire.take("RL.PEEK", key, tiers, cost, False, at)))
 
     def all(
         self,
@@ -69,11 +84,11 @@ class RateLimiter:
         A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
         hash tag.
         """
-        return _wire.decision(self._client.execute_command(*_wire.take_all(rows, force, at)))
+        return _wire.decision(self._call(_wire.take_all(rows, force, at)))
 
     def info(self, key: Key) -> Info | None:
         """What is counted in a key, None if nothing is: RL.INFO."""
-        return _wire.info(self._client.execute_command("RL.INFO", key))
+        return _wire.info(self._call(["RL.INFO", key]))
 
 
 class AsyncRateLimiter:
@@ -83,25 +98,35 @@ class AsyncRateLimiter:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
         if isinstance(client, Redis | RedisCluster):
             raise TypeError("RateLimiter is for this client")
+        if isinstance(client, AsyncPipeline | AsyncClusterPipeline):
+            raise TypeError(_wire.NO_PIPELINE)
         self._client = client
+
+    async def _call(self, words: Iterable[Key | int]) -> Any:
+        try:
+            return await self._client.execute_command(*words)
+        except Exception as error:
+            if _wire.is_unknown_command(error):
+                raise type(error)(_wire.NOT_LOADED) from error
+            raise
 
     async def fixed(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.FIXED", key, tiers, cost, force, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at)))
 
     async def sliding(
         self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None
     ) -> Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
 
     async def log(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.LOG", key, tiers, cost, force, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.LOG", key, tiers, cost, force, at)))
 
     async def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return _wire.verdict(await self._client.execute_command(*_wire.take("RL.PEEK", key, tiers, cost, False, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.PEEK", key, tiers, cost, False, at)))
 
     async def all(
         self,
@@ -115,8 +140,8 @@ class AsyncRateLimiter:
         A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
         hash tag.
         """
-        return _wire.decision(await self._client.execute_command(*_wire.take_all(rows, force, at)))
+        return _wire.decision(await self._call(_wire.take_all(rows, force, at)))
 
     async def info(self, key: Key) -> Info | None:
         """What is counted in a key, None if nothing is: RL.INFO."""
-        return _wire.info(await self._client.execute_command("RL.INFO", key))
+        return _wire.info(await self._call(["RL.INFO", key]))

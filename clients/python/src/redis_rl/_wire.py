@@ -16,6 +16,15 @@ Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
 
 _MILLISECOND = timedelta(milliseconds=1)
 
+NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
+NO_PIPELINE = "a pipeline replies later: send the commands to it with execute_command"
+
+
+def is_unknown_command(error: Exception) -> bool:
+    """Whether the server does not know a command. A cluster client of redis-py says so in its own words."""
+    text = str(error)
+    return text.startswith("unknown command") or "command doesn't exist in Redis commands" in text
+
 
 class Row(NamedTuple):
     """One limit of a decision over several keys. A plain tuple in this order does as well."""

@@ -6,7 +6,6 @@
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, thread};
@@ -28,7 +27,18 @@ pub struct Server {
 impl Server {
     /// A server with the module.
     pub fn start() -> Server {
+        Server::with_module(&[])
+    }
+
+    pub fn without_module() -> Server {
         Server::with(&[])
+    }
+
+    fn with_module(settings: &[&str]) -> Server {
+        let module = env::var("MODULE").unwrap_or_else(|_| {
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/libredis_rl.so").to_owned()
+        });
+        Server::with(&[settings, &["--loadmodule", &module]].concat())
     }
 
     fn with(settings: &[&str]) -> Server {
@@ -46,17 +56,13 @@ impl Server {
     /// What the server says if it ends before it answers.
     fn launch(settings: &[&str]) -> Result<Server, String> {
         let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
-        let module = env::var_os("MODULE").unwrap_or_else(|| {
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-            root.join("target/release/libredis_rl.so").into()
-        });
         let folder = TempDir::new().expect("a temporary folder");
         let path = folder.path().join("log");
         let log = File::create(&path).expect("a log file");
         let port = free_port();
         let mut command = Command::new(program);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
-        command.arg(folder.path()).arg("--loadmodule").arg(module).args(settings);
+        command.arg(folder.path()).args(settings);
         if settings.contains(&"--cluster-enabled") {
             // Where nodes talk to each other; if it is not set, 10,000 above the port.
             command.args(["--cluster-port", &free_port().to_string()]);
@@ -135,7 +141,7 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn start() -> Cluster {
-        let nodes: Vec<Server> = (0..3).map(|_| Server::with(&["--cluster-enabled", "yes"])).collect();
+        let nodes: Vec<Server> = (0..3).map(|_| Server::with_module(&["--cluster-enabled", "yes"])).collect();
         for (node, slots) in nodes.iter().zip(["0 5460", "5461 10922", "10923 16383"]) {
             let _: () = node.call(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
             let bus: Vec<String> = node.call("CONFIG GET cluster-port");
