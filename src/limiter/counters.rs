@@ -387,7 +387,7 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
         self.counters.len() == 0
     }
 
-    /// That of the counter that counts longest.
+    /// The lifetime of the counter that counts longest.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let lifetime = |counter: Counter| {
             let most_ms = self.method.windows() * counter.window.get() + slack_ms;
