@@ -90,8 +90,8 @@ impl<L: Deref<Target = Log>> State for L {
         self.holds_nothing()
     }
 
-    /// Until the last unit has left the longest window. That end is rounded up to a multiple of an eighth of the
-    /// window, so that it moves eight times a window, not at every request.
+    /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
+    /// of an eighth of the window, so that it moves eight times a window, not at every request.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         lifetime(self.newest.at, self.end(), now, slack_ms)
     }
@@ -291,7 +291,8 @@ impl Log {
         self.retention.map_or(named, |retention| retention.max(named))
     }
 
-    /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime); `None` if the log is empty.
+    /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime); `None` if
+    /// the log is empty.
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
         end(self.newest.at, self.retention.filter(|_| !self.holds_nothing()))
