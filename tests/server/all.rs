@@ -579,7 +579,7 @@ fn one_row_does_what_the_single_command_and_several_rows_do() {
     assert!(limited > 20 && ahead > 2, "{limited} {ahead}");
     let [one_row, command, rows] = [0, 1, 2].map(|i| {
         let mut sent = streams[i].commands(servers[i]);
-        // Each server deletes what has expired in its own time.
+        // Each server deletes expired keys at a different time.
         sent.retain(|command| command.starts_with("RL."));
         sent
     });
