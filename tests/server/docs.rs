@@ -258,7 +258,7 @@ fn run(session: &Session, server: &Server) -> Vec<String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("it comes with the server");
+        .expect("redis-cli, which comes with the server");
     let mut input = cli.stdin.take().expect("its input");
     for exchange in &session.exchanges {
         writeln!(input, "{}", exchange.command).expect("redis-cli reads");
