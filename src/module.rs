@@ -70,7 +70,7 @@ const FIXED: Description = Description {
 const SLIDING: Description = Description {
     name: c"RL.SLIDING",
     summary:
-        c"Limits requests by this window's count and the last one's, weighted by how much of it overlaps.",
+        c"Limits requests by this window's count and a share of the previous one's, weighted by its overlap.",
     ..TAKE
 };
 
@@ -97,7 +97,7 @@ const PEEK: Description = Description {
     name: c"RL.PEEK",
     flags: c"readonly fast",
     access: Access::Read,
-    summary: c"Tells whether a request would be allowed, and takes nothing.",
+    summary: c"Shows whether a request would be allowed, without counting it.",
     arguments: &[KEY, TIERS, COST, AT],
     ..TAKE
 };
@@ -107,7 +107,7 @@ const INFO: Description = Description {
     flags: c"readonly fast",
     arity: 2,
     access: Access::Read,
-    summary: c"Shows what is counted in a key.",
+    summary: c"Shows what a key counts.",
     complexity: c"O(1)",
     arguments: &[KEY],
     ..TAKE

@@ -1,8 +1,8 @@
-//! A tour of the three limiters: the same traffic, and what each admits and refuses, live.
+//! A live view of the three limiters under the same traffic.
 
-/// The traffic, and what became of it.
+/// The traffic and its outcome.
 pub mod state;
-/// The requests on their way to a server.
+/// Requests to a server, and its replies.
 pub mod traffic;
-/// The picture.
+/// The screen.
 pub mod view;

@@ -1,4 +1,4 @@
-//! Shows the tour in a terminal until a key or a signal ends it.
+//! Shows the demo in a terminal until a key or a signal ends it.
 //!
 //! It starts a server of its own with the module in the file `MODULE`, unless `REDIS_URL` names
 //! one that has loaded it. Leaves nothing behind, whether it ends by a key or by a signal.

@@ -1,49 +1,49 @@
-//! What the view shows and what is to be sent: no clock, no server, no terminal. Times are Unix
-//! milliseconds and come as parameters.
+//! The state of the demo, without a clock, a server or a terminal. Times are parameters, in Unix
+//! milliseconds.
 
 use std::collections::VecDeque;
 
-/// The commands that get the same requests.
+/// The commands that receive the same traffic.
 pub use harness::COMMANDS;
 /// Requests allowed in a window.
 pub const LIMIT: u64 = 20;
 /// The window's length in milliseconds.
 pub const WINDOW_MS: u64 = 5_000;
-/// The time that a column of the charts stands for.
+/// Milliseconds in a column of the charts.
 pub const SLICE_MS: u64 = WINDOW_MS / 10;
 
 const HIGHEST_RATE: u64 = 50;
-/// Columns that are kept: those of a wide terminal.
+/// How many columns are kept: enough for a wide terminal.
 const SLICES: usize = 120;
 
-/// The traffic, and what became of it.
+/// The traffic and its outcome.
 pub struct Tour {
     /// Requests a second.
     pub rate: u64,
-    /// The window's edge at which a burst is to come; until then no other traffic does.
+    /// The edge of a window at which a burst is planned. No other traffic is sent until then.
     pub burst_at: Option<u64>,
     /// One for each of `COMMANDS`.
     pub lanes: [Lane; 3],
-    /// The time until which everything has been sent.
+    /// All requests up to this time have been sent.
     now: u64,
-    /// Thousandths of a request that are due but make no whole one yet.
+    /// Thousandths of a request that are due, less than a whole request.
     thousandths: u64,
 }
 
-/// What one limiter made of the requests.
+/// The outcome of the traffic at one limiter.
 #[derive(Clone, Default)]
 pub struct Lane {
     /// Requests admitted.
     pub admitted: u64,
     /// Requests refused.
     pub refused: u64,
-    /// Units that the limiter says are left now.
+    /// Units remaining, from the limiter's reply.
     pub remaining: u64,
-    /// The most requests admitted in any span of a window's length.
+    /// The most requests admitted in any span as long as a window.
     pub most: u64,
-    /// The latest columns, the newest first.
+    /// The latest columns, newest first.
     pub slices: VecDeque<Slice>,
-    /// When the requests of the last window's length were admitted.
+    /// The times of the requests admitted in the last window length.
     times: VecDeque<u64>,
 }
 
@@ -66,42 +66,42 @@ impl Slice {
 }
 
 impl Tour {
-    /// Begins at `now` with some more traffic than the limit allows.
+    /// Starts at `now` with slightly more traffic than the limit allows.
     pub fn new(now: u64) -> Tour {
         let lane = Lane { remaining: LIMIT, ..Lane::default() };
         Tour { rate: 6, burst_at: None, lanes: [(); 3].map(|()| lane.clone()), now, thousandths: 0 }
     }
 
-    /// Begins again at the same rate.
+    /// Starts over at the same rate.
     pub fn restart(&mut self) {
         *self = Tour { rate: self.rate, ..Tour::new(self.now) };
     }
 
-    /// The time until which everything has been sent.
+    /// All requests up to this time have been sent.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// One request a second more.
+    /// Raises the rate by one request a second.
     pub fn faster(&mut self) {
         self.rate = (self.rate + 1).min(HIGHEST_RATE);
     }
 
-    /// One request a second less.
+    /// Lowers the rate by one request a second.
     pub fn slower(&mut self) {
         self.rate = self.rate.saturating_sub(1);
     }
 
-    /// Plans a burst for the edge of two windows: the whole limit in the last millisecond of one, and
-    /// again in the first of the next. The first of the two is quiet, so that its limit is free.
+    /// Plans a burst for the edge between two windows: the whole limit in the last millisecond of one window, and
+    /// again in the first millisecond of the next. No traffic is sent before, so that the limit is free.
     pub fn burst(&mut self) {
         self.burst_at = Some((self.now / WINDOW_MS + 2) * WINDOW_MS);
     }
 
-    /// Goes on to `now`: the times of the requests to be sent by then, in order.
+    /// Advances to `now`. Returns the times of the requests to send, in order.
     pub fn advance(&mut self, now: u64) -> Vec<u64> {
         let mut due = Vec::new();
-        // After a long pause, such as a laptop's sleep, only the last window is made up for.
+        // After a long pause, such as a suspended laptop, only the last window is caught up on.
         self.now = self.now.max(now.saturating_sub(WINDOW_MS));
         let rate = if self.burst_at.is_some() { 0 } else { self.rate };
         while self.now < now {
@@ -125,14 +125,14 @@ impl Tour {
 }
 
 impl Lane {
-    /// Notes what became of a request that came at `at`.
+    /// Records the outcome of a request made at `at`.
     pub fn record(&mut self, at: u64, admitted: bool) {
         self.advance(at);
         let slice = self.slices.iter_mut().find(|slice| slice.number == at / SLICE_MS);
         if admitted {
             self.admitted += 1;
             self.times.push_back(at);
-            // A span of a window's length that ends with `at` begins after `at - WINDOW_MS`.
+            // A span as long as a window that ends at `at` begins after `at - WINDOW_MS`.
             self.times.retain(|time| time + WINDOW_MS > at);
             self.most = self.most.max(self.times.len() as u64);
         } else {
@@ -144,11 +144,11 @@ impl Lane {
         }
     }
 
-    /// Begins the columns up to `now`.
+    /// Adds columns up to `now`.
     fn advance(&mut self, now: u64) {
         let number = now / SLICE_MS;
         let mut next = self.slices.front().map_or(number, |newest| newest.number + 1);
-        // After a long pause only those that will be kept.
+        // After a long pause, only those that will be kept.
         next = next.max((number + 1).saturating_sub(SLICES as u64));
         for number in next..=number {
             self.slices.push_front(Slice { number, ..Slice::default() });

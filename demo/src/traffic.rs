@@ -1,4 +1,4 @@
-//! The requests on their way to a server, and its answers.
+//! Sends the requests to a server, and reads its replies.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use redis::{Client, Connection, RedisResult};
 
 use crate::state::{COMMANDS, LIMIT, Tour, WINDOW_MS};
 
-/// How long the server may take to answer.
+/// How long to wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sends the same requests to three keys, one for each limiter.
@@ -23,9 +23,9 @@ impl Traffic {
         Ok(Traffic { connection, keys: COMMANDS.map(|command| format!("{name}:{command}")) })
     }
 
-    /// Sends what is due by `now`, notes what became of it, and asks what is left.
+    /// Sends the requests due by `now`, records the replies, and asks for the remaining units.
     ///
-    /// Each request names its time, so that all three limiters decide on the very same ones.
+    /// Each request names its time with AT, so that all three limiters decide on the same traffic.
     pub fn send(&mut self, tour: &mut Tour, now: u64) -> RedisResult<()> {
         let due = tour.advance(now);
         let mut pipeline = redis::pipe();

@@ -1,5 +1,5 @@
-//! Draws a `Tour`. Colours are the terminal's own green and red on its own background, so that it
-//! reads on light and dark ones; what they say, place and words say too.
+//! Draws a `Tour` in the terminal's own green and red, so that it is readable on light and dark backgrounds.
+//! Nothing is shown by colour alone.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -12,14 +12,14 @@ use crate::state::{COMMANDS, LIMIT, Lane, Slice, Tour, WINDOW_MS};
 const ADMITTED: Color = Color::Green;
 const REFUSED: Color = Color::Red;
 
-/// Draws everything; `place` says where the server is.
+/// Draws the whole screen. `place` is the server's address.
 pub fn draw(frame: &mut Frame, tour: &Tour, place: &str) {
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)])
             .areas(frame.area());
     draw_head(frame, head, tour);
     let columns = Layout::horizontal([Constraint::Ratio(1, 3); 3]).areas::<3>(body);
-    // One scale for all charts, so that they compare.
+    // One scale for all charts, to make them comparable.
     let scale =
         tour.lanes.iter().flat_map(|lane| &lane.slices).map(|slice| slice.admitted.max(slice.refused));
     let scale = scale.max().unwrap_or(0).max(4);
@@ -92,7 +92,7 @@ fn draw_chart(
     frame.render_widget(chart, area);
 }
 
-/// A ruler that marks where the windows of the clock begin.
+/// A ruler that marks the starts of the clock's windows.
 fn draw_edges(frame: &mut Frame, area: Rect, lane: &Lane) {
     let slices = lane.slices.iter().take(area.width.into()).rev();
     let ruler: String = slices.map(|slice| if slice.begins_a_window() { '┼' } else { '─' }).collect();
@@ -117,7 +117,7 @@ mod tests {
         terminal.backend().clone()
     }
 
-    /// A burst at a window's edge, as the three limiters answer it, two seconds later.
+    /// The screen two seconds after a burst at the edge of a window.
     fn after_a_burst() -> Tour {
         let edge = 1_000 * WINDOW_MS;
         let mut tour = Tour::new(edge - 3_000);

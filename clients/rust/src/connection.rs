@@ -54,7 +54,7 @@ pub trait RlCommands: ConnectionLike + Sized {
         cmd::log(key, quotas, take).query(self).map_err(explained)
     }
 
-    /// Tells whether a request would be allowed, and takes nothing.
+    /// Shows whether a request would be allowed, without counting it.
     fn rl_peek(
         &mut self,
         key: impl ToSingleRedisArg,
@@ -127,7 +127,7 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
         async move { command.query_async(self).await.map_err(explained) }
     }
 
-    /// Tells whether a request would be allowed, and takes nothing.
+    /// Shows whether a request would be allowed, without counting it.
     fn rl_peek(
         &mut self,
         key: impl ToSingleRedisArg,
