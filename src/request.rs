@@ -286,10 +286,10 @@ pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (List<N>, Lis
     let (mut known, mut hashes) = (List::<N>::new(), List::<u64>::new());
     let hasher = RandomState::new();
     let numbers = names.map(|name| {
-        let is_long = name.as_ref().len() > 64;
-        let hash = if is_long { hasher.hash_one(name.as_ref()) } else { 0 };
+        let bytes = name.as_ref();
+        let hash = if bytes.len() > 64 { hasher.hash_one(bytes) } else { 0 };
         let mut alike = (0..hashes.len()).filter(|number| hashes[*number] == hash);
-        alike.find(|number| known[*number].as_ref() == name.as_ref()).unwrap_or_else(|| {
+        alike.find(|number| known[*number].as_ref() == bytes).unwrap_or_else(|| {
             known.push(name);
             hashes.push(hash);
             known.len() - 1

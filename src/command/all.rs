@@ -62,13 +62,15 @@ fn run_rows<'a>(call: &'a Call<'a>, keys: Keys<'a>, words: &[Arg<'a>]) -> Result
 
     let (mut at, mut retry_after, mut changed) = (time.now(), Wait::Ms(0), false);
     for (i, ((mut key, fresh), decided)) in keys.drain(..).zip(fresh.drain(..)).zip(&outcomes).enumerate() {
-        let Some(row) = all.of_key(i).next() else { continue };
+        let mut rows = words.chunks_exact(ROW_WORDS).zip(&all.rows).filter(|(_, row)| row.key == i);
+        let Some((first, row)) = rows.next() else { continue };
         if decided.outcome.changed() {
             key.limiter_mut().map(Limiter::shorten);
         }
-        let tiers = words.chunks_exact(ROW_WORDS).zip(&all.rows).filter(|(_, row)| row.key == i);
-        let tiers: ArrayVec<Arg, { 2 * MAX_TIERS }> =
-            tiers.flat_map(|(words, _)| tier_words(words)).collect();
+        let mut tiers: ArrayVec<Arg, { 2 * MAX_TIERS }> = ArrayVec::from_iter(tier_words(first));
+        for (other, _) in rows {
+            tiers.extend(tier_words(other));
+        }
         let closed = conclude(call, key, fresh, row, &tiers, time, decided.outcome)?;
         commit::publish_if_limited(call, closed.name, decided.limited);
         for (verdict, _) in verdicts.iter_mut().zip(&all.rows).filter(|(_, row)| row.key == i) {
