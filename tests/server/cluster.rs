@@ -306,6 +306,14 @@ fn set_slot(node: &Server, slot: u16, state: &str) {
     });
 }
 
+/// The slot of `{tenant}`, its owner, and a master to move it to.
+fn slot_to_move(cluster: &Cluster) -> (u16, usize, usize) {
+    let slot = cluster.slot("{tenant}");
+    let from = cluster.owner(slot);
+    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    (slot, from, to)
+}
+
 /// How a server moves whole slots atomically.
 enum AtomicMove {
     /// The source sends them (Valkey 9.0).
@@ -315,6 +323,16 @@ enum AtomicMove {
 }
 
 impl AtomicMove {
+    /// Starts a cluster; `None` if its servers move slots key by key only.
+    fn on_a_cluster() -> Option<(Cluster, AtomicMove)> {
+        let cluster = Cluster::start();
+        let how = AtomicMove::of(cluster.node(0));
+        if how.is_none() {
+            println!("not tested: this server moves slots key by key only");
+        }
+        how.map(|how| (cluster, how))
+    }
+
     /// What this server supports, if anything.
     fn of(server: &Server) -> Option<AtomicMove> {
         let has = |name: &str| {
@@ -396,11 +414,7 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
 
 #[test]
 fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() {
-    let cluster = Cluster::start();
-    let Some(how) = AtomicMove::of(cluster.node(0)) else {
-        println!("not tested: this server moves slots key by key only");
-        return;
-    };
+    let Some((cluster, how)) = AtomicMove::on_a_cluster() else { return };
     let keys = keys(&cluster);
     let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
     let from = cluster.owner(cluster.slot("{tenant}"));
@@ -423,14 +437,8 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
 #[test]
 fn a_log_of_a_million_entries_moves_atomically_with_its_slot() {
     const ENTRIES: i64 = 1_000_000;
-    let cluster = Cluster::start();
-    let Some(how) = AtomicMove::of(cluster.node(0)) else {
-        println!("not tested: this server moves slots key by key only");
-        return;
-    };
-    let slot = cluster.slot("{tenant}");
-    let from = cluster.owner(slot);
-    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    let Some((cluster, how)) = AtomicMove::on_a_cluster() else { return };
+    let (slot, from, to) = slot_to_move(&cluster);
     let (source, target) = (cluster.node(from), cluster.node(to));
     let (mut connection, now) = (source.connect(), source.clock_ms());
     for first in (0..ENTRIES).step_by(50_000) {
@@ -459,14 +467,8 @@ fn a_log_of_a_million_entries_moves_atomically_with_its_slot() {
 /// Forced requests that are limited publish one event each, wherever their slot is at the time.
 #[test]
 fn a_forced_request_is_published_once_while_its_slot_moves_atomically() {
-    let cluster = Cluster::start();
-    let Some(how) = AtomicMove::of(cluster.node(0)) else {
-        println!("not tested: this server moves slots key by key only");
-        return;
-    };
-    let slot = cluster.slot("{tenant}");
-    let from = cluster.owner(slot);
-    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    let Some((cluster, how)) = AtomicMove::on_a_cluster() else { return };
+    let (slot, from, to) = slot_to_move(&cluster);
     let more = COMMANDS.iter().flat_map(|name| {
         (0..3_000).map(move |number| format!("{name} {{tenant}}:more:{name}:{number} 5 {WINDOW}"))
     });
