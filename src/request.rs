@@ -94,28 +94,24 @@ struct ParsedOptions {
 }
 
 impl ParsedOptions {
-    /// Parses `first` and `rest`: in any order, in either case, each option at most once.
+    /// Parses options: in any order, in either case, each at most once.
     #[inline(never)]
-    fn parse<'a>(
-        mut first: Option<&'a [u8]>,
-        mut rest: impl Iterator<Item = &'a [u8]>,
-        options: Options,
-    ) -> Result<ParsedOptions, Refusal> {
+    fn parse<W: AsRef<[u8]>>(words: &[W], options: Options) -> Result<ParsedOptions, Refusal> {
         let (takes_cost, takes_force) = (options != Options::Force, options != Options::Cost);
         let mut parsed = ParsedOptions::default();
-        while let Some(name) = first {
+        let mut words = words.iter().map(W::as_ref);
+        while let Some(name) = words.next() {
             if name.eq_ignore_ascii_case(b"COST") && takes_cost && parsed.cost.is_none() {
-                let value = rest.next().ok_or(Refusal::SYNTAX)?;
+                let value = words.next().ok_or(Refusal::SYNTAX)?;
                 parsed.cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
             } else if name.eq_ignore_ascii_case(b"AT") && parsed.at.is_none() {
-                let value = rest.next().ok_or(Refusal::SYNTAX)?;
+                let value = words.next().ok_or(Refusal::SYNTAX)?;
                 parsed.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
             } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force && !parsed.force {
                 parsed.force = true;
             } else {
                 return Err(Refusal::SYNTAX);
             }
-            first = rest.next();
         }
         Ok(parsed)
     }
@@ -136,12 +132,10 @@ pub struct Request<Q: Quotas> {
 
 impl<Q: Quotas> Request<Q> {
     #[inline(always)]
-    fn of(quotas: Q) -> Request<Q> {
+    fn of(quotas: Q) -> Self {
         Request { quotas, cost: Cost::ONE, force: false, at: None }
     }
-}
 
-impl<Q: Quotas> Request<Q> {
     /// Converts its quotas to a list.
     pub fn to_list(&self) -> Request<QuotaList> {
         let Request { cost, force, at, .. } = *self;
@@ -159,21 +153,26 @@ impl Request<[Quota; 1]> {
 
 impl Request<QuotaList> {
     /// Parses `limit window [limit window ...]` and options.
-    pub fn parse<'a>(mut args: impl Iterator<Item = &'a [u8]>, options: Options) -> Result<Self, Refusal> {
+    pub fn parse<W: AsRef<[u8]>>(mut words: &[W], options: Options) -> Result<Self, Refusal> {
         let mut request = Request::of(QuotaList::new());
-        let mut next = args.next();
-        // After the first pair, only what looks like a number is a limit, so that a misspelt option gets a
-        // syntax error.
-        while let Some(limit) = next.filter(|arg| request.quotas.is_empty() || looks_like_a_number(arg)) {
-            add_tier(&mut request.quotas, parse_quota(limit, args.next())?)?;
-            next = args.next();
+        while let [limit, rest @ ..] = words {
+            let limit = limit.as_ref();
+            // After the first pair, only what looks like a number is a limit, so that a misspelt option gets a
+            // syntax error.
+            if !request.quotas.is_empty() && !looks_like_a_number(limit) {
+                break;
+            }
+            add_tier(&mut request.quotas, parse_quota(limit, rest.first().map(W::as_ref))?)?;
+            words = &rest[1..];
         }
         if request.quotas.is_empty() {
             return Err(Refusal::Arity);
         }
-        let parsed = ParsedOptions::parse(next, args, options)?;
-        request.cost = parsed.cost.unwrap_or(Cost::ONE);
-        (request.force, request.at) = (parsed.force, parsed.at);
+        if !words.is_empty() {
+            let parsed = ParsedOptions::parse(words, options)?;
+            request.cost = parsed.cost.unwrap_or(Cost::ONE);
+            (request.force, request.at) = (parsed.force, parsed.at);
+        }
         Ok(request)
     }
 }
@@ -203,8 +202,6 @@ pub struct Rows {
 pub struct Row {
     /// Index of its key, in order of first mention.
     pub key: usize,
-    /// Index of its tier within that key.
-    pub tier: usize,
     /// The algorithm of the key.
     pub algorithm: Algorithm,
     /// The limit and window.
@@ -214,14 +211,14 @@ pub struct Row {
 }
 
 impl Row {
-    /// Parses `key algorithm limit window cost` as the first row of the key with this index.
+    /// Parses `key algorithm limit window cost`, where the key has this index.
     #[inline(always)]
     pub fn parse<W: AsRef<[u8]>>(words: &[W], key: usize) -> Result<Row, Refusal> {
         let [_, algorithm, limit, window, cost] = words else { return Err(Refusal::Arity) };
         let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
         let quota = parse_quota(limit.as_ref(), Some(window.as_ref()))?;
         let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
-        Ok(Row { key, tier: 0, algorithm, quota, cost })
+        Ok(Row { key, algorithm, quota, cost })
     }
 }
 
@@ -242,35 +239,30 @@ impl Rows {
     pub fn parse<W: AsRef<[u8]>>(words: &[W], key_of_row: &[usize]) -> Result<Rows, Refusal> {
         let mut all = Rows { rows: List::new(), force: false, at: None };
         let rows = words.chunks_exact(ROW_WORDS);
-        let mut options = rows.remainder().iter().map(W::as_ref);
+        let options = rows.remainder();
         for (words, key) in rows.zip(key_of_row) {
             all.add(Row::parse(words, *key)?)?;
         }
-        if let Some(option) = options.next() {
-            let parsed = ParsedOptions::parse(Some(option), options, Options::Force)?;
+        if !options.is_empty() {
+            let parsed = ParsedOptions::parse(options, Options::Force)?;
             (all.force, all.at) = (parsed.force, parsed.at);
         }
         Ok(all)
     }
 
-    /// The rows of the key with this index.
     #[inline(always)]
-    pub fn of_key(&self, key: usize) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(move |row| row.key == key)
-    }
-
-    #[inline(always)]
-    fn add(&mut self, mut row: Row) -> Result<(), Refusal> {
-        for other in self.of_key(row.key) {
+    fn add(&mut self, row: Row) -> Result<(), Refusal> {
+        let mut tiers = 0;
+        for other in self.rows.iter().filter(|other| other.key == row.key) {
             if (other.algorithm, other.cost) != (row.algorithm, row.cost) {
                 return Err(Refusal::ROWS_DIFFER);
             }
             if other.quota.window() == row.quota.window() {
                 return Err(Refusal::ROWS_OF_A_WINDOW);
             }
-            row.tier += 1;
+            tiers += 1;
         }
-        if row.tier == MAX_TIERS {
+        if tiers == MAX_TIERS {
             return Err(Refusal::ROWS_OF_A_KEY);
         }
         self.rows.push(row);
@@ -304,6 +296,7 @@ fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
     Algorithm::ALL.into_iter().find(named)
 }
 
+#[inline(always)]
 fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
     if quotas.iter().any(|other| other.window() == quota.window()) {
         return Err(Refusal::SAME_WINDOW);
@@ -378,7 +371,8 @@ mod tests {
     }
 
     fn parse_with(line: &str, options: Options) -> Result<Request<QuotaList>, Refusal> {
-        Request::parse(line.split(' ').filter(|arg| !arg.is_empty()).map(str::as_bytes), options)
+        let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+        Request::parse(&words, options)
     }
 
     fn window_ms(window: &str) -> Result<u64, Refusal> {
@@ -446,10 +440,7 @@ mod tests {
                 "{window:?}"
             );
         }
-        assert_eq!(
-            Request::parse([b"1".as_slice(), b""].into_iter(), Options::CostAndForce),
-            Err(Refusal::WINDOW)
-        );
+        assert_eq!(Request::parse(&["1", ""], Options::CostAndForce), Err(Refusal::WINDOW));
     }
 
     #[test]
@@ -474,10 +465,7 @@ mod tests {
         ] {
             assert_eq!(parse(&format!("{limit} 1s")), Err(Refusal::LIMIT), "{limit}");
         }
-        assert_eq!(
-            Request::parse([b"".as_slice(), b"1s"].into_iter(), Options::CostAndForce),
-            Err(Refusal::LIMIT)
-        );
+        assert_eq!(Request::parse(&["", "1s"], Options::CostAndForce), Err(Refusal::LIMIT));
     }
 
     #[test]
@@ -531,8 +519,11 @@ mod tests {
             assert_eq!(parse(&format!("1 1s COST {cost}")).unwrap().cost.get(), value);
         }
         for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
-            let args = [b"1".as_slice(), b"1s", b"COST", cost.as_bytes()];
-            assert_eq!(Request::parse(args.into_iter(), Options::CostAndForce), Err(Refusal::COST), "{cost}");
+            assert_eq!(
+                Request::parse(&["1", "1s", "COST", cost], Options::CostAndForce),
+                Err(Refusal::COST),
+                "{cost}"
+            );
         }
         for at in ["-1", "9007199254740992", "now", "1.5"] {
             assert_eq!(parse(&format!("1 1s AT {at}")), Err(Refusal::AT), "{at}");

@@ -10,7 +10,7 @@ use super::rows;
 pub fn check(lines: &[u8]) {
     let args: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
     for options in [Options::CostAndForce, Options::Cost] {
-        let read = Request::parse(args.iter().copied(), options);
+        let read = Request::parse(&args, options);
         let meant = Meant::by(&args).filter(|meant| options == Options::CostAndForce || !meant.force);
         match (read, meant) {
             (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is parsed as {request:?}"),
@@ -19,7 +19,7 @@ pub fn check(lines: &[u8]) {
         }
     }
     if let [limit, window] = args[..] {
-        let all = Request::parse(args.iter().copied(), Options::CostAndForce);
+        let all = Request::parse(&args, Options::CostAndForce);
         let one = Request::of_one_tier(limit, window);
         assert_eq!(one.map(|one| one.quotas[0]), all.map(|all| all.quotas[0]));
     }

@@ -84,10 +84,9 @@ impl<'a> Meant<'a> {
                 && row.quota == meant.quota
                 && i128::from(row.cost.get()) == meant.cost
         };
-        let tiers = (0..names.len()).map(|key| all.of_key(key).map(|row| row.tier).collect::<Vec<_>>());
         all.rows.len() == self.rows.len()
             && self.rows.iter().zip(&all.rows).all(is_meant)
-            && tiers.into_iter().all(|tiers| !tiers.is_empty() && tiers.iter().copied().eq(0..tiers.len()))
+            && (0..names.len()).all(|key| all.rows.iter().any(|row| row.key == key))
             && all.force == self.force
             && all.at.map(|at| i128::from(at.get())) == self.at
     }

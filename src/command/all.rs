@@ -1,13 +1,13 @@
 //! RL.ALL: decides on several keys, and counts in all of them or in none.
 
-use arrayvec::ArrayVec;
+use smallvec::SmallVec;
 
 use super::commit::{self, DecidedRequest};
 use super::reply;
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Decision, Limiter, MAX_TIERS, Outcome, Quota, QuotaList, Time, UnixMs, Verdict, Wait};
+use crate::limiter::{Algorithm, Cost, Decision, Limiter, Outcome, QuotaList, Time, UnixMs, Verdict, Wait};
 use crate::request::{List, ROW_WORDS, Refusal, Row, Rows};
-use crate::server::{self, Arg, Call, Command, Keys};
+use crate::server::{self, Arg, Call, Command, Key, Keys};
 use crate::stats;
 
 /// RL.ALL.
@@ -29,8 +29,10 @@ fn run_one_row<'a>(call: &'a Call<'a>, keys: Keys<'a>, row: &Row) -> Result<(), 
     let mut key = OpenKey::to_write(keys.first())?;
     let mut fresh = None;
     let limiter = key.limiter_or(&mut fresh, row.algorithm);
-    let (verdict, outcome) = limiter.take(row.algorithm, &[row.quota], row.cost, false, time)?;
-    let closed = conclude(call, key, fresh, row, &tier_words(call.args()), time, outcome)?;
+    let Decision { verdict, outcome } = limiter.take(row.algorithm, &[row.quota], row.cost, false, time)?;
+    let tiers = &tier_words(call.args());
+    let decided = DecidedRequest { algorithm: row.algorithm, tiers, cost: row.cost, time, outcome };
+    let closed = conclude(call, key, fresh, &decided)?;
     let verdict = verdict.within(closed.longest_wait_ms);
     stats::all_taken(verdict.limited, outcome.changed());
     commit::publish_if_limited(call, closed.name, verdict.limited);
@@ -40,49 +42,119 @@ fn run_one_row<'a>(call: &'a Call<'a>, keys: Keys<'a>, row: &Row) -> Result<(), 
 
 fn run_rows<'a>(call: &'a Call<'a>, keys: Keys<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> {
     let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
-    let (keys, key_of_row) = keys.distinct(rows.map(|row| row[0]));
+    let (mut keys, key_of_row) = keys.distinct(rows.clone().map(|row| row[0]));
     let all = Rows::parse(words, &key_of_row)?;
     let time = Time { clock: server::now(), at: all.at };
 
-    let mut keys = keys.map(OpenKey::to_write).collect::<Result<List<_>, _>>()?;
-    let mut fresh: List<Option<Limiter>> = keys.iter().map(|_| None).collect();
-    let mut decisions: List<KeyDecision> = List::new();
-    for (i, (key, fresh)) in keys.iter_mut().zip(&mut fresh).enumerate() {
-        decisions.push(KeyDecision::of(key, fresh, all.of_key(i), time)?);
+    let mut requests: List<KeyRequest> = List::new();
+    for (row, words) in all.rows.iter().zip(rows) {
+        match requests.get_mut(row.key) {
+            Some(request) => request.add_tier(row, words),
+            None => {
+                let Some(key) = keys.next() else { return Err(Refusal::INTERNAL) };
+                requests.push(KeyRequest::open(key, row, words)?);
+            }
+        }
+    }
+    let mut limited = false;
+    for request in &mut requests {
+        limited |= request.decide(time)?;
     }
     // From here on nothing fails, except by an internal error.
-    let limited = decisions.iter().any(KeyDecision::limited);
+    let mut refuses = |row: &Row| limited && requests[row.key].verdict_on(row, time).limited;
+    let refuses: List<bool> = all.rows.iter().map(&mut refuses).collect();
     if all.force || !limited {
-        decisions.iter_mut().for_each(KeyDecision::commit);
+        requests.iter_mut().for_each(|request| request.commit(time));
     }
-    let verdict_of = |row: &Row| decisions[row.key].verdict_of(row.tier);
-    let mut verdicts: List<Verdict> = all.rows.iter().filter_map(verdict_of).collect();
-    let outcomes: List<KeyOutcome> = decisions.iter().map(KeyDecision::key_outcome).collect();
-    drop(decisions);
+    let mut verdict = |row: &Row| requests[row.key].verdict_on(row, time);
+    let mut verdicts: List<Verdict> = all.rows.iter().map(&mut verdict).collect();
 
-    let (mut at, mut retry_after, mut changed) = (time.now(), Wait::Ms(0), false);
-    for (i, ((mut key, fresh), decided)) in keys.drain(..).zip(fresh.drain(..)).zip(&outcomes).enumerate() {
-        let mut rows = words.chunks_exact(ROW_WORDS).zip(&all.rows).filter(|(_, row)| row.key == i);
-        let Some((first, row)) = rows.next() else { continue };
-        if decided.outcome.changed() {
-            key.limiter_mut().map(Limiter::shorten);
-        }
-        let mut tiers: ArrayVec<Arg, { 2 * MAX_TIERS }> = ArrayVec::from_iter(tier_words(first));
-        for (other, _) in rows {
-            tiers.extend(tier_words(other));
-        }
-        let closed = conclude(call, key, fresh, row, &tiers, time, decided.outcome)?;
-        commit::publish_if_limited(call, closed.name, decided.limited);
-        for (verdict, _) in verdicts.iter_mut().zip(&all.rows).filter(|(_, row)| row.key == i) {
-            *verdict = verdict.within(closed.longest_wait_ms);
-        }
-        retry_after = retry_after.max(decided.retry_after.within(closed.longest_wait_ms));
+    let (mut at, mut changed) = (time.now(), false);
+    let mut longest_waits_ms: List<u64> = List::new();
+    for request in requests.drain(..) {
+        changed |= request.outcome.changed();
+        let closed = request.conclude(call, time)?;
+        longest_waits_ms.push(closed.longest_wait_ms);
         at = at.max(closed.counted_at);
-        changed |= decided.outcome.changed();
+    }
+    let mut retry_after = Wait::Ms(0);
+    for ((row, verdict), refuses) in all.rows.iter().zip(&mut verdicts).zip(refuses) {
+        let again = verdict.within(longest_waits_ms[row.key]);
+        // After FORCE, a row may refuse the same request although it allowed this one.
+        retry_after = retry_after.max(again.retry_after());
+        *verdict = if refuses { again } else { again.allowed() };
     }
     stats::all_taken(limited, changed);
     reply::all(call, limited, retry_after.ms().filter(|_| limited), at, &verdicts);
     Ok(())
+}
+
+/// A request about one key: all its rows.
+struct KeyRequest<'a> {
+    key: OpenKey<'a, ToWrite>,
+    /// The limiter to store if the key is empty.
+    fresh: Option<Limiter>,
+    algorithm: Algorithm,
+    quotas: QuotaList,
+    /// `limit window ...`, as the caller wrote them.
+    tiers: SmallVec<[Arg<'a>; 2]>,
+    cost: Cost,
+    limited: bool,
+    outcome: Outcome,
+}
+
+impl<'a> KeyRequest<'a> {
+    /// Opens the key of its first row.
+    fn open(key: Key<'a>, row: &Row, words: &[Arg<'a>]) -> Result<Self, Refusal> {
+        let &Row { algorithm, quota, cost, .. } = row;
+        let mut quotas = QuotaList::new();
+        quotas.push(quota);
+        Ok(KeyRequest {
+            key: OpenKey::to_write(key)?,
+            fresh: None,
+            algorithm,
+            quotas,
+            tiers: SmallVec::from_buf(tier_words(words)),
+            cost,
+            limited: false,
+            outcome: Outcome::default(),
+        })
+    }
+
+    /// Adds another row of the key.
+    fn add_tier(&mut self, row: &Row, words: &[Arg<'a>]) {
+        self.quotas.push(row.quota);
+        self.tiers.extend(tier_words(words));
+    }
+
+    /// Decides whether all its rows allow the request. Returns whether one refuses.
+    fn decide(&mut self, time: Time) -> Result<bool, Refusal> {
+        let limiter = self.key.limiter_or(&mut self.fresh, self.algorithm);
+        let decision = limiter.decide(self.algorithm, &self.quotas, self.cost, time)?;
+        (self.limited, self.outcome) = (decision.verdict.limited, decision.outcome);
+        Ok(self.limited)
+    }
+
+    /// Counts the request.
+    fn commit(&mut self, time: Time) {
+        let limiter = self.key.limiter_or(&mut self.fresh, self.algorithm);
+        self.outcome = limiter.commit(&self.quotas, self.cost, time);
+    }
+
+    /// The verdict on one row, if the request came now.
+    fn verdict_on(&mut self, row: &Row, time: Time) -> Verdict {
+        let limiter = self.key.limiter_or(&mut self.fresh, self.algorithm);
+        limiter.verdict_on(row.quota, self.cost, time)
+    }
+
+    /// Applies the outcome and closes the key.
+    fn conclude(self, call: &Call, time: Time) -> Result<ClosedKey<'a>, Refusal> {
+        let KeyRequest { key, fresh, algorithm, tiers, cost, limited, outcome, .. } = self;
+        let decided = DecidedRequest { algorithm, tiers: &tiers, cost, time, outcome };
+        let closed = conclude(call, key, fresh, &decided)?;
+        commit::publish_if_limited(call, closed.name, limited);
+        Ok(closed)
+    }
 }
 
 /// The `limit window` of a row.
@@ -100,86 +172,18 @@ struct ClosedKey<'a> {
     counted_at: UnixMs,
 }
 
-/// Applies the outcome to one key and closes it. `row` is the key's first, `tiers` the `limit window ...`
-/// of all its rows.
 #[inline(always)]
 fn conclude<'a>(
     call: &Call,
     key: OpenKey<'a, ToWrite>,
     fresh: Option<Limiter>,
-    row: &Row,
-    tiers: &[Arg],
-    time: Time,
-    outcome: Outcome,
+    decided: &DecidedRequest,
 ) -> Result<ClosedKey<'a>, Refusal> {
+    let DecidedRequest { cost, time, outcome, .. } = *decided;
     let name = key.name();
-    let counted = outcome.changed() && row.cost.taken() > 0;
+    let counted = outcome.changed() && cost.taken() > 0;
     let newest = key.limiter().filter(|_| counted && outcome.outlook.ahead).map(Limiter::newest);
-    let decided = DecidedRequest { algorithm: row.algorithm, tiers, cost: row.cost, time, outcome };
-    let longest_wait_ms = commit::conclude(call, key, fresh, &decided, false)?;
-    stats::units(row.cost, outcome.change);
+    let longest_wait_ms = commit::conclude(call, key, fresh, decided, false)?;
+    stats::units(cost, outcome.change);
     Ok(ClosedKey { name, longest_wait_ms, counted_at: newest.unwrap_or(time.now()) })
-}
-
-/// A decision on one key. Nearly all have one tier, which takes a fifth of the memory.
-enum KeyDecision<'a> {
-    OneTier(Decision<'a, [Quota; 1]>),
-    Tiers(Box<Decision<'a, QuotaList>>),
-}
-
-/// The outcome for one key.
-struct KeyOutcome {
-    limited: bool,
-    /// How long until all its tiers allow the same request.
-    retry_after: Wait,
-    outcome: Outcome,
-}
-
-/// Evaluates `$then` for either shape of a decision.
-macro_rules! for_each_shape {
-    ($decision:expr, $shaped:ident => $then:expr) => {
-        match $decision {
-            KeyDecision::OneTier($shaped) => $then,
-            KeyDecision::Tiers($shaped) => $then,
-        }
-    };
-}
-
-impl<'a> KeyDecision<'a> {
-    fn of<'r>(
-        key: &'a mut OpenKey<ToWrite>,
-        fresh: &'a mut Option<Limiter>,
-        mut rows: impl Iterator<Item = &'r Row>,
-        time: Time,
-    ) -> Result<Self, Refusal> {
-        let Some(&Row { algorithm, quota, cost, .. }) = rows.next() else { return Err(Refusal::Arity) };
-        let limiter = key.limiter_or(fresh, algorithm);
-        let mut others = rows.map(|row| row.quota).peekable();
-        Ok(if others.peek().is_none() {
-            KeyDecision::OneTier(limiter.decide(algorithm, &[quota], cost, time)?)
-        } else {
-            let quotas: QuotaList = std::iter::once(quota).chain(others).collect();
-            KeyDecision::Tiers(Box::new(limiter.decide(algorithm, &quotas, cost, time)?))
-        })
-    }
-
-    fn limited(&self) -> bool {
-        for_each_shape!(self, decision => decision.limited())
-    }
-
-    fn commit(&mut self) {
-        for_each_shape!(self, decision => decision.commit())
-    }
-
-    fn verdict_of(&self, tier: usize) -> Option<Verdict> {
-        for_each_shape!(self, decision => decision.verdict_of(tier))
-    }
-
-    fn key_outcome(&self) -> KeyOutcome {
-        for_each_shape!(self, decision => KeyOutcome {
-            limited: decision.limited(),
-            retry_after: decision.retry_after(),
-            outcome: decision.outcome(),
-        })
-    }
 }

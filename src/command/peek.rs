@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Limiter, Quotas, Time};
+use crate::limiter::{Algorithm, Decision, Limiter, Quotas, Time};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
@@ -21,7 +21,7 @@ impl Command for Peek {
 
 #[inline(never)]
 fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Result<(), Refusal> {
-    run(call, keys, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::Cost)?)
+    run(call, keys, &Request::parse(args, Options::Cost)?)
 }
 
 #[inline(always)]
@@ -31,8 +31,8 @@ fn run<'a, Q: Quotas>(call: &'a Call<'a>, keys: Keys<'a>, request: &Request<Q>) 
     // A missing key counts nothing, whatever the algorithm.
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
-    let (verdict, outlook) = limiter.peek(&request.quotas, request.cost, time)?;
-    let verdict = verdict.within(commit::longest_wait_ms(&key, time, outlook));
+    let Decision { verdict, outcome } = limiter.peek(&request.quotas, request.cost, time)?;
+    let verdict = verdict.within(commit::longest_wait_ms(&key, time, outcome.outlook));
     stats::peeked(&verdict);
     reply::verdict(call, &verdict);
     Ok(())

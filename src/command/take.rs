@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Limiter, Outcome, QuotaList, Quotas, Time, Verdict};
+use crate::limiter::{Algorithm, Decision, Limiter, QuotaList, Quotas, Time};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command, Keys};
 use crate::stats;
@@ -47,7 +47,9 @@ fn take_with_options<'a>(
     algorithm: Algorithm,
     args: &[Arg],
 ) -> Result<(), Refusal> {
-    run(call, keys, algorithm, &Request::parse(args.iter().map(|arg| arg.bytes()), Options::CostAndForce)?)
+    // By reference: eight tiers are not moved.
+    let request = Request::parse(args, Options::CostAndForce);
+    run(call, keys, algorithm, request.as_ref().map_err(|refusal| *refusal)?)
 }
 
 #[inline(always)]
@@ -90,7 +92,7 @@ fn conclude<'a, Q: Quotas>(
     algorithm: Algorithm,
     request: &Request<Q>,
     time: Time,
-    (verdict, outcome): (Verdict, Outcome),
+    Decision { verdict, outcome }: Decision,
 ) -> Result<(), Refusal> {
     let tiers = &call.args_after_key()[..2 * request.quotas.as_ref().len()];
     let decided = commit::DecidedRequest { algorithm, tiers, cost: request.cost, time, outcome };

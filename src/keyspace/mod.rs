@@ -77,7 +77,7 @@ impl<'a> OpenKey<'a, ToWrite> {
         // SAFETY: as in `limiter_mut`.
         match unsafe { self.limiter.as_mut() } {
             Some(limiter) => limiter,
-            None => fresh.insert(Limiter::new(algorithm)),
+            None => fresh.get_or_insert_with(|| Limiter::new(algorithm)),
         }
     }
 

@@ -166,9 +166,15 @@ impl Counters {
         Some(CounterState { counters: self, method })
     }
 
+    /// The counters for changing, whatever the algorithm they are counted by.
+    #[inline(always)]
+    pub(super) fn state_mut(&mut self) -> CounterState<&mut Counters> {
+        CounterState { method: self.method(), counters: self }
+    }
+
     /// The counters for reading.
     #[inline(always)]
-    pub(super) fn to_read(&self) -> CounterState<&Counters> {
+    pub(super) fn state(&self) -> CounterState<&Counters> {
         CounterState { counters: self, method: self.method() }
     }
 
@@ -291,10 +297,12 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Puts `counter`, or removes the counter of its window if `counter` is zero.
+    /// Puts `counter`. If it is zero, removes that of its window instead, and those that no longer count at
+    /// `now`, so that a key that counts nothing is empty.
     fn put_or_remove(&mut self, counter: Counter, now: UnixMs) {
         if counter.is_zero() {
-            self.replace(self.iter().filter(|other| other.window != counter.window).collect());
+            let remains = |old: &Counter| old.window != counter.window && self.is_live(old, now);
+            self.replace(self.iter().filter(remains).collect());
         } else {
             self.put(counter, now);
         }
@@ -418,9 +426,9 @@ impl StateMut for CounterState<&mut Counters> {
         change
     }
 
-    fn refund(&mut self, tiers: &mut [Tier<AtTime>], units: u64, as_of: UnixMs) -> Change {
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
         let mut most = 0;
-        for Tier { quota, usage, .. } in tiers {
+        for quota in quotas {
             let Some(counter) = self.counters.find(quota.window()) else { continue };
             let mut counter = self.method.advance(counter, as_of);
             let refunded = self.method.refund(&mut counter, units, as_of);
@@ -428,7 +436,6 @@ impl StateMut for CounterState<&mut Counters> {
                 self.counters.put_or_remove(counter, as_of);
                 most = most.max(refunded);
             }
-            *usage = self.usage(*quota, usage.now);
         }
         Change { units: most, end_moved: most > 0 }
     }

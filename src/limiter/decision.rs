@@ -1,13 +1,9 @@
 //! Decide, then commit: nothing is written until everything has been decided.
 //!
-//! Commands use [`Decision`]. An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
+//! An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
 
-use super::Limiter;
-use super::counters::{CounterState, Counters};
 use super::lifetime::{ExpiryFacts, Lifetime, TimeSource};
-use super::log::Log;
-use super::quota::{Cost, PerQuota, Quota, Quotas, Time, UnixMs};
-use super::short::Short;
+use super::quota::{Cost, Quota, QuotaList, QuotaVisitor, Quotas, Time, UnixMs};
 
 /// How long until a request fits. `Never` compares greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,6 +50,16 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// The verdict with the same figures on a request that is not limited.
+    pub fn allowed(self) -> Verdict {
+        Verdict { limited: false, retry_after_ms: None, ..self }
+    }
+
+    /// How long until the tier allows the same request.
+    pub fn retry_after(&self) -> Wait {
+        if self.limited { self.retry_after_ms.map_or(Wait::Never, Wait::Ms) } else { Wait::Ms(0) }
+    }
+
     /// The verdict with both waits at most `ms`, when the key expires.
     #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
@@ -94,7 +100,7 @@ pub struct Change {
 }
 
 /// The effects of a request, apart from its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// What it changed.
     pub change: Change,
@@ -123,7 +129,7 @@ impl Outcome {
 }
 
 /// Reasons why a key may expire before a wait is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outlook {
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
@@ -141,61 +147,13 @@ impl Outlook {
     }
 }
 
-/// A decided request about one key, not yet counted. It borrows the key's limiter, so nothing can happen
-/// between the decision and its commit.
-pub struct Decision<'a, Q: Quotas>(pub(super) ByAlgorithm<'a, Q>);
-
-pub(super) enum ByAlgorithm<'a, Q: Quotas> {
-    Counters(Decided<CounterState<&'a mut Counters>, Q>),
-    Short(Decided<Short<&'a mut Limiter>, Q>),
-    Log(Decided<&'a mut Log, Q>),
-}
-
-/// Evaluates `$then` for whichever algorithm decided.
-macro_rules! for_each_algorithm {
-    ($decision:expr, $decided:ident => $then:expr) => {
-        match $decision {
-            ByAlgorithm::Counters($decided) => $then,
-            ByAlgorithm::Short($decided) => $then,
-            ByAlgorithm::Log($decided) => $then,
-        }
-    };
-}
-
-impl<Q: Quotas> Decision<'_, Q> {
-    /// Whether a tier refuses the request.
-    #[inline(always)]
-    pub fn limited(&self) -> bool {
-        for_each_algorithm!(&self.0, decided => decided.limited)
-    }
-
-    /// Counts the request, or gives units back, in all tiers, even if some refuse.
-    #[inline(always)]
-    pub fn commit(&mut self) {
-        for_each_algorithm!(&mut self.0, decided => decided.commit())
-    }
-
-    /// The effects so far.
-    #[inline(always)]
-    pub fn outcome(&self) -> Outcome {
-        for_each_algorithm!(&self.0, decided => decided.outcome())
-    }
-
-    /// The reply, before or after the commit.
-    #[inline(always)]
-    pub fn verdict(&self) -> Verdict {
-        for_each_algorithm!(&self.0, decided => decided.verdict())
-    }
-
-    /// How long until every tier allows the same request, if nothing else is counted.
-    pub fn retry_after(&self) -> Wait {
-        for_each_algorithm!(&self.0, decided => decided.longest_wait())
-    }
-
-    /// The reply for one tier alone, by its index in the caller's order; `None` if out of range.
-    pub fn verdict_of(&self, tier: usize) -> Option<Verdict> {
-        for_each_algorithm!(&self.0, decided => decided.verdict_of(tier))
-    }
+/// A decided request about one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The reply.
+    pub verdict: Verdict,
+    /// The other effects; none if nothing was counted.
+    pub outcome: Outcome,
 }
 
 /// The state of one key, for reading.
@@ -245,14 +203,15 @@ pub(super) trait State {
     }
 }
 
-/// The state of one key, for changing. Every change also updates the usage in `tiers`.
+/// The state of one key, for changing.
 pub(super) trait StateMut: State {
-    /// Counts `units`, at least one, in all tiers. Counts saturate at [`MAX_COUNT`](super::MAX_COUNT).
+    /// Counts `units`, at least one, in all tiers, and updates their usage. Counts saturate at
+    /// [`MAX_COUNT`](super::MAX_COUNT).
     fn add(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, now: UnixMs) -> Change;
 
-    /// Gives back up to `units` in all tiers, the newest first, among those that were counted at `as_of` or
-    /// before and still count.
-    fn refund(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, as_of: UnixMs) -> Change;
+    /// Gives back up to `units` in the windows of all quotas, the newest first, among those that were counted at
+    /// `as_of` or before and still count.
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change;
 }
 
 /// A quota, and what counts in its window.
@@ -268,64 +227,48 @@ impl<U> Tier<U> {
     pub(super) fn new(quota: Quota, usage: U) -> Tier<U> {
         Tier { quota, usage, refuses: false }
     }
-}
 
-/// Makes the tiers of a request for `units` at `now`.
-struct TierMaker<'a, S> {
-    state: &'a S,
-    units: u64,
-    now: UnixMs,
-}
-
-impl<S: State> PerQuota for TierMaker<'_, S> {
-    type Made = Tier<S::Usage>;
-
+    /// The tier of `quota` in a request of this cost.
     #[inline(always)]
-    fn make(&self, quota: Quota) -> Tier<S::Usage> {
-        let usage = self.state.usage(quota, self.now);
-        let refuses = self.units > 0 && self.state.used(&usage) + self.units > quota.limit();
+    fn decide<S: State<Usage = U>>(state: &S, quota: Quota, cost: Cost, time: Time) -> Tier<U> {
+        let usage = state.usage(quota, time.now());
+        let refuses = cost.taken() > 0 && state.used(&usage) + cost.taken() > quota.limit();
         Tier { quota, usage, refuses }
     }
 }
 
-/// A request decided by one algorithm.
-pub(super) struct Decided<S: State, Q: Quotas> {
+/// A request with its tiers.
+struct Decided<'t, S: State> {
     state: S,
-    tiers: Q::Each<Tier<S::Usage>>,
+    tiers: &'t mut [Tier<S::Usage>],
     cost: Cost,
     time: Time,
     limited: bool,
     change: Change,
-    as_of: UnixMs,
 }
 
-impl<S: State, Q: Quotas> Decided<S, Q> {
-    /// Decides whether `cost` units fit every quota. Changes nothing.
+impl<'t, S: State> Decided<'t, S> {
     #[inline(always)]
-    pub(super) fn decide(state: S, quotas: &Q, cost: Cost, time: Time) -> Result<Self, TooManyWindows> {
-        Self::check_windows_fit(&state, quotas, cost, time)?;
-        Ok(Decided::decide_unchecked(state, quotas, cost, time))
+    fn new(state: S, tiers: &'t mut [Tier<S::Usage>], cost: Cost, time: Time) -> Self {
+        let limited = tiers.iter().any(|tier| tier.refuses);
+        Decided { state, tiers, cost, time, limited, change: Change::default() }
     }
 
     #[inline(always)]
-    fn check_windows_fit(state: &S, quotas: &Q, cost: Cost, time: Time) -> Result<(), TooManyWindows> {
-        if cost.taken() > 0 { state.check_windows_fit(quotas.as_ref(), time.now()) } else { Ok(()) }
+    fn decision(&self) -> Decision {
+        Decision { verdict: self.verdict(), outcome: self.outcome() }
     }
 
-    /// Decides, after [`Self::check_windows_fit`].
     #[inline(always)]
-    fn decide_unchecked(state: S, quotas: &Q, cost: Cost, time: Time) -> Self {
-        let (units, now) = (cost.taken(), time.now());
-        let tiers = quotas.each(&TierMaker { state: &state, units, now });
-        let limited = tiers.as_ref().iter().any(|tier| tier.refuses);
-        Decided { state, tiers, cost, time, limited, change: Change::default(), as_of: now }
+    fn outcome(&self) -> Outcome {
+        Outcome { change: self.change, as_of: self.time.now(), emptied: false, outlook: self.outlook() }
     }
 
     /// The reply, with the figures of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[inline(always)]
     fn verdict(&self) -> Verdict {
-        let [first, rest @ ..] = self.tiers.as_ref() else { unreachable!("a request names a tier") };
+        let [first, rest @ ..] = &*self.tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
             let is_tighter = if self.limited {
@@ -338,20 +281,6 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
             }
         }
         self.verdict_on(shown, self.limited)
-    }
-
-    /// The reply of a peek, and whether the key may expire before its waits are over.
-    #[inline(always)]
-    pub(super) fn peeked(&self) -> (Verdict, Outlook) {
-        (self.verdict(), self.outlook())
-    }
-
-    fn longest_wait(&self) -> Wait {
-        self.tiers.as_ref().iter().map(|tier| self.retry_after(tier)).max().unwrap_or(Wait::Ms(0))
-    }
-
-    fn verdict_of(&self, tier: usize) -> Option<Verdict> {
-        self.tiers.as_ref().get(tier).map(|tier| self.verdict_on(tier, tier.refuses))
     }
 
     #[inline(always)]
@@ -381,55 +310,113 @@ impl<S: State, Q: Quotas> Decided<S, Q> {
         Outlook {
             ahead: self.state.is_ahead_of(self.time.now()),
             source: self.state.source(),
-            retention_too_short: self
-                .tiers
-                .as_ref()
-                .iter()
-                .any(|tier| self.state.retention_too_short_for(tier.quota)),
+            retention_too_short: self.tiers.iter().any(|tier| self.state.retention_too_short_for(tier.quota)),
         }
     }
 }
 
-impl<S: StateMut, Q: Quotas> Decided<S, Q> {
-    /// Decides, and commits if allowed or forced. Returns the reply and the effects.
+impl<S: StateMut> Decided<'_, S> {
     #[inline(always)]
-    pub(super) fn take(
-        state: S,
-        quotas: &Q,
-        cost: Cost,
-        force: bool,
-        time: Time,
-    ) -> Result<(Verdict, Outcome), TooManyWindows> {
-        Self::check_windows_fit(&state, quotas, cost, time)?;
-        // Taking it out of a `Result` would copy up to eight tiers.
-        let mut decided = Decided::decide_unchecked(state, quotas, cost, time);
-        if force || !decided.limited {
-            decided.commit();
+    fn count(&mut self) {
+        if self.cost.taken() > 0 {
+            self.change = self.state.add(self.tiers, self.cost.taken(), self.time.now());
         }
-        Ok((decided.verdict(), decided.outcome()))
+    }
+}
+
+#[inline(always)]
+fn check_windows_fit(
+    state: &impl State,
+    quotas: &impl Quotas,
+    cost: Cost,
+    time: Time,
+) -> Result<(), TooManyWindows> {
+    if cost.taken() > 0 { state.check_windows_fit(quotas.as_ref(), time.now()) } else { Ok(()) }
+}
+
+/// Decides on a request. Changes nothing.
+pub(super) struct Decide<S> {
+    pub state: S,
+    pub cost: Cost,
+    pub time: Time,
+}
+
+impl<S: State> Decide<S> {
+    #[inline(always)]
+    pub(super) fn run(self, quotas: &impl Quotas) -> Result<Decision, TooManyWindows> {
+        check_windows_fit(&self.state, quotas, self.cost, self.time)?;
+        Ok(quotas.visit(self))
+    }
+}
+
+impl<S: State> QuotaVisitor for Decide<S> {
+    type Made = Tier<S::Usage>;
+    type Answer = Decision;
+
+    #[inline(always)]
+    fn make(&self, quota: Quota) -> Tier<S::Usage> {
+        Tier::decide(&self.state, quota, self.cost, self.time)
     }
 
     #[inline(always)]
-    fn outcome(&self) -> Outcome {
-        Outcome {
-            change: self.change,
-            as_of: self.as_of,
-            emptied: self.change.units > 0 && self.state.is_empty(),
-            outlook: self.outlook(),
+    fn answer(self, tiers: &mut [Tier<S::Usage>]) -> Decision {
+        Decided::new(self.state, tiers, self.cost, self.time).decision()
+    }
+}
+
+/// Decides on a request, and counts it, or gives units back, if it is allowed or forced.
+pub(super) struct Take<S> {
+    pub state: S,
+    pub cost: Cost,
+    pub force: bool,
+    pub time: Time,
+}
+
+impl<S: StateMut> Take<S> {
+    /// Changes nothing if the windows do not fit.
+    #[inline(always)]
+    pub(super) fn run(self, quotas: &impl Quotas) -> Result<Decision, TooManyWindows> {
+        check_windows_fit(&self.state, quotas, self.cost, self.time)?;
+        Ok(self.run_unchecked(quotas))
+    }
+
+    /// The same for windows that were found to fit.
+    #[inline(always)]
+    pub(super) fn run_unchecked(self, quotas: &impl Quotas) -> Decision {
+        if self.cost.get() < 0 {
+            return refund(self.state, quotas.as_ref().iter().copied().collect(), self.cost, self.time);
         }
+        quotas.visit(self)
+    }
+}
+
+impl<S: StateMut> QuotaVisitor for Take<S> {
+    type Made = Tier<S::Usage>;
+    type Answer = Decision;
+
+    #[inline(always)]
+    fn make(&self, quota: Quota) -> Tier<S::Usage> {
+        Tier::decide(&self.state, quota, self.cost, self.time)
     }
 
     #[inline(always)]
-    fn commit(&mut self) {
-        let tiers = self.tiers.as_mut();
-        self.change = match self.cost.get() {
-            0 => Change::default(),
-            1.. => self.state.add(tiers, self.cost.taken(), self.time.now()),
-            units @ ..0 => {
-                // Without AT, everything there can be given back, even if it is ahead of the clock.
-                self.as_of = self.time.at.unwrap_or_else(|| self.state.newest().max(self.time.clock));
-                self.state.refund(tiers, units.unsigned_abs(), self.as_of)
-            }
-        };
+    fn answer(self, tiers: &mut [Tier<S::Usage>]) -> Decision {
+        let mut decided = Decided::new(self.state, tiers, self.cost, self.time);
+        if self.force || !decided.limited {
+            decided.count();
+        }
+        decided.decision()
     }
+}
+
+/// Gives units back. Apart from [`Take`], so that a request that takes units keeps its state in registers.
+#[cold]
+#[inline(never)]
+fn refund<S: StateMut>(mut state: S, quotas: QuotaList, cost: Cost, time: Time) -> Decision {
+    // Without AT, everything there can be given back, even if it is ahead of the clock.
+    let as_of = time.at.unwrap_or_else(|| state.newest().max(time.clock));
+    let change = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
+    let emptied = change.units > 0 && state.is_empty();
+    let Decision { verdict, outcome } = quotas.visit(Decide { state, cost, time });
+    Decision { verdict, outcome: Outcome { change, as_of, emptied, ..outcome } }
 }

@@ -38,31 +38,31 @@ pub struct Entry {
 
 /// The part of a log that counts in one window at one time.
 #[derive(Clone, Copy)]
-pub(super) struct InWindow {
+pub(super) struct InWindow<P> {
     pub window: WindowMs,
     pub now: UnixMs,
-    /// Where the window begins among the older entries.
-    pub from: Place,
-    /// Units from there on, the newest entry included.
+    /// Where the window begins.
+    pub from: P,
+    /// Units from there on.
     pub used: u64,
 }
 
 impl<L: Deref<Target = Log>> State for L {
-    type Usage = InWindow;
+    type Usage = InWindow<Place>;
 
     #[inline(always)]
-    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow {
+    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow<Place> {
         self.in_window(quota.window(), now)
     }
 
     #[inline(always)]
-    fn used(&self, usage: &InWindow) -> u64 {
+    fn used(&self, usage: &InWindow<Place>) -> u64 {
         usage.used
     }
 
     #[inline(always)]
-    fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
-        (self.last_to_expire(usage, room) + usage.window).since(usage.now)
+    fn wait_until(&self, usage: &InWindow<Place>, room: u64) -> u64 {
+        (self.last_to_expire(usage.from, room) + usage.window).since(usage.now)
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.
@@ -104,7 +104,7 @@ impl<L: Deref<Target = Log>> State for L {
 
 impl<L: DerefMut<Target = Log>> StateMut for L {
     #[inline(always)]
-    fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+    fn add(&mut self, tiers: &mut [Tier<InWindow<Place>>], units: u64, now: UnixMs) -> Change {
         let now = now.max(self.newest.at);
         let longest = longest(tiers);
         let named = longest.quota.window();
@@ -120,7 +120,9 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         if units == 0 {
             return Change::default();
         }
-        let end = self.end();
+        let end_moved = used == 0
+            || self.retention != Some(retention)
+            || now + retention > end(self.newest.at, retention);
         // Whether shorter windows must be looked up again.
         let mut moved = used == 0;
         if moved {
@@ -149,21 +151,18 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
                 self.older.remember(quota.window(), usage.from);
             }
         }
-        Change { units, end_moved: self.end() != end }
+        Change { units, end_moved }
     }
 
-    fn refund(&mut self, tiers: &mut [Tier<InWindow>], units: u64, as_of: UnixMs) -> Change {
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
         let end = self.end();
-        let retention = self.retention_with(longest(tiers).quota.window());
+        let retention = self.retention_with(longest_of(quotas));
         let InWindow { from, used, .. } = self.in_window(retention, as_of);
         let units = if as_of < self.newest.at {
             self.refund_until(as_of, from, units)
         } else {
             self.refund_newest(units.min(used))
         };
-        for Tier { quota, usage, .. } in tiers {
-            *usage = self.in_window(quota.window(), usage.now);
-        }
         Change { units, end_moved: self.end() != end }
     }
 }
@@ -248,7 +247,7 @@ impl Log {
     /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
     /// timestamp.
     #[inline(always)]
-    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow<Place> {
         let as_of = now.max(self.newest.at);
         let from = match self.older.start_of(window) {
             // The usual case, except when the log is full: every entry still counts.
@@ -263,20 +262,25 @@ impl Log {
 
     /// The time of the newest entry that must expire before at most `room` units count.
     #[inline(always)]
-    pub(super) fn last_to_expire(&self, usage: &InWindow, room: u64) -> UnixMs {
+    pub(super) fn last_to_expire(&self, from: Place, room: u64) -> UnixMs {
         let Log { older, newest, .. } = self;
         if room < newest.units {
             return newest.at;
         }
         let end = older.end();
         let leaves_too_many = |mark: &Mark| end.units_since(mark) + newest.units > room;
-        let (_, after) = older.seek_entry(usage.from, leaves_too_many);
+        let (_, after) = older.seek_entry(from, leaves_too_many);
         after.map_or(newest.at, |after| UnixMs::saturating(after.mark.at_ms))
     }
 
     /// Where the window that ends at `now` begins, at `from` or later.
     fn start_of(&self, from: Place, window: WindowMs, now: UnixMs) -> Place {
         self.older.seek(from, |mark| mark.at_ms + window.get() <= now.get())
+    }
+
+    /// The place before the oldest entry.
+    pub(super) fn front(&self) -> Place {
+        self.older.front()
     }
 
     /// Units held.
@@ -295,7 +299,8 @@ impl Log {
     /// the log is empty.
     #[inline(always)]
     fn end(&self) -> Option<UnixMs> {
-        end(self.newest.at, self.retention.filter(|_| !self.holds_nothing()))
+        let retention = self.retention.filter(|_| !self.holds_nothing())?;
+        Some(end(self.newest.at, retention))
     }
 
     /// Appends units that are no older than the newest entry.
@@ -368,9 +373,8 @@ impl Log {
 
 /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
 #[inline(always)]
-pub(super) fn end(newest: UnixMs, retention: Option<WindowMs>) -> Option<UnixMs> {
-    let retention = retention?;
-    Some((newest + retention).rounded_up_to((retention.get() / 8).max(1)))
+pub(super) fn end(newest: UnixMs, retention: WindowMs) -> UnixMs {
+    (newest + retention).rounded_up_to((retention.get() / 8).max(1))
 }
 
 /// The lifetime of a log that ends at `end`.
@@ -383,6 +387,11 @@ pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_m
 
 /// The tier with the longest window; `tiers` must not be empty.
 #[inline(always)]
-pub(super) fn longest(tiers: &[Tier<InWindow>]) -> &Tier<InWindow> {
+pub(super) fn longest<U>(tiers: &[Tier<U>]) -> &Tier<U> {
     tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request has at least one tier")
+}
+
+/// The longest window; `quotas` must not be empty.
+pub(super) fn longest_of(quotas: &[Quota]) -> WindowMs {
+    quotas.iter().map(|quota| quota.window()).max().expect("a request has at least one quota")
 }

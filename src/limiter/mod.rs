@@ -32,7 +32,7 @@ pub use quota::{
 };
 
 use counters::{Counters, Method};
-use decision::{ByAlgorithm, Decided, State};
+use decision::{Decide, State, Take};
 use log::{Entry, Log};
 use short::Short;
 
@@ -143,7 +143,7 @@ macro_rules! read {
     ($limiter:expr, $state:ident => $then:expr) => {
         match $limiter.form() {
             Form::Counters(counters) => {
-                let $state = counters.to_read();
+                let $state = counters.state();
                 $then
             }
             Form::Short($state) => $then,
@@ -208,64 +208,70 @@ impl Limiter {
         }
     }
 
-    /// Decides whether `cost` units fit every quota. Changes nothing until [`Decision::commit`].
+    /// Decides whether `cost` units fit every quota. Returns every error that [`Limiter::take`] can.
     #[inline(always)]
-    pub fn decide<Q: Quotas>(
-        &mut self,
+    pub fn decide(
+        &self,
         algorithm: Algorithm,
-        quotas: &Q,
+        quotas: &impl Quotas,
         cost: Cost,
         time: Time,
-    ) -> Result<Decision<'_, Q>, TakeError> {
-        let decided = match self {
-            Limiter::Counters(counters) => {
-                let own = counters.method().into();
-                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                ByAlgorithm::Counters(Decided::decide(counters, quotas, cost, time)?)
-            }
-            Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
-                return Err(TakeError::OtherAlgorithm(Algorithm::Log));
-            }
-            Limiter::Log(log) => ByAlgorithm::Log(Decided::decide(log.as_mut(), quotas, cost, time)?),
-            any_short!(_) => ByAlgorithm::Short(Decided::decide(Short::of(self), quotas, cost, time)?),
-        };
-        Ok(Decision(decided))
+    ) -> Result<Decision, TakeError> {
+        if self.algorithm() != algorithm {
+            return Err(TakeError::OtherAlgorithm(self.algorithm()));
+        }
+        Ok(self.peek(quotas, cost, time)?)
     }
 
-    /// Decides on a request, and counts it or gives units back, in all tiers or in none. `force` counts the
-    /// units even if the request is over a limit. An error changes nothing.
+    /// Counts a request that was decided without an error, or gives units back, in all tiers.
+    pub fn commit(&mut self, quotas: &impl Quotas, cost: Cost, time: Time) -> Outcome {
+        let force = true;
+        let decision = match self {
+            Limiter::Counters(counters) => {
+                Take { state: counters.state_mut(), cost, force, time }.run_unchecked(quotas)
+            }
+            Limiter::Log(log) => {
+                let taken = Take { state: log.as_mut(), cost, force, time }.run_unchecked(quotas);
+                self.shorten();
+                taken
+            }
+            any_short!(_) => Take { state: Short::of(self), cost, force, time }.run_unchecked(quotas),
+        };
+        decision.outcome
+    }
+
+    /// Decides on a request, and commits it if it is allowed or if `force` is set. An error changes nothing.
     #[inline(always)]
-    pub fn take<Q: Quotas>(
+    pub fn take(
         &mut self,
         algorithm: Algorithm,
-        quotas: &Q,
+        quotas: &impl Quotas,
         cost: Cost,
         force: bool,
         time: Time,
-    ) -> Result<(Verdict, Outcome), TakeError> {
-        // Not through a `Decision`, which would be written to memory and read back.
+    ) -> Result<Decision, TakeError> {
+        // One pass over the tiers, where `decide` and `commit` take two.
         match self {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
-                let counters = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Ok(Decided::take(counters, quotas, cost, force, time)?)
+                let state = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
+                Ok(Take { state, cost, force, time }.run(quotas)?)
             }
             Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
                 Err(TakeError::OtherAlgorithm(Algorithm::Log))
             }
             Limiter::Log(log) => {
-                let taken = Decided::take(log.as_mut(), quotas, cost, force, time)?;
+                let taken = Take { state: log.as_mut(), cost, force, time }.run(quotas)?;
                 self.shorten();
                 Ok(taken)
             }
-            any_short!(_) => Ok(Decided::take(Short::of(self), quotas, cost, force, time)?),
+            any_short!(_) => Ok(Take { state: Short::of(self), cost, force, time }.run(quotas)?),
         }
     }
 
-    /// Turns a log that has shrunk into a short one. [`Limiter::take`] does so itself; call this after
-    /// committing a [`Decision`].
+    /// Turns a log that has shrunk into a short one.
     #[inline(always)]
-    pub fn shorten(&mut self) {
+    fn shorten(&mut self) {
         if let Limiter::Log(log) = self
             && let Some(short) = short::shortened(log, true)
         {
@@ -273,15 +279,16 @@ impl Limiter {
         }
     }
 
-    /// Returns the verdict that a request would get, and whether the key may expire before its waits end.
+    /// Decides like [`Limiter::decide`], whatever the algorithm.
     #[inline(always)]
-    pub fn peek<Q: Quotas>(
-        &self,
-        quotas: &Q,
-        cost: Cost,
-        time: Time,
-    ) -> Result<(Verdict, Outlook), TooManyWindows> {
-        read!(self, state => Decided::decide(state, quotas, cost, time).map(|decided| decided.peeked()))
+    pub fn peek(&self, quotas: &impl Quotas, cost: Cost, time: Time) -> Result<Decision, TooManyWindows> {
+        read!(self, state => Decide { state, cost, time }.run(quotas))
+    }
+
+    /// The verdict on one tier of a request that was decided without an error.
+    #[inline(always)]
+    pub fn verdict_on(&self, quota: Quota, cost: Cost, time: Time) -> Verdict {
+        read!(self, state => [quota].visit(Decide { state, cost, time })).verdict
     }
 
     /// Units that count in a window of this length at `now`.

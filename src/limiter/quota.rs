@@ -186,29 +186,31 @@ impl Cost {
 /// nearly every request, which has a single quota, pays nothing for loops. This is the only place where the
 /// two differ.
 pub trait Quotas: AsRef<[Quota]> {
-    /// A collection with a `T` for each quota.
-    type Each<T>: AsRef<[T]> + AsMut<[T]>;
-
-    /// Makes a value for each quota.
-    fn each<M: PerQuota>(&self, maker: &M) -> Self::Each<M::Made>;
+    /// Makes a value for each quota, and the answer from all of them. They are not moved: eight are large.
+    fn visit<V: QuotaVisitor>(&self, visitor: V) -> V::Answer;
 }
 
-/// Makes a value for a quota. A trait instead of a closure, since only a method can be `#[inline(always)]`.
-pub trait PerQuota {
-    /// The value made.
+/// What to do with each quota and with all of them. A trait instead of closures, since only methods can be
+/// `#[inline(always)]`.
+pub trait QuotaVisitor {
+    /// The value made for each quota.
     type Made;
+    /// What is made of all values.
+    type Answer;
 
     /// Makes the value for `quota`.
     fn make(&self, quota: Quota) -> Self::Made;
+
+    /// Makes the answer from the values, in the order of the quotas.
+    fn answer(self, made: &mut [Self::Made]) -> Self::Answer;
 }
 
 impl Quotas for [Quota; 1] {
-    type Each<T> = [T; 1];
-
     #[inline(always)]
-    fn each<M: PerQuota>(&self, maker: &M) -> [M::Made; 1] {
+    fn visit<V: QuotaVisitor>(&self, visitor: V) -> V::Answer {
         let [quota] = *self;
-        [maker.make(quota)]
+        let mut made = [visitor.make(quota)];
+        visitor.answer(&mut made)
     }
 }
 
@@ -216,14 +218,15 @@ impl Quotas for [Quota; 1] {
 pub type QuotaList = ArrayVec<Quota, MAX_TIERS>;
 
 impl Quotas for QuotaList {
-    type Each<T> = ArrayVec<T, MAX_TIERS>;
-
     #[inline(always)]
-    fn each<M: PerQuota>(&self, maker: &M) -> ArrayVec<M::Made, MAX_TIERS> {
-        let mut each = ArrayVec::new();
-        for quota in self {
-            each.push(maker.make(*quota));
+    fn visit<V: QuotaVisitor>(&self, visitor: V) -> V::Answer {
+        if let [quota] = self.as_slice() {
+            return [*quota].visit(visitor);
         }
-        each
+        let mut made = ArrayVec::<_, MAX_TIERS>::new();
+        for quota in self {
+            made.push(visitor.make(*quota));
+        }
+        visitor.answer(&mut made)
     }
 }

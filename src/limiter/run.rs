@@ -64,18 +64,6 @@ pub struct Place {
 }
 
 impl Place {
-    /// The start of entries that are not in a run. The first one is stored as the time since `before_ms`.
-    #[inline(always)]
-    pub fn first(before_ms: u64) -> Place {
-        Place { block: 0, offset: 0, mark: Mark { at_ms: before_ms, units: 0, entries: 0 } }
-    }
-
-    /// Bytes before the place, in its block.
-    #[inline(always)]
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
     /// Identifies the place; the totals follow from it.
     #[inline]
     fn key(&self) -> (u64, usize) {
@@ -401,7 +389,7 @@ impl Run {
 
 /// The place after the entry at `place`; `None` at the end of `bytes`, its block.
 #[inline(always)]
-pub fn step(bytes: &[u8], place: &Place) -> Option<Place> {
+fn step(bytes: &[u8], place: &Place) -> Option<Place> {
     let ((since, units), length) = entry(bytes.get(place.offset..)?)?;
     Some(Place {
         block: place.block,
@@ -423,6 +411,15 @@ pub fn entry(bytes: &[u8]) -> Option<((u64, u64), usize)> {
     Some(((since, units), length + more))
 }
 
+/// The units of the entry at the start of `bytes`.
+#[inline(always)]
+pub fn units(bytes: &[u8]) -> u64 {
+    match bytes {
+        [UNITS_FOLLOW, rest @ ..] => varint::get(rest).map_or(0, |(units, _)| units),
+        _ => 1,
+    }
+}
+
 /// Appends an entry.
 fn put(bytes: &mut Vec<u8>, since: u64, units: u64) {
     if units != 1 {
@@ -442,6 +439,10 @@ pub fn length(since: u64, units: u64) -> usize {
 /// Writes an entry to the start of `bytes`, which must have room for it. Returns its length.
 #[inline(always)]
 pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
+    if units == 1 && since < 0x80 {
+        bytes[0] = since as u8;
+        return 1;
+    }
     let mut length = 0;
     if units != 1 {
         bytes[0] = UNITS_FOLLOW;

@@ -42,32 +42,27 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
 /// encoding.
 #[inline(always)]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
+    let low = |byte: u8| u64::from(byte & 0x7f);
     match *bytes {
-        [first, ..] if first < 0x80 => Some((u64::from(first), 1)),
-        [first, second, ..] if 0 < second && second < 0x80 => {
-            Some((u64::from(first & 0x7f) | u64::from(second) << 7, 2))
-        }
-        _ => get_long(bytes),
+        [a @ ..0x80, ..] => Some((a.into(), 1)),
+        [a, b @ 1..0x80, ..] => Some((low(a) | u64::from(b) << 7, 2)),
+        [a, b @ 0x80..=0xff, c @ 1..0x80, ..] => Some((low(a) | low(b) << 7 | u64::from(c) << 14, 3)),
+        _ => Some(get_long(bytes)).filter(|(_, length)| *length > 0),
     }
 }
 
+/// The same, with length 0 instead of `None`: a pair is returned in registers.
 #[inline(never)]
-fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
+fn get_long(bytes: &[u8]) -> (u64, usize) {
     let mut value = 0;
-    let mut length = 0;
-    while length < MAX_LEN {
-        let byte = *bytes.get(length)?;
-        let bits = u64::from(byte & 0x7f);
-        if length == MAX_LEN - 1 && bits > 1 {
-            return None;
-        }
-        value |= bits << (7 * length);
-        length += 1;
+    for (index, &byte) in bytes.iter().take(MAX_LEN).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * index);
         if byte < 0x80 {
-            return (byte != 0).then_some((value, length));
+            let fits = index < MAX_LEN - 1 || byte == 1;
+            return (value, if byte > 0 && fits { index + 1 } else { 0 });
         }
     }
-    None
+    (0, 0)
 }
 
 #[cfg(test)]

@@ -67,24 +67,26 @@ struct Answer {
 fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> Option<Answer> {
     let now = UnixMs::saturating(now);
     let time = Time { clock: now, at: keys.at.then_some(now) };
-    let mut decisions = Vec::new();
+    let (mut limited, mut refuses) = (false, Vec::new());
+    for (limiter, Request { quotas, cost }) in limiters.iter().zip(&keys.requests) {
+        let cost = Cost::new(*cost).expect("a cost");
+        let list: QuotaList = quotas.iter().copied().collect();
+        limited |= limiter.decide(limiter.algorithm(), &list, cost, time).ok()?.verdict.limited;
+        refuses.extend(quotas.iter().map(|quota| limiter.verdict_on(*quota, cost, time).limited));
+    }
+    let (mut rows, mut changed, mut wait) = (Vec::new(), Vec::new(), Wait::Ms(0));
     for (limiter, Request { quotas, cost }) in limiters.iter_mut().zip(&keys.requests) {
-        let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
-        let quotas: QuotaList = quotas.iter().copied().collect();
-        decisions.push(limiter.decide(algorithm, &quotas, cost, time).ok()?);
+        let cost = Cost::new(*cost).expect("a cost");
+        let counts = force || !limited;
+        let list: QuotaList = quotas.iter().copied().collect();
+        changed.push(counts && limiter.commit(&list, cost, time).changed());
+        rows.extend(quotas.iter().map(|quota| limiter.verdict_on(*quota, cost, time)));
     }
-    let limited = decisions.iter().any(|decision| decision.limited());
-    if force || !limited {
-        decisions.iter_mut().for_each(|decision| decision.commit());
+    for (row, refuses) in rows.iter_mut().zip(refuses) {
+        wait = wait.max(row.retry_after());
+        *row = if refuses { *row } else { row.allowed() };
     }
-    let wait = decisions.iter().map(|decision| decision.retry_after()).max().unwrap_or(Wait::Never);
-    let rows = decisions.iter().flat_map(|decision| (0..).map_while(|tier| decision.verdict_of(tier)));
-    Some(Answer {
-        limited,
-        retry_after: wait.ms().filter(|_| limited),
-        rows: rows.collect(),
-        changed: decisions.iter().map(|decision| decision.outcome().changed()).collect(),
-    })
+    Some(Answer { limited, retry_after: wait.ms().filter(|_| limited), rows, changed })
 }
 
 /// The models' answer.

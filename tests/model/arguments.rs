@@ -10,7 +10,7 @@ use crate::cases;
 use crate::fuzzed::rows;
 
 fn parse(args: &[Vec<u8>], options: Options) -> Option<Request<QuotaList>> {
-    Request::parse(args.iter().map(Vec::as_slice), options).ok()
+    Request::parse(args, options).ok()
 }
 
 /// A request before it is written as arguments.

@@ -7,7 +7,7 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Limiter, MAX_COUNT, MAX_SAFE_INTEGER, UnixMs, WindowMs};
 
-use crate::calls::{Act, Call, History, answer, decide, quota};
+use crate::calls::{Act, Call, History, answer, commit, decide, quota};
 use crate::cases;
 use crate::history::{crowded, history, huge, small};
 
@@ -132,14 +132,25 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Decides on every call before it is made.
-fn deciding_changes_nothing_in(history: &History) -> TestCaseResult {
+/// Decides on every call before it is made, and commits it in a copy.
+fn decides_then_commits(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(history.algorithm);
     for call in &history.calls {
+        let call = &Call { act: if call.act == Act::Peek { Act::Peek } else { Act::Force }, ..call.clone() };
         let before = (encode(&limiter), limiter.source());
-        decide(&mut limiter, call);
+        let decision = decide(&limiter, call);
         prop_assert_eq!((encode(&limiter), limiter.source()), before, "{:?}", call);
-        let _ = answer(&mut limiter, call);
+
+        let mut copy = limiter.clone();
+        let taken = answer(&mut limiter, call);
+        prop_assert_eq!(decision.is_ok(), taken.is_ok(), "commit returns no error of its own");
+        let (Ok(decision), Ok(taken)) = (decision, taken) else { continue };
+        prop_assert_eq!(decision.verdict.limited, taken.verdict.limited);
+        if call.act == Act::Force {
+            let outcome = commit(&mut copy, call);
+            prop_assert_eq!(outcome.changed().then_some(outcome.as_of.get()), taken.changed);
+            prop_assert!(limiter.is_empty() || encode(&copy) == encode(&limiter), "{:?}", call);
+        }
     }
     Ok(())
 }
@@ -148,10 +159,10 @@ proptest! {
     #![proptest_config(cases(600))]
 
     #[test]
-    fn deciding_and_not_committing_changes_nothing(
+    fn deciding_changes_nothing_and_a_commit_then_does_what_one_step_does(
         history in prop_oneof![history(small()), history(huge()), history(crowded())],
     ) {
-        deciding_changes_nothing_in(&history)?;
+        decides_then_commits(&history)?;
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use redis_rl::limiter::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, Quota, QuotaList, Quotas, TakeError, Time, TooManyWindows,
-    UnixMs, Verdict, WindowMs,
+    Algorithm, Cost, Decision, Limiter, MAX_SAFE_INTEGER, Outcome, Quota, QuotaList, Quotas, TakeError, Time,
+    TooManyWindows, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -91,13 +91,13 @@ fn answer_to<Q: Quotas>(
 ) -> Result<Answer, TooManyWindows> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
-        let (verdict, _) = limiter.peek(quotas, cost, call.time(call.now))?;
+        let Decision { verdict, .. } = limiter.peek(quotas, cost, call.time(call.now))?;
         return Ok(Answer { verdict, changed: None });
     }
     let algorithm = limiter.algorithm();
     let mut take = |now| {
         let time = call.time(now);
-        let (verdict, outcome) =
+        let Decision { verdict, outcome } =
             limiter.take(algorithm, quotas, cost, call.forces(), time).map_err(|error| match error {
                 TakeError::TooManyWindows => TooManyWindows,
                 TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
@@ -125,18 +125,19 @@ fn answer_to<Q: Quotas>(
 pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict {
     let cost = Cost::new(cost).expect("a cost");
     let time = Time { clock: UnixMs::saturating(now), at: None };
-    limiter.peek(&quota_list(quotas), cost, time).expect("the windows fit").0
+    limiter.peek(&quota_list(quotas), cost, time).expect("the windows fit").verdict
 }
 
-/// Decides on a call and reads the whole decision, without committing it.
-pub fn decide(limiter: &mut Limiter, call: &Call) {
+/// The decision on a call.
+pub fn decide(limiter: &Limiter, call: &Call) -> Result<Decision, TakeError> {
     let cost = Cost::new(call.cost).expect("a cost");
-    let quotas = quota_list(&call.quotas);
-    if let Ok(decision) = limiter.decide(limiter.algorithm(), &quotas, cost, call.time(call.now)) {
-        assert_eq!(decision.verdict().limited, decision.limited());
-        let verdicts = (0..).map_while(|tier| decision.verdict_of(tier));
-        assert_eq!(verdicts.count(), quotas.len());
-    }
+    limiter.decide(limiter.algorithm(), &quota_list(&call.quotas), cost, call.time(call.now))
+}
+
+/// Counts a call that was decided.
+pub fn commit(limiter: &mut Limiter, call: &Call) -> Outcome {
+    let cost = Cost::new(call.cost).expect("a cost");
+    limiter.commit(&quota_list(&call.quotas), cost, call.time(call.now))
 }
 
 fn quota_list(quotas: &[Quota]) -> QuotaList {

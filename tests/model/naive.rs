@@ -159,7 +159,9 @@ impl Windows {
         }
         self.put(window, number, self.units(window, number));
         if !self.is_live(window, as_of) {
-            self.lengths.remove(&window);
+            let ended: Vec<i128> =
+                self.lengths.keys().copied().filter(|window| !self.is_live(*window, as_of)).collect();
+            ended.iter().for_each(|window| _ = self.lengths.remove(window));
         }
         true
     }

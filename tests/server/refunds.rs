@@ -248,3 +248,17 @@ fn a_reservation_that_expired_is_settled_without_an_error_and_creates_nothing() 
     assert_eq!(reply.rows.iter().map(|row| row[2]).collect::<Vec<_>>(), [1_000; 3]);
     assert_eq!(server.integer("DBSIZE"), 0);
 }
+
+#[test]
+fn giving_everything_back_deletes_the_key_although_it_holds_a_window_that_has_ended() {
+    for command in ["RL.FIXED", "RL.SLIDING"] {
+        let server = Server::with_clock_at(NOW, &[]);
+        let replica = Server::replica_of(&server, &[]);
+        server.value(&format!("{command} k 10 1h 10 1s"));
+        server.step_clock(5_000);
+        server.value(&format!("{command} k 10 1h COST -1"));
+        assert_eq!(server.integer("EXISTS k"), 0);
+        replica.wait_to_catch_up(&server);
+        assert_eq!(replica.integer("EXISTS k"), 0);
+    }
+}

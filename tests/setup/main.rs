@@ -57,7 +57,7 @@ fn make_run_uses_valkey_if_redis_is_missing_and_prints_a_command_to_try() {
     let port =
         TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
     let shown = machine.run(&["run", &format!("PORT={port}")]);
-    let typed = format!("valkey-cli -p {port} RL.FIXED login:alice 3 1m\n");
+    let typed = format!("valkey-cli -p {port} RL.LOG login:alice 3 1m\n");
     let (_, after) = shown.split_once(&typed).unwrap_or_else(|| panic!("{shown}"));
     assert_eq!(after, "the server runs\n");
 }
