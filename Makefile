@@ -33,7 +33,7 @@ run: PORTS = $(PORT)
 run: free-ports setup-server build ## Start a server with the module, on port 6379 or PORT=...
 	@mkdir -p $(TARGET)/run
 	@echo "Ctrl-C stops the server. In another terminal:"
-	@echo "    $$(tools/cli $(REDIS_SERVER)) -p $(PORT) RL.FIXED login:alice 3 1m"
+	@echo "    $$(tools/cli $(REDIS_SERVER)) -p $(PORT) RL.LOG login:alice 3 1m"
 	@$(REDIS_SERVER) --port $(PORT) --dir $(TARGET)/run --loadmodule $(MODULE)
 
 cluster: PORT ?= 7000

@@ -31,10 +31,14 @@ async def hello(request: Request) -> Response:
     return JSONResponse({"message": "hello"})
 
 
+async def expensive(request: Request) -> Response:
+    return JSONResponse({"message": "that took a while"})
+
+
 async def generate(request: Request) -> Response:
     prompt = (await request.body()).decode(errors="replace")
     if not prompt:
-        return JSONResponse({"status": 400, "title": "A prompt is missing"}, 400, media_type="application/problem+json")
+        return Response("the body is the prompt", 400, media_type="text/plain")
     taken = await tokens.take(request.scope, cost=len(prompt.split()) + 16)  # an estimate
     if taken.refused:
         return Response(taken.answer.body, taken.answer.status, taken.answer.fields)
@@ -53,8 +57,11 @@ async def model(prompt: str) -> tuple[str, int]:
     return " ".join(words * 2), len(words) * 3
 
 
-cheap, expensive = Middleware(RateLimit, requests), Middleware(RateLimit, requests, cost=3)
-routes = [Route("/", hello, middleware=[cheap]), Route("/expensive", hello, middleware=[expensive])]
-app = Starlette(routes=[*routes, Route("/generate", generate, methods=["POST"])])
+routes = [
+    Route("/", hello, middleware=[Middleware(RateLimit, requests)]),
+    Route("/expensive", expensive, middleware=[Middleware(RateLimit, requests, cost=3)]),
+    Route("/generate", generate, methods=["POST"]),
+]
+app = Starlette(routes=routes)
 if __name__ == "__main__":
     uvicorn.run(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")), proxy_headers=False)

@@ -42,7 +42,11 @@ for (const [i, { code, shown }] of examples.entries()) {
     if (code.includes("app.listen")) {
       await overHttp(code, String(i), shown?.[2] ?? "");
     } else {
-      const { stdout } = await promisify(execFile)("node", [moduleOf(`${code}\nprocess.exit();`, String(i))]);
+      // What is part of an application leaves the client open for it; a program ends by itself.
+      const program = code.includes("export const client") ? `${code}\nawait client.close();` : code;
+      const { stdout } = await promisify(execFile)("node", [moduleOf(program, String(i))], {
+        timeout: 60_000,
+      });
       assert.equal(stdout, shown?.[1] === "text" ? shown[2] : "");
     }
   });

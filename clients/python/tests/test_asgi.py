@@ -184,10 +184,13 @@ def test_requests_are_answered_503_while_redis_is_away_and_fail_is_closed(own_se
             assert not answer.fields.keys() & {"ratelimit", "ratelimit-policy", "retry-after"}
 
 
-def test_an_error_as_the_answer_is_redis_away(server: Server, raw: redis.Redis) -> None:
+def test_an_error_as_the_answer_is_redis_away(
+    server: Server, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
     raw.set("requests:127.0.0.1", "something else")
-    with serve(server, fail="closed") as site:
+    with serve(server, fail="closed") as site, caplog.at_level(logging.WARNING):
         assert site.get("/").status == 503
+    assert "cannot ask for the limit: WRONGTYPE Operation" in caplog.text
 
 
 def test_a_redis_that_does_not_answer_is_not_waited_for(own_server: Server) -> None:

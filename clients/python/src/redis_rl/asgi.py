@@ -98,7 +98,7 @@ class Guard:
         try:
             return await asyncio.wait_for(self._limiter.all(rows, force=force, at=at), self._timeout)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
-            _log.warning("cannot ask for the limit: %r", error)
+            _log.warning("cannot ask for the limit: %s", str(error) or repr(error))
             return None
 
 

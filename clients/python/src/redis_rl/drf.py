@@ -85,7 +85,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         try:
             verdict = take(key, *self.tiers, cost=self.get_cost(request, view))
         except RedisError as error:
-            _log.warning("cannot ask for the limit: %r", error)
+            _log.warning("cannot ask for the limit: %s", str(error) or repr(error))
             if _settings()["FAIL"] == "closed":
                 raise Unavailable from error
             return True
