@@ -27,7 +27,7 @@ use std::ops::Deref;
 use arrayvec::ArrayVec;
 
 use super::Limiter;
-use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::log::{self, Entry, Log};
 use super::quota::{MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs};
@@ -181,8 +181,6 @@ impl Place {
     }
 }
 
-type InWindow = log::InWindow<Place>;
-
 /// A short log in its limiter. When it counts something that does not fit, the limiter becomes a [`Log`].
 pub struct Short<L> {
     limiter: L,
@@ -236,16 +234,16 @@ impl<L: Deref<Target = Limiter>> Short<L> {
     /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
     /// timestamp.
     #[inline(always)]
-    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Place> {
         let Head { newest, span_ms, units, .. } = self.head;
         let since_newest = now.since(newest);
-        let mut usage = InWindow { window, now, from: self.front(), used: units };
+        let mut usage = Usage { window, now, used: units, found: self.front() };
         if since_newest + span_ms >= window.get() {
             if since_newest >= window.get() {
                 usage.used = 0;
             } else {
-                usage.from = start_of(self.all(), usage.from, now.max(newest).get() - window.get());
-                usage.used -= usage.from.units;
+                usage.found = start_of(self.all(), usage.found, now.max(newest).get() - window.get());
+                usage.used -= usage.found.units;
             }
         }
         usage
@@ -253,24 +251,20 @@ impl<L: Deref<Target = Limiter>> Short<L> {
 }
 
 impl<L: Deref<Target = Limiter>> State for Short<L> {
-    type Usage = InWindow;
+    /// The place where the window begins.
+    type Found = Place;
 
     #[inline(always)]
-    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow {
-        self.in_window(quota.window(), now)
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Place> {
+        self.in_window(window, now)
     }
 
     #[inline(always)]
-    fn used(&self, usage: &InWindow) -> u64 {
-        usage.used
-    }
-
-    #[inline(always)]
-    fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
+    fn wait_until(&self, usage: &Usage<Place>, room: u64) -> u64 {
         let last_to_expire = if room == 0 || room < newest_units(&self.limiter, self.head.newest_offset()) {
             self.head.newest
         } else {
-            let Place { offset, at_ms, .. } = usage.from;
+            let Place { offset, at_ms, .. } = usage.found;
             last_to_expire(&self.limiter, offset, at_ms, usage.used - room, room)
         };
         (last_to_expire + usage.window).since(usage.now)
@@ -312,13 +306,13 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
 
 impl StateMut for Short<&mut Limiter> {
     #[inline(always)]
-    fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+    fn add(&mut self, tiers: &mut [Tier<Place>], units: u64, now: UnixMs) -> Change {
         let old = self.head;
         let now = now.max(old.newest);
         let longest = log::longest(tiers);
         let named = longest.quota.window();
         let retention = old.retention().map_or(named, |retention| retention.max(named));
-        let InWindow { from, used, .. } =
+        let Usage { found: from, used, .. } =
             if retention == named { longest.usage } else { self.in_window(retention, now) };
         let expired = used == 0 || used < old.units;
         if expired {
@@ -491,7 +485,7 @@ fn add_as_log(limiter: &mut Limiter, quotas: QuotaList, units: u64, now: UnixMs)
     let short = Short::of(&*limiter);
     let mut log = Box::new(Log::of(short.retention(), short.head.source, short.into_entries()));
     let mut large = log.as_mut();
-    let tier = |quota: Quota| Tier::new(quota, large.usage(quota, now));
+    let tier = |quota: Quota| Tier::new(quota, large.usage(quota.window(), now));
     let mut tiers: ArrayVec<Tier<_>, MAX_TIERS> = quotas.into_iter().map(tier).collect();
     let change = large.add(&mut tiers, units, now);
     let head = Head::of(&log);
