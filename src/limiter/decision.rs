@@ -81,7 +81,7 @@ impl From<TooManyWindows> for TakeError {
     }
 }
 
-/// What a commit did.
+/// What a request counted or gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Units counted or given back, in the tier with the most.
@@ -143,7 +143,7 @@ impl Outlook {
 pub struct Decision {
     /// The reply.
     pub verdict: Verdict,
-    /// The other effects; none if nothing was counted.
+    /// Its effects, apart from the reply.
     pub outcome: Outcome,
 }
 
@@ -190,10 +190,10 @@ pub(super) trait State {
     /// Whether units are kept for less time than the window of `quota`.
     fn retention_too_short_for(&self, quota: Quota) -> bool;
 
-    /// The exact time until `units` more fit `quota`, if nothing else is counted: `retry_after` for the
+    /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
     #[inline(always)]
-    fn wait_for(&self, usage: &Usage<Self::Found>, units: u64, quota: Quota) -> Wait {
+    fn wait_for(&self, Tier { quota, usage, .. }: &Tier<Self::Found>, units: u64) -> Wait {
         match quota.limit().checked_sub(units) {
             None => Wait::Never,
             Some(room) if units == 0 || usage.used <= room => Wait::Ms(0),
@@ -299,13 +299,13 @@ impl<S: State> RequestOn<S> {
             limit,
             remaining: self.remaining(shown),
             retry_after_ms: if limited { self.retry_after(shown).ms() } else { None },
-            reset_after_ms: self.state.wait_for(&shown.usage, limit, shown.quota).ms().unwrap_or(0),
+            reset_after_ms: self.state.wait_for(shown, limit).ms().unwrap_or(0),
         }
     }
 
     #[inline(always)]
     fn retry_after(&self, tier: &Tier<S::Found>) -> Wait {
-        self.state.wait_for(&tier.usage, self.cost.taken(), tier.quota)
+        self.state.wait_for(tier, self.cost.taken())
     }
 
     #[inline(always)]
@@ -380,10 +380,11 @@ impl<S: StateMut> QuotaVisitor for Take<S> {
     fn answer(mut self, tiers: &mut [Tier<S::Found>]) -> Decision {
         let RequestOn { state, cost, time } = &mut self.request;
         let limited = any_refuses(tiers);
-        let mut change = Change::default();
-        if (self.force || !limited) && cost.taken() > 0 {
-            change = state.add(tiers, cost.taken(), time.now());
-        }
+        let change = if (self.force || !limited) && cost.taken() > 0 {
+            state.add(tiers, cost.taken(), time.now())
+        } else {
+            Change::default()
+        };
         self.request.decision(tiers, limited, change)
     }
 }

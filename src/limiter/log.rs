@@ -93,14 +93,10 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         let now = now.max(self.newest.at);
         let longest = longest(tiers);
         let named = longest.quota.window();
-        let retention = self.retention_with(named);
+        let retention = retention_with(self.retention, named);
         // Later requests are decided as of `now` or later, so what has expired stays expired.
-        let (from, used) = if retention == named {
-            (longest.usage.found, longest.usage.used)
-        } else {
-            let Usage { found: from, used, .. } = self.in_window(retention, now);
-            (from, used)
-        };
+        let Usage { found: from, used, .. } =
+            if retention == named { longest.usage } else { self.in_window(retention, now) };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
             return Change::default();
@@ -141,7 +137,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
         let end = self.end();
-        let retention = self.retention_with(longest_of(quotas));
+        let retention = retention_with(self.retention, longest_of(quotas));
         let Usage { found: from, used, .. } = self.in_window(retention, as_of);
         let units = if as_of < self.newest.at {
             self.refund_until(as_of, from, units)
@@ -274,12 +270,6 @@ impl Log {
         self.older.units() + self.newest.units
     }
 
-    /// The longest window so far, `named` included.
-    #[inline(always)]
-    fn retention_with(&self, named: WindowMs) -> WindowMs {
-        self.retention.map_or(named, |retention| retention.max(named))
-    }
-
     /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime); `None` if
     /// the log is empty.
     #[inline(always)]
@@ -360,6 +350,12 @@ impl Log {
 #[inline(always)]
 pub(super) fn end(newest: UnixMs, retention: WindowMs) -> UnixMs {
     (newest + retention).rounded_up_to((retention.get() / 8).max(1))
+}
+
+/// The longest window of a log so far, `named` included.
+#[inline(always)]
+pub(super) fn retention_with(retention: Option<WindowMs>, named: WindowMs) -> WindowMs {
+    retention.map_or(named, |retention| retention.max(named))
 }
 
 /// The lifetime of a log that ends at `end`.

@@ -46,7 +46,7 @@ const BITS_48: u64 = (1 << 48) - 1;
 /// The time since the previous entry that is stored for the first one.
 const FIRST_SINCE: u64 = 1;
 
-/// By number as stored, of which there are only three.
+/// By the number stored in two bits. The last repeats, so that every number has one.
 const SOURCES: [TimeSource; 4] =
     [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::Given];
 
@@ -311,7 +311,7 @@ impl StateMut for Short<&mut Limiter> {
         let now = now.max(old.newest);
         let longest = log::longest(tiers);
         let named = longest.quota.window();
-        let retention = old.retention().map_or(named, |retention| retention.max(named));
+        let retention = log::retention_with(old.retention(), named);
         let Usage { found: from, used, .. } =
             if retention == named { longest.usage } else { self.in_window(retention, now) };
         let expired = used == 0 || used < old.units;
@@ -323,8 +323,8 @@ impl StateMut for Short<&mut Limiter> {
         new.retention_ms = if used == 0 { named.get() } else { retention.get() };
         let mut entry = Entry { at: now, units };
         let since = if used > 0 && now == new.newest {
-            let newest = self.limiter.short_bytes().get(new.newest_offset()..);
             // More units of the same millisecond.
+            let newest = self.limiter.short_bytes().get(new.newest_offset()..);
             let ((since, already), _) = newest.and_then(run::entry).unwrap_or_default();
             entry.units += already;
             new.units += units;
@@ -335,12 +335,13 @@ impl StateMut for Short<&mut Limiter> {
         };
         if new.size() > self.limiter.short_bytes().len() || !new.fits() {
             if !new.fits() {
+                // Not by an iterator's closure, which costs every request some instructions.
                 let mut quotas = QuotaList::new();
                 for tier in tiers.iter() {
                     quotas.push(tier.quota);
                 }
-                let change;
-                (self.head, change) = add_as_log(self.limiter, quotas, units, now);
+                let (head, change) = add_as_log(self.limiter, quotas, units, now);
+                self.head = head;
                 for tier in tiers {
                     tier.usage.used += units;
                 }
@@ -458,8 +459,8 @@ fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
 fn refund(limiter: &mut Limiter, named: WindowMs, units: u64, as_of: UnixMs) -> u64 {
     let short = Short::of(&*limiter);
     let head = short.head;
-    let kept_for = short.retention().map_or(named, |retention| retention.max(named));
-    let counts = |entry: &Entry| entry.at <= as_of && entry.at + kept_for > as_of.max(head.newest);
+    let retention = log::retention_with(short.retention(), named);
+    let counts = |entry: &Entry| entry.at <= as_of && entry.at + retention > as_of.max(head.newest);
     let mut left = units;
     let mut entries: Vec<Entry> = short.into_entries().collect();
     for entry in entries.iter_mut().rev().filter(|entry| counts(entry)) {
