@@ -184,7 +184,7 @@ pub(super) trait State {
     /// Whether it holds no units, not even expired ones.
     fn is_empty(&self) -> bool;
 
-    /// See [`Limiter::lifetime`].
+    /// See [`Limiter::lifetime`](super::Limiter::lifetime).
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime;
 
     /// Whether units are kept for less time than the window of `quota`.
