@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int};
 use redis_module::raw;
 
 use crate::server::registration::{Access, Argument, Description, Kind, LoadFailed, Loading};
-use crate::server::{info, listeners};
+use crate::server::{OK, info, listeners};
 use crate::{command, keyspace};
 
 const NAME: &CStr = c"rl";
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     // SAFETY: the server passed `ctx`.
     let loaded = unsafe { Loading::begin(ctx, NAME, VERSION) }.and_then(|loading| register(&loading));
     match loaded {
-        Ok(()) => raw::REDISMODULE_OK as c_int,
+        Ok(()) => OK,
         Err(LoadFailed) => raw::REDISMODULE_ERR as c_int,
     }
 }

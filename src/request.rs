@@ -277,18 +277,18 @@ impl Rows {
 pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (List<N>, List<usize>) {
     let (mut known, mut hashes) = (List::<N>::new(), List::<u64>::new());
     let hasher = RandomState::new();
-    let numbers = names.map(|name| {
+    let indexes = names.map(|name| {
         let bytes = name.as_ref();
         let hash = if bytes.len() > 64 { hasher.hash_one(bytes) } else { 0 };
-        let mut alike = (0..hashes.len()).filter(|number| hashes[*number] == hash);
-        alike.find(|number| known[*number].as_ref() == bytes).unwrap_or_else(|| {
+        let mut alike = (0..hashes.len()).filter(|index| hashes[*index] == hash);
+        alike.find(|index| known[*index].as_ref() == bytes).unwrap_or_else(|| {
             known.push(name);
             hashes.push(hash);
             known.len() - 1
         })
     });
-    let numbers = numbers.collect();
-    (known, numbers)
+    let indexes = indexes.collect();
+    (known, indexes)
 }
 
 fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {

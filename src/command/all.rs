@@ -61,13 +61,13 @@ fn run_rows<'a>(call: &'a Call<'a>, keys: Keys<'a>, words: &[Arg<'a>]) -> Result
         limited |= request.decide(time)?;
     }
     // From here on nothing fails, except by an internal error.
-    let mut refuses = |row: &Row| limited && requests[row.key].verdict_on(row, time).limited;
-    let refuses: List<bool> = all.rows.iter().map(&mut refuses).collect();
+    let refuses = |row: &Row| limited && requests[row.key].verdict_on(row, time).limited;
+    let refuses: List<bool> = all.rows.iter().map(refuses).collect();
     if all.force || !limited {
         requests.iter_mut().for_each(|request| request.commit(time));
     }
-    let mut verdict = |row: &Row| requests[row.key].verdict_on(row, time);
-    let mut verdicts: List<Verdict> = all.rows.iter().map(&mut verdict).collect();
+    let verdict = |row: &Row| requests[row.key].verdict_on(row, time);
+    let mut verdicts: List<Verdict> = all.rows.iter().map(verdict).collect();
 
     let (mut at, mut changed) = (time.now(), false);
     let mut longest_waits_ms: List<u64> = List::new();

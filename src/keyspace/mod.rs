@@ -13,7 +13,7 @@ use redis_module::raw;
 use crate::limiter::{Algorithm, Limiter, UnixMs};
 use crate::request::Refusal;
 use crate::server::registration::{LoadFailed, Loading};
-use crate::server::{Arg, Key, api, functions};
+use crate::server::{Arg, Key, OK, api, functions};
 
 /// The native type, set once while the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
@@ -74,8 +74,7 @@ impl<'a> OpenKey<'a, ToWrite> {
         fresh: &'s mut Option<Limiter>,
         algorithm: Algorithm,
     ) -> &'s mut Limiter {
-        // SAFETY: as in `limiter_mut`.
-        match unsafe { self.limiter.as_mut() } {
+        match self.limiter_mut() {
             Some(limiter) => limiter,
             None => fresh.get_or_insert_with(|| Limiter::new(algorithm)),
         }
@@ -88,7 +87,7 @@ impl<'a> OpenKey<'a, ToWrite> {
         // SAFETY: the handle is open for writing. On success the server owns the value, and passes it to
         // `free` once.
         let set = unsafe { api!(RedisModule_ModuleTypeSetValue(self.key, native_type(), limiter.cast())) };
-        if set != raw::REDISMODULE_OK as c_int {
+        if set != OK {
             // SAFETY: the box was made above, and the server did not take it.
             drop(unsafe { Box::from_raw(limiter) });
             return Err(Refusal::INTERNAL);

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use super::counter::Counter;
-use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::packed::Packed;
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
@@ -333,33 +333,22 @@ pub(super) struct CounterState<C> {
     method: Method,
 }
 
-/// A counter as of one time.
-pub(super) struct AtTime {
-    counter: Counter,
-    now: UnixMs,
-    used: u64,
-}
-
 impl<C: Deref<Target = Counters>> State for CounterState<C> {
-    type Usage = AtTime;
+    /// The counter of the window, as of the time.
+    type Found = Counter;
 
     #[inline(always)]
-    fn usage(&self, quota: Quota, now: UnixMs) -> AtTime {
-        let counter = match self.counters.find(quota.window()) {
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Counter> {
+        let counter = match self.counters.find(window) {
             Some(counter) => self.method.advance(counter, now),
-            None => Counter::new(quota.window(), now),
+            None => Counter::new(window, now),
         };
-        AtTime { counter, now, used: self.method.used(&counter, now) }
+        Usage { window, now, used: self.method.used(&counter, now), found: counter }
     }
 
     #[inline(always)]
-    fn used(&self, usage: &AtTime) -> u64 {
-        usage.used
-    }
-
-    #[inline(always)]
-    fn wait_until(&self, usage: &AtTime, room: u64) -> u64 {
-        self.method.wait_until(&usage.counter, room, usage.now)
+    fn wait_until(&self, usage: &Usage<Counter>, room: u64) -> u64 {
+        self.method.wait_until(&usage.found, room, usage.now)
     }
 
     #[inline(always)]
@@ -413,13 +402,13 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
 
 impl StateMut for CounterState<&mut Counters> {
     #[inline(always)]
-    fn add(&mut self, tiers: &mut [Tier<AtTime>], units: u64, now: UnixMs) -> Change {
+    fn add(&mut self, tiers: &mut [Tier<Counter>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
         for Tier { usage, .. } in tiers {
-            let units = usage.counter.add(units);
+            let units = usage.found.add(units);
             if units > 0 {
                 usage.used = (usage.used + units).min(MAX_COUNT);
-                change.end_moved |= self.counters.put(usage.counter, now);
+                change.end_moved |= self.counters.put(usage.found, now);
                 change.units = change.units.max(units);
             }
         }

@@ -3,7 +3,7 @@
 //! An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
 
 use super::lifetime::{ExpiryFacts, Lifetime, TimeSource};
-use super::quota::{Cost, Quota, QuotaList, QuotaVisitor, Quotas, Time, UnixMs};
+use super::quota::{Cost, Quota, QuotaList, QuotaVisitor, Quotas, Time, UnixMs, WindowMs};
 
 /// How long until a request fits. `Never` compares greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,15 +15,6 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// The wait, at most `ms`, when the key expires.
-    #[inline(always)]
-    pub fn within(self, ms: u64) -> Wait {
-        match self {
-            Wait::Ms(wait) => Wait::Ms(wait.min(ms)),
-            Wait::Never => Wait::Never,
-        }
-    }
-
     /// The wait in milliseconds; `None` if no wait helps.
     #[inline(always)]
     pub fn ms(self) -> Option<u64> {
@@ -90,7 +81,7 @@ impl From<TooManyWindows> for TakeError {
     }
 }
 
-/// What a commit did.
+/// What a request counted or gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Units counted or given back, in the tier with the most.
@@ -152,23 +143,31 @@ impl Outlook {
 pub struct Decision {
     /// The reply.
     pub verdict: Verdict,
-    /// The other effects; none if nothing was counted.
+    /// Its effects, apart from the reply.
     pub outcome: Outcome,
+}
+
+/// What counts in one window at one time: looked up once, queried several times.
+#[derive(Clone, Copy)]
+pub(super) struct Usage<F> {
+    pub window: WindowMs,
+    pub now: UnixMs,
+    /// Units that count.
+    pub used: u64,
+    /// Where the state found them.
+    pub found: F,
 }
 
 /// The state of one key, for reading.
 pub(super) trait State {
-    /// What counts in one window at one time: looked up once, queried several times.
-    type Usage;
+    /// Where it finds what counts in one window at one time.
+    type Found;
 
-    /// Looks up what counts in the window of `quota` at `now`.
-    fn usage(&self, quota: Quota, now: UnixMs) -> Self::Usage;
-
-    /// Units that count.
-    fn used(&self, usage: &Self::Usage) -> u64;
+    /// Looks up what counts in `window` at `now`.
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Self::Found>;
 
     /// The exact time until at most `room` units count, in milliseconds. More must count now.
-    fn wait_until(&self, usage: &Self::Usage, room: u64) -> u64;
+    fn wait_until(&self, usage: &Usage<Self::Found>, room: u64) -> u64;
 
     /// Checks that the key can hold the windows of these quotas beside those that still count.
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
@@ -185,19 +184,19 @@ pub(super) trait State {
     /// Whether it holds no units, not even expired ones.
     fn is_empty(&self) -> bool;
 
-    /// See [`Limiter::lifetime`].
+    /// See [`Limiter::lifetime`](super::Limiter::lifetime).
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime;
 
     /// Whether units are kept for less time than the window of `quota`.
     fn retention_too_short_for(&self, quota: Quota) -> bool;
 
-    /// The exact time until `units` more fit `quota`, if nothing else is counted: `retry_after` for the
+    /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
     #[inline(always)]
-    fn wait_for(&self, usage: &Self::Usage, units: u64, quota: Quota) -> Wait {
+    fn wait_for(&self, Tier { quota, usage, .. }: &Tier<Self::Found>, units: u64) -> Wait {
         match quota.limit().checked_sub(units) {
             None => Wait::Never,
-            Some(room) if units == 0 || self.used(usage) <= room => Wait::Ms(0),
+            Some(room) if units == 0 || usage.used <= room => Wait::Ms(0),
             Some(room) => Wait::Ms(self.wait_until(usage, room)),
         }
     }
@@ -207,7 +206,7 @@ pub(super) trait State {
 pub(super) trait StateMut: State {
     /// Counts `units`, at least one, in all tiers, and updates their usage. Counts saturate at
     /// [`MAX_COUNT`](super::MAX_COUNT).
-    fn add(&mut self, tiers: &mut [Tier<Self::Usage>], units: u64, now: UnixMs) -> Change;
+    fn add(&mut self, tiers: &mut [Tier<Self::Found>], units: u64, now: UnixMs) -> Change;
 
     /// Gives back up to `units` in the windows of all quotas, the newest first, among those that were counted at
     /// `as_of` or before and still count.
@@ -215,63 +214,77 @@ pub(super) trait StateMut: State {
 }
 
 /// A quota, and what counts in its window.
-pub(super) struct Tier<U> {
+pub(super) struct Tier<F> {
     pub quota: Quota,
-    pub usage: U,
+    pub usage: Usage<F>,
     /// Whether it refuses the request.
     refuses: bool,
 }
 
-impl<U> Tier<U> {
+impl<F> Tier<F> {
     /// A tier that does not refuse.
-    pub(super) fn new(quota: Quota, usage: U) -> Tier<U> {
+    pub(super) fn new(quota: Quota, usage: Usage<F>) -> Tier<F> {
         Tier { quota, usage, refuses: false }
     }
+}
 
-    /// The tier of `quota` in a request of this cost.
+/// A request about the state of one key.
+pub(super) struct RequestOn<S> {
+    pub state: S,
+    pub cost: Cost,
+    pub time: Time,
+}
+
+impl<S: State> RequestOn<S> {
+    /// Decides. Changes nothing.
     #[inline(always)]
-    fn decide<S: State<Usage = U>>(state: &S, quota: Quota, cost: Cost, time: Time) -> Tier<U> {
-        let usage = state.usage(quota, time.now());
-        let refuses = cost.taken() > 0 && state.used(&usage) + cost.taken() > quota.limit();
+    pub(super) fn decide(self, quotas: &impl Quotas) -> Result<Decision, TooManyWindows> {
+        self.check_windows_fit(quotas)?;
+        Ok(self.decide_unchecked(quotas))
+    }
+
+    /// The same for windows that were found to fit.
+    #[inline(always)]
+    pub(super) fn decide_unchecked(self, quotas: &impl Quotas) -> Decision {
+        quotas.visit(self)
+    }
+
+    #[inline(always)]
+    fn check_windows_fit(&self, quotas: &impl Quotas) -> Result<(), TooManyWindows> {
+        if self.cost.taken() > 0 {
+            self.state.check_windows_fit(quotas.as_ref(), self.time.now())
+        } else {
+            Ok(())
+        }
+    }
+
+    #[inline(always)]
+    fn tier(&self, quota: Quota) -> Tier<S::Found> {
+        let usage = self.state.usage(quota.window(), self.time.now());
+        let refuses = self.cost.taken() > 0 && usage.used + self.cost.taken() > quota.limit();
         Tier { quota, usage, refuses }
     }
-}
-
-/// A request with its tiers.
-struct Decided<'t, S: State> {
-    state: S,
-    tiers: &'t mut [Tier<S::Usage>],
-    cost: Cost,
-    time: Time,
-    limited: bool,
-    change: Change,
-}
-
-impl<'t, S: State> Decided<'t, S> {
-    #[inline(always)]
-    fn new(state: S, tiers: &'t mut [Tier<S::Usage>], cost: Cost, time: Time) -> Self {
-        let limited = tiers.iter().any(|tier| tier.refuses);
-        Decided { state, tiers, cost, time, limited, change: Change::default() }
-    }
 
     #[inline(always)]
-    fn decision(&self) -> Decision {
-        Decision { verdict: self.verdict(), outcome: self.outcome() }
-    }
-
-    #[inline(always)]
-    fn outcome(&self) -> Outcome {
-        Outcome { change: self.change, as_of: self.time.now(), emptied: false, outlook: self.outlook() }
+    fn decision(self, tiers: &[Tier<S::Found>], limited: bool, change: Change) -> Decision {
+        let verdict = self.verdict(tiers, limited);
+        let as_of = self.time.now();
+        let outlook = Outlook {
+            ahead: self.state.is_ahead_of(as_of),
+            source: self.state.source(),
+            retention_too_short: tiers.iter().any(|tier| self.state.retention_too_short_for(tier.quota)),
+        };
+        Decision { verdict, outcome: Outcome { change, as_of, emptied: false, outlook } }
     }
 
     /// The reply, with the figures of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[inline(always)]
-    fn verdict(&self) -> Verdict {
-        let [first, rest @ ..] = &*self.tiers else { unreachable!("a request names a tier") };
+    fn verdict(&self, tiers: &[Tier<S::Found>], limited: bool) -> Verdict {
+        let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
-            let is_tighter = if self.limited {
+            let is_tighter = if limited {
                 self.retry_after(other) > self.retry_after(shown)
             } else {
                 self.remaining(other) < self.remaining(shown)
@@ -280,132 +293,43 @@ impl<'t, S: State> Decided<'t, S> {
                 shown = other;
             }
         }
-        self.verdict_on(shown, self.limited)
-    }
-
-    #[inline(always)]
-    fn verdict_on(&self, tier: &Tier<S::Usage>, limited: bool) -> Verdict {
-        let limit = tier.quota.limit();
+        let limit = shown.quota.limit();
         Verdict {
             limited,
             limit,
-            remaining: self.remaining(tier),
-            retry_after_ms: if limited { self.retry_after(tier).ms() } else { None },
-            reset_after_ms: self.state.wait_for(&tier.usage, limit, tier.quota).ms().unwrap_or(0),
+            remaining: self.remaining(shown),
+            retry_after_ms: if limited { self.retry_after(shown).ms() } else { None },
+            reset_after_ms: self.state.wait_for(shown, limit).ms().unwrap_or(0),
         }
     }
 
     #[inline(always)]
-    fn retry_after(&self, tier: &Tier<S::Usage>) -> Wait {
-        self.state.wait_for(&tier.usage, self.cost.taken(), tier.quota)
+    fn retry_after(&self, tier: &Tier<S::Found>) -> Wait {
+        self.state.wait_for(tier, self.cost.taken())
     }
 
     #[inline(always)]
-    fn remaining(&self, tier: &Tier<S::Usage>) -> u64 {
-        tier.quota.limit().saturating_sub(self.state.used(&tier.usage))
-    }
-
-    #[inline(always)]
-    fn outlook(&self) -> Outlook {
-        Outlook {
-            ahead: self.state.is_ahead_of(self.time.now()),
-            source: self.state.source(),
-            retention_too_short: self.tiers.iter().any(|tier| self.state.retention_too_short_for(tier.quota)),
-        }
+    fn remaining(&self, tier: &Tier<S::Found>) -> u64 {
+        tier.quota.limit().saturating_sub(tier.usage.used)
     }
 }
 
-impl<S: StateMut> Decided<'_, S> {
+impl<S: StateMut> RequestOn<S> {
+    /// Decides, and counts the units, or gives them back, if the request is allowed or forced. An error changes
+    /// nothing.
     #[inline(always)]
-    fn count(&mut self) {
-        if self.cost.taken() > 0 {
-            self.change = self.state.add(self.tiers, self.cost.taken(), self.time.now());
-        }
-    }
-}
-
-#[inline(always)]
-fn check_windows_fit(
-    state: &impl State,
-    quotas: &impl Quotas,
-    cost: Cost,
-    time: Time,
-) -> Result<(), TooManyWindows> {
-    if cost.taken() > 0 { state.check_windows_fit(quotas.as_ref(), time.now()) } else { Ok(()) }
-}
-
-/// Decides on a request. Changes nothing.
-pub(super) struct Decide<S> {
-    pub state: S,
-    pub cost: Cost,
-    pub time: Time,
-}
-
-impl<S: State> Decide<S> {
-    #[inline(always)]
-    pub(super) fn run(self, quotas: &impl Quotas) -> Result<Decision, TooManyWindows> {
-        check_windows_fit(&self.state, quotas, self.cost, self.time)?;
-        Ok(quotas.visit(self))
-    }
-}
-
-impl<S: State> QuotaVisitor for Decide<S> {
-    type Made = Tier<S::Usage>;
-    type Answer = Decision;
-
-    #[inline(always)]
-    fn make(&self, quota: Quota) -> Tier<S::Usage> {
-        Tier::decide(&self.state, quota, self.cost, self.time)
-    }
-
-    #[inline(always)]
-    fn answer(self, tiers: &mut [Tier<S::Usage>]) -> Decision {
-        Decided::new(self.state, tiers, self.cost, self.time).decision()
-    }
-}
-
-/// Decides on a request, and counts it, or gives units back, if it is allowed or forced.
-pub(super) struct Take<S> {
-    pub state: S,
-    pub cost: Cost,
-    pub force: bool,
-    pub time: Time,
-}
-
-impl<S: StateMut> Take<S> {
-    /// Changes nothing if the windows do not fit.
-    #[inline(always)]
-    pub(super) fn run(self, quotas: &impl Quotas) -> Result<Decision, TooManyWindows> {
-        check_windows_fit(&self.state, quotas, self.cost, self.time)?;
-        Ok(self.run_unchecked(quotas))
+    pub(super) fn take(self, quotas: &impl Quotas, force: bool) -> Result<Decision, TooManyWindows> {
+        self.check_windows_fit(quotas)?;
+        Ok(self.take_unchecked(quotas, force))
     }
 
     /// The same for windows that were found to fit.
     #[inline(always)]
-    pub(super) fn run_unchecked(self, quotas: &impl Quotas) -> Decision {
+    pub(super) fn take_unchecked(self, quotas: &impl Quotas, force: bool) -> Decision {
         if self.cost.get() < 0 {
             return refund(self.state, quotas.as_ref().iter().copied().collect(), self.cost, self.time);
         }
-        quotas.visit(self)
-    }
-}
-
-impl<S: StateMut> QuotaVisitor for Take<S> {
-    type Made = Tier<S::Usage>;
-    type Answer = Decision;
-
-    #[inline(always)]
-    fn make(&self, quota: Quota) -> Tier<S::Usage> {
-        Tier::decide(&self.state, quota, self.cost, self.time)
-    }
-
-    #[inline(always)]
-    fn answer(self, tiers: &mut [Tier<S::Usage>]) -> Decision {
-        let mut decided = Decided::new(self.state, tiers, self.cost, self.time);
-        if self.force || !decided.limited {
-            decided.count();
-        }
-        decided.decision()
+        quotas.visit(Take { request: self, force })
     }
 }
 
@@ -417,6 +341,55 @@ fn refund<S: StateMut>(mut state: S, quotas: QuotaList, cost: Cost, time: Time) 
     let as_of = time.at.unwrap_or_else(|| state.newest().max(time.clock));
     let change = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
     let emptied = change.units > 0 && state.is_empty();
-    let Decision { verdict, outcome } = quotas.visit(Decide { state, cost, time });
+    let Decision { verdict, outcome } = RequestOn { state, cost, time }.decide_unchecked(&quotas);
     Decision { verdict, outcome: Outcome { change, as_of, emptied, ..outcome } }
+}
+
+/// Decides.
+impl<S: State> QuotaVisitor for RequestOn<S> {
+    type Made = Tier<S::Found>;
+    type Answer = Decision;
+
+    #[inline(always)]
+    fn make(&self, quota: Quota) -> Tier<S::Found> {
+        self.tier(quota)
+    }
+
+    #[inline(always)]
+    fn answer(self, tiers: &mut [Tier<S::Found>]) -> Decision {
+        self.decision(tiers, any_refuses(tiers), Change::default())
+    }
+}
+
+/// Decides on a request, and counts it if it is allowed or forced.
+struct Take<S> {
+    request: RequestOn<S>,
+    force: bool,
+}
+
+impl<S: StateMut> QuotaVisitor for Take<S> {
+    type Made = Tier<S::Found>;
+    type Answer = Decision;
+
+    #[inline(always)]
+    fn make(&self, quota: Quota) -> Tier<S::Found> {
+        self.request.tier(quota)
+    }
+
+    #[inline(always)]
+    fn answer(mut self, tiers: &mut [Tier<S::Found>]) -> Decision {
+        let RequestOn { state, cost, time } = &mut self.request;
+        let limited = any_refuses(tiers);
+        let change = if (self.force || !limited) && cost.taken() > 0 {
+            state.add(tiers, cost.taken(), time.now())
+        } else {
+            Change::default()
+        };
+        self.request.decision(tiers, limited, change)
+    }
+}
+
+#[inline(always)]
+fn any_refuses<F>(tiers: &[Tier<F>]) -> bool {
+    tiers.iter().any(|tier| tier.refuses)
 }

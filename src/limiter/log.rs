@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut};
 
 use super::Mover;
-use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::run::{Mark, Place};
@@ -36,33 +36,18 @@ pub struct Entry {
     pub units: u64,
 }
 
-/// The part of a log that counts in one window at one time.
-#[derive(Clone, Copy)]
-pub(super) struct InWindow<P> {
-    pub window: WindowMs,
-    pub now: UnixMs,
-    /// Where the window begins.
-    pub from: P,
-    /// Units from there on.
-    pub used: u64,
-}
-
 impl<L: Deref<Target = Log>> State for L {
-    type Usage = InWindow<Place>;
+    /// The place where the window begins.
+    type Found = Place;
 
     #[inline(always)]
-    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow<Place> {
-        self.in_window(quota.window(), now)
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Place> {
+        self.in_window(window, now)
     }
 
     #[inline(always)]
-    fn used(&self, usage: &InWindow<Place>) -> u64 {
-        usage.used
-    }
-
-    #[inline(always)]
-    fn wait_until(&self, usage: &InWindow<Place>, room: u64) -> u64 {
-        (self.last_to_expire(usage.from, room) + usage.window).since(usage.now)
+    fn wait_until(&self, usage: &Usage<Place>, room: u64) -> u64 {
+        (self.last_to_expire(usage.found, room) + usage.window).since(usage.now)
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.
@@ -104,18 +89,14 @@ impl<L: Deref<Target = Log>> State for L {
 
 impl<L: DerefMut<Target = Log>> StateMut for L {
     #[inline(always)]
-    fn add(&mut self, tiers: &mut [Tier<InWindow<Place>>], units: u64, now: UnixMs) -> Change {
+    fn add(&mut self, tiers: &mut [Tier<Place>], units: u64, now: UnixMs) -> Change {
         let now = now.max(self.newest.at);
         let longest = longest(tiers);
         let named = longest.quota.window();
-        let retention = self.retention_with(named);
+        let retention = retention_with(self.retention, named);
         // Later requests are decided as of `now` or later, so what has expired stays expired.
-        let (from, used) = if retention == named {
-            (longest.usage.from, longest.usage.used)
-        } else {
-            let InWindow { from, used, .. } = self.in_window(retention, now);
-            (from, used)
-        };
+        let Usage { found: from, used, .. } =
+            if retention == named { longest.usage } else { self.in_window(retention, now) };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
             return Change::default();
@@ -140,7 +121,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         for Tier { quota, usage, .. } in tiers {
             if self.retention == Some(quota.window()) {
                 // All units held.
-                usage.from = self.older.front();
+                usage.found = self.older.front();
                 usage.used = self.units();
             } else {
                 if moved {
@@ -148,7 +129,7 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
                 } else {
                     usage.used += units;
                 }
-                self.older.remember(quota.window(), usage.from);
+                self.older.remember(quota.window(), usage.found);
             }
         }
         Change { units, end_moved }
@@ -156,8 +137,8 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
         let end = self.end();
-        let retention = self.retention_with(longest_of(quotas));
-        let InWindow { from, used, .. } = self.in_window(retention, as_of);
+        let retention = retention_with(self.retention, longest_of(quotas));
+        let Usage { found: from, used, .. } = self.in_window(retention, as_of);
         let units = if as_of < self.newest.at {
             self.refund_until(as_of, from, units)
         } else {
@@ -194,7 +175,7 @@ impl Log {
     pub fn entries(&self, now: UnixMs) -> u64 {
         let Some(retention) = self.retention else { return 0 };
         let usage = self.in_window(retention, now);
-        if usage.used == 0 { 0 } else { self.older.end().entries_since(&usage.from.mark) + 1 }
+        if usage.used == 0 { 0 } else { self.older.end().entries_since(&usage.found.mark) + 1 }
     }
 
     #[inline(always)]
@@ -247,7 +228,7 @@ impl Log {
     /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
     /// timestamp.
     #[inline(always)]
-    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow<Place> {
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Place> {
         let as_of = now.max(self.newest.at);
         let from = match self.older.start_of(window) {
             // The usual case, except when the log is full: every entry still counts.
@@ -257,7 +238,7 @@ impl Log {
         };
         let open = if self.newest.at + window > as_of { self.newest.units } else { 0 };
         let used = self.older.end().units_since(&from.mark) + open;
-        InWindow { window, now, from, used }
+        Usage { window, now, used, found: from }
     }
 
     /// The time of the newest entry that must expire before at most `room` units count.
@@ -287,12 +268,6 @@ impl Log {
     #[inline(always)]
     pub(super) fn units(&self) -> u64 {
         self.older.units() + self.newest.units
-    }
-
-    /// The longest window so far, `named` included.
-    #[inline(always)]
-    fn retention_with(&self, named: WindowMs) -> WindowMs {
-        self.retention.map_or(named, |retention| retention.max(named))
     }
 
     /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime); `None` if
@@ -377,6 +352,12 @@ pub(super) fn end(newest: UnixMs, retention: WindowMs) -> UnixMs {
     (newest + retention).rounded_up_to((retention.get() / 8).max(1))
 }
 
+/// The longest window of a log so far, `named` included.
+#[inline(always)]
+pub(super) fn retention_with(retention: Option<WindowMs>, named: WindowMs) -> WindowMs {
+    retention.map_or(named, |retention| retention.max(named))
+}
+
 /// The lifetime of a log that ends at `end`.
 pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_ms: u64) -> Lifetime {
     match end {
@@ -387,7 +368,7 @@ pub(super) fn lifetime(newest: UnixMs, end: Option<UnixMs>, now: UnixMs, slack_m
 
 /// The tier with the longest window; `tiers` must not be empty.
 #[inline(always)]
-pub(super) fn longest<U>(tiers: &[Tier<U>]) -> &Tier<U> {
+pub(super) fn longest<F>(tiers: &[Tier<F>]) -> &Tier<F> {
     tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request has at least one tier")
 }
 

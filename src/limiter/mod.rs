@@ -9,19 +9,19 @@
 //! - [`counters`], [`log`], and `short`, a log of few units: the state of one key.
 //! - [`decision`]: decide, then commit.
 
-pub mod counter;
-pub mod counters;
-pub mod decision;
-pub mod fixed;
-pub mod lifetime;
-pub mod log;
+pub(crate) mod counter;
+pub(crate) mod counters;
+mod decision;
+mod fixed;
+mod lifetime;
+pub(crate) mod log;
 mod packed;
-pub mod quota;
+mod quota;
 mod run;
 mod short;
-pub mod sliding;
+mod sliding;
 mod starts;
-pub mod varint;
+pub(crate) mod varint;
 
 use std::ffi::CStr;
 
@@ -32,7 +32,7 @@ pub use quota::{
 };
 
 use counters::{Counters, Method};
-use decision::{Decide, State, Take};
+use decision::{RequestOn, State};
 use log::{Entry, Log};
 use short::Short;
 
@@ -228,14 +228,14 @@ impl Limiter {
         let force = true;
         let decision = match self {
             Limiter::Counters(counters) => {
-                Take { state: counters.state_mut(), cost, force, time }.run_unchecked(quotas)
+                RequestOn { state: counters.state_mut(), cost, time }.take_unchecked(quotas, force)
             }
             Limiter::Log(log) => {
-                let taken = Take { state: log.as_mut(), cost, force, time }.run_unchecked(quotas);
+                let taken = RequestOn { state: log.as_mut(), cost, time }.take_unchecked(quotas, force);
                 self.shorten();
                 taken
             }
-            any_short!(_) => Take { state: Short::of(self), cost, force, time }.run_unchecked(quotas),
+            any_short!(_) => RequestOn { state: Short::of(self), cost, time }.take_unchecked(quotas, force),
         };
         decision.outcome
     }
@@ -255,17 +255,17 @@ impl Limiter {
             Limiter::Counters(counters) => {
                 let own = counters.method().into();
                 let state = counters.counted_by(algorithm).ok_or(TakeError::OtherAlgorithm(own))?;
-                Ok(Take { state, cost, force, time }.run(quotas)?)
+                Ok(RequestOn { state, cost, time }.take(quotas, force)?)
             }
             Limiter::Log(_) | any_short!(_) if algorithm != Algorithm::Log => {
                 Err(TakeError::OtherAlgorithm(Algorithm::Log))
             }
             Limiter::Log(log) => {
-                let taken = Take { state: log.as_mut(), cost, force, time }.run(quotas)?;
+                let taken = RequestOn { state: log.as_mut(), cost, time }.take(quotas, force)?;
                 self.shorten();
                 Ok(taken)
             }
-            any_short!(_) => Ok(Take { state: Short::of(self), cost, force, time }.run(quotas)?),
+            any_short!(_) => Ok(RequestOn { state: Short::of(self), cost, time }.take(quotas, force)?),
         }
     }
 
@@ -282,25 +282,25 @@ impl Limiter {
     /// Decides like [`Limiter::decide`], whatever the algorithm.
     #[inline(always)]
     pub fn peek(&self, quotas: &impl Quotas, cost: Cost, time: Time) -> Result<Decision, TooManyWindows> {
-        read!(self, state => Decide { state, cost, time }.run(quotas))
+        read!(self, state => RequestOn { state, cost, time }.decide(quotas))
     }
 
     /// The verdict on one tier of a request that was decided without an error.
     #[inline(always)]
     pub fn verdict_on(&self, quota: Quota, cost: Cost, time: Time) -> Verdict {
-        read!(self, state => [quota].visit(Decide { state, cost, time })).verdict
+        read!(self, state => RequestOn { state, cost, time }.decide_unchecked(&[quota])).verdict
     }
 
     /// Units that count in a window of this length at `now`.
     pub fn used(&self, window: WindowMs, now: UnixMs) -> u64 {
-        read!(self, state => state.used(&state.usage(any_quota(window), now)))
+        read!(self, state => state.usage(window, now).used)
     }
 
     /// Milliseconds from `now` until nothing counts in a window of this length.
     pub fn reset_after_ms(&self, window: WindowMs, now: UnixMs) -> u64 {
         read!(self, state => {
-            let usage = state.usage(any_quota(window), now);
-            if state.used(&usage) == 0 { 0 } else { state.wait_until(&usage, 0) }
+            let usage = state.usage(window, now);
+            if usage.used == 0 { 0 } else { state.wait_until(&usage, 0) }
         })
     }
 
@@ -345,10 +345,9 @@ impl Limiter {
 
     /// The windows that can still count at `now`, shortest first. A log has one: its longest.
     pub fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
-        let windows: Vec<WindowMs> = match self.form() {
-            Form::Counters(counters) => counters.live_windows(now).collect(),
-            Form::Short(short) => short.retention().into_iter().collect(),
-            Form::Log(log) => log.retention().into_iter().collect(),
+        let windows: Vec<WindowMs> = match self.counters() {
+            Some(counters) => counters.live_windows(now).collect(),
+            None => self.retention().into_iter().collect(),
         };
         let usage = |window| WindowUsage {
             window,
@@ -436,9 +435,4 @@ impl From<Log> for Limiter {
     fn from(log: Log) -> Limiter {
         short::shortened(&log, false).unwrap_or_else(|| Limiter::Log(Box::new(log)))
     }
-}
-
-/// A quota for queries where the limit does not matter.
-fn any_quota(window: WindowMs) -> Quota {
-    Quota::new(0, window).expect("0 is a valid limit")
 }

@@ -67,23 +67,6 @@ impl UnixMs {
     }
 }
 
-/// When a request is decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Time {
-    /// The server's clock.
-    pub clock: UnixMs,
-    /// The caller's AT.
-    pub at: Option<UnixMs>,
-}
-
-impl Time {
-    /// The time to decide as of: AT if given, else the clock.
-    #[inline(always)]
-    pub fn now(self) -> UnixMs {
-        self.at.unwrap_or(self.clock)
-    }
-}
-
 impl Add<WindowMs> for UnixMs {
     type Output = UnixMs;
 
@@ -99,6 +82,23 @@ impl Add<u64> for UnixMs {
     #[inline]
     fn add(self, ms: u64) -> UnixMs {
         UnixMs(self.0.saturating_add(ms))
+    }
+}
+
+/// When a request is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time {
+    /// The server's clock.
+    pub clock: UnixMs,
+    /// The caller's AT.
+    pub at: Option<UnixMs>,
+}
+
+impl Time {
+    /// The time to decide as of: AT if given, else the clock.
+    #[inline(always)]
+    pub fn now(self) -> UnixMs {
+        self.at.unwrap_or(self.clock)
     }
 }
 

@@ -27,7 +27,7 @@ use std::ops::Deref;
 use arrayvec::ArrayVec;
 
 use super::Limiter;
-use super::decision::{Change, State, StateMut, Tier, TooManyWindows};
+use super::decision::{Change, State, StateMut, Tier, TooManyWindows, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::log::{self, Entry, Log};
 use super::quota::{MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs};
@@ -46,7 +46,7 @@ const BITS_48: u64 = (1 << 48) - 1;
 /// The time since the previous entry that is stored for the first one.
 const FIRST_SINCE: u64 = 1;
 
-/// By number as stored, of which there are only three.
+/// By the number stored in two bits. The last repeats, so that every number has one.
 const SOURCES: [TimeSource; 4] =
     [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::Given];
 
@@ -181,8 +181,6 @@ impl Place {
     }
 }
 
-type InWindow = log::InWindow<Place>;
-
 /// A short log in its limiter. When it counts something that does not fit, the limiter becomes a [`Log`].
 pub struct Short<L> {
     limiter: L,
@@ -236,16 +234,16 @@ impl<L: Deref<Target = Limiter>> Short<L> {
     /// The units with a timestamp above `now - window`. A time before the newest timestamp is read as that
     /// timestamp.
     #[inline(always)]
-    fn in_window(&self, window: WindowMs, now: UnixMs) -> InWindow {
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Place> {
         let Head { newest, span_ms, units, .. } = self.head;
         let since_newest = now.since(newest);
-        let mut usage = InWindow { window, now, from: self.front(), used: units };
+        let mut usage = Usage { window, now, used: units, found: self.front() };
         if since_newest + span_ms >= window.get() {
             if since_newest >= window.get() {
                 usage.used = 0;
             } else {
-                usage.from = start_of(self.all(), usage.from, now.max(newest).get() - window.get());
-                usage.used -= usage.from.units;
+                usage.found = start_of(self.all(), usage.found, now.max(newest).get() - window.get());
+                usage.used -= usage.found.units;
             }
         }
         usage
@@ -253,24 +251,20 @@ impl<L: Deref<Target = Limiter>> Short<L> {
 }
 
 impl<L: Deref<Target = Limiter>> State for Short<L> {
-    type Usage = InWindow;
+    /// The place where the window begins.
+    type Found = Place;
 
     #[inline(always)]
-    fn usage(&self, quota: Quota, now: UnixMs) -> InWindow {
-        self.in_window(quota.window(), now)
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Place> {
+        self.in_window(window, now)
     }
 
     #[inline(always)]
-    fn used(&self, usage: &InWindow) -> u64 {
-        usage.used
-    }
-
-    #[inline(always)]
-    fn wait_until(&self, usage: &InWindow, room: u64) -> u64 {
+    fn wait_until(&self, usage: &Usage<Place>, room: u64) -> u64 {
         let last_to_expire = if room == 0 || room < newest_units(&self.limiter, self.head.newest_offset()) {
             self.head.newest
         } else {
-            let Place { offset, at_ms, .. } = usage.from;
+            let Place { offset, at_ms, .. } = usage.found;
             last_to_expire(&self.limiter, offset, at_ms, usage.used - room, room)
         };
         (last_to_expire + usage.window).since(usage.now)
@@ -312,13 +306,13 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
 
 impl StateMut for Short<&mut Limiter> {
     #[inline(always)]
-    fn add(&mut self, tiers: &mut [Tier<InWindow>], units: u64, now: UnixMs) -> Change {
+    fn add(&mut self, tiers: &mut [Tier<Place>], units: u64, now: UnixMs) -> Change {
         let old = self.head;
         let now = now.max(old.newest);
         let longest = log::longest(tiers);
         let named = longest.quota.window();
-        let retention = old.retention().map_or(named, |retention| retention.max(named));
-        let InWindow { from, used, .. } =
+        let retention = log::retention_with(old.retention(), named);
+        let Usage { found: from, used, .. } =
             if retention == named { longest.usage } else { self.in_window(retention, now) };
         let expired = used == 0 || used < old.units;
         if expired {
@@ -329,8 +323,8 @@ impl StateMut for Short<&mut Limiter> {
         new.retention_ms = if used == 0 { named.get() } else { retention.get() };
         let mut entry = Entry { at: now, units };
         let since = if used > 0 && now == new.newest {
-            let newest = self.limiter.short_bytes().get(new.newest_offset()..);
             // More units of the same millisecond.
+            let newest = self.limiter.short_bytes().get(new.newest_offset()..);
             let ((since, already), _) = newest.and_then(run::entry).unwrap_or_default();
             entry.units += already;
             new.units += units;
@@ -341,12 +335,13 @@ impl StateMut for Short<&mut Limiter> {
         };
         if new.size() > self.limiter.short_bytes().len() || !new.fits() {
             if !new.fits() {
+                // Not by an iterator's closure, which costs every request some instructions.
                 let mut quotas = QuotaList::new();
                 for tier in tiers.iter() {
                     quotas.push(tier.quota);
                 }
-                let change;
-                (self.head, change) = add_as_log(self.limiter, quotas, units, now);
+                let (head, change) = add_as_log(self.limiter, quotas, units, now);
+                self.head = head;
                 for tier in tiers {
                     tier.usage.used += units;
                 }
@@ -464,8 +459,8 @@ fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
 fn refund(limiter: &mut Limiter, named: WindowMs, units: u64, as_of: UnixMs) -> u64 {
     let short = Short::of(&*limiter);
     let head = short.head;
-    let kept_for = short.retention().map_or(named, |retention| retention.max(named));
-    let counts = |entry: &Entry| entry.at <= as_of && entry.at + kept_for > as_of.max(head.newest);
+    let retention = log::retention_with(short.retention(), named);
+    let counts = |entry: &Entry| entry.at <= as_of && entry.at + retention > as_of.max(head.newest);
     let mut left = units;
     let mut entries: Vec<Entry> = short.into_entries().collect();
     for entry in entries.iter_mut().rev().filter(|entry| counts(entry)) {
@@ -491,7 +486,7 @@ fn add_as_log(limiter: &mut Limiter, quotas: QuotaList, units: u64, now: UnixMs)
     let short = Short::of(&*limiter);
     let mut log = Box::new(Log::of(short.retention(), short.head.source, short.into_entries()));
     let mut large = log.as_mut();
-    let tier = |quota: Quota| Tier::new(quota, large.usage(quota, now));
+    let tier = |quota: Quota| Tier::new(quota, large.usage(quota.window(), now));
     let mut tiers: ArrayVec<Tier<_>, MAX_TIERS> = quotas.into_iter().map(tier).collect();
     let change = large.add(&mut tiers, units, now);
     let head = Head::of(&log);

@@ -8,7 +8,7 @@ use std::slice;
 use redis_module::raw;
 
 use super::replication::{self, Effect};
-use super::{api, functions};
+use super::{OK, api, functions};
 use crate::request::{self, List, Refusal};
 use crate::stats;
 
@@ -74,14 +74,14 @@ pub unsafe extern "C" fn entry<C: Command>(
     // The server checks the arity of a client's command, but not when it loads an append-only file.
     if args.len() < 2 {
         call.refuse(Refusal::Arity);
-        return raw::REDISMODULE_OK as c_int;
+        return OK;
     }
     match catch_unwind(AssertUnwindSafe(|| C::run(&call, Keys { call: &call }))) {
         Ok(Ok(())) => {}
         Ok(Err(refusal)) => call.refuse(refusal),
         Err(_) => call.refuse(Refusal::INTERNAL),
     }
-    raw::REDISMODULE_OK as c_int
+    OK
 }
 
 /// The right to open the keys of a call. Each call has one, and its methods consume it, so no key can be
@@ -258,12 +258,12 @@ mod tests {
     unsafe extern "C" fn note_error(_ctx: *mut raw::RedisModuleCtx, text: *const c_char) -> c_int {
         // SAFETY: `refuse` passes a C string.
         REPLY.set(unsafe { CStr::from_ptr(text) }.to_bytes().to_vec());
-        raw::REDISMODULE_OK as c_int
+        OK
     }
 
     unsafe extern "C" fn note_wrong_arity(_ctx: *mut raw::RedisModuleCtx) -> c_int {
         REPLY.set(b"wrong number of arguments".to_vec());
-        raw::REDISMODULE_OK as c_int
+        OK
     }
 
     struct Panicking;
@@ -281,7 +281,7 @@ mod tests {
         let mut args = [std::ptr::null_mut(); 2];
         // SAFETY: two arguments are passed, and the command reads neither.
         let status = unsafe { entry::<Panicking>(std::ptr::null_mut(), args.as_mut_ptr(), 2) };
-        assert_eq!(status, raw::REDISMODULE_OK as c_int);
+        assert_eq!(status, OK);
         let Refusal::Text(text) = Refusal::INTERNAL else { unreachable!("it has a text") };
         assert_eq!(REPLY.take(), text.to_bytes());
     }

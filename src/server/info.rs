@@ -5,14 +5,14 @@ use std::ffi::{CStr, c_int, c_ulonglong};
 use redis_module::raw;
 
 use super::registration::{LoadFailed, Loading};
-use super::{allocator, api};
+use super::{OK, allocator, api};
 use crate::stats;
 
 /// Registers the section.
 pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
     // SAFETY: the context is the loading one; the callback lives as long as the module.
     let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(add_section))) };
-    if status == raw::REDISMODULE_OK as c_int { Ok(()) } else { Err(LoadFailed) }
+    if status == OK { Ok(()) } else { Err(LoadFailed) }
 }
 
 /// Adds the section to a reply, or to a crash report: reading counters is safe even then.
@@ -23,7 +23,7 @@ unsafe extern "C" fn add_section(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_r
     // SAFETY: the server passes a context that is valid during the call, and copies all texts.
     unsafe {
         // An error means that this section was not asked for.
-        if api!(RedisModule_InfoAddSection(ctx, c"stats".as_ptr())) != raw::REDISMODULE_OK as c_int {
+        if api!(RedisModule_InfoAddSection(ctx, c"stats".as_ptr())) != OK {
             return;
         }
         let version = CStr::from_bytes_with_nul(VERSION.as_bytes()).unwrap_or_default();

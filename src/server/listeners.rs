@@ -6,12 +6,12 @@
 //! listeners at every fork, and when a replica connects or disconnects, the role changes or the
 //! configuration changes. In a cluster it always assumes one, since slots migrate.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 
 use redis_module::raw;
 
 use super::registration::Loading;
-use super::{api, replication};
+use super::{OK, api, replication};
 
 /// Checks for listeners now, and at every event that may change the answer.
 pub fn watch(loading: &Loading) {
@@ -25,7 +25,7 @@ pub fn watch(loading: &Loading) {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: the context is the loading one; the callback lives as long as the module.
         let status = unsafe { api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_event))) };
-        status == raw::REDISMODULE_OK as c_int
+        status == OK
     });
     // Without the events, always assume a listener.
     if watched {

@@ -10,7 +10,7 @@ pub mod listeners;
 pub mod registration;
 mod replication;
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
 
 use redis_module::raw;
 
@@ -18,6 +18,9 @@ use crate::limiter::UnixMs;
 
 pub use call::{Arg, Call, Command, Event, Key, Keys};
 pub use replication::Effect;
+
+/// The status of a call that succeeded, from the server or to it.
+pub const OK: c_int = raw::REDISMODULE_OK as c_int;
 
 /// Calls a module API function that Redis 7.0 has; [`Loading`](registration::Loading) refuses older servers.
 macro_rules! api {
@@ -45,11 +48,7 @@ pub fn now() -> UnixMs {
     UnixMs::saturating(u64::try_from(ms).unwrap_or(0))
 }
 
-/// Writes a warning to the server's log.
-pub fn log_warning(message: &str) {
-    log(std::ptr::null_mut(), message);
-}
-
+/// Writes a warning to the server's log. `ctx` may be null.
 fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
     let message = text(message);
     let (level, format): (*const c_char, *const c_char) = (c"warning".as_ptr(), c"%s".as_ptr());

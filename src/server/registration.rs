@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use redis_module::raw;
 
 use super::call::entry;
-use super::{Command, api, functions, log};
+use super::{Command, OK, api, functions, log};
 
 /// The module being loaded.
 pub struct Loading {
@@ -125,7 +125,7 @@ impl Loading {
         if unsafe { raw::RedisModule_SetCommandInfo.and(functions::find()) }.is_none() {
             return Err(loading.failed("this server is older than Redis 7.0"));
         }
-        std::panic::set_hook(Box::new(|panic| super::log_warning(&format!("rl: {panic}"))));
+        std::panic::set_hook(Box::new(|panic| log(null_mut(), &format!("rl: {panic}"))));
         Ok(loading)
     }
 
@@ -240,8 +240,6 @@ impl Loading {
         LoadFailed
     }
 }
-
-const OK: c_int = raw::REDISMODULE_OK as c_int;
 
 fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int {
     let version = raw::RedisModuleCommandInfoVersion {
