@@ -5,7 +5,9 @@ use smallvec::SmallVec;
 use super::commit::{self, DecidedRequest};
 use super::reply;
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Cost, Decision, Limiter, Outcome, QuotaList, Time, UnixMs, Verdict, Wait};
+use crate::limiter::{
+    Algorithm, Cost, Decision, Limiter, Outcome, Quota, QuotaList, Time, UnixMs, Verdict, Wait,
+};
 use crate::request::{List, ROW_WORDS, Refusal, Row, Rows};
 use crate::server::{self, Arg, Call, Command, Key, Keys};
 use crate::stats;
@@ -32,7 +34,7 @@ fn run_one_row<'a>(call: &'a Call<'a>, keys: Keys<'a>, row: &Row) -> Result<(), 
     let Decision { verdict, outcome } = limiter.take(row.algorithm, &[row.quota], row.cost, false, time)?;
     let tiers = &tier_words(call.args());
     let decided = DecidedRequest { algorithm: row.algorithm, tiers, cost: row.cost, time, outcome };
-    let closed = conclude(call, key, fresh, &decided)?;
+    let closed = conclude(call, key, fresh, &[row.quota], &decided)?;
     let verdict = verdict.within(closed.longest_wait_ms);
     stats::all_taken(verdict.limited, outcome.changed());
     commit::publish_if_limited(call, closed.name, verdict.limited);
@@ -149,9 +151,9 @@ impl<'a> KeyRequest<'a> {
 
     /// Applies the outcome and closes the key.
     fn conclude(self, call: &Call, time: Time) -> Result<ClosedKey<'a>, Refusal> {
-        let KeyRequest { key, fresh, algorithm, tiers, cost, limited, outcome, .. } = self;
+        let KeyRequest { key, fresh, algorithm, quotas, tiers, cost, limited, outcome } = self;
         let decided = DecidedRequest { algorithm, tiers: &tiers, cost, time, outcome };
-        let closed = conclude(call, key, fresh, &decided)?;
+        let closed = conclude(call, key, fresh, &quotas, &decided)?;
         commit::publish_if_limited(call, closed.name, limited);
         Ok(closed)
     }
@@ -168,7 +170,7 @@ struct ClosedKey<'a> {
     name: Arg<'a>,
     /// See [`commit::conclude`].
     longest_wait_ms: u64,
-    /// The time the units were counted at: for a key ahead of the clock, its own newest time.
+    /// The time the units were counted at: for windows ahead of the clock, their own newest time.
     counted_at: UnixMs,
 }
 
@@ -177,13 +179,15 @@ fn conclude<'a>(
     call: &Call,
     key: OpenKey<'a, ToWrite>,
     fresh: Option<Limiter>,
+    quotas: &[Quota],
     decided: &DecidedRequest,
 ) -> Result<ClosedKey<'a>, Refusal> {
     let DecidedRequest { cost, time, outcome, .. } = *decided;
     let name = key.name();
     let counted = outcome.changed() && cost.taken() > 0;
-    let newest = key.limiter().filter(|_| counted && outcome.outlook.ahead).map(Limiter::newest);
+    let ahead = key.limiter().filter(|_| counted && outcome.outlook.ahead);
+    let counted_at = ahead.map_or(time.now(), |limiter| limiter.newest_of(quotas).max(time.now()));
     let longest_wait_ms = commit::conclude(call, key, fresh, decided, false)?;
     stats::units(cost, outcome.change);
-    Ok(ClosedKey { name, longest_wait_ms, counted_at: newest.unwrap_or(time.now()) })
+    Ok(ClosedKey { name, longest_wait_ms, counted_at })
 }

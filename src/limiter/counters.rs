@@ -297,12 +297,10 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Puts `counter`. If it is zero, removes that of its window instead, and those that no longer count at
-    /// `now`, so that a key that counts nothing is empty.
+    /// Puts `counter`, or removes the counter of its window if `counter` is zero.
     fn put_or_remove(&mut self, counter: Counter, now: UnixMs) {
         if counter.is_zero() {
-            let remains = |old: &Counter| old.window != counter.window && self.is_live(old, now);
-            self.replace(self.iter().filter(remains).collect());
+            self.replace(self.iter().filter(|other| other.window != counter.window).collect());
         } else {
             self.put(counter, now);
         }
@@ -370,8 +368,9 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
         }
     }
 
-    fn newest(&self) -> UnixMs {
-        self.counters.iter().map(|counter| counter.start()).max().unwrap_or_default()
+    fn newest_of(&self, quotas: &[Quota]) -> UnixMs {
+        let named = quotas.iter().filter_map(|quota| self.counters.find(quota.window()));
+        named.map(|counter| counter.start()).max().unwrap_or_default()
     }
 
     #[inline(always)]
@@ -415,7 +414,7 @@ impl StateMut for CounterState<&mut Counters> {
         change
     }
 
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
         let mut most = 0;
         for quota in quotas {
             let Some(counter) = self.counters.find(quota.window()) else { continue };
@@ -426,6 +425,6 @@ impl StateMut for CounterState<&mut Counters> {
                 most = most.max(refunded);
             }
         }
-        Change { units: most, end_moved: most > 0 }
+        most
     }
 }

@@ -175,8 +175,8 @@ pub(super) trait State {
     /// See [`Outlook::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
-    /// The latest time that anything was counted at, to the precision of the state.
-    fn newest(&self) -> UnixMs;
+    /// See [`Limiter::newest_of`](super::Limiter::newest_of).
+    fn newest_of(&self, quotas: &[Quota]) -> UnixMs;
 
     /// Where the time that set the key's expiry came from.
     fn source(&self) -> TimeSource;
@@ -209,8 +209,8 @@ pub(super) trait StateMut: State {
     fn add(&mut self, tiers: &mut [Tier<Self::Found>], units: u64, now: UnixMs) -> Change;
 
     /// Gives back up to `units` in the windows of all quotas, the newest first, among those that were counted at
-    /// `as_of` or before and still count.
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change;
+    /// `as_of` or before and still count. Returns how many, in the window with the most.
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64;
 }
 
 /// A quota, and what counts in its window.
@@ -338,9 +338,10 @@ impl<S: StateMut> RequestOn<S> {
 #[inline(never)]
 fn refund<S: StateMut>(mut state: S, quotas: QuotaList, cost: Cost, time: Time) -> Decision {
     // Without AT, everything there can be given back, even if it is ahead of the clock.
-    let as_of = time.at.unwrap_or_else(|| state.newest().max(time.clock));
-    let change = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
-    let emptied = change.units > 0 && state.is_empty();
+    let as_of = time.at.unwrap_or_else(|| state.newest_of(&quotas).max(time.clock));
+    let units = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
+    let emptied = units > 0 && state.is_empty();
+    let change = Change { units, end_moved: false };
     let Decision { verdict, outcome } = RequestOn { state, cost, time }.decide_unchecked(&quotas);
     Decision { verdict, outcome: Outcome { change, as_of, emptied, ..outcome } }
 }

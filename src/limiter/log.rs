@@ -61,7 +61,7 @@ impl<L: Deref<Target = Log>> State for L {
         self.newest.at > now && !self.holds_nothing()
     }
 
-    fn newest(&self) -> UnixMs {
+    fn newest_of(&self, _quotas: &[Quota]) -> UnixMs {
         self.newest.at
     }
 
@@ -135,16 +135,14 @@ impl<L: DerefMut<Target = Log>> StateMut for L {
         Change { units, end_moved }
     }
 
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
-        let end = self.end();
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
         let retention = retention_with(self.retention, longest_of(quotas));
         let Usage { found: from, used, .. } = self.in_window(retention, as_of);
-        let units = if as_of < self.newest.at {
+        if as_of < self.newest.at {
             self.refund_until(as_of, from, units)
         } else {
             self.refund_newest(units.min(used))
-        };
-        Change { units, end_moved: self.end() != end }
+        }
     }
 }
 

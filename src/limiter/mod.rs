@@ -338,9 +338,10 @@ impl Limiter {
         read!(self, state => state.is_ahead_of(now))
     }
 
-    /// The latest time that anything was counted at; for counters, the start of that window.
-    pub fn newest(&self) -> UnixMs {
-        read!(self, state => state.newest())
+    /// The latest time that anything was counted at: in any window for a log, in those of `quotas` for counters,
+    /// where it is the start of the window.
+    pub fn newest_of(&self, quotas: &[Quota]) -> UnixMs {
+        read!(self, state => state.newest_of(quotas))
     }
 
     /// The windows that can still count at `now`, shortest first. A log has one: its longest.

@@ -280,7 +280,7 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
         self.head.newest > now && !self.is_empty()
     }
 
-    fn newest(&self) -> UnixMs {
+    fn newest_of(&self, _quotas: &[Quota]) -> UnixMs {
         self.head.newest
     }
 
@@ -369,11 +369,10 @@ impl StateMut for Short<&mut Limiter> {
         Change { units, end_moved }
     }
 
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> Change {
-        let end = self.head.end();
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
         let units = refund(self.limiter, log::longest_of(quotas), units, as_of);
         self.head = Head::read(self.limiter.short_bytes());
-        Change { units, end_moved: self.head.end() != end }
+        units
     }
 }
 

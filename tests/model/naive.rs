@@ -159,9 +159,7 @@ impl Windows {
         }
         self.put(window, number, self.units(window, number));
         if !self.is_live(window, as_of) {
-            let ended: Vec<i128> =
-                self.lengths.keys().copied().filter(|window| !self.is_live(*window, as_of)).collect();
-            ended.iter().for_each(|window| _ = self.lengths.remove(window));
+            self.lengths.remove(&window);
         }
         true
     }
@@ -284,7 +282,8 @@ impl Model {
     pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<u64> {
         let units = i128::from(cost).abs();
         // Units are given back as of AT, or else as of the key's newest time.
-        let as_of = if cost > 0 || at { now } else { now.max(self.newest()) };
+        let newest = self.newest_of(quotas);
+        let as_of = if cost > 0 || at { now } else { now.max(newest) };
         let when = i128::from(as_of);
         let changed = match &mut self.state {
             State::Log(log) if cost > 0 => log.take(quotas, units, when),
@@ -303,13 +302,15 @@ impl Model {
         changed.then_some(as_of)
     }
 
-    /// The latest time that anything was counted at.
-    fn newest(&self) -> u64 {
+    /// The latest time that anything was counted at; for windows, in those named.
+    fn newest_of(&self, quotas: &[Quota]) -> u64 {
+        let latest = |windows: &Windows, quota| {
+            let window = window_of(quota);
+            windows.lengths.get(&window).map_or(0, |counted| counted.latest * window)
+        };
         figure(match &self.state {
             State::Log(log) => log.entries.last().map_or(0, |(at, _)| *at),
-            State::Windows(windows) => {
-                windows.lengths.iter().map(|(window, counted)| counted.latest * window).max().unwrap_or(0)
-            }
+            State::Windows(windows) => quotas.iter().map(|quota| latest(windows, quota)).max().unwrap_or(0),
         })
     }
 

@@ -559,7 +559,7 @@ fn one_row_does_what_the_single_command_and_several_rows_do() {
         limited += reply.limited;
         ahead += i64::from(reply.at > now);
 
-        if random.below(20) == 0 {
+        if random.below(8) == 0 {
             let line = format!(
                 "RL.{algorithm} {key} 9 {window} FORCE AT {}",
                 now + random.of(&[50, 3_000, 9_999_999])

@@ -250,15 +250,51 @@ fn a_reservation_that_expired_is_settled_without_an_error_and_creates_nothing() 
 }
 
 #[test]
-fn giving_everything_back_deletes_the_key_although_it_holds_a_window_that_has_ended() {
+fn giving_back_in_one_window_leaves_another_that_still_counts_and_is_not_hindered_by_it() {
     for command in ["RL.FIXED", "RL.SLIDING"] {
+        for by_all in [false, true] {
+            let server = Server::with_clock_at(NOW, &[]);
+            let replica = Server::replica_of(&server, &[]);
+            let give = |limit: i64, window: &str, units: i64| match command.strip_prefix("RL.") {
+                Some(algorithm) if by_all => {
+                    server.value(&format!("RL.ALL k {algorithm} {limit} {window} -{units}"))
+                }
+                _ => server.value(&format!("{command} k {limit} {window} COST -{units}")),
+            };
+            // One window is ahead of the clock.
+            server.value(&format!("{command} k 9 1s AT {}", NOW + 5 * MINUTE));
+            server.value(&format!("{command} k 9 1m COST 9"));
+            give(9, "1m", 2);
+            assert_eq!(server.figures(&format!("{command} k 9 1m COST 2"))[..3], [0, 9, 0]);
+            give(9, "1s", 1);
+            assert_eq!(server.figures(&format!("{command} k 9 1m"))[..3], [1, 9, 0]);
+            replica.wait_to_catch_up(&server);
+            assert_eq!(replica.digest(), server.digest());
+        }
+    }
+}
+
+#[test]
+fn a_reservation_in_a_key_with_another_window_ahead_is_settled_with_the_at_of_the_reply() {
+    for algorithm in ["FIXED", "SLIDING"] {
         let server = Server::with_clock_at(NOW, &[]);
-        let replica = Server::replica_of(&server, &[]);
-        server.value(&format!("{command} k 10 1h 10 1s"));
-        server.step_clock(5_000);
-        server.value(&format!("{command} k 10 1h COST -1"));
-        assert_eq!(server.integer("EXISTS k"), 0);
-        replica.wait_to_catch_up(&server);
-        assert_eq!(replica.integer("EXISTS k"), 0);
+        server.value(&format!("RL.{algorithm} k 18 1s AT {}", NOW + 5 * MINUTE));
+        let reply = all(&server, &format!("RL.ALL k {algorithm} 15 1m 7"));
+        let settled = all(&server, &format!("RL.ALL k {algorithm} 15 1m -5 AT {}", reply.at));
+        assert_eq!(settled.rows[0][2], 13, "{algorithm}");
+    }
+}
+
+#[test]
+fn giving_back_leaves_the_time_to_live_that_a_user_has_set() {
+    for command in COMMANDS {
+        let server = Server::with_clock_at(NOW, &[]);
+        server.value(&format!("{command} k 9 1h COST 3"));
+        server.value("PERSIST k");
+        server.value(&format!("{command} k 9 1h COST -1"));
+        assert_eq!(server.integer("PTTL k"), -1, "{command}");
+        server.value("PEXPIRE k 10000");
+        server.value(&format!("{command} k 9 1h COST -1"));
+        assert!((1..=10_000).contains(&server.integer("PTTL k")), "{command}");
     }
 }
