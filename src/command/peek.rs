@@ -21,7 +21,9 @@ impl Command for Peek {
 
 #[inline(never)]
 fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Result<(), Refusal> {
-    run(call, keys, &Request::parse(args, Options::Cost)?)
+    // By reference, as in RL.FIXED and the others.
+    let request = Request::parse(args, Options::Cost);
+    run(call, keys, request.as_ref().map_err(|refusal| *refusal)?)
 }
 
 #[inline(always)]

@@ -341,6 +341,7 @@ fn refund<S: StateMut>(mut state: S, quotas: QuotaList, cost: Cost, time: Time) 
     let as_of = time.at.unwrap_or_else(|| state.newest_of(&quotas).max(time.clock));
     let units = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
     let emptied = units > 0 && state.is_empty();
+    // Fewer units never need the key for longer.
     let change = Change { units, end_moved: false };
     let Decision { verdict, outcome } = RequestOn { state, cost, time }.decide_unchecked(&quotas);
     Decision { verdict, outcome: Outcome { change, as_of, emptied, ..outcome } }

@@ -4,7 +4,8 @@
 //! Composing a command that nothing reads would be most of the cost of a request. A new listener starts from
 //! a snapshot written by a forked child and needs every command after the fork. So the module checks for
 //! listeners at every fork, and when a replica connects or disconnects, the role changes or the
-//! configuration changes. In a cluster it always assumes one, since slots migrate.
+//! configuration changes. In a cluster it always assumes one, since slots migrate; and while the server
+//! loads, since it hides its append-only file until it has loaded it.
 
 use std::ffi::{CStr, c_void};
 
@@ -48,11 +49,14 @@ unsafe extern "C" fn on_event(
 ///
 /// `ctx` is valid.
 unsafe fn check_for_listeners(ctx: *mut raw::RedisModuleCtx) {
-    let certain = raw::REDISMODULE_CTX_FLAGS_AOF | raw::REDISMODULE_CTX_FLAGS_CLUSTER;
+    let certain_or_assumed = raw::REDISMODULE_CTX_FLAGS_AOF
+        | raw::REDISMODULE_CTX_FLAGS_CLUSTER
+        | raw::REDISMODULE_CTX_FLAGS_LOADING
+        | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
     // SAFETY: the caller's promise; the info is freed once.
     let listened_to = unsafe {
         let flags = api!(RedisModule_GetContextFlags(ctx)) as u32;
-        flags & certain != 0 || {
+        flags & certain_or_assumed != 0 || {
             let info = api!(RedisModule_GetServerInfo(ctx, c"replication".as_ptr()));
             let field = |name: &CStr| {
                 let mut error = 0;

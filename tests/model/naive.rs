@@ -281,9 +281,8 @@ impl Model {
     /// Counts or gives back in all tiers, or in none. Returns the time it was applied as of, if anything changed.
     pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<u64> {
         let units = i128::from(cost).abs();
-        // Units are given back as of AT, or else as of the key's newest time.
-        let newest = self.newest_of(quotas);
-        let as_of = if cost > 0 || at { now } else { now.max(newest) };
+        // Units are given back as of AT, or else as of the newest time of the log, or of the windows named.
+        let as_of = if cost > 0 || at { now } else { now.max(self.newest_of(quotas)) };
         let when = i128::from(as_of);
         let changed = match &mut self.state {
             State::Log(log) if cost > 0 => log.take(quotas, units, when),

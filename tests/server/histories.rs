@@ -2,7 +2,7 @@
 //!
 //! `ROUNDS` is the number of times that each test kills a server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -136,13 +136,29 @@ impl Histories {
             let mut connection = self.reference.connect();
             send(&mut connection, &sent.lines[..*counts.start()]);
             let mut rest = sent.lines[*counts.start()..*counts.end()].iter();
-            while held(&self.reference, client) != found {
-                let line =
-                    rest.next().unwrap_or_else(|| panic!("client {client}: after none of {counts:?} lines"));
+            let mut expected = held(&self.reference, client);
+            while expected != found {
+                let Some(line) = rest.next() else {
+                    let difference = self.difference(server, &found, &expected, &sent.lines);
+                    panic!("client {client}: after none of {counts:?} lines\n{difference}");
+                };
                 // The reply may be an error.
                 let _ = command(line).exec(&mut connection);
+                expected = held(&self.reference, client);
             }
         }
+    }
+
+    /// What to know about keys that differ: both states, and every request about them since the last check.
+    fn difference(&self, server: &Server, found: &Held, expected: &Held, lines: &[String]) -> String {
+        let keys: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
+        let differ = keys.into_iter().filter(|key| found.get(*key) != expected.get(*key));
+        let of_key = differ.map(|key| {
+            let infos = [server, &self.reference].map(|server| server.call(&format!("RL.INFO {key}")));
+            let about: Vec<_> = lines.iter().enumerate().filter(|(_, line)| line.contains(key)).collect();
+            format!("{key}: found, expected: {infos:#?}\nrequests: {about:#?}\n")
+        });
+        of_key.chain([server.log()]).collect()
     }
 
     /// Asserts that the server keeps working like one that was never killed.
@@ -164,8 +180,11 @@ fn owner(client: usize) -> String {
     format!("client-{client}:")
 }
 
-/// The digest of each of a client's keys.
-fn held(server: &Server, client: usize) -> BTreeMap<String, String> {
+/// The digest of each key.
+type Held = BTreeMap<String, String>;
+
+/// What a server holds of a client's keys.
+fn held(server: &Server, client: usize) -> Held {
     let mut connection = server.connect();
     let keys: Vec<String> =
         command(&format!("KEYS {}*", owner(client))).query(&mut connection).expect("KEYS");

@@ -39,6 +39,20 @@ fn a_longer_expire_is_never_shortened() {
 }
 
 #[test]
+fn giving_back_moves_no_time_to_live() {
+    for name in COMMANDS {
+        let server = Server::with_clock_at(BEFORE_THE_HOUR, &[]);
+        server.value(&format!("{name} k 9 1h COST 3"));
+        server.value("PERSIST k");
+        server.value(&format!("{name} k 9 1h COST -1"));
+        assert_eq!(server.integer("PTTL k"), -1, "{name}: it stays after PERSIST");
+        server.value("PEXPIRE k 5000");
+        server.value(&format!("{name} k 9 1h COST -1"));
+        assert_eq!(server.integer("PTTL k"), 5_000, "{name}: shorter than its units count");
+    }
+}
+
+#[test]
 fn a_copy_keeps_a_key_no_shorter_than_its_master_does() {
     let mut master = Server::with(&APPEND_ONLY);
     let replica = Server::replica_of(&master, &[]);

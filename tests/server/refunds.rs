@@ -284,17 +284,3 @@ fn a_reservation_in_a_key_with_another_window_ahead_is_settled_with_the_at_of_th
         assert_eq!(settled.rows[0][2], 13, "{algorithm}");
     }
 }
-
-#[test]
-fn giving_back_leaves_the_time_to_live_that_a_user_has_set() {
-    for command in COMMANDS {
-        let server = Server::with_clock_at(NOW, &[]);
-        server.value(&format!("{command} k 9 1h COST 3"));
-        server.value("PERSIST k");
-        server.value(&format!("{command} k 9 1h COST -1"));
-        assert_eq!(server.integer("PTTL k"), -1, "{command}");
-        server.value("PEXPIRE k 10000");
-        server.value(&format!("{command} k 9 1h COST -1"));
-        assert!((1..=10_000).contains(&server.integer("PTTL k")), "{command}");
-    }
-}

@@ -571,6 +571,35 @@ fn an_append_only_file_turned_on_under_traffic_holds_everything() {
 }
 
 #[test]
+fn an_append_only_file_stays_exact_if_the_configuration_is_changed_while_it_is_loaded() {
+    // Microseconds for each command in the file; the server accepts others after every 1,024.
+    let slowly = ("key-load-delay", "500");
+    let mut server = Server::with_clock_at(NOW, &[&APPEND_ONLY[..], &[slowly]].concat());
+    send(&mut server.connect(), &vec!["RL.FIXED loaded 9 1m FORCE".to_owned(); 3_000]);
+    let port = server.port();
+    let changes = thread::spawn(move || {
+        let client = redis::Client::open(("127.0.0.1", port)).expect("an address");
+        let mut loading = None;
+        wait_for("the server to load", || {
+            let Ok(mut connection) = client.get_connection() else { return false };
+            loading = harness::info(&mut connection, "loading").ok().flatten();
+            loading.as_deref() == Some("1")
+                && command("CONFIG SET key-load-delay 0").exec(&mut connection).is_ok()
+        });
+    });
+    server.crash_and_restart();
+    changes.join().expect("the setting is changed while the server loads");
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 9 1h"));
+    }
+    let before = server.digest();
+    // The file holds the time of each decision: nothing is decided again.
+    server.step_clock(3_600_000);
+    server.value("DEBUG LOADAOF");
+    assert_eq!(server.digest(), before);
+}
+
+#[test]
 fn counting_is_a_change_for_the_next_snapshot_even_without_replicas() {
     let server = Server::start();
     for (line, changes) in [
