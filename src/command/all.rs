@@ -185,7 +185,7 @@ fn conclude<'a>(
     let DecidedRequest { cost, time, outcome, .. } = *decided;
     let name = key.name();
     let counted = outcome.changed() && cost.taken() > 0;
-    let ahead = key.limiter().filter(|_| counted && outcome.outlook.ahead);
+    let ahead = key.limiter().filter(|_| counted && outcome.ahead);
     let counted_at = ahead.map_or(time.now(), |limiter| limiter.newest_of(quotas).max(time.now()));
     let longest_wait_ms = commit::conclude(call, key, fresh, decided, false)?;
     stats::units(cost, outcome.change);

@@ -1,7 +1,7 @@
 //! Applies a decision to one open key: time to live, replication, events.
 
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Outlook, Time, UnixMs};
+use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Time, UnixMs};
 use crate::request::Refusal;
 use crate::server::{Arg, Call, Effect, Event};
 
@@ -43,7 +43,7 @@ pub fn conclude(
     if outcome.expiry_facts(time).may_move_expiry() {
         move_expiry(&mut key, outcome.expiry_facts(time));
     }
-    let longest_wait_ms = longest_wait_ms(&key, time, outcome.outlook);
+    let longest_wait_ms = longest_wait_ms(&key, time, &outcome);
     drop(key);
 
     if outcome.changed() {
@@ -89,8 +89,8 @@ fn move_expiry(key: &mut OpenKey<ToWrite>, facts: ExpiryFacts) {
 /// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is
 /// over, `u64::MAX` otherwise. A request with AT is not bounded: its time is not the server's.
 #[inline(always)]
-pub fn longest_wait_ms<Mode>(key: &OpenKey<Mode>, time: Time, outlook: Outlook) -> u64 {
-    if time.at.is_none() && outlook.may_expire_early() { ms_until_expired(key, time.clock) } else { u64::MAX }
+pub fn longest_wait_ms<Mode>(key: &OpenKey<Mode>, time: Time, outcome: &Outcome) -> u64 {
+    if time.at.is_none() && outcome.may_expire_early() { ms_until_expired(key, time.clock) } else { u64::MAX }
 }
 
 /// Milliseconds until the key has expired by the server's clock; `u64::MAX` if it never does.

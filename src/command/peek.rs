@@ -34,7 +34,7 @@ fn run<'a, Q: Quotas>(call: &'a Call<'a>, keys: Keys<'a>, request: &Request<Q>) 
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
     let Decision { verdict, outcome } = limiter.peek(&request.quotas, request.cost, time)?;
-    let verdict = verdict.within(commit::longest_wait_ms(&key, time, outcome.outlook));
+    let verdict = verdict.within(commit::longest_wait_ms(&key, time, &outcome));
     stats::peeked(&verdict);
     reply::verdict(call, &verdict);
     Ok(())

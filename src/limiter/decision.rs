@@ -99,8 +99,12 @@ pub struct Outcome {
     pub as_of: UnixMs,
     /// Whether it left the key empty.
     pub emptied: bool,
-    /// Whether the key may expire before the waits in the reply are over.
-    pub outlook: Outlook,
+    /// Whether the key is in a window, or has a timestamp, later than the request's time.
+    pub ahead: bool,
+    /// Where the time that set the key's expiry came from, before this request.
+    pub source: TimeSource,
+    /// Whether the key keeps its units for less time than a window of the request.
+    pub retention_too_short: bool,
 }
 
 impl Outcome {
@@ -110,31 +114,17 @@ impl Outcome {
         self.change.units > 0
     }
 
-    /// The facts that the key's expiry depends on.
-    #[inline(always)]
-    pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
-        let Change { end_moved, .. } = self.change;
-        let Outlook { ahead, source, .. } = self.outlook;
-        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
-    }
-}
-
-/// Reasons why a key may expire before a wait is over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outlook {
-    /// Whether the key is in a window, or has a timestamp, later than the request's time.
-    pub ahead: bool,
-    /// Where the time that set the key's expiry came from, before this request.
-    pub source: TimeSource,
-    /// Whether the key keeps its units for less time than a window of the request.
-    pub retention_too_short: bool,
-}
-
-impl Outlook {
-    /// Whether the key may expire, by the server's clock, before a wait is over.
+    /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
     #[inline(always)]
     pub fn may_expire_early(&self) -> bool {
         self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
+    }
+
+    /// The facts that the key's expiry depends on.
+    #[inline(always)]
+    pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
+        let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
+        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
@@ -172,7 +162,7 @@ pub(super) trait State {
     /// Checks that the key can hold the windows of these quotas beside those that still count.
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
 
-    /// See [`Outlook::ahead`].
+    /// See [`Outcome::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
     /// See [`Limiter::newest_of`](super::Limiter::newest_of).
@@ -269,12 +259,15 @@ impl<S: State> RequestOn<S> {
     fn decision(self, tiers: &[Tier<S::Found>], limited: bool, change: Change) -> Decision {
         let verdict = self.verdict(tiers, limited);
         let as_of = self.time.now();
-        let outlook = Outlook {
+        let outcome = Outcome {
+            change,
+            as_of,
+            emptied: false,
             ahead: self.state.is_ahead_of(as_of),
             source: self.state.source(),
             retention_too_short: tiers.iter().any(|tier| self.state.retention_too_short_for(tier.quota)),
         };
-        Decision { verdict, outcome: Outcome { change, as_of, emptied: false, outlook } }
+        Decision { verdict, outcome }
     }
 
     /// The reply, with the figures of one tier: the longest wait if limited, else the fewest units remaining;

@@ -25,7 +25,7 @@ pub(crate) mod varint;
 
 use std::ffi::CStr;
 
-pub use decision::{Change, Decision, Outcome, Outlook, TakeError, TooManyWindows, Verdict, Wait};
+pub use decision::{Change, Decision, Outcome, TakeError, TooManyWindows, Verdict, Wait};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{
     Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Quotas, Time, UnixMs, WindowMs,
