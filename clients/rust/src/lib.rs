@@ -32,7 +32,7 @@
 //! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
 //! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
 //! lost connection, and may so count twice.
-#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
 pub mod cmd;
 mod connection;
@@ -43,6 +43,7 @@ mod request;
 pub mod web;
 
 #[cfg(feature = "aio")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 pub use quota::{InvalidQuota, Quota};
