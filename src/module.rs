@@ -48,7 +48,6 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 
 fn register(loading: &Loading) -> Result<(), LoadFailed> {
     loading.declare_options();
-    listeners::watch(loading);
     info::register(loading)?;
     keyspace::create_type(loading)?;
     loading.create_category(CATEGORY);
@@ -58,7 +57,9 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
     loading.create_command::<command::All>(&ALL, CATEGORY)?;
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
-    loading.create_command::<command::Load>(&LOAD, CATEGORY)
+    loading.create_command::<command::Load>(&LOAD, CATEGORY)?;
+    listeners::watch(loading);
+    Ok(())
 }
 
 const FIXED: Description = Description {

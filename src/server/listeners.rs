@@ -5,16 +5,20 @@
 //! a snapshot written by a forked child and needs every command after the fork. So the module checks for
 //! listeners at every fork, and when a replica connects or disconnects, the role changes or the
 //! configuration changes. In a cluster it always assumes one, since slots migrate; and while the server
-//! loads, since it hides its append-only file until it has loaded it.
+//! loads, since it hides its append-only file until it has loaded it. A snapshot that it loads at startup may
+//! leave it with a backlog, so the first check comes after that; until then it assumes a listener.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
 
 use redis_module::raw;
 
 use super::registration::Loading;
 use super::{OK, api, replication};
 
-/// Checks for listeners now, and at every event that may change the answer.
+/// Checks for listeners once the server has started, and at every event that may change the answer.
+///
+/// Called once nothing can fail any more: after a failed load, Redis 7.0 would still call these callbacks.
 pub fn watch(loading: &Loading) {
     let events = [
         raw::REDISMODULE_EVENT_FORK_CHILD,
@@ -30,9 +34,15 @@ pub fn watch(loading: &Loading) {
     });
     // Without the events, always assume a listener.
     if watched {
-        // SAFETY: the context is the loading one.
-        unsafe { check_for_listeners(loading.ctx) };
+        // The server runs timers only after it has loaded its data.
+        // SAFETY: the context is the loading one; the callback lives as long as the module.
+        unsafe { api!(RedisModule_CreateTimer(loading.ctx, 0, Some(on_start), null_mut())) };
     }
+}
+
+unsafe extern "C" fn on_start(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
+    // SAFETY: the server passes a context that is valid during the call.
+    unsafe { check_for_listeners(ctx) };
 }
 
 unsafe extern "C" fn on_event(

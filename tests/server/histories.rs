@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
-use harness::{Server, command, pipeline};
+use harness::{Server, command, commands_in_aof, pipeline};
 use redis::{Connection, Value};
 
 use crate::traffic::{NOW, Traffic, send};
@@ -149,14 +149,18 @@ impl Histories {
         }
     }
 
-    /// What to know about keys that differ: both states, and every request about them since the last check.
+    /// What to know about keys that differ: both states, every request about them since the last check, and what
+    /// the append-only file holds about them.
     fn difference(&self, server: &Server, found: &Held, expected: &Held, lines: &[String]) -> String {
         let keys: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
         let differ = keys.into_iter().filter(|key| found.get(*key) != expected.get(*key));
+        let has_file = server.folder().join("appendonlydir").exists();
+        let written = if has_file { commands_in_aof(server) } else { Vec::new() };
         let of_key = differ.map(|key| {
             let infos = [server, &self.reference].map(|server| server.call(&format!("RL.INFO {key}")));
             let about: Vec<_> = lines.iter().enumerate().filter(|(_, line)| line.contains(key)).collect();
-            format!("{key}: found, expected: {infos:#?}\nrequests: {about:#?}\n")
+            let written: Vec<_> = written.iter().filter(|line| line.contains(key)).collect();
+            format!("{key}: found, expected: {infos:#?}\nrequests: {about:#?}\nwritten: {written:#?}\n")
         });
         of_key.chain([server.log()]).collect()
     }

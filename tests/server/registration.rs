@@ -1,6 +1,8 @@
 //! What the module registers about itself and its commands.
 
-use harness::{COMMANDS, Server, command, module};
+use std::fs;
+
+use harness::{COMMANDS, Launch, Server, command, module};
 use redis::Value;
 
 /// Every command, and whether it writes.
@@ -122,6 +124,23 @@ fn the_module_can_be_loaded_at_runtime_and_only_once() {
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 4);
     assert!(server.call(&format!("MODULE LOAD {}", module().display())).is_err());
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 3);
+}
+
+#[test]
+fn a_load_that_fails_leaves_a_working_server() {
+    let launch = Launch::server().expect("a folder");
+    let file = launch.folder().join("renamed.conf");
+    // The last command that the module creates.
+    fs::write(&file, "rename-command GET RL.LOAD").expect("a file");
+    let settings = [("enable-module-command", "local"), ("include", &file.display().to_string())];
+    let server = launch.settings(&settings).start().expect("a server");
+    for _ in 0..2 {
+        assert!(server.call(&format!("MODULE LOAD {}", module().display())).is_err());
+        assert!(server.log().contains("is its name taken?"), "{}", server.log());
+        // The server tells every module of this.
+        server.value("CONFIG SET maxmemory-samples 6");
+        server.error("RL.FIXED k 5 10s");
+    }
 }
 
 /// Lines of RL.ALL, and the keys that the server finds in them.

@@ -539,6 +539,26 @@ fn a_replica_that_is_disconnected_under_traffic_catches_up() {
 }
 
 #[test]
+fn a_replica_that_resumes_after_its_master_was_restarted_from_a_snapshot_ends_up_equal() {
+    // Each saves a snapshot when it shuts down, and does not wait for the frozen replica.
+    let settings = [("save", "3600 1"), ("shutdown-timeout", "0"), ("repl-ping-replica-period", "3600")];
+    let mut master = master(&settings);
+    let replica = Server::replica_of(&master, &[]);
+    let mut traffic = Traffic::of(800);
+    send(&mut master.connect(), &traffic.lines(500));
+    replica.wait_to_catch_up(&master);
+    replica.freeze();
+    master.restart();
+    // Nobody is connected, but the snapshot brought a backlog that the replica will resume from.
+    assert_eq!(["connected_slaves", "repl_backlog_active"].map(|field| master.info(field)), ["0", "1"]);
+    send(&mut master.connect(), &traffic.lines(500));
+    replica.thaw();
+    wait_for("the replica to be back", || master.info("connected_slaves") == "1");
+    assert_eq!(master.info("sync_partial_ok"), "1", "only what it missed was sent");
+    assert_same(&master, &replica);
+}
+
+#[test]
 fn a_replica_can_join_a_promoted_replica_under_traffic() {
     let master = master(&[]);
     let replica = Server::replica_of(&master, &[]);

@@ -178,6 +178,9 @@ function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request
   const { name = "requests", unit, algorithm = "log", cost = 1 } = quota;
   const limits = listOf(quota.limits);
   const policies = policiesOf(name, limits, unit);
+  if (!["fixed", "sliding", "log"].includes(algorithm)) {
+    throw new TypeError("algorithm is fixed, sliding or log");
+  }
   const keyOf =
     quota.key ??
     ((request: R) => {
@@ -190,6 +193,8 @@ function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request
     const units = typeof cost === "function" ? cost(request) : cost;
     // The server would refuse it, which is read as Redis being away, and may let the request pass.
     if (!Number.isSafeInteger(units)) throw new RangeError("a cost must be an integer");
+    if (units < 0)
+      throw new RangeError("a cost below 0 would give back what other requests took: use settle");
     return {
       quota: name,
       policies,

@@ -104,6 +104,9 @@ export function policiesOf(name: string, limits: readonly Limit[], unit?: string
     }
     if (milliseconds(window) % 1000 !== 0)
       throw new RangeError("the window of a policy must be whole seconds");
+    if (milliseconds(window) > MAX_WINDOW_MS) {
+      throw new RangeError("the window of a policy must be at most 3650d");
+    }
     return { name: `${name}-${typeof window === "number" ? `${window}s` : window}`, limit, window, unit };
   });
 }
@@ -119,6 +122,7 @@ export function parseLimits(text: string): Limit[] {
   });
 }
 
+const MAX_WINDOW_MS = 3650 * 86_400_000;
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
 function milliseconds(window: Window): number {
@@ -139,5 +143,6 @@ export function client(address: string): string {
     string[]?,
   ];
   const zeros = tail ? Array<string>(8 - head.length - tail.length).fill("0") : [];
-  return `${[...head, ...zeros, ...(tail ?? [])].slice(0, 4).join(":")}::/64`;
+  const network = [...head, ...zeros, ...(tail ?? [])].slice(0, 4).join(":");
+  return `${new URL(`http://[${network}::]`).hostname.slice(1, -1)}/64`;
 }

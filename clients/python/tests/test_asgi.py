@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+import valkey.asyncio
 from fastapi import FastAPI
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -21,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from redis_rl import AsyncRateLimiter
+from redis_rl import AsyncRateLimiter, RateLimiter
 from redis_rl.asgi import Guard, Quota, RateLimit, Scope, client_address
 
 from . import http_servers
@@ -193,10 +195,51 @@ def test_an_error_as_the_answer_is_redis_away(
     assert "cannot ask for the limit: WRONGTYPE Operation" in caplog.text
 
 
-def test_a_redis_that_does_not_answer_is_not_waited_for(own_server: Server) -> None:
+@pytest.mark.parametrize(
+    "client",
+    [
+        lambda port: redis.asyncio.RedisCluster(host="127.0.0.1", port=port),
+        lambda port: valkey.asyncio.Valkey(port=port),
+        lambda port: valkey.asyncio.ValkeyCluster(host="127.0.0.1", port=port),
+    ],
+    ids=["redis-cluster", "valkey", "valkey-cluster"],
+)
+def test_any_client_that_cannot_connect_is_redis_away(
+    client: Callable[[int], Any], own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_server.stop()
+
+    async def statuses() -> list[int]:
+        limiter = AsyncRateLimiter(client(own_server.port))
+        guards = [Guard(limiter, Quota("q", (1, "1s")), fail=fail, timeout=PATIENT) for fail in ("open", "closed")]
+        return [(await guard.take({"headers": []})).answer.status for guard in guards]
+
+    assert asyncio.run(statuses()) == [200, 503]
+    assert caplog.text.count("cannot ask for the limit") == 2
+
+
+def test_a_mistake_of_the_application_is_not_redis_away(server: Server) -> None:
+    with redis.Redis(port=server.port) as client:
+        guard = Guard(RateLimiter(client), Quota("q", (1, "1s")))  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            asyncio.run(guard.take({"headers": []}))
+
+
+@pytest.mark.parametrize("cost", [-1, 2**53, 1.5])
+def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(server: Server, cost: Any) -> None:
+    async def take() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            await Guard(AsyncRateLimiter(client), Quota("q", (1, "1s"))).take({"headers": []}, cost)
+
+    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+        asyncio.run(take())
+
+
+def test_a_redis_that_does_not_answer_is_not_waited_for(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with serve(own_server, fail="closed", timeout=0.3, rates="100000/1h") as site:
         own_server.freeze()
         assert site.get("/").status == 503
+        assert "cannot ask for the limit: no answer in time" in caplog.text
         own_server.thaw()
         wait_for("requests to be limited again", lambda: "ratelimit" in site.get("/").fields)
 

@@ -8,6 +8,7 @@ from typing import Any
 import django
 import pytest
 import redis
+import valkey
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
@@ -34,6 +35,7 @@ from django.core.wsgi import get_wsgi_application  # noqa: E402
 from django.urls import path  # noqa: E402
 from rest_framework.request import Request  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
+from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
 from redis_rl import RateLimiter, drf  # noqa: E402
@@ -135,9 +137,34 @@ def test_redis_away(fail: str, status: int, monkeypatch: pytest.MonkeyPatch) -> 
         assert site.get("/anon").status == status
 
 
+def test_any_client_that_cannot_connect_is_redis_away(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with valkey.Valkey(port=own_server.port) as client, http_servers.wsgi(get_wsgi_application()) as site:
+        monkeypatch.setattr(drf.AnonRateThrottle, "limiter", RateLimiter(client))
+        assert [site.get("/anon").status for _ in range(3)] == [200, 200, 429]
+        own_server.stop()
+        assert site.get("/anon").status == 200
+        assert "cannot ask for the limit" in caplog.text
+
+
+def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis(port=server.port) as client:
+        monkeypatch.setattr(Expensive, "limiter", RateLimiter(client))
+        for cost in (-1, 2**53):
+            monkeypatch.setattr(Expensive, "get_cost", lambda *_, cost=cost: cost)
+            with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+                Costly.as_view()(APIRequestFactory().get("/"))
+
+
 def test_settings_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImproperlyConfigured, match="is no rate"):
         drf.AnonRateThrottle().parse_rate("5 per fortnight")
+    for rate in ("5/m, 6/60s", "5/0s", "5/4000d"):
+        with pytest.raises(ImproperlyConfigured, match=rate):
+            drf.AnonRateThrottle().parse_rate(rate)
     monkeypatch.setitem(settings.REDIS_RL, "FAIL", "maybe")
     with pytest.raises(ImproperlyConfigured, match="open or closed"):
         drf._settings()

@@ -51,8 +51,21 @@ def test_a_window_that_the_header_cannot_say_is_refused(window: int | str | time
 
 def test_a_limit_that_the_header_cannot_say_is_refused() -> None:
     assert Policy("q", 10**15 - 1, timedelta(seconds=1)).item == '"q";q=999999999999999;w=1'
-    with pytest.raises(ValueError, match="a limit must be"):
+    with pytest.raises(ValueError, match="an integer from 0 to 999999999999999"):
         Policy("q", 10**15, timedelta(seconds=1))
+
+
+def test_what_the_server_would_always_refuse_is_refused_at_the_start() -> None:
+    assert len(Quota("q", *[(5, f"{n}s") for n in range(1, 9)]).policies) == 8
+    with pytest.raises(ValueError, match="q may have 8 limits"):
+        Quota("q", *[(5, f"{n}s") for n in range(1, 10)])
+    assert Quota("q", (5, "3650d"))
+    with pytest.raises(ValueError, match="at most 3650 days"):
+        Quota("q", (5, "3651d"))
+    with pytest.raises(ValueError, match="an integer from 0 to 999999999999999"):
+        Quota("q", (1.5, "1s"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fixed, sliding or log"):
+        Quota("q", (5, "1s"), algorithm="bucket")  # type: ignore[arg-type]
 
 
 def test_a_name_is_quoted_or_refused() -> None:

@@ -22,7 +22,7 @@ def test_the_code_prints_what_the_readme_says(server: Server) -> None:
     for (language, text), (following, output) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
         if language != "python":
             continue
-        code = text.replace("Redis()", f"Redis(port={server.port})").replace(":6379", f":{server.port}")
+        code = re.sub(r"Redis\((?=\)|retry)", f"Redis(port={server.port}, ", text).replace(":6379", f":{server.port}")
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(code, names)
         expected = output if following == "text" else ""

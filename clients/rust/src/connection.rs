@@ -92,7 +92,6 @@ impl<C: ConnectionLike> RlCommands for C {}
 /// # }
 /// ```
 #[cfg(feature = "aio")]
-#[cfg_attr(docsrs, doc(cfg(feature = "aio")))]
 pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     /// Takes units by one count in each window of the clock.
     fn rl_fixed(

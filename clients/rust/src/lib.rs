@@ -1,6 +1,19 @@
 //! Commands of redis-rl, a module for Redis and Valkey, on [`redis`] connections: rate limits that the server decides
 //! and counts in one step.
 //!
+//! ```no_run
+//! use redis_rl_client::{Quota, RlCommands};
+//!
+//! # fn main() -> redis::RedisResult<()> {
+//! let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
+//! let verdict = connection.rl_log("api:42", [Quota::per_second(5), Quota::per_hour(100)], 1)?;
+//! if verdict.limited {
+//!     println!("retry after {:?}", verdict.retry_after);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
 //! - [`cmd`] builds them, for pipelines and scripts.
 //! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
@@ -19,7 +32,7 @@
 //! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
 //! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
 //! lost connection, and may so count twice.
-#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
 pub mod cmd;
 mod connection;
@@ -30,6 +43,7 @@ mod request;
 pub mod web;
 
 #[cfg(feature = "aio")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 pub use quota::{InvalidQuota, Quota};

@@ -9,6 +9,7 @@ use crate::cmd::with_room;
 
 /// How a key counts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub enum Algorithm {
     /// One count in each window of the clock.
     Fixed,

@@ -133,6 +133,18 @@ async fn while_redis_is_away_requests_pass_without_fields_or_are_answered_503() 
 }
 
 #[tokio::test]
+async fn no_cost_is_a_way_around_a_limit() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    assert_eq!(limiter.take("a", i64::MAX).await.unwrap_err().status(), 403);
+    limiter.take("a", 3).await.expect("an admission");
+    for cost in [-1, i64::MIN] {
+        let admission = limiter.take("a", cost).await.expect("an admission");
+        assert_eq!(admission.decision().map(|decision| decision.rows[0].remaining), Some(2));
+    }
+}
+
+#[tokio::test]
 async fn a_redis_that_answers_an_error_is_away() {
     let server = Server::start();
     let _: () = server.call("SET requests:a text");
@@ -226,6 +238,13 @@ fn quotas_that_make_no_policy_are_refused() {
         assert!(refused(quotas).contains("is no limit such as 5/10s"), "{quotas}: {}", refused(quotas));
     }
     assert!(Policy::new("requests", []).is_err());
+    assert!(Policy::parse("requests", "999999999999999/3650d").is_ok());
+    for quotas in ["1000000000000000/1s", "5/3651d"] {
+        assert!(refused(quotas).contains("is too large"), "{quotas}: {}", refused(quotas));
+    }
+    let windows = |count| (1..=count).map(|s| format!("5/{s}s")).collect::<Vec<_>>().join(",");
+    assert!(Policy::parse("requests", &windows(8)).is_ok());
+    assert!(refused(&windows(9)).contains("may have 8 limits"));
     assert!(Policy::new("r\u{e9}quests", [Quota::per_second(1)]).is_err());
 }
 
@@ -260,4 +279,25 @@ fn a_client_is_whom_the_outermost_of_our_proxies_saw() {
     for (proxies, client) in expected {
         assert_eq!(client_address(peer, &headers, proxies), client, "{proxies}");
     }
+}
+
+#[test]
+fn an_ipv6_client_is_its_network() {
+    let networks = [
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:0:7:1:2:3:4", "2001:db8:0:7::/64"),
+        ("2001:DB8::7:ffff", "2001:db8::/64"),
+        ("1:2:3:4:5:6:7::", "1:2:3:4::/64"),
+        ("::1", "::/64"),
+    ];
+    for (address, network) in networks {
+        let peer: IpAddr = address.parse().expect("an address");
+        let mut headers = HeaderMap::new();
+        assert_eq!(client_address(peer, &headers, 0), network, "{address}");
+        headers.append("x-forwarded-for", address.parse().expect("a value"));
+        assert_eq!(client_address(IpAddr::V4(Ipv4Addr::LOCALHOST), &headers, 1), network, "{address}");
+    }
+    let mut headers = HeaderMap::new();
+    headers.append("x-forwarded-for", "_hidden".parse().expect("a value"));
+    assert_eq!(client_address(IpAddr::V4(Ipv4Addr::LOCALHOST), &headers, 1), "_hidden");
 }

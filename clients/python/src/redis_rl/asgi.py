@@ -12,8 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
 
-from redis.exceptions import RedisError
-
 from . import http
 from ._client import AsyncRateLimiter
 from ._wire import Decision, Row
@@ -88,6 +86,7 @@ class Guard:
 
     async def take(self, scope: Scope, cost: int = 1) -> Taken:
         """Takes units in one step from all tiers, or from none."""
+        http.check_cost(cost)
         client = self._client(scope)
         decision = await self._decide(self.quota.rows(client, cost))
         if decision is not None:
@@ -97,9 +96,15 @@ class Guard:
     async def _decide(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision | None:
         try:
             return await asyncio.wait_for(self._limiter.all(rows, force=force, at=at), self._timeout)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except asyncio.TimeoutError:
+            _log.warning("cannot ask for the limit: no answer in time")
+        except (TypeError, ValueError):
+            # A mistake of the application: a limiter that is not asynchronous, or a name that cannot be sent.
+            raise
+        except Exception as error:
+            # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
             _log.warning("cannot ask for the limit: %s", str(error) or repr(error))
-            return None
+        return None
 
 
 class Taken:

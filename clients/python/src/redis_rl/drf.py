@@ -23,11 +23,11 @@ import redis
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 from redis.retry import Retry
 from rest_framework import throttling
 from rest_framework.exceptions import APIException
 
+from . import http
 from ._client import RateLimiter
 from ._wire import Algorithm, Tier
 
@@ -72,6 +72,10 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             if not match:
                 raise ImproperlyConfigured(f"{tier!r} is no rate such as 5/s or 100/10min")
             tiers.append((int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]))
+        try:
+            http.Quota("the rate", *tiers)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{rate!r}: {error}") from error
         self.tiers = tiers
         # What SimpleRateThrottle tells of itself: its first tier.
         return tiers[0]
@@ -82,9 +86,14 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             return True
         limiter = self.limiter or _limiter_of_settings()
         take = {"fixed": limiter.fixed, "sliding": limiter.sliding, "log": limiter.log}[self.algorithm]
+        http.check_cost(cost := self.get_cost(request, view))
         try:
-            verdict = take(key, *self.tiers, cost=self.get_cost(request, view))
-        except RedisError as error:
+            verdict = take(key, *self.tiers, cost=cost)
+        except (TypeError, ValueError):
+            # A mistake of the application, as a name that cannot be sent.
+            raise
+        except Exception as error:
+            # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
             _log.warning("cannot ask for the limit: %s", str(error) or repr(error))
             if _settings()["FAIL"] == "closed":
                 raise Unavailable from error

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import get_args
 
 from ._wire import Algorithm, Decision, Row, Tier, Window
 
@@ -20,6 +21,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 #: The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
+_LONGEST = timedelta(days=3650)
+_MAX_TIERS = 8
+_MAX_COST = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Refuses what the header field cannot say."""
-        if not 0 <= self.limit <= _LARGEST:
-            raise ValueError(f"a limit must be from 0 to {_LARGEST} to stand in a header field: {self.limit}")
+        if not isinstance(self.limit, int) or not 0 <= self.limit <= _LARGEST:
+            raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window % _SECOND or not self.window:
             raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
         unit = "" if self.unit is None else f";qu={_string(self.unit)}"
@@ -56,11 +60,19 @@ class Quota:
         self.name = name
         self.tiers = tiers
         self.algorithm: Algorithm = algorithm
-        self.policies = tuple(
+        self.policies: tuple[Policy, ...] = tuple(
             Policy(f"{name}-{_name(window)}", limit, _timedelta(window), unit) for limit, window in tiers
         )
-        if len({policy.window for policy in self.policies}) < max(1, len(tiers)):
+        windows = {policy.window for policy in self.policies}
+        if len(windows) < max(1, len(tiers)):
             raise ValueError(f"{name} needs a limit, and all its windows must differ")
+        # What only the server would refuse would count as Redis being away, and might let every request pass.
+        if len(tiers) > _MAX_TIERS:
+            raise ValueError(f"{name} may have {_MAX_TIERS} limits")
+        if max(windows) > _LONGEST:
+            raise ValueError(f"a window must be at most {_LONGEST.days} days: {max(windows)}")
+        if algorithm not in get_args(Algorithm):
+            raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
 
     @classmethod
     def parse(cls, name: str, text: str, *, unit: str | None = None, algorithm: Algorithm = "log") -> Quota:
@@ -119,6 +131,12 @@ def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
         "RateLimit-Policy": ", ".join(policy.item for policy in policies),
         "RateLimit": ", ".join(_item(policy, row.remaining, row.reset_after) for policy, row in rows),
     }
+
+
+def check_cost(cost: int) -> None:
+    """Refuses a cost that no request can have. A negative one would give back what others took."""
+    if not isinstance(cost, int) or not 0 <= cost <= _MAX_COST:
+        raise ValueError(f"a cost must be an integer from 0 to {_MAX_COST}: {cost!r}")
 
 
 def away() -> Answer:

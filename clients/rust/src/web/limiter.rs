@@ -116,8 +116,10 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     }
 
     /// Takes units for a client, of all quotas or of none.
+    ///
+    /// A negative cost takes none: it would give back what other requests took. See [`settle`](Limiter::settle).
     pub async fn take(&self, client: impl Into<String>, cost: i64) -> Result<Admission, Refusal> {
-        let client = client.into();
+        let (client, cost) = (client.into(), cost.max(0));
         let decision = self.ask(&self.policy.request(&client, cost)).await;
         let fields = match &decision {
             Some(decision) => self.policy.answer(decision)?,

@@ -13,6 +13,12 @@ use crate::{Algorithm, All, Decision, Quota, Verdict};
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
+/// The largest integer of a structured field.
+const MAX_LIMIT: u64 = 999_999_999_999_999;
+const MAX_COST: i64 = (1 << 53) - 1;
+const MAX_WINDOW: Duration = Duration::from_secs(3650 * 86_400);
+const MAX_QUOTAS: usize = 8;
+
 /// What each client may take: quotas under one name, all of which must allow a request.
 ///
 /// ```
@@ -46,8 +52,8 @@ impl std::error::Error for InvalidPolicy {}
 impl Policy {
     /// Counts by `RL.LOG`, in a key for each client: `name:client`.
     ///
-    /// Header fields tell windows in seconds, so they are whole seconds, each different; names and units are
-    /// printable ASCII.
+    /// Header fields tell windows in seconds, so they are whole seconds, each different; limits have at most 15
+    /// digits; names and units are printable ASCII. There are 1 to 8 quotas, with windows of up to 3650 days.
     pub fn new(name: impl Into<String>, quotas: impl Into<Vec<Quota>>) -> Result<Policy, InvalidPolicy> {
         let (name, quotas) = (name.into(), quotas.into());
         if let Some(quota) = quotas.iter().find(|quota| !is_whole_seconds(quota.window)) {
@@ -55,11 +61,19 @@ impl Policy {
                 "\"{quota}\" is no limit such as 5/10s, with a window of whole seconds"
             )));
         }
+        // What only the server would refuse would count as Redis being away, and might let every request pass.
+        if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT || quota.window > MAX_WINDOW)
+        {
+            return Err(InvalidPolicy(format!(
+                "\"{quota}\" is too large: a limit is at most {MAX_LIMIT}, a window 3650d"
+            )));
+        }
+        if quotas.len() > MAX_QUOTAS {
+            return Err(InvalidPolicy(format!("{name} may have {MAX_QUOTAS} limits")));
+        }
         let windows: HashSet<Duration> = quotas.iter().map(|quota| quota.window).collect();
         if quotas.is_empty() || windows.len() < quotas.len() {
-            return Err(InvalidPolicy(format!(
-                "of {name} there must be a limit, and all windows must differ"
-            )));
+            return Err(InvalidPolicy(format!("{name} needs a limit, and all windows must differ")));
         }
         if !is_printable(&name) {
             return Err(InvalidPolicy(format!("{name:?} is no name in printable ASCII")));
@@ -95,6 +109,8 @@ impl Policy {
 
     /// What is asked of the server when a client takes so many units.
     pub(crate) fn request(&self, client: &str, cost: i64) -> All {
+        // The server refuses a larger one, which no limit allows anyway.
+        let cost = cost.clamp(-MAX_COST, MAX_COST);
         All::new().key(format!("{}:{client}", self.name), self.algorithm, &self.quotas, cost)
     }
 
