@@ -226,6 +226,16 @@ impl Server {
         value.unwrap_or_else(|| panic!("INFO has no {field}"))
     }
 
+    /// Rewrites the append-only file if the server found its end cut while loading it: see Persistence in
+    /// docs/operations.md.
+    #[track_caller]
+    pub fn rewrite_if_cut(&self) {
+        if self.log().contains("short read while loading the AOF") {
+            self.value("BGREWRITEAOF");
+            self.wait_for_rewrite();
+        }
+    }
+
     /// Waits until no rewrite of an append-only file is running or scheduled.
     #[track_caller]
     pub fn wait_for_rewrite(&self) {

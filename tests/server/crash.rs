@@ -14,6 +14,7 @@ use crate::traffic::NOW;
 fn start_again(server: &mut Server) {
     server.relaunch_at(NOW - 1_000);
     server.set_clock(NOW);
+    server.rewrite_if_cut();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What replicas and the append-only file are sent, and that they hold the same as the master.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -287,6 +287,19 @@ fn in_transactions_and_scripts_rl_all_replicates_within_their_one_transaction() 
     assert_eq!(commands_in_aof(&server), [&sent[..], &[&deleted[0]], &sent].concat());
 }
 
+/// The part of the append-only file that is written to.
+fn newest_part(folder: &Path) -> PathBuf {
+    let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
+    let mut parts = parts.map(|part| part.expect("an entry").path());
+    parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
+}
+
+/// Where the last transaction begins.
+fn start_of_transaction(file: &[u8]) -> usize {
+    let multi = file.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
+    multi.expect("a transaction") - "*1\r\n$5\r\n".len()
+}
+
 #[test]
 fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() {
     let settings = [&APPEND_ONLY[..], &[("aof-load-truncated", "yes")]].concat();
@@ -295,19 +308,12 @@ fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() 
     let before = server.digest();
     server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
     let after = server.digest();
-    let part = |folder: &Path| {
-        let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
-        let mut parts = parts.map(|part| part.expect("an entry").path());
-        parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
-    };
-    let whole = fs::read(part(server.folder())).expect("the file");
-    let multi = whole.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
-    let multi = multi.expect("a transaction");
-    let begins = multi - "*1\r\n$5\r\n".len();
+    let whole = fs::read(newest_part(server.folder())).expect("the file");
+    let begins = start_of_transaction(&whole);
     let mut loaded = Vec::new();
     for end in begins..=whole.len() {
         server.kill();
-        fs::write(part(server.folder()), &whole[..end]).expect("a file to write to");
+        fs::write(newest_part(server.folder()), &whole[..end]).expect("a file to write to");
         server.relaunch();
         let digest = server.digest();
         assert!(digest == before || digest == after, "of {end} bytes of {}", whole.len());
@@ -315,6 +321,25 @@ fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() 
     }
     let complete = loaded.iter().filter(|complete| **complete).count();
     assert_eq!((complete, loaded.last()), (1, Some(&true)), "only the whole file has it");
+}
+
+#[test]
+fn what_is_counted_after_a_cut_transaction_was_loaded_and_the_file_rewritten_survives_a_crash() {
+    let mut server = master(&APPEND_ONLY);
+    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+    server.kill();
+    let whole = fs::read(newest_part(server.folder())).expect("the file");
+    // In the middle of a command: at its edge, every server drops the whole transaction from the file.
+    let last = whole.windows(6).rposition(|bytes| bytes == b"RL.LOG").expect("its last command");
+    fs::write(newest_part(server.folder()), &whole[..last]).expect("a file to write to");
+    server.relaunch();
+    assert_eq!(server.integer("DBSIZE"), 0);
+    server.rewrite_if_cut();
+    server.value("RL.ALL c FIXED 9 1h 1 d LOG 9 1h 1");
+    server.value("RL.SLIDING e 9 1h");
+    let before = server.digest();
+    server.crash_and_restart();
+    assert_eq!(server.digest(), before);
 }
 
 #[test]
