@@ -239,7 +239,8 @@ impl Server {
     /// Waits until no rewrite of an append-only file is running or scheduled.
     #[track_caller]
     pub fn wait_for_rewrite(&self) {
-        let fields = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+        // In this order: one that is scheduled may start between the two looks.
+        let fields = ["aof_rewrite_scheduled", "aof_rewrite_in_progress"];
         wait_for("the rewrite", || fields.iter().all(|field| self.info(field) == "0"));
     }
 

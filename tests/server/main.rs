@@ -13,6 +13,7 @@ mod histories;
 mod hostile;
 mod info;
 mod keyspace;
+mod lifecycles;
 mod limits;
 mod load;
 mod memory;
