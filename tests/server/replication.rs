@@ -294,12 +294,6 @@ fn newest_part(folder: &Path) -> PathBuf {
     parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
 }
 
-/// Where the last transaction begins.
-fn start_of_transaction(file: &[u8]) -> usize {
-    let multi = file.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
-    multi.expect("a transaction") - "*1\r\n$5\r\n".len()
-}
-
 #[test]
 fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() {
     let settings = [&APPEND_ONLY[..], &[("aof-load-truncated", "yes")]].concat();
@@ -309,7 +303,8 @@ fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() 
     server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
     let after = server.digest();
     let whole = fs::read(newest_part(server.folder())).expect("the file");
-    let begins = start_of_transaction(&whole);
+    let multi = whole.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
+    let begins = multi.expect("a transaction") - "*1\r\n$5\r\n".len();
     let mut loaded = Vec::new();
     for end in begins..=whole.len() {
         server.kill();
