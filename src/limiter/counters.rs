@@ -297,13 +297,12 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Puts `counter`, or removes the counter of its window if `counter` is zero.
-    fn put_or_remove(&mut self, counter: Counter, now: UnixMs) {
-        if counter.is_zero() {
-            self.replace(self.iter().filter(|other| other.window != counter.window).collect());
-        } else {
-            self.put(counter, now);
-        }
+    /// Replaces the counter of the same window, or removes it if `counter` is zero.
+    fn put_or_remove(&mut self, counter: Counter) {
+        let others = self.iter().filter(|other| other.window != counter.window);
+        let mut all: Vec<Counter> = others.chain((!counter.is_zero()).then_some(counter)).collect();
+        all.sort_unstable_by_key(|counter| counter.window);
+        self.replace(all);
     }
 
     /// Replaces all counters.
@@ -383,6 +382,10 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
         self.counters.len() == 0
     }
 
+    fn counts_nothing(&self, _quotas: &[Quota], now: UnixMs) -> bool {
+        self.counters.live_windows(now).next().is_none()
+    }
+
     /// The lifetime of the counter that counts longest.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let lifetime = |counter: Counter| {
@@ -417,11 +420,10 @@ impl StateMut for CounterState<&mut Counters> {
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
         let mut most = 0;
         for quota in quotas {
-            let Some(counter) = self.counters.find(quota.window()) else { continue };
-            let mut counter = self.method.advance(counter, as_of);
+            let Some(mut counter) = self.counters.find(quota.window()) else { continue };
             let refunded = self.method.refund(&mut counter, units, as_of);
             if refunded > 0 {
-                self.counters.put_or_remove(counter, as_of);
+                self.counters.put_or_remove(counter);
                 most = most.max(refunded);
             }
         }

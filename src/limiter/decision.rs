@@ -97,7 +97,7 @@ pub struct Outcome {
     pub change: Change,
     /// The time it was applied as of. A copy that repeats the request as of this time ends up equal.
     pub as_of: UnixMs,
-    /// Whether it left the key empty.
+    /// Whether it gave back the last units that counted.
     pub emptied: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
@@ -173,6 +173,9 @@ pub(super) trait State {
 
     /// Whether it holds no units, not even expired ones.
     fn is_empty(&self) -> bool;
+
+    /// Whether no unit counts at `now` or later, in the windows that it holds and in those of `quotas`.
+    fn counts_nothing(&self, quotas: &[Quota], now: UnixMs) -> bool;
 
     /// See [`Limiter::lifetime`](super::Limiter::lifetime).
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime;
@@ -333,7 +336,7 @@ fn refund<S: StateMut>(mut state: S, quotas: QuotaList, cost: Cost, time: Time) 
     // Without AT, everything there can be given back, even if it is ahead of the clock.
     let as_of = time.at.unwrap_or_else(|| state.newest_of(&quotas).max(time.clock));
     let units = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
-    let emptied = units > 0 && state.is_empty();
+    let emptied = units > 0 && state.counts_nothing(&quotas, time.earlier());
     // Fewer units never need the key for longer.
     let change = Change { units, end_moved: false };
     let Decision { verdict, outcome } = RequestOn { state, cost, time }.decide_unchecked(&quotas);

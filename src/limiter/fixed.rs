@@ -1,6 +1,6 @@
 //! RL.FIXED: one count for each window, aligned to the Unix epoch.
 //!
-//! All functions except [`advance`] expect a counter that was advanced to the present.
+//! All functions except [`advance`] and [`refund`] expect a counter that was advanced to the present.
 
 use super::counter::Counter;
 use super::quota::UnixMs;

@@ -75,6 +75,10 @@ impl<L: Deref<Target = Log>> State for L {
         self.holds_nothing()
     }
 
+    fn counts_nothing(&self, quotas: &[Quota], now: UnixMs) -> bool {
+        self.in_window(retention_with(self.retention, longest_of(quotas)), now).used == 0
+    }
+
     /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
     /// of an eighth of the window, so that it moves eight times a window, not at every request.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {

@@ -294,6 +294,10 @@ impl<L: Deref<Target = Limiter>> State for Short<L> {
         self.head.units == 0
     }
 
+    fn counts_nothing(&self, quotas: &[Quota], now: UnixMs) -> bool {
+        self.in_window(log::retention_with(self.retention(), log::longest_of(quotas)), now).used == 0
+    }
+
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         log::lifetime(self.head.newest, self.head.end(), now, slack_ms)
     }

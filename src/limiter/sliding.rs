@@ -1,7 +1,7 @@
 //! RL.SLIDING: the current window's count, plus the previous one's weighted by its overlap with a window that
 //! ends now: `current + floor(previous * (window - elapsed) / window)`.
 //!
-//! All functions except [`advance`] expect a counter that was advanced to the present. Everything is exact: a
+//! All functions except [`advance`] and [`refund`] expect a counter that was advanced to the present. Everything is exact: a
 //! count of 63 bits times a window of 39 bits fits in 128 bits.
 
 use super::counter::Counter;
@@ -28,12 +28,15 @@ pub fn used(counter: &Counter, now: UnixMs) -> u64 {
 }
 
 /// Takes up to `units` from the window of `as_of` and then from the one before it, if the counter still holds
-/// them. Returns how many were taken.
+/// them. Returns how many were taken. The counter stays in its window, also if `as_of` is in the next.
 pub fn refund(counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
     let number = as_of.window_number(counter.window);
     if number == counter.number {
         let refunded = counter.refund_current(units);
         refunded + counter.refund_previous(units - refunded)
+    } else if number == counter.number + 1 {
+        // As of then, the current units are those of the previous window.
+        counter.refund_current(units)
     } else if number + 1 == counter.number {
         counter.refund_previous(units)
     } else {

@@ -108,7 +108,7 @@ fn answer_to<Q: Quotas>(
             limiter.set_source(expiry.source);
             *expires_at = expiry.moves_to.or(*expires_at);
         }
-        if limiter.is_empty() {
+        if outcome.emptied {
             *limiter = Limiter::new(algorithm);
             *expires_at = None;
         }
@@ -119,6 +119,19 @@ fn answer_to<Q: Quotas>(
         answer = take(now)?;
     }
     Ok(answer)
+}
+
+/// Does what a copy does with a call that changed something as of a time, while its clock shows the same time as
+/// the master's. Returns the time it was applied as of.
+pub fn replay(limiter: &mut Limiter, call: &Call, as_of: u64) -> Option<u64> {
+    let cost = Cost::new(call.cost).expect("a cost");
+    let time = Time { clock: UnixMs::saturating(call.now), at: UnixMs::new(as_of) };
+    let algorithm = limiter.algorithm();
+    let taken = limiter.take(algorithm, &quota_list(&call.quotas), cost, true, time).ok()?;
+    if taken.outcome.emptied {
+        *limiter = Limiter::new(algorithm);
+    }
+    taken.outcome.changed().then_some(taken.outcome.as_of.get())
 }
 
 /// The verdict that a request would get.

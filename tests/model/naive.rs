@@ -138,30 +138,24 @@ impl Windows {
         true
     }
 
-    /// Takes units from the window of `as_of` and, if sliding, from the one before, if they count at that time.
-    /// Returns whether there were any.
+    /// Takes units from the window of `as_of` and, if sliding, from the one before, if they are still held.
+    /// Time does not move. Returns whether there were any.
     fn refund(&mut self, window: i128, units: i128, as_of: i128) -> bool {
-        let (number, named) = (self.number(window, as_of), as_of / window);
-        let counting = if self.sliding { number - 1..=number } else { number..=number };
-        let meant = if self.sliding { named - 1..=named } else { named..=named };
+        let Some(counted) = self.lengths.get_mut(&window) else { return false };
+        let (named, latest) = (as_of / window, counted.latest);
+        let (meant, held) = if self.sliding { (named - 1..=named, latest - 1) } else { (named..=named, latest) };
         let mut left = units;
-        for number in counting.rev().filter(|number| meant.contains(number)) {
-            let counted = self.units(window, number);
-            if counted > 0 {
-                self.lengths.entry(window).and_modify(|all| {
-                    all.units.insert(number, counted - left.min(counted));
-                });
-                left -= left.min(counted);
+        for (number, units) in counted.units.range_mut(held..).rev() {
+            if meant.contains(number) {
+                let refunded = left.min(*units);
+                *units -= refunded;
+                left -= refunded;
             }
         }
-        if left == units {
-            return false;
-        }
-        self.put(window, number, self.units(window, number));
-        if !self.is_live(window, as_of) {
+        if counted.units.range(held..).all(|(_, units)| *units == 0) {
             self.lengths.remove(&window);
         }
-        true
+        left < units
     }
 
     fn put(&mut self, window: i128, number: i128, units: i128) {
@@ -298,7 +292,18 @@ impl Model {
                 changed
             }
         };
+        if changed && cost < 0 {
+            self.delete_if_nothing_counts(quotas, i128::from(now));
+        }
         changed.then_some(as_of)
+    }
+
+    fn delete_if_nothing_counts(&mut self, quotas: &[Quota], now: i128) {
+        match &mut self.state {
+            State::Windows(windows) if windows.live(now).next().is_none() => windows.lengths.clear(),
+            State::Log(log) if log.used(log.keep_with(quotas), now) == 0 => log.entries.clear(),
+            State::Windows(_) | State::Log(_) => {}
+        }
     }
 
     /// The latest time that anything was counted at; for windows, in those named.

@@ -5,7 +5,7 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Limiter, MAX_COUNT, UnixMs, WindowMs};
 
-use crate::calls::{Act, Answer, Call, History, answer, assert_agree, expected, quota};
+use crate::calls::{Act, Answer, Call, History, answer, assert_agree, expected, quota, replay};
 use crate::cases;
 use crate::history::{ALL, Shape, crowded, history, huge, pace, small};
 use crate::naive::{Model, Search};
@@ -50,9 +50,7 @@ proptest! {
         let mut replica = limiter.clone();
         for call in &history.calls {
             if let Ok(Answer { changed: Some(as_of), .. }) = answer(&mut limiter, call) {
-                let sent = Call { act: Act::Force, now: as_of, at: true, ..call.clone() };
-                let received = answer(&mut replica, &sent);
-                prop_assert!(received.is_ok_and(|answer| answer.changed == Some(as_of)));
+                prop_assert_eq!(replay(&mut replica, call, as_of), Some(as_of));
             }
             prop_assert_eq!(encode(&limiter), encode(&replica), "after {:?}", call);
         }

@@ -284,3 +284,38 @@ fn a_reservation_in_a_key_with_another_window_ahead_is_settled_with_the_at_of_th
         assert_eq!(settled.rows[0][2], 13, "{algorithm}");
     }
 }
+
+#[test]
+fn giving_back_as_of_a_later_window_moves_no_key_and_forgives_nobody_elses_units() {
+    let server = Server::start();
+    let next = NOW + MINUTE;
+    for by_all in [false, true] {
+        for (name, before, after) in [("RL.FIXED", 5, 5), ("RL.SLIDING", 50, 49), ("RL.LOG", 95, 94)] {
+            server.value(&format!("{name} {name} 1000 1m COST 90 AT {NOW}"));
+            server.value(&format!("{name} {name} 1000 1m COST 5 AT {}", next - 1));
+            assert_eq!(used(&server, name, next - 1), before, "{name}");
+            server.value(&settle(by_all, name, -1, next + 40_000));
+            assert_eq!(used(&server, name, next - 1), after, "{name}: one unit less, in the window it was in");
+            server.value(&format!("DEL {name}"));
+        }
+    }
+}
+
+#[test]
+fn a_key_that_gives_back_the_last_unit_that_counts_is_deleted_although_it_held_an_ended_window() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for by_all in [false, true] {
+        for name in COMMANDS {
+            server.set_clock(NOW);
+            let algorithm = name.trim_start_matches("RL.");
+            server.value(&format!("{name} {name} 9 1s 9 30d"));
+            server.set_clock(NOW + 2_000);
+            let line = match by_all {
+                true => format!("RL.ALL {name} {algorithm} 9 30d -1"),
+                false => format!("{name} {name} 9 30d COST -1"),
+            };
+            server.value(&line);
+            assert_eq!(server.integer(&format!("EXISTS {name}")), 0, "{line}");
+        }
+    }
+}
