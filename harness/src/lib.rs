@@ -4,7 +4,7 @@
 //! `REDIS_SERVER` is the program to run; `redis-server` by default.
 //!
 //! - `process`: a child process that never outlives its parent, and how to launch a server.
-//! - `server`: a running server, and helpers for tests.
+//! - `server`: a running server, and helpers for tests. `neighbor.c` is a second module for it.
 //! - `clock`: a server clock that the test sets.
 //! - `wire`: commands, replies and errors.
 //! - `effects`: the replication stream and the append-only file of a server.

@@ -59,6 +59,15 @@ impl Server {
         Server::launch(|launch| launch.module(module()).settings(settings).clock_at(unix_ms))
     }
 
+    /// The same, with a second module, which writes to keys when it is told of others: see `neighbor.c`.
+    #[track_caller]
+    pub fn with_neighbor(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
+        let neighbor = Path::new(env!("OUT_DIR")).join("libneighbor.so");
+        Server::launch(|launch| {
+            launch.module(module()).module(&neighbor).settings(settings).clock_at(unix_ms)
+        })
+    }
+
     /// A server without the module.
     #[track_caller]
     pub fn without_module() -> Server {

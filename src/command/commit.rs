@@ -1,8 +1,10 @@
-//! Applies a decision to one open key: time to live, replication, events.
+//! What follows from a decision on one open key: its time to live, copies, events.
+//!
+//! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
+//! Copies get each effect before that, so that they see everything in the order in which it happened.
 
 use crate::keyspace::{OpenKey, ToWrite};
 use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Time, UnixMs};
-use crate::request::Refusal;
 use crate::server::{Arg, Call, Effect, Event};
 
 /// A request about one key, counted or not.
@@ -17,72 +19,106 @@ pub struct DecidedRequest<'a> {
     pub time: Time,
     /// Its outcome.
     pub outcome: Outcome,
+    /// Whether it came from a master or an append-only file.
+    pub replayed: bool,
 }
 
-/// Stores `fresh` in an empty key if it counted anything, updates the time to live, closes the key and
-/// replicates the effect. Returns an upper bound on the waits in the reply, in milliseconds.
-#[inline(always)]
-pub fn conclude(
-    call: &Call,
-    mut key: OpenKey<ToWrite>,
-    fresh: Option<Limiter>,
-    decided: &DecidedRequest,
-    replayed: bool,
-) -> Result<u64, Refusal> {
-    let DecidedRequest { time, outcome, .. } = *decided;
-    if let Some(fresh) = fresh
-        && outcome.changed()
-        && !outcome.emptied
-    {
-        key.insert(fresh)?;
-    }
-    let name = key.name();
-    if outcome.emptied {
-        key.delete();
-    }
-    if outcome.expiry_facts(time).may_move_expiry() {
-        move_expiry(&mut key, outcome.expiry_facts(time));
-    }
-    let longest_wait_ms = longest_wait_ms(&key, time, &outcome);
-    drop(key);
-
-    if outcome.changed() {
-        call.signal_modified(name);
+impl DecidedRequest<'_> {
+    /// Sends the effect on a key to copies.
+    #[inline(always)]
+    fn replicate(&self, call: &Call, key: Arg) {
+        let &DecidedRequest { algorithm, tiers, cost, time, outcome, replayed } = self;
         match time.at {
             // The command is itself an effect.
             Some(_) if replayed => call.replicate_verbatim(),
-            _ => call.replicate(|| Effect {
-                algorithm: decided.algorithm,
-                key: name,
-                tiers: decided.tiers,
-                cost: decided.cost,
-                at: outcome.as_of,
-            }),
+            _ => call.replicate(|| Effect { algorithm, key, tiers, cost, at: outcome.as_of }),
         }
     }
-    if outcome.emptied {
-        call.notify(Event::Deleted, name);
-    }
-    Ok(longest_wait_ms)
 }
 
-/// Publishes `rl.limited` if the request was limited. Only the server that decided does so, never a copy.
+/// Stores `fresh` in an empty key if it counted anything, updates the time to live, closes the key, replicates
+/// the effect and tells other modules. Returns the call, and an upper bound on the waits in the reply, in
+/// milliseconds.
 #[inline(always)]
-pub fn publish_if_limited(call: &Call, key: Arg, limited: bool) {
-    if limited {
-        call.notify(Event::Limited, key);
+pub fn close_and_tell<'c, 'a>(
+    mut key: OpenKey<'c, 'a, ToWrite>,
+    fresh: Option<Limiter>,
+    decided: &DecidedRequest,
+) -> (&'c mut Call<'a>, u64) {
+    let outcome = &decided.outcome;
+    if outcome.emptied {
+        return delete(key, decided);
     }
+    if let Some(fresh) = fresh
+        && outcome.changed()
+    {
+        return create(key, fresh, decided);
+    }
+    let (name, longest_wait_ms) = (key.name(), move_expiry(&mut key, decided));
+    let call = key.close();
+    if outcome.changed() {
+        decided.replicate(call, name);
+        call.signal_modified(name);
+    }
+    (call, longest_wait_ms)
+}
+
+/// Deletes the key, which has given back its last unit.
+#[cold]
+fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, decided: &DecidedRequest) -> (&'c mut Call<'a>, u64) {
+    let name = key.name();
+    decided.replicate(key.call(), name);
+    let call = key.delete();
+    call.signal_modified(name);
+    call.notify(Event::Deleted, name);
+    (call, u64::MAX)
+}
+
+/// Stores a limiter in the empty key.
+#[cold]
+fn create<'c, 'a>(
+    key: OpenKey<'c, 'a, ToWrite>,
+    fresh: Limiter,
+    decided: &DecidedRequest,
+) -> (&'c mut Call<'a>, u64) {
+    let name = key.name();
+    decided.replicate(key.call(), name);
+    let call = key.insert(fresh);
+    // Another module may have deleted, renamed or replaced it meanwhile.
+    let longest_wait_ms =
+        OpenKey::to_write(call, name).map_or(u64::MAX, |mut key| move_expiry(&mut key, decided));
+    call.signal_modified(name);
+    (call, longest_wait_ms)
+}
+
+/// Updates the time to live. Returns an upper bound on every wait.
+#[inline(always)]
+fn move_expiry(key: &mut OpenKey<ToWrite>, decided: &DecidedRequest) -> u64 {
+    let DecidedRequest { time, outcome, .. } = decided;
+    let facts = outcome.expiry_facts(*time);
+    if facts.may_move_expiry() {
+        move_expiry_by(key, facts);
+    }
+    longest_wait_ms(key, *time, outcome)
 }
 
 #[cold]
 #[inline(never)]
-fn move_expiry(key: &mut OpenKey<ToWrite>, facts: ExpiryFacts) {
+fn move_expiry_by(key: &mut OpenKey<ToWrite>, facts: ExpiryFacts) {
     let current = key.expires_at();
     let Some(limiter) = key.limiter_mut() else { return };
     let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
     limiter.set_source(expiry.source);
     if let Some(end) = expiry.moves_to {
         key.expire_at(end);
+    }
+}
+
+/// Publishes `rl.limited` if the request was limited. Only the server that decided does so, never a copy.
+#[inline(always)]
+pub fn publish_if_limited(call: &mut Call, key: Arg, limited: bool) {
+    if limited {
+        call.notify(Event::Limited, key);
     }
 }
 

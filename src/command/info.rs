@@ -5,26 +5,28 @@ use super::reply::integer;
 use crate::keyspace::OpenKey;
 use crate::limiter::{Parts, TimeSource};
 use crate::request::Refusal;
-use crate::server::{self, Call, Command, Keys};
+use crate::server::{self, Call, Command};
 
 /// RL.INFO.
 pub struct Info;
 
 impl Command for Info {
-    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal> {
+    fn run(call: &mut Call) -> Result<(), Refusal> {
         let now = server::now();
-        let key = OpenKey::to_read(keys.first())?;
+        let name = call.key();
+        let key = OpenKey::to_read(call, name)?;
         let Some(limiter) = key.limiter() else {
-            call.reply_null();
+            key.close().reply_null();
             return Ok(());
         };
         let may_expire_early = limiter.is_ahead_of(now) || limiter.source() == TimeSource::Loaded;
         let longest_wait = if may_expire_early { ms_until_expired(&key, now) } else { u64::MAX };
-        let (windows, entries) = (limiter.windows(now), limiter.entries(now));
+        let (algorithm, windows, entries) = (limiter.algorithm(), limiter.windows(now), limiter.entries(now));
+        let call = key.close();
 
         call.reply_map(2 + usize::from(entries.is_some()));
         call.reply_text("algorithm");
-        call.reply_text(limiter.algorithm().name());
+        call.reply_text(algorithm.name());
         call.reply_text("windows");
         call.reply_array(windows.len());
         for usage in windows {

@@ -4,24 +4,25 @@
 use crate::encoding;
 use crate::keyspace::OpenKey;
 use crate::request::Refusal;
-use crate::server::{Call, Command, Keys};
+use crate::server::{Call, Command};
 
 /// RL.LOAD.
 pub struct Load;
 
 impl Command for Load {
-    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal> {
+    fn run(call: &mut Call) -> Result<(), Refusal> {
         let [payload] = call.args_after_key() else { return Err(Refusal::Arity) };
-        let mut key = OpenKey::to_write(keys.first()).map_err(|_| Refusal::BUSY_KEY)?;
+        let name = call.key();
+        let key = OpenKey::to_write(call, name)
+            .and_then(|key| if key.limiter().is_none() { key.open_again() } else { Ok(key) })
+            .map_err(|_| Refusal::BUSY_KEY)?;
         if key.limiter().is_some() {
             return Err(Refusal::BUSY_KEY);
         }
         let limiter = encoding::decode(payload.bytes()).map_err(|_| Refusal::PAYLOAD)?;
-        key.insert(limiter)?;
-        let name = key.name();
-        drop(key);
+        key.call().replicate_verbatim();
+        let call = key.insert(limiter);
         call.signal_modified(name);
-        call.replicate_verbatim();
         call.reply_ok();
         Ok(())
     }

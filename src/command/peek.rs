@@ -4,37 +4,39 @@ use super::{commit, reply};
 use crate::keyspace::OpenKey;
 use crate::limiter::{Algorithm, Decision, Limiter, Quotas, Time};
 use crate::request::{Options, Refusal, Request};
-use crate::server::{self, Arg, Call, Command, Keys};
+use crate::server::{self, Arg, Call, Command};
 use crate::stats;
 
 /// RL.PEEK.
 pub struct Peek;
 
 impl Command for Peek {
-    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal> {
+    fn run(call: &mut Call) -> Result<(), Refusal> {
         match call.args_after_key() {
-            [limit, window] => run(call, keys, &Request::of_one_tier(limit.bytes(), window.bytes())?),
-            args => peek_with_options(call, keys, args),
+            [limit, window] => run(call, &Request::of_one_tier(limit.bytes(), window.bytes())?),
+            args => peek_with_options(call, args),
         }
     }
 }
 
 #[inline(never)]
-fn peek_with_options<'a>(call: &'a Call<'a>, keys: Keys<'a>, args: &[Arg]) -> Result<(), Refusal> {
+fn peek_with_options(call: &mut Call, args: &[Arg]) -> Result<(), Refusal> {
     // By reference, as in RL.FIXED and the others.
     let request = Request::parse(args, Options::Cost);
-    run(call, keys, request.as_ref().map_err(|refusal| *refusal)?)
+    run(call, request.as_ref().map_err(|refusal| *refusal)?)
 }
 
 #[inline(always)]
-fn run<'a, Q: Quotas>(call: &'a Call<'a>, keys: Keys<'a>, request: &Request<Q>) -> Result<(), Refusal> {
+fn run<Q: Quotas>(call: &mut Call, request: &Request<Q>) -> Result<(), Refusal> {
     let time = Time { clock: server::now(), at: request.at };
-    let key = OpenKey::to_read(keys.first())?;
+    let name = call.key();
+    let key = OpenKey::to_read(call, name)?;
     // A missing key counts nothing, whatever the algorithm.
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
     let Decision { verdict, outcome } = limiter.peek(&request.quotas, request.cost, time)?;
     let verdict = verdict.within(commit::longest_wait_ms(&key, time, &outcome));
+    drop(key);
     stats::peeked(&verdict);
     reply::verdict(call, &verdict);
     Ok(())

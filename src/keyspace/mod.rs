@@ -13,7 +13,7 @@ use redis_module::raw;
 use crate::limiter::{Algorithm, Limiter, UnixMs};
 use crate::request::Refusal;
 use crate::server::registration::{LoadFailed, Loading};
-use crate::server::{Arg, Key, OK, api, functions};
+use crate::server::{Arg, Call, OK, api, functions};
 
 /// The native type, set once while the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
@@ -36,28 +36,52 @@ pub struct ToWrite;
 
 /// An open key, either empty or holding a limiter. Dropping it closes the key.
 ///
-/// Each [`Key`] is opened at most once, so this handle has the limiter to itself.
-pub struct OpenKey<'a, Mode> {
-    key: *mut raw::RedisModuleKey,
+/// It keeps the call to itself until it is closed. So no other key is open, no other module runs and can delete
+/// the limiter, and this handle has the limiter to itself.
+pub struct OpenKey<'c, 'a, Mode> {
+    handle: Handle<'c>,
     /// Null if the key is empty. Owned by the server, and valid until the key is closed.
     limiter: *mut Limiter,
     name: Arg<'a>,
+    call: &'c mut Call<'a>,
     mode: PhantomData<Mode>,
 }
 
-impl<'a> OpenKey<'a, ToRead> {
-    /// Opens a key for reading. Refuses a value of another type.
-    #[inline]
-    pub fn to_read(key: Key<'a>) -> Result<Self, Refusal> {
-        OpenKey::open(key, raw::REDISMODULE_READ)
+/// The server's handle. It borrows the call, so that it is closed before the call is used again.
+struct Handle<'c> {
+    key: *mut raw::RedisModuleKey,
+    call: PhantomData<&'c mut ()>,
+}
+
+impl Drop for Handle<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: the handle is closed once; the server accepts null.
+        unsafe { (functions().close_key)(self.key) };
     }
 }
 
-impl<'a> OpenKey<'a, ToWrite> {
+impl<'c, 'a> OpenKey<'c, 'a, ToRead> {
+    /// Opens a key for reading. Refuses a value of another type.
+    #[inline]
+    pub fn to_read(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
+        OpenKey::open(call, name, raw::REDISMODULE_READ)
+    }
+}
+
+impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
     /// Opens a key for reading and writing. Refuses a value of another type.
     #[inline(always)]
-    pub fn to_write(key: Key<'a>) -> Result<Self, Refusal> {
-        OpenKey::open(key, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    pub fn to_write(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
+        OpenKey::open(call, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    }
+
+    /// Closes a key that is empty, and opens it again.
+    ///
+    /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
+    pub fn open_again(self) -> Result<Self, Refusal> {
+        let name = self.name;
+        OpenKey::to_write(self.close(), name)
     }
 
     /// The limiter in the key, mutably; `None` if the key is empty.
@@ -80,45 +104,47 @@ impl<'a> OpenKey<'a, ToWrite> {
         }
     }
 
-    /// Stores a limiter in an empty key.
+    /// Stores a limiter in the empty key and closes it: meanwhile the server tells other modules of a new key,
+    /// and they may do anything to it.
     #[cold]
-    pub fn insert(&mut self, limiter: Limiter) -> Result<(), Refusal> {
+    pub fn insert(self, limiter: Limiter) -> &'c mut Call<'a> {
         let limiter = Box::into_raw(Box::new(limiter));
         // SAFETY: the handle is open for writing. On success the server owns the value, and passes it to
         // `free` once.
-        let set = unsafe { api!(RedisModule_ModuleTypeSetValue(self.key, native_type(), limiter.cast())) };
+        let set =
+            unsafe { api!(RedisModule_ModuleTypeSetValue(self.handle.key, native_type(), limiter.cast())) };
+        // The server refuses only a key that is not open for writing, or that is being iterated over.
         if set != OK {
             // SAFETY: the box was made above, and the server did not take it.
             drop(unsafe { Box::from_raw(limiter) });
-            return Err(Refusal::INTERNAL);
         }
-        self.limiter = limiter;
-        Ok(())
+        self.close()
     }
 
-    /// Deletes the key.
+    /// Deletes the key and closes it: newer servers tell other modules.
     #[cold]
-    pub fn delete(&mut self) {
-        self.limiter = null_mut();
+    pub fn delete(self) -> &'c mut Call<'a> {
         // SAFETY: the handle is open for writing; the limiter is not used again.
-        unsafe { api!(RedisModule_DeleteKey(self.key)) };
+        unsafe { api!(RedisModule_DeleteKey(self.handle.key)) };
+        self.close()
     }
 
     /// Makes the key expire at `at` by the server's clock.
     pub fn expire_at(&mut self, at: UnixMs) {
         // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
+        unsafe { api!(RedisModule_SetAbsExpire(self.handle.key, at.get() as c_longlong)) };
     }
 }
 
-impl<'a, Mode> OpenKey<'a, Mode> {
+impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
+    /// The server may delete an expired value here, and tell other modules.
     #[inline(always)]
-    fn open(key: Key<'a>, mode: u32) -> Result<Self, Refusal> {
-        let name = key.name();
+    fn open(call: &'c mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
         // SAFETY: context and name outlive the handle: they live as long as the call.
-        let key = unsafe { (functions().open_key)(key.call().ctx(), name.string(), mode as c_int) };
+        let key = unsafe { (functions().open_key)(call.ctx(), name.string(), mode as c_int) };
+        let handle = Handle { key, call: PhantomData };
+        let mut open = OpenKey { handle, limiter: null_mut(), name, call, mode: PhantomData };
         // The server returns null for a missing key that is opened for reading.
-        let mut open = OpenKey { key, limiter: null_mut(), name, mode: PhantomData };
         if key.is_null() {
             return Ok(open);
         }
@@ -132,6 +158,18 @@ impl<'a, Mode> OpenKey<'a, Mode> {
             }
         }
         Ok(open)
+    }
+
+    /// Closes the key, and returns the call.
+    #[inline(always)]
+    pub fn close(self) -> &'c mut Call<'a> {
+        self.call
+    }
+
+    /// The call that opened it.
+    #[inline(always)]
+    pub fn call(&self) -> &Call<'a> {
+        self.call
     }
 
     /// The name of the key.
@@ -154,16 +192,8 @@ impl<'a, Mode> OpenKey<'a, Mode> {
             return None;
         }
         // SAFETY: the handle is open.
-        let at = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
+        let at = unsafe { api!(RedisModule_GetAbsExpire(self.handle.key)) };
         // Negative: no time to live.
         u64::try_from(at).ok().map(UnixMs::saturating)
-    }
-}
-
-impl<Mode> Drop for OpenKey<'_, Mode> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: the handle is closed once; the server accepts null.
-        unsafe { (functions().close_key)(self.key) };
     }
 }

@@ -9,13 +9,13 @@ use redis_module::raw;
 
 use super::replication::{self, Effect};
 use super::{OK, api, functions};
-use crate::request::{self, List, Refusal};
+use crate::request::Refusal;
 use crate::stats;
 
 /// A command of the module.
 pub trait Command {
     /// Runs the command and replies, or refuses.
-    fn run<'a>(call: &'a Call<'a>, keys: Keys<'a>) -> Result<(), Refusal>;
+    fn run(call: &mut Call) -> Result<(), Refusal>;
 }
 
 /// An argument: a server string that lives as long as the call.
@@ -53,6 +53,9 @@ impl<'a> Arg<'a> {
 }
 
 /// The current call.
+///
+/// What may call other modules takes it mutably: opening a key, marking it as modified, publishing an event. An
+/// open key borrows it mutably too. So one key is open at a time, and none while another module writes to it.
 pub struct Call<'a> {
     ctx: *mut raw::RedisModuleCtx,
     args: &'a [Arg<'a>],
@@ -70,62 +73,18 @@ pub unsafe extern "C" fn entry<C: Command>(
 ) -> c_int {
     // SAFETY: the server passes `argc` strings, the command's name first; an `Arg` is a transparent string.
     let args = unsafe { slice::from_raw_parts(argv.cast::<Arg>(), argc as usize) };
-    let call = Call { ctx, args };
+    let mut call = Call { ctx, args };
     // The server checks the arity of a client's command, but not when it loads an append-only file.
     if args.len() < 2 {
         call.refuse(Refusal::Arity);
         return OK;
     }
-    match catch_unwind(AssertUnwindSafe(|| C::run(&call, Keys { call: &call }))) {
+    match catch_unwind(AssertUnwindSafe(|| C::run(&mut call))) {
         Ok(Ok(())) => {}
         Ok(Err(refusal)) => call.refuse(refusal),
         Err(_) => call.refuse(Refusal::INTERNAL),
     }
     OK
-}
-
-/// The right to open the keys of a call. Each call has one, and its methods consume it, so no key can be
-/// opened twice.
-pub struct Keys<'a> {
-    call: &'a Call<'a>,
-}
-
-/// The right to open one key of a call, once.
-pub struct Key<'a> {
-    call: &'a Call<'a>,
-    name: Arg<'a>,
-}
-
-impl<'a> Keys<'a> {
-    /// The key of a command with one key: the first argument.
-    #[inline(always)]
-    pub fn first(self) -> Key<'a> {
-        Key { call: self.call, name: self.call.args[1] }
-    }
-
-    /// The distinct keys among `names`, in order of first mention, and for each name the index of its key.
-    #[inline]
-    pub fn distinct(
-        self,
-        names: impl Iterator<Item = Arg<'a>>,
-    ) -> (impl Iterator<Item = Key<'a>>, List<usize>) {
-        let (names, key_of_name) = request::distinct(names);
-        (names.into_iter().map(move |name| Key { call: self.call, name }), key_of_name)
-    }
-}
-
-impl<'a> Key<'a> {
-    /// The call that names the key.
-    #[inline(always)]
-    pub fn call(&self) -> &'a Call<'a> {
-        self.call
-    }
-
-    /// The name of the key.
-    #[inline(always)]
-    pub fn name(&self) -> Arg<'a> {
-        self.name
-    }
 }
 
 /// The keyspace events that this module publishes.
@@ -150,6 +109,12 @@ impl<'a> Call<'a> {
         &self.args[1..]
     }
 
+    /// The first key.
+    #[inline(always)]
+    pub fn key(&self) -> Arg<'a> {
+        self.args[1]
+    }
+
     /// The arguments after the first key.
     #[inline(always)]
     pub fn args_after_key(&self) -> &'a [Arg<'a>] {
@@ -158,13 +123,13 @@ impl<'a> Call<'a> {
 
     /// Marks a key as modified, for WATCH and for client-side caching.
     #[inline(always)]
-    pub fn signal_modified(&self, key: Arg) {
+    pub fn signal_modified(&mut self, key: Arg) {
         // SAFETY: both live as long as the call.
         unsafe { (functions().signal_modified_key)(self.ctx, key.string) };
     }
 
     /// Publishes a keyspace event about a key.
-    pub fn notify(&self, event: Event, key: Arg) {
+    pub fn notify(&mut self, event: Event, key: Arg) {
         let (class, name) = match event {
             Event::Limited => (raw::REDISMODULE_NOTIFY_MODULE, c"rl.limited"),
             Event::Deleted => (raw::REDISMODULE_NOTIFY_GENERIC, c"del"),
@@ -173,7 +138,8 @@ impl<'a> Call<'a> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.string)) };
     }
 
-    /// Sends an effect of this call to replicas and the append-only file.
+    /// Sends an effect of this call to replicas and the append-only file, once the call has ended. Calls no other
+    /// module.
     #[inline(always)]
     pub fn replicate<'e>(&self, effect: impl FnOnce() -> Effect<'e>) {
         replication::replicate(self, effect);
@@ -269,7 +235,7 @@ mod tests {
     struct Panicking;
 
     impl Command for Panicking {
-        fn run<'a>(_call: &'a Call<'a>, _keys: Keys<'a>) -> Result<(), Refusal> {
+        fn run(_call: &mut Call) -> Result<(), Refusal> {
             panic!("a bug");
         }
     }

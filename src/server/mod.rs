@@ -16,7 +16,7 @@ use redis_module::raw;
 
 use crate::limiter::UnixMs;
 
-pub use call::{Arg, Call, Command, Event, Key, Keys};
+pub use call::{Arg, Call, Command, Event};
 pub use replication::Effect;
 
 /// The status of a call that succeeded, from the server or to it.

@@ -180,10 +180,10 @@ const SENT_BY_ALL: &[(&str, &str)] = &[
         "rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000",
         "MULTI; RL.FIXED a 5 10S COST 2 FORCE AT 15000; RL.LOG b 9 1M FORCE AT 15000; EXEC",
     ),
-    // Rows of one key go together, in the order of the keys.
+    // Rows of one key go together. Keys that exist come first.
     (
         "RL.ALL s SLIDING 9 1m 3 b LOG 9 1M 1 s SLIDING 50 1h 3 AT 15001",
-        "MULTI; RL.SLIDING s 9 1m 50 1h COST 3 FORCE AT 15001; RL.LOG b 9 1M FORCE AT 15001; EXEC",
+        "MULTI; RL.LOG b 9 1M FORCE AT 15001; RL.SLIDING s 9 1m 50 1h COST 3 FORCE AT 15001; EXEC",
     ),
     // Only what changed.
     ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.LOG b 9 1M FORCE AT 15002"),
