@@ -164,18 +164,24 @@ unsafe extern "C" fn defrag(
     _key: *mut raw::RedisModuleString,
     value: *mut *mut c_void,
 ) -> c_int {
-    guarded((), || {
-        let mut mover = Defrag { ctx };
-        // SAFETY: `value` points to one of ours, which the server lets us move; the box goes back to the
-        // server.
-        unsafe {
-            let mut limiter = mover.move_box(Box::from_raw((*value).cast::<Limiter>()));
-            let held = std::mem::replace(&mut *limiter, Limiter::new(Algorithm::Fixed));
-            *limiter = held.relocate(&mut mover);
-            *value = Box::into_raw(limiter).cast();
-        }
-    });
+    // SAFETY: `value` points to one of ours, which the server lets us move.
+    guarded((), || unsafe { relocate(value, &mut Defrag { ctx }) });
     0
+}
+
+/// Moves a value and all that it holds. After a panic, `value` points to the old limiter or to an empty one.
+///
+/// # Safety
+///
+/// `value` points to one of ours, and nothing else uses it meanwhile.
+unsafe fn relocate(value: *mut *mut c_void, mover: &mut impl Mover) {
+    // SAFETY: the caller's promise. The server gets the box back before anything else happens to it.
+    let limiter = unsafe {
+        *value = Box::into_raw(mover.move_box(Box::from_raw((*value).cast::<Limiter>()))).cast();
+        &mut *(*value).cast::<Limiter>()
+    };
+    let held = std::mem::replace(limiter, Limiter::new(Algorithm::Fixed));
+    *limiter = held.relocate(mover);
 }
 
 /// Moves allocations for active defrag, while a defrag callback runs.
@@ -234,5 +240,65 @@ unsafe extern "C" fn aof_rewrite(
             bytes.as_ptr().cast::<c_char>(),
             bytes.len()
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Panics at its first move, its second and so on.
+    struct Panicking {
+        moves_left: usize,
+    }
+
+    impl Panicking {
+        fn moved<T>(&mut self, piece: T) -> T {
+            if self.moves_left == 0 {
+                // As when the server is asked to move it: whoever asks does not own it.
+                std::mem::forget(piece);
+                panic!("a bug");
+            }
+            self.moves_left -= 1;
+            piece
+        }
+    }
+
+    impl Mover for Panicking {
+        fn move_box<T>(&mut self, piece: Box<T>) -> Box<T> {
+            self.moved(piece)
+        }
+
+        fn move_vec<T>(&mut self, piece: Vec<T>) -> Vec<T> {
+            self.moved(piece)
+        }
+    }
+
+    #[test]
+    fn a_panic_while_a_value_is_moved_leaves_it_valid() {
+        let mut payloads: Vec<Vec<u8>> =
+            Algorithm::ALL.into_iter().map(|algorithm| encoding::spent(algorithm).to_vec()).collect();
+        // Another window, and a log of many entries.
+        payloads.push([encoding::spent(Algorithm::Fixed), &[2, 0, 1]].concat());
+        let [version, tag, .., at, units] = *encoding::spent(Algorithm::Log) else {
+            panic!("it has one entry")
+        };
+        payloads.push([&[version, tag, 127, at, units][..], &[0, 2, 1].repeat(120)].concat());
+        for payload in payloads {
+            for moves_left in 0..10 {
+                let limiter = encoding::decode(&payload).expect("a valid payload");
+                let mut value: *mut c_void = Box::into_raw(Box::new(limiter)).cast();
+                let mut mover = Panicking { moves_left };
+                let moved = guarded(false, || {
+                    // SAFETY: the value was just made, and nothing else uses it.
+                    unsafe { relocate(&raw mut value, &mut mover) };
+                    true
+                });
+                // SAFETY: it is valid after a panic too.
+                let after = *unsafe { Box::from_raw(value.cast::<Limiter>()) };
+                let unchanged = !after.is_empty() && encoding::encode(&after) == payload;
+                assert!(unchanged || !moved && after.is_empty(), "{moves_left} moves of {payload:?}");
+            }
+        }
     }
 }
