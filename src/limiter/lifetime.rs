@@ -92,8 +92,8 @@ impl ExpiryFacts {
         let moves = match current {
             Some(current) if early => end < current,
             Some(current) => self.needs_end() && end > current,
-            // After PERSIST the key stays, until the end of what counts moves.
-            None => self.needs_end() && (self.end_moved || self.source == TimeSource::Loaded),
+            // After PERSIST the key stays until the end of what counts moves, also if it was loaded since.
+            None => self.changed && self.end_moved,
         };
         let source = match self.time.at {
             _ if early || !self.needs_end() => self.source,

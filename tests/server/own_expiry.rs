@@ -104,6 +104,42 @@ fn persist_holds_on_every_copy_until_the_end_of_what_counts_moves() {
 }
 
 #[test]
+fn persist_also_holds_on_copies_that_are_made_later() {
+    for preamble in ["yes", "no"] {
+        let mut master = Server::with(&[&APPEND_ONLY[..], &[("aof-use-rdb-preamble", preamble)]].concat());
+        let request_and_check = |servers: &[&Server], when: &str| {
+            for name in COMMANDS {
+                servers[0].value(&format!("{name} {name} 9 3650d"));
+            }
+            for server in servers {
+                wait_for("the requests", || server.digest() == servers[0].digest());
+                for name in COMMANDS {
+                    assert_eq!(server.integer(&format!("PTTL {name}")), -1, "{name} {when}, {preamble}");
+                }
+            }
+        };
+        for name in COMMANDS {
+            master.value(&format!("{name} {name} 9 3650d"));
+            master.value(&format!("PERSIST {name}"));
+        }
+        let replica = Server::replica_of(&master, &[]);
+        request_and_check(&[&master, &replica], "on a replica that was attached later");
+        master.value("BGREWRITEAOF");
+        master.wait_for_rewrite();
+        request_and_check(&[&master, &replica], "after a rewrite");
+        master.restart();
+        request_and_check(&[&master], "after a restart from the rewritten file");
+        master.value("DEBUG RELOAD");
+        request_and_check(&[&master], "after loading a snapshot");
+        for name in COMMANDS {
+            master.value(&format!("COPY {name} {name}:copied"));
+            master.value(&format!("{name} {name}:copied 9 3650d"));
+            assert_eq!(master.integer(&format!("PTTL {name}:copied")), -1, "{name} copied, {preamble}");
+        }
+    }
+}
+
+#[test]
 fn a_restored_time_to_live_is_lengthened_by_the_next_counted_request_on_every_copy() {
     let master = Server::start();
     let replica = Server::replica_of(&master, &[]);
