@@ -45,6 +45,7 @@ impl Refusal {
     const ALGORITHM: Refusal = Refusal::Text(c"ERR algorithm must be FIXED, SLIDING or LOG");
     const ROW_COST: Refusal =
         Refusal::Text(c"ERR cost must be an integer from -9007199254740991 to 9007199254740991");
+    const ROW: Refusal = Refusal::Text(c"ERR each row must be key algorithm limit window cost");
     const ROWS: Refusal = Refusal::Text(c"ERR rows must be from 1 to 64");
     const ROWS_OF_A_KEY: Refusal = Refusal::Text(c"ERR rows of one key must be from 1 to 8");
     const ROWS_DIFFER: Refusal =
@@ -228,7 +229,8 @@ impl Rows {
     /// It depends on nothing but the number of words, as does the key range that clients and ACL rules use.
     pub fn count(words: usize) -> Result<usize, Refusal> {
         match (words / ROW_WORDS, words % ROW_WORDS) {
-            (0, _) | (_, 4..) => Err(Refusal::Arity),
+            (0, _) => Err(Refusal::Arity),
+            (_, 4..) => Err(Refusal::ROW),
             (rows @ 1..=MAX_ROWS, _) => Ok(rows),
             _ => Err(Refusal::ROWS),
         }
@@ -243,7 +245,11 @@ impl Rows {
         for (words, key) in rows.zip(key_of_row) {
             all.add(Row::parse(words, *key)?)?;
         }
-        if !options.is_empty() {
+        if let [first, ..] = options {
+            let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
+            if !is_option(b"FORCE") && !is_option(b"AT") {
+                return Err(Refusal::ROW);
+            }
             let parsed = ParsedOptions::parse(options, Options::Force)?;
             (all.force, all.at) = (parsed.force, parsed.at);
         }

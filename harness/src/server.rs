@@ -53,7 +53,8 @@ impl Server {
         Server::launch(|launch| Ok(launch.module(module()).settings(settings)))
     }
 
-    /// The same, with a clock set to this Unix time in milliseconds, which changes only when the test sets it.
+    /// The same, with a clock set to this Unix time in milliseconds, which changes only when the test sets it. Keys expire
+    /// when they are accessed and not by themselves, see [`Server::expire_actively`].
     #[track_caller]
     pub fn with_clock_at(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
         Server::launch(|launch| launch.module(module()).settings(settings).clock_at(unix_ms))
@@ -80,6 +81,24 @@ impl Server {
         started(Launch::sentinel(configuration).and_then(Launch::start))
     }
 
+    /// Lets a server with a test clock delete expired keys by itself.
+    ///
+    /// Redis 8 may do that in the very millisecond that a key expires at, when other servers still serve it.
+    pub fn expire_actively(&self) {
+        self.value("DEBUG SET-ACTIVE-EXPIRE 1");
+    }
+
+    /// Waits until a server with a test clock has deleted all expired keys.
+    pub fn delete_expired_keys(&self) {
+        self.expire_actively();
+        // KEYS leaves out expired ones.
+        wait_for("expired keys to be deleted", || {
+            let keys: Vec<Value> = command("KEYS *").query(&mut self.connect()).expect("KEYS");
+            keys.len() as i64 == self.integer("DBSIZE")
+        });
+        self.leave_expired_keys();
+    }
+
     #[track_caller]
     fn launch(adapt: impl FnOnce(Launch) -> io::Result<Launch>) -> Server {
         let for_tests = [
@@ -89,7 +108,16 @@ impl Server {
             ("enable-module-command", "local"),
         ];
         let launch = Launch::server().and_then(|launch| adapt(launch.settings(&for_tests)));
-        started(launch.and_then(Launch::start))
+        let server = started(launch.and_then(Launch::start));
+        server.leave_expired_keys();
+        server
+    }
+
+    /// See [`Server::with_clock_at`].
+    fn leave_expired_keys(&self) {
+        if self.launch.clock.is_some() {
+            self.value("DEBUG SET-ACTIVE-EXPIRE 0");
+        }
     }
 
     /// An online replica of `master`. If the master has a test clock, the replica has one half a second ahead of
@@ -149,6 +177,7 @@ impl Server {
     pub fn relaunch(&mut self) {
         self.process.wait();
         (self.process, _) = started(self.launch.run(|| self.port));
+        self.leave_expired_keys();
     }
 
     /// The same, with its test clock set to this time first.
@@ -251,6 +280,13 @@ impl Server {
         // In this order: one that is scheduled may start between the two looks.
         let fields = ["aof_rewrite_scheduled", "aof_rewrite_in_progress"];
         wait_for("the rewrite", || fields.iter().all(|field| self.info(field) == "0"));
+    }
+
+    /// CPU time that it has taken to serve clients, in seconds.
+    #[track_caller]
+    pub fn cpu_seconds(&self) -> f64 {
+        let fields = ["used_cpu_user_main_thread", "used_cpu_sys_main_thread"];
+        fields.iter().map(|field| self.info(field).parse::<f64>().expect("seconds")).sum()
     }
 
     /// Its clock, in Unix milliseconds.

@@ -220,6 +220,7 @@ fn up_to_64_rows_and_up_to_8_of_one_key_are_accepted() {
 
 pub const ALGORITHM: &str = "ERR algorithm must be FIXED, SLIDING or LOG";
 pub const ROW_COST: &str = "ERR cost must be an integer from -9007199254740991 to 9007199254740991";
+pub const ROW: &str = "ERR each row must be key algorithm limit window cost";
 pub const ROWS: &str = "ERR rows must be from 1 to 64";
 pub const ROWS_OF_A_KEY: &str = "ERR rows of one key must be from 1 to 8";
 pub const ROWS_DIFFER: &str = "ERR rows of one key must have the same algorithm and the same cost";
@@ -256,9 +257,9 @@ const REFUSED_ROWS: [(&str, &str); 24] = [
 
 /// Options after a valid row, and the error.
 const REFUSED_OPTIONS: [(&str, &str); 15] = [
-    ("BOGUS", SYNTAX),
+    ("BOGUS", ROW),
     ("AT", SYNTAX),
-    ("COST 1", SYNTAX),
+    ("COST 1", ROW),
     ("FORCE FORCE", SYNTAX),
     ("FORCE AT", SYNTAX),
     ("AT now", AT),
@@ -347,13 +348,18 @@ fn rows_of_one_key_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn an_incomplete_row_gets_the_servers_own_error() {
+fn an_incomplete_row_is_refused_by_naming_the_five_words_of_a_row() {
     let (server, sound) = server_and_valid_rows();
+    for words in ["a", "a FIXED", "a FIXED 5", "a FIXED 5 10s", "a b c d", "FORCE AT 0 FORCE", "AT 0 AT 0"] {
+        assert_refused(&server, &format!("RL.ALL {} {words}", sound.join(" ")), ROW);
+    }
+}
+
+#[test]
+fn fewer_words_than_a_row_get_the_servers_own_error() {
+    let (server, _) = server_and_valid_rows();
     for words in ["", " a", " a FIXED", " a FIXED 5", " a FIXED 5 10s"] {
         assert_wrong_arity(&server, &format!("RL.ALL{words}"));
-    }
-    for rest in ["a FIXED 5 10s", "FORCE AT 0 FORCE", "AT 0 AT 0", "a b c d"] {
-        assert_wrong_arity(&server, &format!("RL.ALL {} {rest}", sound.join(" ")));
     }
 }
 

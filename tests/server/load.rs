@@ -79,9 +79,9 @@ fn a_payload_restores_the_key_that_it_was_made_from() {
                 ["", ":copy"].map(|end| server.figures(&format!("RL.PEEK {name}{end} {peek} AT {NOW}")));
             assert_eq!(copied, original, "{name} {peek}");
         }
-        // It gets a time to live when it counts.
+        // It gets a time to live when it counts for longer.
         let algorithm = name.split(':').next().expect("a command");
-        server.value(&format!("{algorithm} {name}:copy 900 1h AT {NOW}"));
+        server.value(&format!("{algorithm} {name}:copy 900 2d AT {NOW}"));
         assert!(server.integer(&format!("PTTL {name}:copy")) > 0, "{name}");
     }
 }

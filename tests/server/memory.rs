@@ -1,6 +1,8 @@
 //! Memory: all of it is freed, and running out of it does no harm.
 
-use harness::{COMMANDS, Random, ReplicationStream, Server, command, figures, pipeline, wait_for};
+use harness::{
+    COMMANDS, Random, ReplicationStream, Server, command, figures, not_tested, pipeline, wait_for,
+};
 use redis::{Connection, Value};
 
 /// No window of more than 1 ms begins here.
@@ -34,6 +36,7 @@ fn a_million_expired_keys_leave_no_memory_behind() {
     // The server expires keys as actively as it can.
     let settings = [("active-expire-effort", "10"), ("hz", "500")];
     let server = Server::with_clock_at(NOW, &[&KEEPING_NO_RECORDS[..], &settings].concat());
+    server.expire_actively();
     let round = |keys: i64, round: i64| {
         command("EVAL")
             .arg(FILL)
@@ -401,7 +404,7 @@ fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted
 fn defragmenting_server() -> Option<Server> {
     let server = Server::start();
     if server.call("CONFIG SET activedefrag yes").is_err() {
-        eprintln!("not tested: this build of the server has no active defrag");
+        not_tested("this build of the server has no active defrag");
         return None;
     }
     for setting in ["ignore-bytes 1", "threshold-lower 1", "cycle-min 90", "cycle-max 95"] {

@@ -34,8 +34,6 @@ struct Neighborhood {
 impl Neighborhood {
     fn new() -> Neighborhood {
         let server = Server::with_neighbor(NOW, &APPEND_ONLY);
-        // Only requests delete expired keys.
-        server.value("DEBUG SET-ACTIVE-EXPIRE 0");
         let replica = Server::replica_of(&server, &[]);
         Neighborhood { server, replica, cases: 0 }
     }

@@ -716,24 +716,32 @@ fn the_master_deletes_an_expired_key_on_its_replica() {
 }
 
 #[test]
-fn a_key_restored_without_a_time_to_live_gets_one_on_every_copy_when_it_counts() {
+fn a_key_restored_without_a_time_to_live_gets_one_on_every_copy_at_once() {
     let mut master = Server::with(&APPEND_ONLY);
     let replica = Server::replica_of(&master, &[]);
     let mut connection = master.connect();
     for name in COMMANDS {
-        master.value(&format!("{name} {name} 5 3650d"));
+        master.value(&format!("{name} {name} 5 3649d"));
         let payload: Vec<u8> = redis::cmd("DUMP").arg(name).query(&mut connection).expect("a payload");
         let restore =
             redis::cmd("RESTORE").arg(name).arg(0).arg(payload).arg("REPLACE").exec(&mut connection);
         restore.expect("RESTORE");
-        assert_eq!(master.integer(&format!("PTTL {name}")), -1);
-        master.value(&format!("{name} {name} 5 3650d"));
     }
-    wait_for("the requests", || replica.digest() == master.digest());
-    master.restart();
-    for name in COMMANDS {
-        for server in [&master, &replica] {
-            assert!(server.integer(&format!("PTTL {name}")) > 0, "{name}");
+    for (request, has_time_to_live) in [("5 3649d", false), ("5 3650d", true)] {
+        for name in COMMANDS {
+            master.value(&format!("{name} {name} {request}"));
+        }
+        wait_for("the requests", || replica.digest() == master.digest());
+        for restarted in [false, true] {
+            if restarted {
+                master.restart();
+            }
+            for name in COMMANDS {
+                for server in [&master, &replica] {
+                    let expires = server.integer(&format!("PTTL {name}")) > 0;
+                    assert_eq!(expires, has_time_to_live, "{name} {request}");
+                }
+            }
         }
     }
 }
