@@ -1,7 +1,13 @@
 //! Every later version loads the files of version 1.0.0: the version byte of the encoding is a promise.
 //!
-//! `tests/fixtures` holds the keys that `CALLS` made on Redis 7.0.15: the snapshot by SAVE, the append-only file
-//! by BGREWRITEAOF with `aof-use-rdb-preamble no`. Never regenerate them; a new encoding adds new files.
+//! `tests/fixtures` holds the keys that `CALLS` made on Redis 7.0.15:
+//!
+//! - `1.0.0.rdb`: the snapshot of SAVE.
+//! - `1.0.0.aof`: an append-only file with `aof-use-rdb-preamble no`. BGREWRITEAOF wrote what the first 15 calls had
+//!   made, as RL.LOAD; the other calls were appended.
+//! - `1.0.0-commands.aof`: one that was rewritten as commands with FORCE AT, before RL.LOAD.
+//!
+//! Never regenerate them; a new encoding adds new files.
 
 use std::fs;
 use std::path::Path;
@@ -98,6 +104,15 @@ fn a_snapshot_of_version_1_0_0_loads_with_every_count() {
 }
 
 #[test]
-fn an_append_only_file_that_version_1_0_0_rewrote_loads_with_every_count() {
+fn an_append_only_file_that_version_1_0_0_rewrote_and_appended_to_loads_with_every_count() {
+    let file = include_bytes!("../fixtures/1.0.0.aof");
+    for command in ["RL.LOAD", "FORCE"] {
+        assert!(file.windows(command.len()).any(|bytes| bytes == command.as_bytes()), "{command}");
+    }
     assert_unchanged(&load("1.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]));
+}
+
+#[test]
+fn an_append_only_file_that_was_rewritten_as_commands_loads_with_every_count() {
+    assert_unchanged(&load("1.0.0-commands.aof", "appendonly.aof", &[("appendonly", "yes")]));
 }
