@@ -287,6 +287,38 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
 }
 
 #[test]
+fn all_keys_may_be_flushed_while_another_module_is_told_of_one() {
+    let mut town = Neighborhood::new();
+    for (cause, event) in Cause::EVENTS {
+        for teller in (0..3).filter(|_| !["new", "unlink"].contains(&event)) {
+            let case = town.next_case();
+            let keys = [0, 1, 2].map(|key| {
+                let (name, algorithm) =
+                    (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+                if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, HELD) }
+            });
+            for Key { name, algorithm, held, .. } in &keys {
+                town.server.value(&format!("RL.{algorithm} {name} 100 1h COST {held}"));
+            }
+            if cause == Cause::Expired {
+                town.server.value(&format!("PEXPIRE {} 1", keys[teller].name));
+                town.server.step_clock(2);
+            }
+            let rows: String = keys.iter().map(Key::row).collect();
+            let line = format!("RL.ALL{rows}{}", if cause == Cause::Forced { " FORCE" } else { "" });
+            let (reply, reacted) = town.call(event, &keys[teller].name, "FLUSHALL", &line);
+            assert!(reply.is_ok() && reacted, "{line}, {event}");
+            // Counted before that, or after that.
+            let left = if cause == Cause::Expired { Some(TAKEN) } else { None };
+            for key in &keys {
+                assert_eq!(town.used(&key.name), left, "{line}, {event}");
+            }
+        }
+    }
+    town.assert_copies_are_equal();
+}
+
+#[test]
 fn rl_load_tells_of_a_new_key_when_it_is_closed() {
     let mut town = Neighborhood::new();
     for name in COMMANDS {
@@ -295,14 +327,14 @@ fn rl_load_tells_of_a_new_key_when_it_is_closed() {
         let payload = crate::payload::Payload::of(&dump).body;
         let key = town.next_case().to_string();
         town.server.value(&format!("NEIGHBOR.ON new {key} COPY {key} {key}:copied"));
-        town.server.value("NEIGHBOR.ON new {key} DEL source");
+        town.server.value(&format!("NEIGHBOR.ON new {key} DEL source"));
         let mut load = redis::cmd("RL.LOAD");
         load.arg(&key).arg(payload).exec(&mut town.server.connect()).expect("it is loaded");
         let [loaded, copied] = [key.clone(), format!("{key}:copied")]
             .map(|key| town.server.figures(&format!("RL.PEEK {key} 100 1h"))[2]);
         assert_eq!((loaded, copied), (93, 93));
+        assert_eq!(town.server.integer("EXISTS source"), 0);
         town.server.value("NEIGHBOR.OFF");
-        town.server.value("DEL source");
     }
     town.assert_copies_are_equal();
 }
