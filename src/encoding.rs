@@ -12,14 +12,16 @@
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
-//! no time between two entries is, then its units, then the time.
+//! no time between two entries is, then its units, then the time. A log holds its entries in the same form, so
+//! they are copied.
 
 use std::fmt;
 
-use crate::limiter::counter::Counter;
-use crate::limiter::counters::{Counters, Method};
-use crate::limiter::log::{Entry, Log};
-use crate::limiter::{Algorithm, Limiter, MAX_TIERS, UnixMs, WindowMs, varint};
+use crate::limiter::counters::{Counter, Counters, Method};
+use crate::limiter::log::entry::{self, UNITS_FOLLOW};
+use crate::limiter::log::large::Large;
+use crate::limiter::log::{Entries, Entry, varint};
+use crate::limiter::{Algorithm, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
@@ -28,9 +30,6 @@ const VERSION: u8 = 1;
 const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
-
-/// Stands where a time between two entries would: units follow.
-const UNITS_FOLLOW: u64 = 0;
 
 /// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +58,10 @@ impl fmt::Display for Invalid {
 /// Returns the bytes of a limiter.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION];
-    match limiter.counters() {
-        Some(counters) => encode_counters(&mut out, counters),
-        None => encode_log(&mut out, limiter),
+    match limiter.form() {
+        Form::Counters(counters) => encode_counters(&mut out, counters.counters()),
+        Form::Short(short) => encode_log(&mut out, &short),
+        Form::Large(large) => encode_log(&mut out, large),
     }
     out
 }
@@ -125,27 +125,21 @@ fn decode_counters(input: &mut Input, method: Method) -> Result<Counters, Invali
     Counters::restore(method, counters).ok_or(Invalid::OutOfRange)
 }
 
-fn encode_log(out: &mut Vec<u8>, log: &Limiter) {
+fn encode_log(out: &mut Vec<u8>, log: &impl Entries) {
     out.push(LOG);
-    let mut entries = log.log_entries();
-    let (Some(retention), Some(first)) = (log.retention(), entries.next()) else {
+    let mut pieces = log.pieces().filter(|piece| !piece.is_empty());
+    let first = pieces.next().and_then(|piece| Some((piece, entry::read(piece)?)));
+    let (Some(retention), Some((piece, ((since, units), length)))) = (log.retention(), first) else {
         return;
     };
     varint::put(out, retention.get());
-    varint::put(out, first.at.get());
-    varint::put(out, first.units);
-    let mut before = first;
-    for entry in entries {
-        if entry.units > 1 {
-            varint::put(out, UNITS_FOLLOW);
-            varint::put(out, entry.units);
-        }
-        varint::put(out, entry.at.since(before.at));
-        before = entry;
-    }
+    varint::put(out, log.front().mark.at_ms.wrapping_add(since));
+    varint::put(out, units);
+    out.extend_from_slice(&piece[length..]);
+    pieces.for_each(|piece| out.extend_from_slice(piece));
 }
 
-fn decode_log(input: &mut Input) -> Result<Log, Invalid> {
+fn decode_log(input: &mut Input) -> Result<Large, Invalid> {
     let retention = input.window()?;
     let at = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
     let first = Entry { at, units: input.integer()? };
@@ -156,7 +150,7 @@ fn decode_log(input: &mut Input) -> Result<Log, Invalid> {
         before = entry.map_or(before, |entry| entry.at);
         entry.map_err(|invalid| error = Some(invalid)).ok()
     });
-    let log = Log::restore(retention, std::iter::once(first).chain(rest));
+    let log = Large::restore(retention, std::iter::once(first).chain(rest));
     match error {
         Some(invalid) => Err(invalid),
         None => log.ok_or(Invalid::OutOfRange),
@@ -165,7 +159,7 @@ fn decode_log(input: &mut Input) -> Result<Log, Invalid> {
 
 fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
     let (mut since, mut units) = (input.integer()?, 1);
-    if since == UNITS_FOLLOW {
+    if since == u64::from(UNITS_FOLLOW) {
         units = input.integer()?;
         if units < 2 {
             return Err(Invalid::Malformed);

@@ -5,10 +5,8 @@ use std::ffi::{CStr, c_int};
 use redis_module::raw;
 
 use crate::server::registration::{Access, Argument, Description, Kind, LoadFailed, Loading};
-use crate::server::{OK, info, listeners};
+use crate::server::{MODULE_NAME, OK, info, listeners, neighbors};
 use crate::{command, keyspace};
-
-const NAME: &CStr = c"rl";
 
 /// The crate's version as MODULE LIST shows it: two digits each for minor and patch.
 const VERSION: c_int = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
@@ -39,7 +37,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: the server passed `ctx`.
-    let loaded = unsafe { Loading::begin(ctx, NAME, VERSION) }.and_then(|loading| register(&loading));
+    let loaded = unsafe { Loading::begin(ctx, MODULE_NAME, VERSION) }.and_then(|loading| register(&loading));
     match loaded {
         Ok(()) => OK,
         Err(LoadFailed) => raw::REDISMODULE_ERR as c_int,
@@ -58,6 +56,7 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
     loading.create_command::<command::Load>(&LOAD, CATEGORY)?;
+    neighbors::watch(loading);
     listeners::watch(loading);
     Ok(())
 }

@@ -8,8 +8,8 @@ use std::hash::{BuildHasher, RandomState};
 use smallvec::SmallVec;
 
 use crate::limiter::{
-    Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Quotas, TakeError, TooManyWindows,
-    UnixMs, WindowMs,
+    Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, TakeError, TooManyWindows, UnixMs,
+    WindowMs,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -120,9 +120,9 @@ impl ParsedOptions {
 
 /// A request about one key: everything after the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request<Q: Quotas> {
+pub struct Request {
     /// The tiers, in the caller's order.
-    pub quotas: Q,
+    pub quotas: QuotaList,
     /// Units to take, or to give back if negative; 1 by default.
     pub cost: Cost,
     /// Count the units even if the request is over the limit.
@@ -131,31 +131,18 @@ pub struct Request<Q: Quotas> {
     pub at: Option<UnixMs>,
 }
 
-impl<Q: Quotas> Request<Q> {
-    #[inline(always)]
-    fn of(quotas: Q) -> Self {
-        Request { quotas, cost: Cost::ONE, force: false, at: None }
-    }
-
-    /// Converts its quotas to a list.
-    pub fn to_list(&self) -> Request<QuotaList> {
-        let Request { cost, force, at, .. } = *self;
-        Request { quotas: self.quotas.as_ref().iter().copied().collect(), cost, force, at }
-    }
-}
-
-impl Request<[Quota; 1]> {
+impl Request {
     /// Parses `limit window` alone, as in nearly every request.
     #[inline(always)]
     pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Self, Refusal> {
-        Ok(Request::of([parse_quota(limit, Some(window))?]))
+        let mut quotas = QuotaList::new();
+        quotas.push(parse_quota(limit, Some(window))?);
+        Ok(Request { quotas, cost: Cost::ONE, force: false, at: None })
     }
-}
 
-impl Request<QuotaList> {
     /// Parses `limit window [limit window ...]` and options.
     pub fn parse<W: AsRef<[u8]>>(mut words: &[W], options: Options) -> Result<Self, Refusal> {
-        let mut request = Request::of(QuotaList::new());
+        let mut request = Request { quotas: QuotaList::new(), cost: Cost::ONE, force: false, at: None };
         while let [limit, rest @ ..] = words {
             let limit = limit.as_ref();
             // After the first pair, only what looks like a number is a limit, so that a misspelt option gets a
@@ -372,11 +359,11 @@ fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Request<QuotaList>, Refusal> {
+    fn parse(line: &str) -> Result<Request, Refusal> {
         parse_with(line, Options::CostAndForce)
     }
 
-    fn parse_with(line: &str, options: Options) -> Result<Request<QuotaList>, Refusal> {
+    fn parse_with(line: &str, options: Options) -> Result<Request, Refusal> {
         let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
         Request::parse(&words, options)
     }

@@ -123,7 +123,8 @@ impl Case {
     #[inline(always)]
     fn take(&mut self) {
         let algorithm = self.limiter.algorithm();
-        let taken = self.limiter.take(algorithm, &self.quotas, Cost::ONE, false, self.time());
+        let time = self.time();
+        let taken = self.limiter.take(algorithm, &self.quotas, Cost::ONE, false, time);
         black_box(taken.expect("its own algorithm, and no more windows than fit"));
     }
 

@@ -67,7 +67,7 @@ impl Held {
             None => {
                 let window = limiter.retention().expect("not empty");
                 let entries = limiter.log_entries();
-                counted.extend(entries.map(|entry| (window, entry.units as i64, entry.at.get())));
+                counted.extend(entries.iter().map(|entry| (window, entry.units as i64, entry.at.get())));
             }
             Some(counters) => {
                 let mut counters: Vec<_> = counters.iter().collect();

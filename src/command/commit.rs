@@ -3,7 +3,7 @@
 //! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
-use crate::keyspace::{OpenKey, ToWrite};
+use crate::keyspace::{Handle, OpenKey, ToWrite};
 use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Time, UnixMs};
 use crate::server::{Arg, Call, Effect, Event};
 
@@ -26,7 +26,7 @@ pub struct DecidedRequest<'a> {
 impl DecidedRequest<'_> {
     /// Sends the effect on a key to copies.
     #[inline(always)]
-    fn replicate(&self, call: &Call, key: Arg) {
+    pub fn replicate(&self, call: &Call, key: Arg) {
         let &DecidedRequest { algorithm, tiers, cost, time, outcome, replayed } = self;
         match time.at {
             // The command is itself an effect.
@@ -45,55 +45,55 @@ pub fn close_and_tell<'c, 'a>(
     fresh: Option<Limiter>,
     decided: &DecidedRequest,
 ) -> (&'c mut Call<'a>, u64) {
-    let outcome = &decided.outcome;
+    let (name, outcome) = (key.name(), &decided.outcome);
+    if outcome.changed() {
+        decided.replicate(key.call(), name);
+    }
     if outcome.emptied {
-        return delete(key, decided);
+        return (delete(key), u64::MAX);
     }
     if let Some(fresh) = fresh
         && outcome.changed()
     {
         return create(key, fresh, decided);
     }
-    let (name, longest_wait_ms) = (key.name(), move_expiry(&mut key, decided));
+    let longest_wait_ms = move_expiry(key.handle_mut(), decided);
     let call = key.close();
     if outcome.changed() {
-        decided.replicate(call, name);
         call.signal_modified(name);
     }
     (call, longest_wait_ms)
 }
 
-/// Deletes the key, which has given back its last unit.
+/// Deletes the key, which has given back the last unit that counts.
 #[cold]
-fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, decided: &DecidedRequest) -> (&'c mut Call<'a>, u64) {
+pub fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
-    decided.replicate(key.call(), name);
     let call = key.delete();
     call.signal_modified(name);
     call.notify(Event::Deleted, name);
-    (call, u64::MAX)
+    call
 }
 
-/// Stores a limiter in the empty key.
+/// Stores a limiter in the empty key. Returns the call, and an upper bound on every wait.
 #[cold]
-fn create<'c, 'a>(
+pub fn create<'c, 'a>(
     key: OpenKey<'c, 'a, ToWrite>,
     fresh: Limiter,
     decided: &DecidedRequest,
 ) -> (&'c mut Call<'a>, u64) {
     let name = key.name();
-    decided.replicate(key.call(), name);
     let call = key.insert(fresh);
     // Another module may have deleted, renamed or replaced it meanwhile.
     let longest_wait_ms =
-        OpenKey::to_write(call, name).map_or(u64::MAX, |mut key| move_expiry(&mut key, decided));
+        OpenKey::to_write(call, name).map_or(u64::MAX, |mut key| move_expiry(key.handle_mut(), decided));
     call.signal_modified(name);
     (call, longest_wait_ms)
 }
 
 /// Updates the time to live. Returns an upper bound on every wait.
 #[inline(always)]
-fn move_expiry(key: &mut OpenKey<ToWrite>, decided: &DecidedRequest) -> u64 {
+pub fn move_expiry(key: &mut Handle, decided: &DecidedRequest) -> u64 {
     let DecidedRequest { time, outcome, .. } = decided;
     let facts = outcome.expiry_facts(*time);
     if facts.may_move_expiry() {
@@ -104,7 +104,7 @@ fn move_expiry(key: &mut OpenKey<ToWrite>, decided: &DecidedRequest) -> u64 {
 
 #[cold]
 #[inline(never)]
-fn move_expiry_by(key: &mut OpenKey<ToWrite>, facts: ExpiryFacts) {
+fn move_expiry_by(key: &mut Handle, facts: ExpiryFacts) {
     let current = key.expires_at();
     let Some(limiter) = key.limiter_mut() else { return };
     let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
@@ -125,14 +125,14 @@ pub fn publish_if_limited(call: &mut Call, key: Arg, limited: bool) {
 /// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is
 /// over, `u64::MAX` otherwise. A request with AT is not bounded: its time is not the server's.
 #[inline(always)]
-pub fn longest_wait_ms<Mode>(key: &OpenKey<Mode>, time: Time, outcome: &Outcome) -> u64 {
+pub fn longest_wait_ms(key: &Handle, time: Time, outcome: &Outcome) -> u64 {
     if time.at.is_none() && outcome.may_expire_early() { ms_until_expired(key, time.clock) } else { u64::MAX }
 }
 
 /// Milliseconds until the key has expired by the server's clock; `u64::MAX` if it never does.
 #[cold]
 #[inline(never)]
-pub fn ms_until_expired<Mode>(key: &OpenKey<Mode>, clock: UnixMs) -> u64 {
+pub fn ms_until_expired(key: &Handle, clock: UnixMs) -> u64 {
     // The server still serves a key in the millisecond it expires at.
     key.expires_at().map_or(u64::MAX, |end| end.since(clock) + 1)
 }

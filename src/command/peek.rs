@@ -2,9 +2,9 @@
 
 use super::{commit, reply};
 use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Decision, Limiter, Quotas, Time};
+use crate::limiter::{Algorithm, Decision, Limiter, Time};
 use crate::request::{Options, Refusal, Request};
-use crate::server::{self, Arg, Call, Command};
+use crate::server::{self, Call, Command};
 use crate::stats;
 
 /// RL.PEEK.
@@ -12,32 +12,21 @@ pub struct Peek;
 
 impl Command for Peek {
     fn run(call: &mut Call) -> Result<(), Refusal> {
-        match call.args_after_key() {
-            [limit, window] => run(call, &Request::of_one_tier(limit.bytes(), window.bytes())?),
-            args => peek_with_options(call, args),
-        }
+        let request = match call.args_after_key() {
+            [limit, window] => Request::of_one_tier(limit.bytes(), window.bytes()),
+            args => Request::parse(args, Options::Cost),
+        }?;
+        let time = Time { clock: server::now(), at: request.at };
+        let name = call.key();
+        let key = OpenKey::to_read(call, name)?;
+        // A missing key counts nothing, whatever the algorithm.
+        let nothing = Limiter::new(Algorithm::Fixed);
+        let limiter = key.limiter().unwrap_or(&nothing);
+        let Decision { verdict, outcome } = limiter.peek(&request.quotas, request.cost, time)?;
+        let verdict = verdict.within(commit::longest_wait_ms(&key, time, &outcome));
+        drop(key);
+        stats::peeked(&verdict);
+        reply::verdict(call, &verdict);
+        Ok(())
     }
-}
-
-#[inline(never)]
-fn peek_with_options(call: &mut Call, args: &[Arg]) -> Result<(), Refusal> {
-    // By reference, as in RL.FIXED and the others.
-    let request = Request::parse(args, Options::Cost);
-    run(call, request.as_ref().map_err(|refusal| *refusal)?)
-}
-
-#[inline(always)]
-fn run<Q: Quotas>(call: &mut Call, request: &Request<Q>) -> Result<(), Refusal> {
-    let time = Time { clock: server::now(), at: request.at };
-    let name = call.key();
-    let key = OpenKey::to_read(call, name)?;
-    // A missing key counts nothing, whatever the algorithm.
-    let nothing = Limiter::new(Algorithm::Fixed);
-    let limiter = key.limiter().unwrap_or(&nothing);
-    let Decision { verdict, outcome } = limiter.peek(&request.quotas, request.cost, time)?;
-    let verdict = verdict.within(commit::longest_wait_ms(&key, time, &outcome));
-    drop(key);
-    stats::peeked(&verdict);
-    reply::verdict(call, &verdict);
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Decision, Limiter, QuotaList, Quotas, Time};
+use crate::limiter::{Algorithm, Decision, Limiter, Time};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
@@ -35,58 +35,57 @@ impl Command for Log {
 #[inline(always)]
 fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
     match call.args_after_key() {
-        [limit, window] => run(call, algorithm, &Request::of_one_tier(limit.bytes(), window.bytes())?),
+        // Nearly every request: compiled apart, so that the options it lacks cost nothing.
+        [limit, window] => decide(call, algorithm, &Request::of_one_tier(limit.bytes(), window.bytes())?),
         args => take_with_options(call, algorithm, args),
     }
 }
 
 #[inline(never)]
 fn take_with_options(call: &mut Call, algorithm: Algorithm, args: &[Arg]) -> Result<(), Refusal> {
-    // By reference: eight tiers are not moved.
-    let request = Request::parse(args, Options::CostAndForce);
-    run(call, algorithm, request.as_ref().map_err(|refusal| *refusal)?)
+    decide(call, algorithm, &Request::parse(args, Options::CostAndForce)?)
 }
 
 #[inline(always)]
-fn run<Q: Quotas>(call: &mut Call, algorithm: Algorithm, request: &Request<Q>) -> Result<(), Refusal> {
+fn decide(call: &mut Call, algorithm: Algorithm, request: &Request) -> Result<(), Refusal> {
     let time = Time { clock: server::now(), at: request.at };
     let name = call.key();
     let mut key = OpenKey::to_write(call, name)?;
-    let Some(limiter) = key.limiter_mut() else {
-        return run_on_empty(key, algorithm, request.to_list(), time);
+    let Some(limiter) = key.handle_mut().limiter_mut() else {
+        // A copy, so that other requests stay in registers.
+        return take_from_empty(key, algorithm, request.clone(), time);
     };
-    let taken = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
-    conclude(key, None, algorithm, request, time, taken)
+    let decision = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    close_and_reply(key, None, algorithm, request, time, decision)
 }
 
-/// Handles a request for a missing key, and creates the key if anything is counted. Compiled once, not
-/// for each kind of request.
+/// Creates the key if anything is counted.
 #[cold]
 #[inline(never)]
-fn run_on_empty(
+fn take_from_empty(
     key: OpenKey<ToWrite>,
     algorithm: Algorithm,
-    request: Request<QuotaList>,
+    request: Request,
     time: Time,
 ) -> Result<(), Refusal> {
     let mut fresh = None;
     let mut key = key.open_again()?;
-    let limiter = key.limiter_or(&mut fresh, algorithm);
-    let taken = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
-    conclude(key, fresh, algorithm, &request, time, taken)
+    let limiter = key.handle_mut().limiter_or(&mut fresh, algorithm);
+    let decision = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    close_and_reply(key, fresh, algorithm, &request, time, decision)
 }
 
 #[inline(always)]
-fn conclude<Q: Quotas>(
+fn close_and_reply(
     key: OpenKey<ToWrite>,
     fresh: Option<Limiter>,
     algorithm: Algorithm,
-    request: &Request<Q>,
+    request: &Request,
     time: Time,
     Decision { verdict, outcome }: Decision,
 ) -> Result<(), Refusal> {
     let (call, name) = (key.call(), key.name());
-    let tiers = &call.args_after_key()[..2 * request.quotas.as_ref().len()];
+    let tiers = &call.args_after_key()[..2 * request.quotas.len()];
     // Effects carry FORCE, so other requests spare the look-up.
     let replayed = request.force && call.is_replayed();
     let decided = commit::DecidedRequest { algorithm, tiers, cost: request.cost, time, outcome, replayed };

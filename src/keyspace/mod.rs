@@ -5,15 +5,16 @@ mod ffi;
 
 use std::ffi::{c_int, c_longlong};
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
 
 use crate::limiter::{Algorithm, Limiter, UnixMs};
-use crate::request::Refusal;
+use crate::request::{List, Refusal};
 use crate::server::registration::{LoadFailed, Loading};
-use crate::server::{Arg, Call, OK, api, functions};
+use crate::server::{Arg, Call, OK, api, functions, neighbors};
 
 /// The native type, set once while the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
@@ -36,24 +37,33 @@ pub struct ToWrite;
 
 /// An open key, either empty or holding a limiter. Dropping it closes the key.
 ///
-/// It keeps the call to itself until it is closed. So no other key is open, no other module runs and can delete
-/// the limiter, and this handle has the limiter to itself.
+/// It keeps the call to itself until it is closed. So no other module runs and can delete the limiter, and this
+/// handle has the limiter to itself.
 pub struct OpenKey<'c, 'a, Mode> {
-    handle: Handle<'c>,
-    /// Null if the key is empty. Owned by the server, and valid until the key is closed.
-    limiter: *mut Limiter,
-    name: Arg<'a>,
+    handle: Handle<'c, 'a>,
     call: &'c mut Call<'a>,
     mode: PhantomData<Mode>,
 }
 
-/// The server's handle. It borrows the call, so that it is closed before the call is used again.
-struct Handle<'c> {
+/// The distinct keys of a call, all open for writing. Dropping it closes them.
+///
+/// It keeps the call to itself, like [`OpenKey`].
+pub struct OpenKeys<'c, 'a> {
+    handles: List<Handle<'c, 'a>>,
+    call: &'c mut Call<'a>,
+}
+
+/// The server's handle on a key that is open for writing, or reached as if it were not. It borrows the call, so that
+/// it is closed before the call is used again.
+pub struct Handle<'c, 'a> {
     key: *mut raw::RedisModuleKey,
+    /// Null if the key is empty. Owned by the server, and valid until the key is closed.
+    limiter: *mut Limiter,
+    name: Arg<'a>,
     call: PhantomData<&'c mut ()>,
 }
 
-impl Drop for Handle<'_> {
+impl Drop for Handle<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: the handle is closed once; the server accepts null.
@@ -61,27 +71,41 @@ impl Drop for Handle<'_> {
     }
 }
 
-impl<'c, 'a> OpenKey<'c, 'a, ToRead> {
-    /// Opens a key for reading. Refuses a value of another type.
-    #[inline]
-    pub fn to_read(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
-        OpenKey::open(call, name, raw::REDISMODULE_READ)
-    }
-}
-
-impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
-    /// Opens a key for reading and writing. Refuses a value of another type.
+impl<'a> Handle<'_, 'a> {
+    /// Opens a key. Refuses a value of another type.
     #[inline(always)]
-    pub fn to_write(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
-        OpenKey::open(call, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    fn open(call: &mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
+        // SAFETY: context and name outlive the handle: they live as long as the call.
+        let key = unsafe { (functions().open_key)(call.ctx(), name.string(), mode as c_int) };
+        let mut handle = Handle { key, limiter: null_mut(), name, call: PhantomData };
+        // The server returns null for a missing key that is opened for reading.
+        if key.is_null() {
+            return Ok(handle);
+        }
+        // SAFETY: the handle was just opened. Values of our type are boxed limiters, made by `insert` and
+        // the callbacks.
+        unsafe {
+            if (functions().module_type_get_type)(key) == native_type() {
+                handle.limiter = (functions().module_type_get_value)(key).cast();
+            } else if api!(RedisModule_KeyType(key)) as isize != raw::REDISMODULE_KEYTYPE_EMPTY {
+                return Err(Refusal::WRONG_TYPE);
+            }
+        }
+        Ok(handle)
     }
 
-    /// Closes a key that is empty, and opens it again.
-    ///
-    /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
-    pub fn open_again(self) -> Result<Self, Refusal> {
-        let name = self.name;
-        OpenKey::to_write(self.close(), name)
+    /// The name of the key.
+    #[inline(always)]
+    pub fn name(&self) -> Arg<'a> {
+        self.name
+    }
+
+    /// The limiter in the key; `None` if the key is empty.
+    #[inline(always)]
+    pub fn limiter(&self) -> Option<&Limiter> {
+        // SAFETY: null, or a limiter that only this handle reaches while the key is open; changing it needs
+        // the handle mutably.
+        unsafe { self.limiter.as_ref() }
     }
 
     /// The limiter in the key, mutably; `None` if the key is empty.
@@ -102,6 +126,55 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
             Some(limiter) => limiter,
             None => fresh.get_or_insert_with(|| Limiter::new(algorithm)),
         }
+    }
+
+    /// When the key expires by the server's clock; `None` if it is empty or never expires.
+    pub fn expires_at(&self) -> Option<UnixMs> {
+        if self.limiter.is_null() {
+            return None;
+        }
+        // SAFETY: the handle is open.
+        let at = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
+        // Negative: no time to live.
+        u64::try_from(at).ok().map(UnixMs::saturating)
+    }
+
+    /// Makes the key expire at `at` by the server's clock.
+    pub fn expire_at(&mut self, at: UnixMs) {
+        // SAFETY: the handle is open for writing.
+        unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
+    }
+}
+
+const WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+
+impl<'c, 'a> OpenKey<'c, 'a, ToRead> {
+    /// Opens a key for reading. Refuses a value of another type.
+    #[inline]
+    pub fn to_read(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
+        OpenKey::open(call, name, raw::REDISMODULE_READ)
+    }
+}
+
+impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
+    /// Opens a key for reading and writing. Refuses a value of another type.
+    #[inline(always)]
+    pub fn to_write(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
+        OpenKey::open(call, name, WRITE)
+    }
+
+    /// Closes a key that is empty, and opens it again.
+    ///
+    /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
+    pub fn open_again(self) -> Result<Self, Refusal> {
+        let name = self.name();
+        OpenKey::to_write(self.close(), name)
+    }
+
+    /// The handle, for changing the key.
+    #[inline(always)]
+    pub fn handle_mut(&mut self) -> &mut Handle<'c, 'a> {
+        &mut self.handle
     }
 
     /// Stores a limiter in the empty key and closes it: meanwhile the server tells other modules of a new key,
@@ -128,36 +201,14 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         unsafe { api!(RedisModule_DeleteKey(self.handle.key)) };
         self.close()
     }
-
-    /// Makes the key expire at `at` by the server's clock.
-    pub fn expire_at(&mut self, at: UnixMs) {
-        // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_SetAbsExpire(self.handle.key, at.get() as c_longlong)) };
-    }
 }
 
 impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
     /// The server may delete an expired value here, and tell other modules.
     #[inline(always)]
     fn open(call: &'c mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
-        // SAFETY: context and name outlive the handle: they live as long as the call.
-        let key = unsafe { (functions().open_key)(call.ctx(), name.string(), mode as c_int) };
-        let handle = Handle { key, call: PhantomData };
-        let mut open = OpenKey { handle, limiter: null_mut(), name, call, mode: PhantomData };
-        // The server returns null for a missing key that is opened for reading.
-        if key.is_null() {
-            return Ok(open);
-        }
-        // SAFETY: the handle was just opened. Values of our type are boxed limiters, made by `insert` and
-        // the callbacks.
-        unsafe {
-            if (functions().module_type_get_type)(key) == native_type() {
-                open.limiter = (functions().module_type_get_value)(key).cast();
-            } else if api!(RedisModule_KeyType(key)) as isize != raw::REDISMODULE_KEYTYPE_EMPTY {
-                return Err(Refusal::WRONG_TYPE);
-            }
-        }
-        Ok(open)
+        let handle = Handle::open(call, name, mode)?;
+        Ok(OpenKey { handle, call, mode: PhantomData })
     }
 
     /// Closes the key, and returns the call.
@@ -171,29 +222,39 @@ impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
     pub fn call(&self) -> &Call<'a> {
         self.call
     }
+}
 
-    /// The name of the key.
+impl<'c, 'a, Mode> Deref for OpenKey<'c, 'a, Mode> {
+    type Target = Handle<'c, 'a>;
+
     #[inline(always)]
-    pub fn name(&self) -> Arg<'a> {
-        self.name
+    fn deref(&self) -> &Handle<'c, 'a> {
+        &self.handle
     }
+}
 
-    /// The limiter in the key; `None` if the key is empty.
-    #[inline(always)]
-    pub fn limiter(&self) -> Option<&Limiter> {
-        // SAFETY: null, or a limiter that only this handle reaches while the key is open; changing it needs
-        // the handle mutably.
-        unsafe { self.limiter.as_ref() }
-    }
-
-    /// When the key expires by the server's clock; `None` if it is empty or never expires.
-    pub fn expires_at(&self) -> Option<UnixMs> {
-        if self.limiter.is_null() {
-            return None;
+impl<'c, 'a> OpenKeys<'c, 'a> {
+    /// Opens distinct keys for reading and writing. Refuses a value of another type.
+    pub fn to_write(call: &'c mut Call<'a>, names: &[Arg<'a>]) -> Result<Self, Refusal> {
+        if neighbors::any() {
+            // Opening an expired key deletes it, and other modules that are told so may delete a key that is open. Time
+            // stands still during a command, so nothing expires any more when the keys are opened again.
+            for name in names {
+                OpenKey::to_write(call, *name)?;
+            }
         }
-        // SAFETY: the handle is open.
-        let at = unsafe { api!(RedisModule_GetAbsExpire(self.handle.key)) };
-        // Negative: no time to live.
-        u64::try_from(at).ok().map(UnixMs::saturating)
+        let open = |name: &Arg<'a>| Handle::open(call, *name, WRITE);
+        let handles = names.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(OpenKeys { handles, call })
+    }
+
+    /// The handles, in the order of the names.
+    pub fn handles(&mut self) -> &mut [Handle<'c, 'a>] {
+        &mut self.handles
+    }
+
+    /// Closes the keys, and returns the call.
+    pub fn close(self) -> &'c mut Call<'a> {
+        self.call
     }
 }

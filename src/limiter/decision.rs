@@ -2,8 +2,13 @@
 //!
 //! An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
 
+use std::slice;
+
+use arrayvec::ArrayVec;
+use smallvec::SmallVec;
+
 use super::lifetime::{ExpiryFacts, Lifetime, TimeSource};
-use super::quota::{Cost, Quota, QuotaList, QuotaVisitor, Quotas, Time, UnixMs, WindowMs};
+use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
 /// How long until a request fits. `Never` compares greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +26,14 @@ impl Wait {
         match self {
             Wait::Ms(ms) => Some(ms),
             Wait::Never => None,
+        }
+    }
+
+    /// At most `ms`, unless no wait helps.
+    pub fn within(self, ms: u64) -> Wait {
+        match self {
+            Wait::Ms(wait) => Wait::Ms(wait.min(ms)),
+            Wait::Never => Wait::Never,
         }
     }
 }
@@ -41,16 +54,6 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict with the same figures on a request that is not limited.
-    pub fn allowed(self) -> Verdict {
-        Verdict { limited: false, retry_after_ms: None, ..self }
-    }
-
-    /// How long until the tier allows the same request.
-    pub fn retry_after(&self) -> Wait {
-        if self.limited { self.retry_after_ms.map_or(Wait::Never, Wait::Ms) } else { Wait::Ms(0) }
-    }
-
     /// The verdict with both waits at most `ms`, when the key expires.
     #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
@@ -62,6 +65,26 @@ impl Verdict {
     }
 }
 
+/// The verdict on one tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowVerdict {
+    /// The reply of a request about that tier alone.
+    pub verdict: Verdict,
+    /// How long until the tier allows the same request again. After FORCE it may refuse it although it allowed this
+    /// one.
+    pub retry_after: Wait,
+}
+
+impl RowVerdict {
+    /// The same with all waits at most `ms`, when the key expires.
+    pub fn within(self, ms: u64) -> RowVerdict {
+        RowVerdict { verdict: self.verdict.within(ms), retry_after: self.retry_after.within(ms) }
+    }
+}
+
+/// The verdicts on the tiers of a request, each on its own.
+pub type Rows = SmallVec<[RowVerdict; 4]>;
+
 /// Why a request cannot be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeError {
@@ -71,7 +94,7 @@ pub enum TakeError {
     TooManyWindows,
 }
 
-/// The key would have more than [`MAX_TIERS`](super::MAX_TIERS) windows that still count.
+/// The key would have more than [`MAX_TIERS`] windows that still count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyWindows;
 
@@ -137,11 +160,9 @@ pub struct Decision {
     pub outcome: Outcome,
 }
 
-/// What counts in one window at one time: looked up once, queried several times.
+/// What counts in one window at one time.
 #[derive(Clone, Copy)]
-pub(super) struct Usage<F> {
-    pub window: WindowMs,
-    pub now: UnixMs,
+pub struct Usage<F> {
     /// Units that count.
     pub used: u64,
     /// Where the state found them.
@@ -149,15 +170,15 @@ pub(super) struct Usage<F> {
 }
 
 /// The state of one key, for reading.
-pub(super) trait State {
+pub trait State {
     /// Where it finds what counts in one window at one time.
-    type Found;
+    type Found: Copy;
 
     /// Looks up what counts in `window` at `now`.
     fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Self::Found>;
 
-    /// The exact time until at most `room` units count, in milliseconds. More must count now.
-    fn wait_until(&self, usage: &Usage<Self::Found>, room: u64) -> u64;
+    /// The exact time from `now` until at most `room` units count in the tier, in milliseconds. More must count now.
+    fn wait_until(&self, tier: &Tier<Self::Found>, room: u64, now: UnixMs) -> u64;
 
     /// Checks that the key can hold the windows of these quotas beside those that still count.
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
@@ -183,21 +204,18 @@ pub(super) trait State {
     /// Whether units are kept for less time than the window of `quota`.
     fn retention_too_short_for(&self, quota: Quota) -> bool;
 
-    /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
-    /// request's cost, `reset_after` for the whole limit.
-    #[inline(always)]
-    fn wait_for(&self, Tier { quota, usage, .. }: &Tier<Self::Found>, units: u64) -> Wait {
-        match quota.limit().checked_sub(units) {
-            None => Wait::Never,
-            Some(room) if units == 0 || usage.used <= room => Wait::Ms(0),
-            Some(room) => Wait::Ms(self.wait_until(usage, room)),
-        }
+    /// Milliseconds from `now` until nothing counts in `window`.
+    fn reset_after_ms(&self, window: WindowMs, now: UnixMs) -> u64 {
+        let Usage { used, found } = self.usage(window, now);
+        let quota = Quota::new(0, window).expect("a limit of 0 is valid");
+        let tier = Tier { quota, used, found, refuses: false };
+        if used == 0 { 0 } else { self.wait_until(&tier, 0, now) }
     }
 }
 
 /// The state of one key, for changing.
-pub(super) trait StateMut: State {
-    /// Counts `units`, at least one, in all tiers, and updates their usage. Counts saturate at
+pub trait StateMut: State {
+    /// Counts `units`, at least one, in all tiers, and updates them. Counts saturate at
     /// [`MAX_COUNT`](super::MAX_COUNT).
     fn add(&mut self, tiers: &mut [Tier<Self::Found>], units: u64, now: UnixMs) -> Change;
 
@@ -206,84 +224,193 @@ pub(super) trait StateMut: State {
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64;
 }
 
-/// A quota, and what counts in its window.
-pub(super) struct Tier<F> {
+/// A quota, and what counts in its window at the time of a request.
+#[derive(Clone, Copy)]
+pub struct Tier<F> {
+    /// The quota.
     pub quota: Quota,
-    pub usage: Usage<F>,
+    /// Units that count.
+    pub used: u64,
+    /// Where the state found them.
+    pub found: F,
     /// Whether it refuses the request.
-    refuses: bool,
+    pub refuses: bool,
 }
 
-impl<F> Tier<F> {
-    /// A tier that does not refuse.
-    pub(super) fn new(quota: Quota, usage: Usage<F>) -> Tier<F> {
-        Tier { quota, usage, refuses: false }
+impl<F: Copy> Tier<F> {
+    /// What counts in its window.
+    #[inline(always)]
+    pub fn usage(&self) -> Usage<F> {
+        Usage { used: self.used, found: self.found }
+    }
+
+    /// Replaces what counts in its window.
+    #[inline(always)]
+    pub fn set_usage(&mut self, Usage { used, found }: Usage<F>) {
+        (self.used, self.found) = (used, found);
+    }
+
+    #[inline(always)]
+    fn remaining(&self) -> u64 {
+        self.quota.limit().saturating_sub(self.used)
     }
 }
 
-/// A request about the state of one key.
-pub(super) struct RequestOn<S> {
-    pub state: S,
+/// The tiers of a request, in the caller's order.
+pub type TierList<F> = ArrayVec<Tier<F>, MAX_TIERS>;
+
+/// A request about one key: the same steps for every [`State`].
+#[derive(Clone, Copy)]
+pub struct Request {
+    /// Units to take, or to give back if negative.
     pub cost: Cost,
+    /// When it is decided.
     pub time: Time,
 }
 
-impl<S: State> RequestOn<S> {
-    /// Decides. Changes nothing.
+impl Request {
+    /// Checks that the key can hold the windows of a request that takes units.
     #[inline(always)]
-    pub(super) fn decide(self, quotas: &impl Quotas) -> Result<Decision, TooManyWindows> {
-        self.check_windows_fit(quotas)?;
-        Ok(self.decide_unchecked(quotas))
+    pub fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TooManyWindows> {
+        if self.cost.taken() > 0 { state.check_windows_fit(quotas, self.time.now()) } else { Ok(()) }
     }
 
-    /// The same for windows that were found to fit.
+    /// Decides, and commits the request if it is allowed or forced.
     #[inline(always)]
-    pub(super) fn decide_unchecked(self, quotas: &impl Quotas) -> Decision {
-        quotas.visit(self)
-    }
-
-    #[inline(always)]
-    fn check_windows_fit(&self, quotas: &impl Quotas) -> Result<(), TooManyWindows> {
-        if self.cost.taken() > 0 {
-            self.state.check_windows_fit(quotas.as_ref(), self.time.now())
-        } else {
-            Ok(())
+    pub fn take<S: StateMut>(
+        &self,
+        state: &mut S,
+        quotas: &[Quota],
+        force: bool,
+    ) -> Result<Decision, TooManyWindows> {
+        self.check_windows_fit(state, quotas)?;
+        if let [quota] = quotas {
+            let mut tiers = [self.tier(state, *quota)];
+            return Ok(self.take_tiers(state, &mut tiers, force));
         }
+        let mut tiers = TierList::new();
+        self.look_up(state, quotas, &mut tiers);
+        Ok(self.take_tiers(state, &mut tiers, force))
     }
 
+    /// Decides on a request that will not be committed.
     #[inline(always)]
-    fn tier(&self, quota: Quota) -> Tier<S::Found> {
-        let usage = self.state.usage(quota.window(), self.time.now());
-        let refuses = self.cost.taken() > 0 && usage.used + self.cost.taken() > quota.limit();
-        Tier { quota, usage, refuses }
+    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TooManyWindows> {
+        self.check_windows_fit(state, quotas)?;
+        if let [quota] = quotas {
+            return Ok(self.decision(state, &[self.tier(state, *quota)]));
+        }
+        let mut tiers = TierList::new();
+        self.look_up(state, quotas, &mut tiers);
+        Ok(self.decision(state, &tiers))
     }
 
+    /// Looks up every tier. Returns whether one of them refuses.
     #[inline(always)]
-    fn decision(self, tiers: &[Tier<S::Found>], limited: bool, change: Change) -> Decision {
-        let verdict = self.verdict(tiers, limited);
-        let as_of = self.time.now();
-        let outcome = Outcome {
-            change,
-            as_of,
-            emptied: false,
-            ahead: self.state.is_ahead_of(as_of),
-            source: self.state.source(),
-            retention_too_short: tiers.iter().any(|tier| self.state.retention_too_short_for(tier.quota)),
+    pub fn look_up<S: State>(&self, state: &S, quotas: &[Quota], tiers: &mut TierList<S::Found>) -> bool {
+        for quota in quotas {
+            tiers.push(self.tier(state, *quota));
+        }
+        any_refuses(tiers)
+    }
+
+    /// Looks up a tier.
+    #[inline(always)]
+    pub fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Found> {
+        let Usage { used, found } = state.usage(quota.window(), self.time.now());
+        let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
+        Tier { quota, used, found, refuses }
+    }
+
+    /// Counts the units of a request that gives none back.
+    #[inline(always)]
+    fn add<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Found>]) -> Outcome {
+        let mut change = Change::default();
+        if self.cost.taken() > 0 {
+            change = state.add(tiers, self.cost.taken(), self.time.now());
+        }
+        Outcome { change, ..self.outcome(state, tiers) }
+    }
+
+    /// Gives units back.
+    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Found>]) -> Outcome {
+        let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
+        // Without AT, everything there can be given back, even if it is ahead of the clock.
+        let as_of = self.time.at.unwrap_or_else(|| state.newest_of(&quotas).max(self.time.clock));
+        let units = state.refund(&quotas, self.cost.get().unsigned_abs(), as_of);
+        let emptied = units > 0 && state.counts_nothing(&quotas, self.time.earlier());
+        for tier in tiers.iter_mut() {
+            tier.set_usage(state.usage(tier.quota.window(), self.time.now()));
+        }
+        // Fewer units never need the key for longer.
+        let change = Change { units, end_moved: false };
+        Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
+    }
+
+    /// Decides on looked-up tiers, and commits the request if it is allowed or forced.
+    #[inline(always)]
+    fn take_tiers<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Found>], force: bool) -> Decision {
+        let limited = any_refuses(tiers);
+        let outcome = if force || !limited { self.add(state, tiers) } else { self.outcome(state, tiers) };
+        Decision { verdict: self.verdict(state, tiers, limited), outcome }
+    }
+
+    /// Commits a decided request if it `counts`. Appends the verdict on each tier to `rows`.
+    pub fn finish<S: StateMut>(
+        &self,
+        state: &mut S,
+        tiers: &mut [Tier<S::Found>],
+        limited: bool,
+        counts: bool,
+        rows: &mut Rows,
+    ) -> Decision {
+        let outcome = match counts {
+            true if self.cost.get() < 0 => self.refund(state, tiers),
+            true => self.add(state, tiers),
+            false => self.outcome(state, tiers),
+        };
+        for tier in &*tiers {
+            let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
+            rows.push(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
+        }
+        let verdict = match (&*tiers, rows.last()) {
+            ([_], Some(row)) => row.verdict,
+            _ => self.verdict(state, tiers, limited),
         };
         Decision { verdict, outcome }
+    }
+
+    #[inline(always)]
+    fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Found>]) -> Decision {
+        let verdict = self.verdict(state, tiers, any_refuses(tiers));
+        Decision { verdict, outcome: self.outcome(state, tiers) }
+    }
+
+    /// The outcome of a request that changes nothing.
+    #[inline(always)]
+    pub fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Found>]) -> Outcome {
+        let as_of = self.time.now();
+        Outcome {
+            change: Change::default(),
+            as_of,
+            emptied: false,
+            ahead: state.is_ahead_of(as_of),
+            source: state.source(),
+            retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
+        }
     }
 
     /// The reply, with the figures of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[inline(always)]
-    fn verdict(&self, tiers: &[Tier<S::Found>], limited: bool) -> Verdict {
+    pub fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Found>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
             let is_tighter = if limited {
-                self.retry_after(other) > self.retry_after(shown)
+                self.retry_after(state, other) > self.retry_after(state, shown)
             } else {
-                self.remaining(other) < self.remaining(shown)
+                other.remaining() < shown.remaining()
             };
             if is_tighter {
                 shown = other;
@@ -293,100 +420,31 @@ impl<S: State> RequestOn<S> {
         Verdict {
             limited,
             limit,
-            remaining: self.remaining(shown),
-            retry_after_ms: if limited { self.retry_after(shown).ms() } else { None },
-            reset_after_ms: self.state.wait_for(shown, limit).ms().unwrap_or(0),
+            remaining: shown.remaining(),
+            retry_after_ms: if limited { self.retry_after(state, shown).ms() } else { None },
+            reset_after_ms: self.wait_for(state, shown, limit).ms().unwrap_or(0),
         }
     }
 
+    /// The exact time until the tier allows the request, if no other comes.
     #[inline(always)]
-    fn retry_after(&self, tier: &Tier<S::Found>) -> Wait {
-        self.state.wait_for(tier, self.cost.taken())
+    pub fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Found>) -> Wait {
+        self.wait_for(state, tier, self.cost.taken())
     }
 
+    /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
+    /// request's cost, `reset_after` for the whole limit.
     #[inline(always)]
-    fn remaining(&self, tier: &Tier<S::Found>) -> u64 {
-        tier.quota.limit().saturating_sub(tier.usage.used)
-    }
-}
-
-impl<S: StateMut> RequestOn<S> {
-    /// Decides, and counts the units, or gives them back, if the request is allowed or forced. An error changes
-    /// nothing.
-    #[inline(always)]
-    pub(super) fn take(self, quotas: &impl Quotas, force: bool) -> Result<Decision, TooManyWindows> {
-        self.check_windows_fit(quotas)?;
-        Ok(self.take_unchecked(quotas, force))
-    }
-
-    /// The same for windows that were found to fit.
-    #[inline(always)]
-    pub(super) fn take_unchecked(self, quotas: &impl Quotas, force: bool) -> Decision {
-        if self.cost.get() < 0 {
-            return refund(self.state, quotas.as_ref().iter().copied().collect(), self.cost, self.time);
+    fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Found>, units: u64) -> Wait {
+        match tier.quota.limit().checked_sub(units) {
+            None => Wait::Never,
+            Some(room) if units == 0 || tier.used <= room => Wait::Ms(0),
+            Some(room) => Wait::Ms(state.wait_until(tier, room, self.time.now())),
         }
-        quotas.visit(Take { request: self, force })
     }
 }
 
-/// Gives units back. Apart from [`Take`], so that a request that takes units keeps its state in registers.
-#[cold]
-#[inline(never)]
-fn refund<S: StateMut>(mut state: S, quotas: QuotaList, cost: Cost, time: Time) -> Decision {
-    // Without AT, everything there can be given back, even if it is ahead of the clock.
-    let as_of = time.at.unwrap_or_else(|| state.newest_of(&quotas).max(time.clock));
-    let units = state.refund(&quotas, cost.get().unsigned_abs(), as_of);
-    let emptied = units > 0 && state.counts_nothing(&quotas, time.earlier());
-    // Fewer units never need the key for longer.
-    let change = Change { units, end_moved: false };
-    let Decision { verdict, outcome } = RequestOn { state, cost, time }.decide_unchecked(&quotas);
-    Decision { verdict, outcome: Outcome { change, as_of, emptied, ..outcome } }
-}
-
-/// Decides.
-impl<S: State> QuotaVisitor for RequestOn<S> {
-    type Made = Tier<S::Found>;
-    type Answer = Decision;
-
-    #[inline(always)]
-    fn make(&self, quota: Quota) -> Tier<S::Found> {
-        self.tier(quota)
-    }
-
-    #[inline(always)]
-    fn answer(self, tiers: &mut [Tier<S::Found>]) -> Decision {
-        self.decision(tiers, any_refuses(tiers), Change::default())
-    }
-}
-
-/// Decides on a request, and counts it if it is allowed or forced.
-struct Take<S> {
-    request: RequestOn<S>,
-    force: bool,
-}
-
-impl<S: StateMut> QuotaVisitor for Take<S> {
-    type Made = Tier<S::Found>;
-    type Answer = Decision;
-
-    #[inline(always)]
-    fn make(&self, quota: Quota) -> Tier<S::Found> {
-        self.request.tier(quota)
-    }
-
-    #[inline(always)]
-    fn answer(mut self, tiers: &mut [Tier<S::Found>]) -> Decision {
-        let RequestOn { state, cost, time } = &mut self.request;
-        let limited = any_refuses(tiers);
-        let change = if (self.force || !limited) && cost.taken() > 0 {
-            state.add(tiers, cost.taken(), time.now())
-        } else {
-            Change::default()
-        };
-        self.request.decision(tiers, limited, change)
-    }
-}
-
+/// Whether one of the tiers refuses the request.
 #[inline(always)]
 fn any_refuses<F>(tiers: &[Tier<F>]) -> bool {
     tiers.iter().any(|tier| tier.refuses)

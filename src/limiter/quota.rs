@@ -25,43 +25,43 @@ impl UnixMs {
     pub const MAX: UnixMs = UnixMs(MAX_SAFE_INTEGER);
 
     /// A time of `ms` milliseconds; `None` if later than [`UnixMs::MAX`].
-    #[inline]
+    #[inline(always)]
     pub const fn new(ms: u64) -> Option<UnixMs> {
         if ms <= MAX_SAFE_INTEGER { Some(UnixMs(ms)) } else { None }
     }
 
     /// A time of `ms` milliseconds, at most [`UnixMs::MAX`].
-    #[inline]
+    #[inline(always)]
     pub const fn saturating(ms: u64) -> UnixMs {
         if ms <= MAX_SAFE_INTEGER { UnixMs(ms) } else { UnixMs::MAX }
     }
 
     /// Milliseconds since the Unix epoch.
-    #[inline]
+    #[inline(always)]
     pub const fn get(self) -> u64 {
         self.0
     }
 
     /// Milliseconds from `earlier` to this time; 0 if `earlier` is later.
-    #[inline]
+    #[inline(always)]
     pub const fn since(self, earlier: UnixMs) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
     /// This time rounded up to a multiple of `step_ms`, which must not be 0.
-    #[inline]
+    #[inline(always)]
     pub const fn rounded_up_to(self, step_ms: u64) -> UnixMs {
         UnixMs(self.0.next_multiple_of(step_ms))
     }
 
     /// The number of the window that this time is in: `floor(time / window)`.
-    #[inline]
+    #[inline(always)]
     pub fn window_number(self, window: WindowMs) -> u64 {
         self.0 / window.0
     }
 
     /// The first millisecond of window `number`.
-    #[inline]
+    #[inline(always)]
     pub fn start_of_window(number: u64, window: WindowMs) -> UnixMs {
         UnixMs(number * window.get())
     }
@@ -70,7 +70,7 @@ impl UnixMs {
 impl Add<WindowMs> for UnixMs {
     type Output = UnixMs;
 
-    #[inline]
+    #[inline(always)]
     fn add(self, window: WindowMs) -> UnixMs {
         UnixMs(self.0 + window.get())
     }
@@ -79,7 +79,7 @@ impl Add<WindowMs> for UnixMs {
 impl Add<u64> for UnixMs {
     type Output = UnixMs;
 
-    #[inline]
+    #[inline(always)]
     fn add(self, ms: u64) -> UnixMs {
         UnixMs(self.0.saturating_add(ms))
     }
@@ -119,13 +119,13 @@ impl WindowMs {
     pub const MAX: WindowMs = WindowMs(NonZeroU64::new(3650 * 24 * 60 * 60 * 1000).expect("not zero"));
 
     /// A window of `ms` milliseconds; `None` if 0 or more than [`WindowMs::MAX`].
-    #[inline]
+    #[inline(always)]
     pub fn new(ms: u64) -> Option<WindowMs> {
         NonZeroU64::new(ms).map(WindowMs).filter(|window| *window <= WindowMs::MAX)
     }
 
     /// The length in milliseconds.
-    #[inline]
+    #[inline(always)]
     pub fn get(self) -> u64 {
         self.0.get()
     }
@@ -140,19 +140,19 @@ pub struct Quota {
 
 impl Quota {
     /// `limit` units in each `window`; `None` if the limit is more than [`MAX_SAFE_INTEGER`].
-    #[inline]
+    #[inline(always)]
     pub const fn new(limit: u64, window: WindowMs) -> Option<Quota> {
         if limit <= MAX_SAFE_INTEGER { Some(Quota { limit, window }) } else { None }
     }
 
     /// Units allowed in each window.
-    #[inline]
+    #[inline(always)]
     pub const fn limit(self) -> u64 {
         self.limit
     }
 
     /// The length of the window.
-    #[inline]
+    #[inline(always)]
     pub const fn window(self) -> WindowMs {
         self.window
     }
@@ -167,71 +167,23 @@ impl Cost {
     pub const ONE: Cost = Cost(1);
 
     /// A cost of `units`; `None` if they are more than [`MAX_SAFE_INTEGER`] either way.
-    #[inline]
+    #[inline(always)]
     pub const fn new(units: i64) -> Option<Cost> {
         if units.unsigned_abs() <= MAX_SAFE_INTEGER { Some(Cost(units)) } else { None }
     }
 
     /// Units to take, or to give back if negative.
-    #[inline]
+    #[inline(always)]
     pub const fn get(self) -> i64 {
         self.0
     }
 
     /// Units to take; 0 if it gives back.
-    #[inline]
+    #[inline(always)]
     pub const fn taken(self) -> u64 {
         if self.0 > 0 { self.0.unsigned_abs() } else { 0 }
     }
 }
 
 /// The quotas of a request, in the caller's order: at least one, each with a different window.
-///
-/// Implemented for a single quota and for a list. Code that is generic over it is compiled twice, so that
-/// nearly every request, which has a single quota, pays nothing for loops. This is the only place where the
-/// two differ.
-pub trait Quotas: AsRef<[Quota]> {
-    /// Makes a value for each quota, and the answer from all of them. They are not moved: eight are large.
-    fn visit<V: QuotaVisitor>(&self, visitor: V) -> V::Answer;
-}
-
-/// What to do with each quota and with all of them. A trait instead of closures, since only methods can be
-/// `#[inline(always)]`.
-pub trait QuotaVisitor {
-    /// The value made for each quota.
-    type Made;
-    /// What is made of all values.
-    type Answer;
-
-    /// Makes the value for `quota`.
-    fn make(&self, quota: Quota) -> Self::Made;
-
-    /// Makes the answer from the values, in the order of the quotas.
-    fn answer(self, made: &mut [Self::Made]) -> Self::Answer;
-}
-
-impl Quotas for [Quota; 1] {
-    #[inline(always)]
-    fn visit<V: QuotaVisitor>(&self, visitor: V) -> V::Answer {
-        let [quota] = *self;
-        let mut made = [visitor.make(quota)];
-        visitor.answer(&mut made)
-    }
-}
-
-/// Up to [`MAX_TIERS`] quotas.
 pub type QuotaList = ArrayVec<Quota, MAX_TIERS>;
-
-impl Quotas for QuotaList {
-    #[inline(always)]
-    fn visit<V: QuotaVisitor>(&self, visitor: V) -> V::Answer {
-        if let [quota] = self.as_slice() {
-            return [*quota].visit(visitor);
-        }
-        let mut made = ArrayVec::<_, MAX_TIERS>::new();
-        for quota in self {
-            made.push(visitor.make(*quota));
-        }
-        visitor.answer(&mut made)
-    }
-}

@@ -7,10 +7,11 @@ mod call;
 mod functions;
 pub mod info;
 pub mod listeners;
+pub mod neighbors;
 pub mod registration;
 mod replication;
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 
 use redis_module::raw;
 
@@ -18,6 +19,9 @@ use crate::limiter::UnixMs;
 
 pub use call::{Arg, Call, Command, Event};
 pub use replication::Effect;
+
+/// The name that the module registers.
+pub const MODULE_NAME: &CStr = c"rl";
 
 /// The status of a call that succeeded, from the server or to it.
 pub const OK: c_int = raw::REDISMODULE_OK as c_int;

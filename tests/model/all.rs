@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::encode;
-use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, Verdict, Wait};
+use redis_rl::limiter::several::{self, KeyRequest};
+use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Tiers, Time, UnixMs, Verdict};
 
 use crate::calls::{Call, History, answer, expected};
 use crate::cases;
@@ -67,26 +68,22 @@ struct Answer {
 fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> Option<Answer> {
     let now = UnixMs::saturating(now);
     let time = Time { clock: now, at: keys.at.then_some(now) };
-    let (mut limited, mut refuses) = (false, Vec::new());
-    for (limiter, Request { quotas, cost }) in limiters.iter().zip(&keys.requests) {
-        let cost = Cost::new(*cost).expect("a cost");
-        let list: QuotaList = quotas.iter().copied().collect();
-        limited |= limiter.decide(limiter.algorithm(), &list, cost, time).ok()?.verdict.limited;
-        refuses.extend(quotas.iter().map(|quota| limiter.verdict_on(*quota, cost, time).limited));
-    }
-    let (mut rows, mut changed, mut wait) = (Vec::new(), Vec::new(), Wait::Ms(0));
-    for (limiter, Request { quotas, cost }) in limiters.iter_mut().zip(&keys.requests) {
-        let cost = Cost::new(*cost).expect("a cost");
-        let counts = force || !limited;
-        let list: QuotaList = quotas.iter().copied().collect();
-        changed.push(counts && limiter.commit(&list, cost, time).changed());
-        rows.extend(quotas.iter().map(|quota| limiter.verdict_on(*quota, cost, time)));
-    }
-    for (row, refuses) in rows.iter_mut().zip(refuses) {
-        wait = wait.max(row.retry_after());
-        *row = if refuses { *row } else { row.allowed() };
-    }
-    Some(Answer { limited, retry_after: wait.ms().filter(|_| limited), rows, changed })
+    let mut looked_up: Vec<Tiers> = limiters.iter().map(|_| Tiers::default()).collect();
+    let requests = limiters.iter_mut().zip(&keys.requests).zip(&mut looked_up);
+    let requests = requests.map(|((limiter, Request { quotas, cost }), tiers)| {
+        let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
+        KeyRequest { limiter, algorithm, quotas, cost, tiers }
+    });
+    let decided = several::decide(requests, time).ok()?;
+    let limited = decided.is_limited();
+    let finished = if force || !limited { decided.commit() } else { decided.leave() };
+    let retry_after = finished.rows.iter().map(|row| row.retry_after).max()?;
+    Some(Answer {
+        limited,
+        retry_after: retry_after.ms().filter(|_| limited),
+        rows: finished.rows.iter().map(|row| row.verdict).collect(),
+        changed: finished.keys.iter().map(|key| key.outcome.changed()).collect(),
+    })
 }
 
 /// The models' answer.

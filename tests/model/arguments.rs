@@ -2,14 +2,14 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs};
+use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 use redis_rl::request::{Options, Request};
 
 use crate::calls::quota;
 use crate::cases;
 use crate::fuzzed::rows;
 
-fn parse(args: &[Vec<u8>], options: Options) -> Option<Request<QuotaList>> {
+fn parse(args: &[Vec<u8>], options: Options) -> Option<Request> {
     Request::parse(args, options).ok()
 }
 
@@ -23,7 +23,7 @@ struct Meant {
 }
 
 impl Meant {
-    fn is_meant_by(&self, request: &Request<QuotaList>) -> bool {
+    fn is_meant_by(&self, request: &Request) -> bool {
         request.quotas[..] == self.quotas
             && request.cost.get() == self.cost.unwrap_or(1)
             && request.force == self.force

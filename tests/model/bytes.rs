@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Limiter, MAX_COUNT, MAX_SAFE_INTEGER, UnixMs, WindowMs};
+use redis_rl::limiter::{Decided, Decision, Limiter, MAX_COUNT, MAX_SAFE_INTEGER, Tiers, UnixMs, WindowMs};
 
-use crate::calls::{Act, Call, History, answer, commit, decide, quota};
+use crate::calls::{Act, Call, History, answer, decide, peek, quota};
 use crate::cases;
 use crate::history::{crowded, history, huge, small};
 
@@ -132,22 +132,26 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Decides on every call before it is made, and commits it in a copy.
+/// Decides on every call, leaves it, and commits it in a copy.
 fn decides_then_commits(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(history.algorithm);
     for call in &history.calls {
         let call = &Call { act: if call.act == Act::Peek { Act::Peek } else { Act::Force }, ..call.clone() };
-        let before = (encode(&limiter), limiter.source());
-        let decision = decide(&limiter, call);
-        prop_assert_eq!((encode(&limiter), limiter.source()), before, "{:?}", call);
+        let before = (encode(&limiter), limiter.source(), limiter.heap_bytes());
+        let mut tiers = Tiers::default();
+        let left = decide(&mut limiter, &mut tiers, call).map(Decided::leave);
+        prop_assert_eq!((encode(&limiter), limiter.source(), limiter.heap_bytes()), before, "{:?}", call);
 
         let mut copy = limiter.clone();
         let taken = answer(&mut limiter, call);
-        prop_assert_eq!(decision.is_ok(), taken.is_ok(), "commit returns no error of its own");
-        let (Ok(decision), Ok(taken)) = (decision, taken) else { continue };
-        prop_assert_eq!(decision.verdict.limited, taken.verdict.limited);
+        prop_assert_eq!(left.is_ok(), taken.is_ok());
+        let (Ok(left), Ok(taken)) = (left, taken) else { continue };
+        prop_assert_eq!(left.verdict, peek(&copy, &call.quotas, call.cost, call.now));
+        prop_assert!(!left.outcome.changed());
         if call.act == Act::Force {
-            let outcome = commit(&mut copy, call);
+            let decided = decide(&mut copy, &mut tiers, call).map(Decided::commit);
+            let Decision { verdict, outcome } = decided.expect("it was decided before");
+            prop_assert_eq!(verdict, taken.verdict, "{:?}", call);
             prop_assert_eq!(outcome.changed().then_some(outcome.as_of.get()), taken.changed);
             prop_assert!(limiter.is_empty() || encode(&copy) == encode(&limiter), "{:?}", call);
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use redis_rl::limiter::{
-    Algorithm, Cost, Decision, Limiter, MAX_SAFE_INTEGER, Outcome, Quota, QuotaList, Quotas, TakeError, Time,
+    Algorithm, Cost, Decided, Decision, Limiter, MAX_SAFE_INTEGER, Quota, TakeError, Tiers, Time,
     TooManyWindows, UnixMs, Verdict, WindowMs,
 };
 
@@ -77,28 +77,17 @@ pub fn answer_and_expire(
     expires_at: &mut Option<UnixMs>,
     call: &Call,
 ) -> Result<Answer, TooManyWindows> {
-    match call.quotas[..] {
-        [quota] => answer_to(limiter, expires_at, call, &[quota]),
-        _ => answer_to(limiter, expires_at, call, &quota_list(&call.quotas)),
-    }
-}
-
-fn answer_to<Q: Quotas>(
-    limiter: &mut Limiter,
-    expires_at: &mut Option<UnixMs>,
-    call: &Call,
-    quotas: &Q,
-) -> Result<Answer, TooManyWindows> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
-        let Decision { verdict, .. } = limiter.peek(quotas, cost, call.time(call.now))?;
+        let Decision { verdict, .. } = limiter.peek(&call.quotas, cost, call.time(call.now))?;
         return Ok(Answer { verdict, changed: None });
     }
     let algorithm = limiter.algorithm();
     let mut take = |now| {
         let time = call.time(now);
-        let Decision { verdict, outcome } =
-            limiter.take(algorithm, quotas, cost, call.forces(), time).map_err(|error| match error {
+        let Decision { verdict, outcome } = limiter
+            .take(algorithm, &call.quotas, cost, call.forces(), time)
+            .map_err(|error| match error {
                 TakeError::TooManyWindows => TooManyWindows,
                 TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
             })?;
@@ -121,13 +110,23 @@ fn answer_to<Q: Quotas>(
     Ok(answer)
 }
 
+/// The decision on a call.
+pub fn decide<'a>(
+    limiter: &'a mut Limiter,
+    tiers: &'a mut Tiers,
+    call: &Call,
+) -> Result<Decided<'a>, TakeError> {
+    let cost = Cost::new(call.cost).expect("a cost");
+    limiter.decide(limiter.algorithm(), &call.quotas, cost, call.time(call.now), tiers)
+}
+
 /// Does what a copy does with a call that changed something as of a time, while its clock shows the same time as
 /// the master's. Returns the time it was applied as of.
 pub fn replay(limiter: &mut Limiter, call: &Call, as_of: u64) -> Option<u64> {
     let cost = Cost::new(call.cost).expect("a cost");
     let time = Time { clock: UnixMs::saturating(call.now), at: UnixMs::new(as_of) };
     let algorithm = limiter.algorithm();
-    let taken = limiter.take(algorithm, &quota_list(&call.quotas), cost, true, time).ok()?;
+    let taken = limiter.take(algorithm, &call.quotas, cost, true, time).ok()?;
     if taken.outcome.emptied {
         *limiter = Limiter::new(algorithm);
     }
@@ -138,23 +137,7 @@ pub fn replay(limiter: &mut Limiter, call: &Call, as_of: u64) -> Option<u64> {
 pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict {
     let cost = Cost::new(cost).expect("a cost");
     let time = Time { clock: UnixMs::saturating(now), at: None };
-    limiter.peek(&quota_list(quotas), cost, time).expect("the windows fit").verdict
-}
-
-/// The decision on a call.
-pub fn decide(limiter: &Limiter, call: &Call) -> Result<Decision, TakeError> {
-    let cost = Cost::new(call.cost).expect("a cost");
-    limiter.decide(limiter.algorithm(), &quota_list(&call.quotas), cost, call.time(call.now))
-}
-
-/// Counts a call that was decided.
-pub fn commit(limiter: &mut Limiter, call: &Call) -> Outcome {
-    let cost = Cost::new(call.cost).expect("a cost");
-    limiter.commit(&quota_list(&call.quotas), cost, call.time(call.now))
-}
-
-fn quota_list(quotas: &[Quota]) -> QuotaList {
-    quotas.iter().copied().collect()
+    limiter.peek(quotas, cost, time).expect("the windows fit").verdict
 }
 
 pub fn quota(limit: u64, window: WindowMs) -> Quota {

@@ -143,7 +143,8 @@ impl Windows {
     fn refund(&mut self, window: i128, units: i128, as_of: i128) -> bool {
         let Some(counted) = self.lengths.get_mut(&window) else { return false };
         let (named, latest) = (as_of / window, counted.latest);
-        let (meant, held) = if self.sliding { (named - 1..=named, latest - 1) } else { (named..=named, latest) };
+        let (meant, held) =
+            if self.sliding { (named - 1..=named, latest - 1) } else { (named..=named, latest) };
         let mut left = units;
         for (number, units) in counted.units.range_mut(held..).rev() {
             if meant.contains(number) {

@@ -1,90 +1,17 @@
 //! The counters of an RL.FIXED or RL.SLIDING key, one for each window length.
 
+mod counter;
+mod packed;
+
 use std::ops::Deref;
 
-use super::counter::Counter;
+pub use counter::{Counter, Method};
+
 use super::decision::{Change, State, StateMut, Tier, TooManyWindows, Usage};
 use super::lifetime::{Lifetime, TimeSource};
-use super::packed::Packed;
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
-use super::{Algorithm, Mover, Parts, fixed, sliding};
-
-/// How the counters of a key are read: [`Algorithm`] without the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// See [`fixed`].
-    Fixed,
-    /// See [`sliding`].
-    Sliding,
-}
-
-impl Method {
-    /// The method of this algorithm; `None` for the log.
-    #[inline(always)]
-    pub fn of(algorithm: Algorithm) -> Option<Method> {
-        match algorithm {
-            Algorithm::Fixed => Some(Method::Fixed),
-            Algorithm::Sliding => Some(Method::Sliding),
-            Algorithm::Log => None,
-        }
-    }
-
-    #[inline(always)]
-    fn advance(self, counter: Counter, now: UnixMs) -> Counter {
-        match self {
-            Method::Fixed => fixed::advance(counter, now),
-            Method::Sliding => sliding::advance(counter, now),
-        }
-    }
-
-    #[inline(always)]
-    fn used(self, counter: &Counter, now: UnixMs) -> u64 {
-        match self {
-            Method::Fixed => fixed::used(counter),
-            Method::Sliding => sliding::used(counter, now),
-        }
-    }
-
-    fn refund(self, counter: &mut Counter, units: u64, as_of: UnixMs) -> u64 {
-        match self {
-            Method::Fixed => fixed::refund(counter, units, as_of),
-            Method::Sliding => sliding::refund(counter, units, as_of),
-        }
-    }
-
-    #[inline(always)]
-    fn wait_until(self, counter: &Counter, room: u64, now: UnixMs) -> u64 {
-        match self {
-            Method::Fixed => fixed::wait(counter, now),
-            Method::Sliding => sliding::wait_until(counter, room, now),
-        }
-    }
-
-    /// The first millisecond at which `counter` no longer counts.
-    fn ends(self, counter: &Counter) -> UnixMs {
-        match self {
-            Method::Fixed => fixed::ends(counter),
-            Method::Sliding => sliding::ends(counter),
-        }
-    }
-
-    /// The number of windows for which a unit can count.
-    fn windows(self) -> u64 {
-        match self {
-            Method::Fixed => 1,
-            Method::Sliding => 2,
-        }
-    }
-}
-
-impl From<Method> for Algorithm {
-    fn from(method: Method) -> Algorithm {
-        match method {
-            Method::Fixed => Algorithm::Fixed,
-            Method::Sliding => Algorithm::Sliding,
-        }
-    }
-}
+use super::{Algorithm, Mover, Parts};
+use packed::Packed;
 
 /// The counters of one key, at most [`MAX_TIERS`], shortest window first.
 ///
@@ -125,6 +52,34 @@ impl Counters {
         }
     }
 
+    /// The counters with their method, for reading.
+    #[inline(always)]
+    pub fn by_method(&self) -> ByMethod<&Counters> {
+        ByMethod { method: self.method(), counters: self }
+    }
+
+    /// The counters with their method, for changing.
+    #[inline(always)]
+    pub fn by_method_mut(&mut self) -> ByMethod<&mut Counters> {
+        ByMethod { method: self.method(), counters: self }
+    }
+
+    /// The same, if it is known that they are counted by `algorithm`.
+    #[inline(always)]
+    pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
+        let method = if algorithm == Algorithm::Fixed { Method::Fixed } else { Method::Sliding };
+        ByMethod { method, counters: self }
+    }
+
+    /// The algorithm they are counted by.
+    #[inline(always)]
+    pub fn algorithm(&self) -> Algorithm {
+        match self.method() {
+            Method::Fixed => Algorithm::Fixed,
+            Method::Sliding => Algorithm::Sliding,
+        }
+    }
+
     /// The packed counter, if there is only one and it is small.
     #[inline(always)]
     fn packed(&self) -> Option<&Packed> {
@@ -157,25 +112,6 @@ impl Counters {
         let mut all = Counters::new(method);
         all.replace(counters);
         Some(all)
-    }
-
-    /// The counters for changing; `None` if they are counted by another algorithm.
-    #[inline(always)]
-    pub(super) fn counted_by(&mut self, algorithm: Algorithm) -> Option<CounterState<&mut Counters>> {
-        let method = Method::of(algorithm).filter(|method| *method == self.method())?;
-        Some(CounterState { counters: self, method })
-    }
-
-    /// The counters for changing, whatever the algorithm they are counted by.
-    #[inline(always)]
-    pub(super) fn state_mut(&mut self) -> CounterState<&mut Counters> {
-        CounterState { method: self.method(), counters: self }
-    }
-
-    /// The counters for reading.
-    #[inline(always)]
-    pub(super) fn state(&self) -> CounterState<&Counters> {
-        CounterState { counters: self, method: self.method() }
     }
 
     /// The number of counters.
@@ -215,15 +151,15 @@ impl Counters {
     pub fn parts(&self, window: WindowMs, now: UnixMs) -> Option<Parts> {
         match self.method() {
             Method::Fixed => None,
-            Method::Sliding => {
-                let Counter { current, previous, .. } = sliding::advance(self.find(window)?, now);
+            method @ Method::Sliding => {
+                let Counter { current, previous, .. } = self.find(window)?.advance(method, now);
                 Some(Parts { current, previous })
             }
         }
     }
 
     fn is_live(&self, counter: &Counter, now: UnixMs) -> bool {
-        self.method().ends(counter) > now
+        counter.ends(self.method()) > now
     }
 
     /// See [`Limiter::relocate`](super::Limiter::relocate).
@@ -260,21 +196,21 @@ impl Counters {
     #[inline(always)]
     fn put(&mut self, counter: Counter, now: UnixMs) -> bool {
         // The end does not move if the counter already had units in this window.
-        let moved = |old: &Counter| old.number != counter.number || old.current == 0;
+        let end_moved = |old: &Counter| old.number != counter.number || old.current == 0;
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => {
                 if let Some(old) = packed.of(counter.window)
                     && let Some(new) = Packed::pack(&counter, packed.source)
                 {
                     *packed = new;
-                    return moved(&old);
+                    return end_moved(&old);
                 }
             }
             Store::Many(many) => {
                 if let Some(old) = many.counters.iter_mut().find(|old| old.window == counter.window) {
-                    let moved = moved(old);
+                    let end_moved = end_moved(old);
                     *old = counter;
-                    return moved;
+                    return end_moved;
                 }
             }
             Store::None(_) => {}
@@ -325,27 +261,34 @@ impl Counters {
 }
 
 /// Counters with their method, looked up once.
-pub(super) struct CounterState<C> {
+pub struct ByMethod<C> {
     counters: C,
     method: Method,
 }
 
-impl<C: Deref<Target = Counters>> State for CounterState<C> {
-    /// The counter of the window, as of the time.
+impl<'a> ByMethod<&'a Counters> {
+    /// The counters.
+    pub fn counters(&self) -> &'a Counters {
+        self.counters
+    }
+}
+
+impl<C: Deref<Target = Counters>> State for ByMethod<C> {
+    /// The counter of the window, advanced to the time.
     type Found = Counter;
 
     #[inline(always)]
     fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Counter> {
         let counter = match self.counters.find(window) {
-            Some(counter) => self.method.advance(counter, now),
+            Some(counter) => counter.advance(self.method, now),
             None => Counter::new(window, now),
         };
-        Usage { window, now, used: self.method.used(&counter, now), found: counter }
+        Usage { used: counter.used(now), found: counter }
     }
 
     #[inline(always)]
-    fn wait_until(&self, usage: &Usage<Counter>, room: u64) -> u64 {
-        self.method.wait_until(&usage.found, room, usage.now)
+    fn wait_until(&self, tier: &Tier<Counter>, room: u64, now: UnixMs) -> u64 {
+        tier.found.wait_until(self.method, room, now)
     }
 
     #[inline(always)]
@@ -388,9 +331,10 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
 
     /// The lifetime of the counter that counts longest.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let method = self.method;
         let lifetime = |counter: Counter| {
-            let most_ms = self.method.windows() * counter.window.get() + slack_ms;
-            Lifetime::of(counter.start(), self.method.ends(&counter), now, most_ms)
+            let most_ms = method.windows() * counter.window.get() + slack_ms;
+            Lifetime::of(counter.start(), counter.ends(method), now, most_ms)
         };
         self.counters.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
@@ -402,15 +346,15 @@ impl<C: Deref<Target = Counters>> State for CounterState<C> {
     }
 }
 
-impl StateMut for CounterState<&mut Counters> {
+impl StateMut for ByMethod<&mut Counters> {
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Counter>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
-        for Tier { usage, .. } in tiers {
-            let units = usage.found.add(units);
+        for tier in tiers {
+            let units = tier.found.add(units);
             if units > 0 {
-                usage.used = (usage.used + units).min(MAX_COUNT);
-                change.end_moved |= self.counters.put(usage.found, now);
+                tier.used = (tier.used + units).min(MAX_COUNT);
+                change.end_moved |= self.counters.put(tier.found, now);
                 change.units = change.units.max(units);
             }
         }
@@ -418,10 +362,11 @@ impl StateMut for CounterState<&mut Counters> {
     }
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
+        let method = self.method;
         let mut most = 0;
         for quota in quotas {
             let Some(mut counter) = self.counters.find(quota.window()) else { continue };
-            let refunded = self.method.refund(&mut counter, units, as_of);
+            let refunded = counter.refund(method, units, as_of);
             if refunded > 0 {
                 self.counters.put_or_remove(counter);
                 most = most.max(refunded);

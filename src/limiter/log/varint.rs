@@ -40,7 +40,7 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
 ///
 /// `None` if it is truncated, exceeds 64 bits, or is longer than [`put`] would write it: each value has one
 /// encoding.
-#[inline(always)]
+#[inline]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     let low = |byte: u8| u64::from(byte & 0x7f);
     match *bytes {

@@ -1,8 +1,8 @@
 //! A counter in 15 bytes, as nearly every key has.
 
+use super::super::lifetime::TimeSource;
+use super::super::quota::WindowMs;
 use super::counter::Counter;
-use super::lifetime::TimeSource;
-use super::quota::WindowMs;
 
 /// A counter with small numbers: a window below 50 days, a window number below 2^32 (until the year 2106 for
 /// windows of a second or more) and counts below 2^24.

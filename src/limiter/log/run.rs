@@ -1,89 +1,19 @@
-//! A compact queue of (time, units) entries in time order.
+//! A compact queue of entries in time order.
 //!
-//! An entry is stored as the time since the previous one, usually in one or two bytes, and its units only if
-//! they are more than one. The bytes are in blocks, so that growing copies at most one block, and dropping a
-//! million entries costs about as much as dropping a thousand blocks. Each block stores the running totals
-//! before its first entry: a place is found by a binary search over the blocks and a walk through one of
-//! them, and every count is the difference of two totals.
+//! The bytes are in blocks, so that growing copies at most one block, and dropping a million entries costs about
+//! as much as dropping a thousand blocks. Each block stores the running totals before its first entry: a place
+//! is found by a binary search over the blocks and a walk through one of them, and every count is the difference
+//! of two totals.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{Mover, varint};
+use super::super::Mover;
+use super::entry::{self, Cursor, FIRST_SINCE, MOST_BYTES, Mark};
 
 /// Bytes in a full block: large enough to make its 48 bytes of bookkeeping negligible, small enough that a walk
 /// through it takes a microsecond or two.
 const BLOCK_BYTES: usize = 1024;
-
-/// The first byte of an entry with more than one unit. No time between two entries is 0.
-const UNITS_FOLLOW: u8 = 0;
-
-/// Bytes in the longest entry.
-const MOST_BYTES: usize = 1 + 2 * varint::MAX_LEN;
-
-/// The running totals between two entries. They wrap; only differences are meaningful.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark {
-    /// The time of the previous entry, in Unix milliseconds.
-    pub at_ms: u64,
-    /// Units in all previous entries, dropped ones included.
-    units: u64,
-    /// Number of previous entries, dropped ones included.
-    entries: u64,
-}
-
-impl Mark {
-    /// Units between `earlier` and this mark.
-    #[inline]
-    pub fn units_since(&self, earlier: &Mark) -> u64 {
-        self.units.wrapping_sub(earlier.units)
-    }
-
-    /// Entries between `earlier` and this mark.
-    #[inline]
-    pub fn entries_since(&self, earlier: &Mark) -> u64 {
-        self.entries.wrapping_sub(earlier.entries)
-    }
-
-    /// The totals after one more entry.
-    #[inline(always)]
-    fn plus(&self, at_ms: u64, units: u64) -> Mark {
-        Mark { at_ms, units: self.units.wrapping_add(units), entries: self.entries.wrapping_add(1) }
-    }
-}
-
-/// A place between two entries. Later places compare greater.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Place {
-    /// Number of the block, dropped ones included.
-    block: u64,
-    /// Bytes of that block before the place.
-    offset: usize,
-    /// The totals at the place.
-    pub mark: Mark,
-}
-
-impl Place {
-    /// Identifies the place; the totals follow from it.
-    #[inline]
-    fn key(&self) -> (u64, usize) {
-        (self.block, self.offset)
-    }
-}
-
-impl PartialEq for Place {
-    #[inline]
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl PartialOrd for Place {
-    #[inline]
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.key().cmp(&other.key()))
-    }
-}
 
 #[derive(Clone, Debug)]
 struct Block {
@@ -96,17 +26,19 @@ struct Block {
 pub struct Run {
     blocks: VecDeque<Block>,
     /// The place before the oldest entry held, in the first block.
-    front: Place,
+    front: Cursor,
     /// The time of that entry, cached so that most requests need not decode it.
     oldest_at_ms: u64,
     /// The totals after the newest entry held.
     end: Mark,
+    /// Bytes of that entry, cached so that units of the same millisecond can join it.
+    newest_length: usize,
 }
 
 impl Run {
     /// The place before the oldest entry held.
     #[inline(always)]
-    pub fn front(&self) -> Place {
+    pub fn front(&self) -> Cursor {
         self.front
     }
 
@@ -118,8 +50,8 @@ impl Run {
 
     /// The totals after the newest entry held.
     #[inline(always)]
-    pub fn end(&self) -> &Mark {
-        &self.end
+    pub fn end(&self) -> Mark {
+        self.end
     }
 
     /// Whether it holds no entry.
@@ -128,43 +60,49 @@ impl Run {
         self.end.entries == self.front.mark.entries
     }
 
-    /// Units held.
-    #[inline(always)]
-    pub fn units(&self) -> u64 {
-        self.end.units_since(&self.front.mark)
-    }
-
-    /// Appends an entry of at least one unit, later than all others.
+    /// Appends at least one unit at a time no earlier than that of the newest entry; at the same time, to that entry.
     #[inline(always)]
     pub fn push(&mut self, at_ms: u64, units: u64) {
         if self.is_empty() {
             self.restart(at_ms);
+        } else if at_ms == self.end.at_ms {
+            self.add_to_newest(units);
+            return;
         }
         let since = at_ms.wrapping_sub(self.end.at_ms);
-        if units == 1 && since < 0x80 {
+        self.newest_length = if units == 1 && since < 0x80 {
             self.tail(1).push(since as u8);
+            1
         } else {
-            put(self.tail(MOST_BYTES), since, units);
-        }
+            entry::put(self.tail(MOST_BYTES), since, units)
+        };
         self.end = self.end.plus(at_ms, units);
     }
 
-    /// Prepares an empty run for a first entry at `at_ms`.
-    ///
-    /// That entry is stored as 1 ms after a fictitious one, since a time between entries must not be 0. Block
-    /// numbers continue, so that older places compare less than the front.
+    /// Prepares an empty run for a first entry at `at_ms`. Block numbers continue, so that older places compare less
+    /// than the front.
     #[cold]
     fn restart(&mut self, at_ms: u64) {
-        let before = Mark { at_ms: at_ms.wrapping_sub(1), ..self.end };
+        let before = Mark { at_ms: at_ms.wrapping_sub(FIRST_SINCE), ..self.end };
         let block = self.front.block + self.blocks.len().max(1) as u64;
         self.blocks.truncate(1);
         if let Some(block) = self.blocks.front_mut() {
             block.bytes.clear();
             block.before = before;
         }
-        self.front = Place { block, offset: 0, mark: before };
+        self.front = Cursor { block, offset: 0, mark: before };
         self.oldest_at_ms = at_ms;
         self.end = before;
+    }
+
+    fn add_to_newest(&mut self, units: u64) {
+        let Some(last) = self.blocks.back_mut() else { return };
+        let start = last.bytes.len() - self.newest_length;
+        let Some(((since, already), _)) = entry::read(&last.bytes[start..]) else { return };
+        last.bytes.truncate(start);
+        make_room(&mut last.bytes, MOST_BYTES);
+        self.newest_length = entry::put(&mut last.bytes, since, already + units);
+        self.end.units = self.end.units.wrapping_add(units);
     }
 
     /// The last block's bytes, with room for `most` more.
@@ -179,24 +117,13 @@ impl Run {
         }
         let last = self.blocks.len() - 1;
         let bytes = &mut self.blocks[last].bytes;
-        if bytes.capacity() - bytes.len() < most {
-            grow(bytes, most);
-        }
+        make_room(bytes, most);
         bytes
     }
 
-    /// The first place, from `from` on, before an entry that `passes` rejects; the end if it rejects none.
-    ///
-    /// `passes` gets the totals after an entry. It must accept the entries up to some place and reject the rest.
+    /// See [`Entries::seek`](super::Entries::seek).
     #[inline(always)]
-    pub fn seek(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> Place {
-        self.seek_entry(from, passes).0
-    }
-
-    /// The places before and after the first entry that `passes` rejects, as in [`Run::seek`]; `None` after the
-    /// end.
-    #[inline(always)]
-    pub fn seek_entry(&self, from: Place, passes: impl Fn(&Mark) -> bool) -> (Place, Option<Place>) {
+    pub fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
             return (place, None);
@@ -209,10 +136,10 @@ impl Run {
             }
             index = low;
             place =
-                Place { block: self.front.block + index as u64, offset: 0, mark: self.blocks[index].before };
+                Cursor { block: self.front.block + index as u64, offset: 0, mark: self.blocks[index].before };
         }
         let bytes = &self.blocks[index].bytes;
-        while let Some(next) = step(bytes, &place) {
+        while let Some(next) = place.after(bytes) {
             if !passes(&next.mark) {
                 return (place, Some(next));
             }
@@ -221,40 +148,35 @@ impl Run {
         let Some(next) = self.blocks.get(index + 1) else {
             return (place, None);
         };
-        place = Place { block: place.block + 1, offset: 0, mark: place.mark };
-        (place, step(&next.bytes, &place))
+        place = Cursor { block: place.block + 1, offset: 0, mark: place.mark };
+        (place, place.after(&next.bytes))
     }
 
     /// The place after the entry at `place`; `None` at the end.
-    pub fn after(&self, place: &Place) -> Option<Place> {
+    pub fn after(&self, place: &Cursor) -> Option<Cursor> {
         let index = self.index(place)?;
-        step(&self.blocks[index].bytes, place).or_else(|| {
+        place.after(&self.blocks[index].bytes).or_else(|| {
             let next = self.blocks.get(index + 1)?;
-            step(&next.bytes, &Place { block: place.block + 1, offset: 0, mark: place.mark })
+            Cursor { block: place.block + 1, offset: 0, mark: place.mark }.after(&next.bytes)
         })
     }
 
-    /// The entries as (time in ms, units), oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let mut place = self.front;
-        std::iter::from_fn(move || {
-            let next = self.after(&place)?;
-            let units = next.mark.units_since(&place.mark);
-            place = next;
-            Some((next.mark.at_ms, units))
-        })
+    /// The bytes of the entries held, oldest first.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let first = self.blocks.front().map(|block| &block.bytes[self.front.offset..]);
+        first.into_iter().chain(self.blocks.iter().skip(1).map(|block| block.bytes.as_slice()))
     }
 
     /// Drops all entries before `place`.
     #[inline(always)]
-    pub fn drop_before(&mut self, place: Place) {
+    pub fn drop_before(&mut self, place: Cursor) {
         if place > self.front {
             self.advance_to(place);
         }
     }
 
     #[inline(never)]
-    fn advance_to(&mut self, place: Place) {
+    fn advance_to(&mut self, place: Cursor) {
         let dropped = (place.block - self.front.block) as usize;
         self.drop_blocks(0..dropped.min(self.blocks.len()));
         self.front = place;
@@ -275,12 +197,13 @@ impl Run {
     }
 
     /// Drops all entries from `place` on.
-    pub fn truncate(&mut self, place: Place) {
-        let Some(index) = self.index(&place) else {
-            return;
-        };
-        self.blocks.truncate(index + 1);
+    fn truncate(&mut self, place: Cursor) {
+        let Some(mut index) = self.index(&place) else { return };
         self.blocks[index].bytes.truncate(place.offset);
+        if place.offset == 0 && index > 0 {
+            index -= 1;
+        }
+        self.blocks.truncate(index + 1);
         self.end = place.mark;
     }
 
@@ -289,27 +212,40 @@ impl Run {
     ///
     /// The next entry is rewritten, since it stores the time since the previous one. In later blocks only the
     /// totals change, so that in the middle of a million entries this takes microseconds.
-    pub fn replace(&mut self, from: Place, to: Place, entry: Option<(u64, u64)>) {
-        let (Some(first), Some(next)) = (self.index(&from), self.after(&to)) else {
-            self.truncate(from);
-            if let Some((at_ms, units)) = entry {
-                self.push(at_ms, units);
+    pub fn replace(&mut self, from: Cursor, to: Cursor, entry: Option<(u64, u64)>) {
+        match (self.index(&from), self.after(&to)) {
+            (Some(first), Some(next)) => self.replace_between(first, from, to, next, entry),
+            _ => {
+                self.truncate(from);
+                if let Some((at_ms, units)) = entry {
+                    self.push(at_ms, units);
+                }
             }
-            return;
-        };
+        }
+        self.measure_newest();
+    }
+
+    fn replace_between(
+        &mut self,
+        first: usize,
+        from: Cursor,
+        to: Cursor,
+        next: Cursor,
+        entry: Option<(u64, u64)>,
+    ) {
         let last = (next.block - self.front.block) as usize;
         let rest = self.blocks[last].bytes.split_off(next.offset);
         let head = &mut self.blocks[first].bytes;
         head.truncate(from.offset);
         let mut before = from.mark;
         if let Some((at_ms, units)) = entry {
-            put(head, at_ms.wrapping_sub(before.at_ms), units);
+            entry::put(head, at_ms.wrapping_sub(before.at_ms), units);
             before = before.plus(at_ms, units);
         }
         let next_units = next.mark.units_since(&to.mark);
         let mut bytes = Vec::new();
         grow(&mut bytes, MOST_BYTES + rest.len());
-        put(&mut bytes, next.mark.at_ms.wrapping_sub(before.at_ms), next_units);
+        entry::put(&mut bytes, next.mark.at_ms.wrapping_sub(before.at_ms), next_units);
         bytes.extend_from_slice(&rest);
 
         let after = before.plus(next.mark.at_ms, next_units);
@@ -330,6 +266,12 @@ impl Run {
             self.join_with_next(index);
         }
         self.look_up_oldest();
+    }
+
+    fn measure_newest(&mut self) {
+        let Some(last) = self.blocks.back() else { return };
+        // The first block may begin with bytes of dropped entries, which can be decoded too.
+        self.newest_length = entry::lengths(&last.bytes).last().unwrap_or(0);
     }
 
     /// Joins two blocks that fit into one, so that many small refunds do not leave many small blocks. An empty
@@ -370,7 +312,7 @@ impl Run {
         self.blocks.len() + 1
     }
 
-    /// See [`Limiter::relocate`](super::Limiter::relocate).
+    /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         // The conversions to a vector and back keep the allocation.
         let mut blocks = mover.move_vec(Vec::from(std::mem::take(&mut self.blocks)));
@@ -381,77 +323,21 @@ impl Run {
     }
 
     #[inline(always)]
-    fn index(&self, place: &Place) -> Option<usize> {
+    fn index(&self, place: &Cursor) -> Option<usize> {
         let index = place.block.wrapping_sub(self.front.block) as usize;
         (index < self.blocks.len()).then_some(index)
     }
 }
 
-/// The place after the entry at `place`; `None` at the end of `bytes`, its block.
+/// Makes room for `most` more bytes.
 #[inline(always)]
-fn step(bytes: &[u8], place: &Place) -> Option<Place> {
-    let ((since, units), length) = entry(bytes.get(place.offset..)?)?;
-    Some(Place {
-        block: place.block,
-        offset: place.offset + length,
-        mark: place.mark.plus(place.mark.at_ms.wrapping_add(since), units),
-    })
-}
-
-/// Decodes the entry at the start of `bytes`: (ms since the previous entry, units), and its length.
-#[inline(always)]
-pub fn entry(bytes: &[u8]) -> Option<((u64, u64), usize)> {
-    let mut length = 0;
-    let mut units = 1;
-    if *bytes.first()? == UNITS_FOLLOW {
-        (units, length) = varint::get(&bytes[1..])?;
-        length += 1;
-    }
-    let (since, more) = varint::get(&bytes[length..])?;
-    Some(((since, units), length + more))
-}
-
-/// The units of the entry at the start of `bytes`.
-#[inline(always)]
-pub fn units(bytes: &[u8]) -> u64 {
-    match bytes {
-        [UNITS_FOLLOW, rest @ ..] => varint::get(rest).map_or(0, |(units, _)| units),
-        _ => 1,
+fn make_room(bytes: &mut Vec<u8>, most: usize) {
+    if bytes.capacity() - bytes.len() < most {
+        grow(bytes, most);
     }
 }
 
-/// Appends an entry.
-fn put(bytes: &mut Vec<u8>, since: u64, units: u64) {
-    if units != 1 {
-        bytes.push(UNITS_FOLLOW);
-        varint::put(bytes, units);
-    }
-    varint::put(bytes, since);
-}
-
-/// The length of an entry in bytes.
-#[inline(always)]
-pub fn length(since: u64, units: u64) -> usize {
-    let units = if units == 1 { 0 } else { 1 + varint::length(units) };
-    units + varint::length(since)
-}
-
-/// Writes an entry to the start of `bytes`, which must have room for it. Returns its length.
-#[inline(always)]
-pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
-    if units == 1 && since < 0x80 {
-        bytes[0] = since as u8;
-        return 1;
-    }
-    let mut length = 0;
-    if units != 1 {
-        bytes[0] = UNITS_FOLLOW;
-        length = 1 + varint::write(&mut bytes[1..], units);
-    }
-    length + varint::write(&mut bytes[length..], since)
-}
-
-/// Makes room for `most` more bytes, in allocator size classes.
+/// The same, in allocator size classes.
 #[cold]
 fn grow(bytes: &mut Vec<u8>, most: usize) {
     let wanted = bytes.len() + most;
@@ -462,6 +348,24 @@ fn grow(bytes: &mut Vec<u8>, most: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Run {
+        fn units(&self) -> u64 {
+            self.end.units_since(&self.front.mark)
+        }
+
+        fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+            let mut at_ms = self.front.mark.at_ms;
+            self.pieces().flat_map(entry::iter).map(move |(since, units)| {
+                at_ms = at_ms.wrapping_add(since);
+                (at_ms, units)
+            })
+        }
+
+        fn find(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> Cursor {
+            self.seek(from, passes).0
+        }
+    }
 
     fn filled(entries: &[(u64, u64)]) -> Run {
         let mut run = Run::default();
@@ -503,17 +407,17 @@ mod tests {
     fn seek_finds_each_entry_from_any_place_before_it() {
         let entries = many();
         let run = filled(&entries);
-        let middle = run.seek(run.front(), |mark| mark.at_ms < entries[1_234].0);
+        let middle = run.find(run.front(), |mark| mark.at_ms < entries[1_234].0);
         for i in (0..entries.len()).step_by(7) {
             let wanted = entries[i].0;
-            let place = run.seek(run.front(), |mark| mark.at_ms < wanted);
+            let place = run.find(run.front(), |mark| mark.at_ms < wanted);
             assert_eq!(run.after(&place).unwrap().mark.at_ms, wanted);
             if i >= 1_234 {
-                assert_eq!(run.seek(middle, |mark| mark.at_ms < wanted), place);
+                assert_eq!(run.find(middle, |mark| mark.at_ms < wanted), place);
             }
         }
-        let end = run.seek(run.front(), |_| true);
-        assert_eq!(end.mark, *run.end());
+        let end = run.find(run.front(), |_| true);
+        assert_eq!(end.mark, run.end());
         assert_eq!(run.after(&end), None);
     }
 
@@ -522,8 +426,8 @@ mod tests {
         let entries = many();
         for (from, to) in [(0, 5_000), (1, 4_999), (900, 901), (2_000, 2_000), (4_999, 5_000)] {
             let mut run = filled(&entries);
-            let first = run.seek(run.front(), |mark| mark.entries_since(&Mark::default()) <= from as u64);
-            let last = run.seek(run.front(), |mark| mark.entries_since(&Mark::default()) <= to as u64);
+            let first = run.find(run.front(), |mark| mark.entries_since(&Mark::default()) <= from as u64);
+            let last = run.find(run.front(), |mark| mark.entries_since(&Mark::default()) <= to as u64);
             run.drop_before(first);
             run.truncate(last);
             assert_eq!(run.iter().collect::<Vec<_>>(), entries[from..to]);
@@ -534,12 +438,12 @@ mod tests {
     }
 
     /// The number of entries before a place.
-    fn number(place: &Place) -> usize {
+    fn number(place: &Cursor) -> usize {
         place.mark.entries_since(&Mark::default()) as usize
     }
 
     /// Every place in a run, the end included.
-    fn places(run: &Run) -> Vec<Place> {
+    fn places(run: &Run) -> Vec<Cursor> {
         std::iter::successors(Some(run.front()), |place| run.after(place)).collect()
     }
 
@@ -554,7 +458,7 @@ mod tests {
         }
         // Seeking checks the totals of the blocks.
         for (i, (at_ms, _)) in wanted.iter().enumerate().step_by(1 + wanted.len() / 100) {
-            let place = run.seek(run.front(), |mark| mark.at_ms < *at_ms);
+            let place = run.find(run.front(), |mark| mark.at_ms < *at_ms);
             assert_eq!(place.mark.entries_since(&run.front().mark), i as u64);
         }
         for (block, next) in run.blocks.iter().zip(run.blocks.iter().skip(1)) {
@@ -580,7 +484,7 @@ mod tests {
 
     /// Replaces the entries between two places, with and without keeping part of the first, then pushes and
     /// drops.
-    fn cut_and_compare(run: &Run, entries: &[(u64, u64)], from: Place, to: Place) {
+    fn cut_and_compare(run: &Run, entries: &[(u64, u64)], from: Cursor, to: Cursor) {
         let (first, last) = (number(&from), number(&to));
         let dropped = entries.len() - run.end().entries_since(&run.front().mark) as usize;
         let kept = (first < last).then(|| (entries[first].0, entries[first].1.div_ceil(2)));
@@ -671,7 +575,7 @@ mod tests {
     fn a_steady_run_does_not_grow() {
         let mut run = filled(&(0..1_000).map(|i| (i, 1)).collect::<Vec<_>>());
         for i in 1_000..100_000u64 {
-            let place = run.seek(run.front(), |mark| mark.at_ms + 1_000 <= i);
+            let place = run.find(run.front(), |mark| mark.at_ms + 1_000 <= i);
             run.drop_before(place);
             run.push(i, 1);
         }

@@ -1,0 +1,187 @@
+//! The counter of one window length, and the two methods to read it.
+//!
+//! RL.FIXED counts the current window. RL.SLIDING also counts the units of the window before, weighted by its
+//! overlap with a window that ends now: `current + floor(previous * (window - elapsed) / window)`. Everything is
+//! exact: a count of 63 bits times a window of 39 bits fits in 128 bits.
+
+use super::super::quota::{MAX_COUNT, UnixMs, WindowMs};
+
+/// How a counter is read: an [`Algorithm`](crate::limiter::Algorithm) other than the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// RL.FIXED: the units of the current window.
+    Fixed,
+    /// RL.SLIDING: those, and a share of the units of the window before.
+    Sliding,
+}
+
+impl Method {
+    /// The number of windows for which a unit can count.
+    pub fn windows(self) -> u64 {
+        match self {
+            Method::Fixed => 1,
+            Method::Sliding => 2,
+        }
+    }
+}
+
+/// The counter of one window length.
+///
+/// [`Counter::used`] and [`Counter::wait_until`] expect a counter that was advanced to the present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The window length. Windows are aligned to the Unix epoch.
+    pub window: WindowMs,
+    /// Number of the current window: `floor(now / window)` when it last counted.
+    pub number: u64,
+    /// Units counted in the current window.
+    pub current: u64,
+    /// Units counted in the previous window; always 0 for RL.FIXED.
+    pub previous: u64,
+}
+
+impl Counter {
+    /// An empty counter in the window of `now`.
+    #[inline(always)]
+    pub fn new(window: WindowMs, now: UnixMs) -> Counter {
+        Counter { window, number: now.window_number(window), current: 0, previous: 0 }
+    }
+
+    /// The first millisecond of the current window.
+    #[inline(always)]
+    pub fn start(&self) -> UnixMs {
+        UnixMs::start_of_window(self.number, self.window)
+    }
+
+    /// The first millisecond after the current window.
+    #[inline(always)]
+    fn end(&self) -> UnixMs {
+        self.start() + self.window
+    }
+
+    /// Whether it counts nothing.
+    pub fn is_zero(&self) -> bool {
+        self.current == 0 && self.previous == 0
+    }
+
+    /// The counter as of `now`. In a later window it is empty, but of a sliding window that is the next, the
+    /// current units become the previous ones. At an earlier time it is unchanged.
+    #[inline(always)]
+    pub fn advance(self, method: Method, now: UnixMs) -> Counter {
+        let number = now.window_number(self.window);
+        if number <= self.number {
+            return self;
+        }
+        let fades = method == Method::Sliding && number == self.number + 1;
+        Counter { number, current: 0, previous: if fades { self.current } else { 0 }, ..self }
+    }
+
+    /// Units that count at `now`, at most [`MAX_COUNT`].
+    #[inline(always)]
+    pub fn used(&self, now: UnixMs) -> u64 {
+        if self.previous == 0 {
+            return self.current;
+        }
+        let window = self.window.get();
+        let left = window - now.since(self.start());
+        (self.current + scale(self.previous, left, window)).min(MAX_COUNT)
+    }
+
+    /// Milliseconds from `now` until at most `room` units count, if more do now.
+    ///
+    /// In a fixed window, that is the next window, which is empty. In a sliding one, the previous units fade during
+    /// the current window, and the current ones during the next.
+    #[inline(always)]
+    pub fn wait_until(&self, method: Method, room: u64, now: UnixMs) -> u64 {
+        let fits = match method {
+            Method::Fixed => self.end(),
+            Method::Sliding if self.current <= room => {
+                self.start() + fades_to(room - self.current, self.previous, self.window)
+            }
+            Method::Sliding => self.end() + fades_to(room, self.current, self.window),
+        };
+        fits.since(now)
+    }
+
+    /// The first millisecond at which it no longer counts.
+    pub fn ends(&self, method: Method) -> UnixMs {
+        match method {
+            Method::Sliding if self.current > 0 => self.end() + self.window,
+            Method::Fixed | Method::Sliding => self.end(),
+        }
+    }
+
+    /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many were added.
+    #[inline(always)]
+    pub fn add(&mut self, units: u64) -> u64 {
+        let units = units.min(MAX_COUNT - self.current);
+        self.current += units;
+        units
+    }
+
+    /// Takes up to `units` from the window of `as_of` and, if sliding, from the one before it, if it still holds
+    /// them. Returns how many were taken. It stays in its window, also if `as_of` is in the next.
+    pub fn refund(&mut self, method: Method, units: u64, as_of: UnixMs) -> u64 {
+        let named = as_of.window_number(self.window);
+        let from_current = named == self.number || (method == Method::Sliding && named == self.number + 1);
+        let from_previous = named == self.number || named + 1 == self.number;
+        let mut left = units;
+        for (count, counted_by_then) in
+            [(&mut self.current, from_current), (&mut self.previous, from_previous)]
+        {
+            if counted_by_then {
+                let refunded = left.min(*count);
+                *count -= refunded;
+                left -= refunded;
+            }
+        }
+        units - left
+    }
+}
+
+/// The smallest `elapsed`, at most `window`, for which `floor(units * (window - elapsed) / window) <= room`.
+fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
+    if units <= room {
+        return 0;
+    }
+    // units * (window - elapsed) < (room + 1) * window
+    let overlap = ((u128::from(room) + 1) * u128::from(window.get()) - 1) / u128::from(units);
+    window.get() - overlap as u64
+}
+
+/// `floor(units * part / whole)`; `part` is at most `whole`.
+#[inline(always)]
+fn scale(units: u64, part: u64, whole: u64) -> u64 {
+    match units.checked_mul(part) {
+        // Spares nearly every request a 128-bit division, which takes much longer.
+        Some(product) => product / whole,
+        None => (u128::from(units) * u128::from(part) / u128::from(whole)) as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_at_which_a_count_has_faded_is_exact() {
+        for window in 1..=12 {
+            for units in 0..=30 {
+                for room in 0..=31 {
+                    let first = (0..=window).find(|e| scale(units, window - e, window) <= room).unwrap();
+                    let window = WindowMs::new(window).unwrap();
+                    assert_eq!(fades_to(room, units, window), first, "{units} in {window:?} to {room}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scaling_is_exact_when_the_product_exceeds_64_bits() {
+        let window = WindowMs::MAX.get();
+        assert_eq!(scale(MAX_COUNT, window, window), MAX_COUNT);
+        assert_eq!(scale(MAX_COUNT, window - 1, window), MAX_COUNT - MAX_COUNT / window - 1);
+        assert_eq!(fades_to(MAX_COUNT - 1, MAX_COUNT, WindowMs::MAX), 1);
+        assert_eq!(fades_to(0, MAX_COUNT, WindowMs::MAX), window);
+    }
+}

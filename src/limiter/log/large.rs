@@ -1,0 +1,201 @@
+//! A log of many units.
+
+use super::super::Mover;
+use super::super::decision::{Change, StateMut, Tier, Usage};
+use super::super::lifetime::TimeSource;
+use super::super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
+use super::entry::{Cursor, Entry, Mark};
+use super::starts::RunWithStarts;
+use super::{Entries, EntriesMut, longest, rounded_end};
+
+/// A log with more entries than this drops old units that FORCE counted beyond the limit. Small logs stay whole,
+/// and a flood of forced requests takes only a few kilobytes.
+const FORGET_ABOVE_ENTRIES: u64 = 1025;
+
+/// The units of one key, each with its own time.
+#[derive(Clone, Debug, Default)]
+pub struct Large {
+    retention: Option<WindowMs>,
+    run: RunWithStarts,
+    source: TimeSource,
+}
+
+impl Large {
+    /// A log of these entries, oldest first, all within `retention`.
+    pub fn of(
+        retention: Option<WindowMs>,
+        source: TimeSource,
+        entries: impl Iterator<Item = Entry>,
+    ) -> Large {
+        let mut log = Large { retention, source, ..Large::default() };
+        entries.for_each(|entry| log.run.push(entry.at.get(), entry.units));
+        log
+    }
+
+    /// Restores a log of `entries`, oldest first. `None` if there are none, or if one is empty, out of order,
+    /// older than `retention`, or exceeds [`MAX_COUNT`] with those before it.
+    pub fn restore(retention: WindowMs, entries: impl Iterator<Item = Entry>) -> Option<Large> {
+        let mut log = Large { retention: Some(retention), ..Large::default() };
+        let mut oldest = None;
+        for entry in entries {
+            let later = log.units() == 0 || entry.at > log.newest();
+            if entry.units == 0 || entry.units > MAX_COUNT - log.units() || !later {
+                return None;
+            }
+            oldest = oldest.or(Some(entry.at));
+            log.run.push(entry.at.get(), entry.units);
+        }
+        (oldest? + retention > log.newest()).then_some(log)
+    }
+
+    /// Bytes of its entries, or any number above `most` if there are more than `most`.
+    #[inline(always)]
+    pub fn bytes_up_to(&self, most: usize) -> usize {
+        self.run.bytes_up_to(most)
+    }
+
+    /// Records where the time that set the key's expiry came from.
+    pub fn set_source(&mut self, source: TimeSource) {
+        self.source = source;
+    }
+
+    /// Bytes on the heap, with its own.
+    pub fn heap_bytes(&self) -> usize {
+        size_of::<Large>() + self.run.heap_bytes()
+    }
+
+    /// The number of allocations it holds.
+    pub fn allocations(&self) -> usize {
+        self.run.allocations()
+    }
+
+    /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
+    pub fn relocate(&mut self, mover: &mut impl Mover) {
+        self.run.relocate(mover);
+    }
+
+    /// Drops the oldest entry if there are very many and at least `enough` units remain. Only FORCE can cause that;
+    /// without this, forced requests would make the log grow without bound. Returns whether it dropped one.
+    #[inline(always)]
+    fn forget_oldest_beyond(&mut self, enough: u64) -> bool {
+        if self.units() > enough
+            && self.entries_after(&self.front().mark) > FORGET_ABOVE_ENTRIES
+            && let Some(second) = self.run.after(&self.front())
+            && self.units_after(&second.mark) >= enough
+        {
+            self.run.drop_before(second);
+            return true;
+        }
+        false
+    }
+}
+
+impl Entries for Large {
+    #[inline(always)]
+    fn retention(&self) -> Option<WindowMs> {
+        self.retention
+    }
+
+    #[inline(always)]
+    fn newest(&self) -> UnixMs {
+        UnixMs::saturating(self.run.end().at_ms)
+    }
+
+    #[inline(always)]
+    fn time_source(&self) -> TimeSource {
+        self.source
+    }
+
+    #[inline(always)]
+    fn front(&self) -> Cursor {
+        self.run.front()
+    }
+
+    #[inline(always)]
+    fn units_after(&self, mark: &Mark) -> u64 {
+        self.run.end().units_since(mark)
+    }
+
+    fn entries_after(&self, mark: &Mark) -> u64 {
+        self.run.end().entries_since(mark)
+    }
+
+    #[inline(always)]
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
+        let as_of = now.max(self.newest());
+        let has_expired = |mark: &Mark| mark.at_ms + window.get() <= as_of.get();
+        let found = match self.run.start_of(window) {
+            // The usual case, except when the log is full: every entry still counts.
+            None if self.run.oldest_at_ms() + window.get() > as_of.get() => self.front(),
+            start => self.seek(start.unwrap_or(self.front()), has_expired).0,
+        };
+        Usage { used: self.units_after(&found.mark), found }
+    }
+
+    #[inline(always)]
+    fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
+        self.run.seek(from, passes)
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.run.pieces()
+    }
+}
+
+impl EntriesMut for Large {
+    fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>) {
+        self.run.replace(from, to, kept.map(|entry| (entry.at.get(), entry.units)));
+    }
+}
+
+impl StateMut for Large {
+    fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
+        let as_of = now.max(self.newest());
+        let longest = longest(tiers);
+        let named = longest.quota.window();
+        let retention = self.retention.map_or(named, |retention| retention.max(named));
+        // Later requests are decided as of `now` or later, so what has expired stays expired.
+        let Usage { found: from, used } =
+            if retention == named { longest.usage() } else { self.in_window(retention, now) };
+        let units = units.min(MAX_COUNT - used);
+        if units == 0 {
+            return Change::default();
+        }
+        let end_moved = used == 0
+            || self.retention != Some(retention)
+            || as_of + retention > rounded_end(self.newest(), retention);
+        // Whether shorter windows must be looked up again.
+        let mut starts_stale = used == 0;
+        if starts_stale {
+            *self = Large { retention: Some(named), source: self.source, ..Large::default() };
+        } else {
+            self.run.drop_before(from);
+            self.retention = Some(retention);
+        }
+        self.run.push(as_of.get(), units);
+        if self.retention == Some(named) {
+            let largest = tiers.iter().map(|tier| tier.quota.limit()).max().unwrap_or(0);
+            // Twice the limit, so that a whole limit can be given back and the units before it still count.
+            starts_stale |= self.forget_oldest_beyond(2 * largest);
+        }
+        for tier in tiers {
+            let window = tier.quota.window();
+            if self.retention == Some(window) {
+                // All units held.
+                tier.set_usage(Usage { used: self.units(), found: self.front() });
+                continue;
+            }
+            if starts_stale {
+                tier.set_usage(self.in_window(window, now));
+            } else {
+                tier.used += units;
+            }
+            self.run.remember(window, tier.found);
+        }
+        Change { units, end_moved }
+    }
+
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
+        EntriesMut::refund(self, quotas, units, as_of)
+    }
+}

@@ -1,0 +1,180 @@
+//! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
+//!
+//! A log of few units is [`short`]: one small allocation. A log of many is [`large`]: blocks with totals, and
+//! remembered places. What they do alike stands here once, over [`Entries`].
+
+pub mod entry;
+pub mod large;
+mod run;
+pub mod short;
+mod starts;
+pub mod varint;
+
+pub use entry::{Cursor, Entry};
+
+use super::decision::{State, Tier, TooManyWindows, Usage};
+use super::lifetime::{Lifetime, TimeSource};
+use super::quota::{Quota, UnixMs, WindowMs};
+use entry::Mark;
+
+/// The entries of a log, in either form.
+pub trait Entries {
+    /// How long units are kept: the longest window that has counted anything; `None` if none ever did.
+    fn retention(&self) -> Option<WindowMs>;
+
+    /// The time of the newest entry.
+    fn newest(&self) -> UnixMs;
+
+    /// Where the time that set the key's expiry came from.
+    fn time_source(&self) -> TimeSource;
+
+    /// The place before the oldest entry.
+    fn front(&self) -> Cursor;
+
+    /// Units after this place.
+    fn units_after(&self, mark: &Mark) -> u64;
+
+    /// Entries after this place.
+    fn entries_after(&self, mark: &Mark) -> u64;
+
+    /// The units with a timestamp above `now - window`, and the place where they begin. A time before the newest
+    /// timestamp is read as that timestamp.
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor>;
+
+    /// The places before and after the first entry, from `from` on, that `passes` rejects; the end and `None` if it
+    /// rejects none.
+    ///
+    /// `passes` gets the totals after an entry. It must accept the entries up to some place and reject the rest.
+    fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>);
+
+    /// The bytes of the entries held, in pieces, oldest first.
+    fn pieces(&self) -> impl Iterator<Item = &[u8]>;
+
+    /// The entries held, oldest first.
+    fn iter(&self) -> impl Iterator<Item = Entry> {
+        let mut at_ms = self.front().mark.at_ms;
+        self.pieces().flat_map(entry::iter).map(move |(since, units)| {
+            at_ms = at_ms.wrapping_add(since);
+            Entry { at: UnixMs::saturating(at_ms), units }
+        })
+    }
+
+    /// Units held, expired ones included.
+    #[inline(always)]
+    fn units(&self) -> u64 {
+        self.units_after(&self.front().mark)
+    }
+
+    /// The number of distinct timestamps in the longest window at `now`.
+    fn count(&self, now: UnixMs) -> u64 {
+        let Some(retention) = self.retention() else { return 0 };
+        self.entries_after(&self.in_window(retention, now).found.mark)
+    }
+
+    /// The longest window so far, that of `quotas` included.
+    fn retention_with(&self, quotas: &[Quota]) -> Option<WindowMs> {
+        self.retention().max(quotas.iter().map(|quota| quota.window()).max())
+    }
+}
+
+/// The entries of a log, for changing.
+pub trait EntriesMut: Entries {
+    /// Replaces all entries from `from` to `to` by `kept`, or by none. Its time lies between those of its neighbors.
+    fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>);
+
+    /// See [`StateMut::refund`](super::decision::StateMut::refund).
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
+        let Some(retention) = self.retention_with(quotas) else { return 0 };
+        let from = self.in_window(retention, as_of).found;
+        let (to, _) = self.seek(from, |mark| mark.at_ms <= as_of.get());
+        let counted = to.mark.units_since(&from.mark);
+        let refunded = units.min(counted);
+        if refunded > 0 {
+            // The entry before the refunded ones may keep a part of its units.
+            let kept = counted - refunded;
+            let (place, after) = self.seek(from, |mark| mark.units_since(&from.mark) < kept);
+            let partly = after.filter(|_| kept > 0).map(|after| Entry {
+                at: UnixMs::saturating(after.mark.at_ms),
+                units: kept - place.mark.units_since(&from.mark),
+            });
+            self.replace(place, to, partly);
+        }
+        refunded
+    }
+}
+
+impl<L: Entries> State for L {
+    /// The place where the window begins.
+    type Found = Cursor;
+
+    #[inline(always)]
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
+        self.in_window(window, now)
+    }
+
+    /// Finds the newest entry that must expire before the units fit.
+    #[inline(always)]
+    fn wait_until(&self, tier: &Tier<Cursor>, room: u64, now: UnixMs) -> u64 {
+        let last_to_expire = if room == 0 {
+            self.newest()
+        } else {
+            let (_, after) = self.seek(tier.found, |mark| self.units_after(mark) > room);
+            after.map_or(self.newest(), |after| UnixMs::saturating(after.mark.at_ms))
+        };
+        (last_to_expire + tier.quota.window()).since(now)
+    }
+
+    /// A log serves any number of windows: it keeps its units for the longest.
+    #[inline(always)]
+    fn check_windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.newest() > now && self.units() > 0
+    }
+
+    fn newest_of(&self, _quotas: &[Quota]) -> UnixMs {
+        self.newest()
+    }
+
+    #[inline(always)]
+    fn source(&self) -> TimeSource {
+        self.time_source()
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.units() == 0
+    }
+
+    fn counts_nothing(&self, quotas: &[Quota], now: UnixMs) -> bool {
+        self.retention_with(quotas).is_none_or(|retention| self.in_window(retention, now).used == 0)
+    }
+
+    /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
+    /// of an eighth of the window, so that it moves eight times a window, not at every request.
+    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let Some(retention) = self.retention().filter(|_| !self.is_empty()) else { return Lifetime::NONE };
+        let end = rounded_end(self.newest(), retention);
+        Lifetime::of(self.newest(), end, now, end.since(self.newest()) + slack_ms)
+    }
+
+    #[inline(always)]
+    fn retention_too_short_for(&self, quota: Quota) -> bool {
+        self.retention().is_some_and(|retention| retention < quota.window())
+    }
+}
+
+/// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
+#[inline(always)]
+fn rounded_end(newest: UnixMs, retention: WindowMs) -> UnixMs {
+    (newest + retention).rounded_up_to((retention.get() / 8).max(1))
+}
+
+/// The tier with the longest window; `tiers` must not be empty.
+#[inline(always)]
+fn longest<F>(tiers: &[Tier<F>]) -> &Tier<F> {
+    tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request has at least one tier")
+}

@@ -1,0 +1,429 @@
+//! A log of few units: header and entries in one allocation.
+//!
+//! Millions of keys may each hold one to ten units, for logins or one-time codes. So a log starts with an
+//! allocation of 32 bytes, which grows in allocator size classes. A log that outgrows the largest, or whose
+//! numbers do not fit the header, becomes [`Large`]. It becomes short again only at half of the largest size, so
+//! that it does not alternate at the boundary.
+//!
+//! ```text
+//! 6 bytes   time of the newest entry
+//! 5         milliseconds from the oldest entry to the newest
+//! 5         how long units are kept, in milliseconds; 0 if it never held any
+//! 4         units held
+//! 1         length of the older entries, in bytes
+//! 1         length of the newest entry, times 4; plus where the time that set the key's expiry came from
+//!           the entries, the newest last
+//! ```
+//!
+//! Numbers are little-endian. Invariants:
+//!
+//! - The units held are the sum of the entries; a log that holds none has no entries, and both lengths are 0.
+//! - The oldest entry is older than the newest by less than the longest window, which fits 5 bytes.
+//! - The allocation has the smallest size that fits, or is less than twice as large as needed.
+
+use std::ops::Deref;
+
+use super::super::Limiter;
+use super::super::decision::{Change, StateMut, Tier, Usage};
+use super::super::lifetime::TimeSource;
+use super::super::quota::{Quota, UnixMs, WindowMs};
+use super::entry::{self, Cursor, Entry, FIRST_SINCE, MOST_BYTES as ENTRY_BYTES, Mark};
+use super::large::Large;
+use super::{Entries, EntriesMut, longest, rounded_end};
+
+/// The smallest and the largest allocation.
+const LEAST_BYTES: usize = 32;
+const MOST_BYTES: usize = 256;
+
+const HEAD_BYTES: usize = 22;
+
+/// The largest numbers of 32 and 48 bits.
+const BITS_32: u64 = (1 << 32) - 1;
+const BITS_48: u64 = (1 << 48) - 1;
+
+/// By the number stored in two bits. The last repeats, so that every number has one.
+const SOURCES: [TimeSource; 4] =
+    [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::Given];
+
+/// The header, unpacked.
+#[derive(Clone, Copy, Default)]
+struct Head {
+    newest: UnixMs,
+    /// Milliseconds from the oldest entry to the newest.
+    span_ms: u64,
+    /// 0 if it never held any.
+    retention_ms: u64,
+    units: u64,
+    /// Length of the older entries in bytes.
+    older_length: usize,
+    /// Length of the newest entry in bytes.
+    newest_length: usize,
+    source: TimeSource,
+}
+
+impl Head {
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Head {
+        let head = bytes.first_chunk::<HEAD_BYTES>().expect("every allocation holds a header");
+        let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+        Head {
+            newest: UnixMs::saturating(word(0) & BITS_48),
+            span_ms: word(3) >> 24,
+            retention_ms: word(8) >> 24,
+            units: word(12) >> 32,
+            older_length: head[20].into(),
+            newest_length: usize::from(head[21] >> 2),
+            source: SOURCES[usize::from(head[21] & 3)],
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, bytes: &mut [u8]) {
+        let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every allocation holds a header");
+        // Each number overwrites the end of the one before.
+        let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        put(0, self.newest.get());
+        put(6, self.span_ms);
+        put(11, self.retention_ms);
+        head[16..20].copy_from_slice(&(self.units as u32).to_le_bytes());
+        head[20] = self.older_length as u8;
+        head[21] = (self.newest_length as u8) << 2 | self.source as u8;
+    }
+
+    /// The header of a short log like `log`, except for what describes its bytes.
+    fn of(log: &Large) -> Head {
+        Head {
+            newest: log.newest(),
+            retention_ms: log.retention().map_or(0, WindowMs::get),
+            units: log.units(),
+            source: log.time_source(),
+            ..Head::default()
+        }
+    }
+
+    /// The same without any entries.
+    fn emptied(self) -> Head {
+        let Head { newest, retention_ms, source, .. } = self;
+        Head { newest, retention_ms, source, ..Head::default() }
+    }
+
+    /// Accounts for an entry later than the newest. Returns the time since the previous one, to be stored.
+    #[inline(always)]
+    fn append(&mut self, Entry { at, units }: Entry) -> u64 {
+        let mut since = FIRST_SINCE;
+        if self.units > 0 {
+            since = at.since(self.newest);
+            self.span_ms += since;
+        }
+        self.newest = at;
+        self.units += units;
+        self.older_length += self.newest_length;
+        self.newest_length = entry::length(since, units);
+        since
+    }
+
+    /// Bytes before the newest entry.
+    #[inline(always)]
+    fn newest_offset(&self) -> usize {
+        HEAD_BYTES + self.older_length
+    }
+
+    /// Bytes in use.
+    #[inline(always)]
+    fn size(&self) -> usize {
+        self.newest_offset() + self.newest_length
+    }
+
+    /// Whether a short log can have this header.
+    #[inline(always)]
+    fn fits(&self) -> bool {
+        self.size() <= MOST_BYTES && (self.units | self.newest.get() >> 16) <= BITS_32
+    }
+}
+
+/// A short log in its limiter, which must hold one.
+pub struct Short<L> {
+    limiter: L,
+    head: Head,
+}
+
+impl<L: Deref<Target = Limiter>> Short<L> {
+    /// The short log of `limiter`.
+    #[inline(always)]
+    pub fn of(limiter: L) -> Short<L> {
+        let head = Head::read(limiter.short_bytes());
+        Short { limiter, head }
+    }
+
+    /// The bytes of all entries.
+    #[inline(always)]
+    fn bytes(&self) -> &[u8] {
+        self.limiter.short_bytes().get(HEAD_BYTES..self.head.size()).unwrap_or_default()
+    }
+}
+
+impl<L: Deref<Target = Limiter>> Entries for Short<L> {
+    #[inline(always)]
+    fn retention(&self) -> Option<WindowMs> {
+        WindowMs::new(self.head.retention_ms)
+    }
+
+    #[inline(always)]
+    fn newest(&self) -> UnixMs {
+        self.head.newest
+    }
+
+    #[inline(always)]
+    fn time_source(&self) -> TimeSource {
+        self.head.source
+    }
+
+    #[inline(always)]
+    fn front(&self) -> Cursor {
+        let Head { newest, span_ms, .. } = self.head;
+        let at_ms = newest.get().wrapping_sub(span_ms + FIRST_SINCE);
+        Cursor { mark: Mark { at_ms, ..Mark::default() }, ..Cursor::default() }
+    }
+
+    #[inline(always)]
+    fn units_after(&self, mark: &Mark) -> u64 {
+        self.head.units - mark.units
+    }
+
+    fn entries_after(&self, mark: &Mark) -> u64 {
+        self.iter().count() as u64 - mark.entries
+    }
+
+    #[inline(always)]
+    fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
+        let Head { newest, span_ms, units, .. } = self.head;
+        let front = self.front();
+        if now.since(newest) + span_ms < window.get() {
+            // The usual case, except when the log is full: every entry still counts.
+            return Usage { used: units, found: front };
+        }
+        let expired_ms = now.max(newest).get() - window.get();
+        let (found, _) = self.seek(front, |mark| mark.at_ms <= expired_ms);
+        Usage { used: units - found.mark.units, found }
+    }
+
+    #[inline(always)]
+    fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
+        let mut place = from;
+        while let Some(next) = place.after(self.bytes()) {
+            if !passes(&next.mark) {
+                return (place, Some(next));
+            }
+            place = next;
+        }
+        (place, None)
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.bytes())
+    }
+}
+
+impl Short<&mut Limiter> {
+    /// Records where the time that set the key's expiry came from.
+    pub fn set_source(&mut self, source: TimeSource) {
+        self.head.source = source;
+        self.head.write(self.limiter.short_bytes_mut());
+    }
+
+    /// Whether `units` at `now` fit for certain, even if nothing has expired.
+    #[inline(always)]
+    pub fn surely_has_room(&self, units: u64, now: UnixMs) -> bool {
+        let numbers = self.head.units | units | now.get() >> 16;
+        self.head.size() + ENTRY_BYTES <= MOST_BYTES && numbers <= BITS_32 / 2
+    }
+
+    /// Makes room for `units` at `now` by dropping what has expired. Returns whether they fit.
+    pub fn make_room(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> bool {
+        self.surely_has_room(units, now) || {
+            self.drop_expired(tiers, now);
+            self.with(units, now).0.fits()
+        }
+    }
+
+    /// The header after `units` more at `now` or, if that is later, at the time of the newest entry; and what to store
+    /// as the newest entry: the time since the previous one, and its units.
+    #[inline(always)]
+    fn with(&self, units: u64, now: UnixMs) -> (Head, u64, u64) {
+        let mut head = self.head;
+        if head.units > 0 && now <= head.newest {
+            let newest = self.bytes().get(head.older_length..).and_then(entry::read);
+            let ((since, already), _) = newest.unwrap_or_default();
+            head.units += units;
+            head.newest_length = entry::length(since, already + units);
+            (head, since, already + units)
+        } else {
+            let since = head.append(Entry { at: now.max(head.newest), units });
+            (head, since, units)
+        }
+    }
+
+    /// Drops the entries that have left the longest window, and updates the tiers. Returns that window, and the units
+    /// that are left.
+    #[inline(always)]
+    fn drop_expired(&mut self, tiers: &mut [Tier<Cursor>], now: UnixMs) -> (WindowMs, u64) {
+        let longest = longest(tiers);
+        let named = longest.quota.window();
+        let retention = self.retention().map_or(named, |retention| retention.max(named));
+        let usage = if retention == named { longest.usage() } else { self.in_window(retention, now) };
+        if usage.used < self.head.units {
+            let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.found;
+            drop_before(self.limiter, offset, at_ms, units);
+            self.head = Head::read(self.limiter.short_bytes());
+            for tier in tiers {
+                tier.set_usage(self.in_window(tier.quota.window(), now));
+            }
+        }
+        (if usage.used == 0 { named } else { retention }, usage.used)
+    }
+}
+
+// The functions below are not inlined, and do not take the header by reference, so that a request keeps it in
+// registers.
+
+/// Moves the first `kept` bytes to the smallest allocation that holds `size`.
+#[cold]
+#[inline(never)]
+fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
+    *limiter = allocate(&limiter.short_bytes()[..kept], size);
+}
+
+/// Drops all entries before a place with this offset, time and units.
+#[inline(never)]
+fn drop_before(limiter: &mut Limiter, offset: usize, at_ms: u64, units: u64) {
+    let bytes = limiter.short_bytes_mut();
+    let head = Head::read(bytes);
+    let mut new = Head { units: head.units - units, ..head.emptied() };
+    if new.units > 0
+        && let Some(((since, first), length)) = entry::read(&bytes[HEAD_BYTES + offset..])
+    {
+        let rest = HEAD_BYTES + offset + length;
+        let shorter = entry::write(&mut bytes[HEAD_BYTES..], FIRST_SINCE, first);
+        bytes.copy_within(rest..head.size(), HEAD_BYTES + shorter);
+        let length = shorter + head.size() - rest;
+        // The first entry may be the newest.
+        new.newest_length = head.newest_length.min(length);
+        new.older_length = length - new.newest_length;
+        new.span_ms = head.newest.get() - at_ms.wrapping_add(since);
+    }
+    new.write(bytes);
+}
+
+impl StateMut for Short<&mut Limiter> {
+    /// There must be room: see [`Short::make_room`].
+    #[inline(always)]
+    fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
+        let old = self.head;
+        let (retention, used) = self.drop_expired(tiers, now);
+        let (mut new, since, entry_units) = self.with(units, now);
+        new.retention_ms = retention.get();
+        if new.size() > self.limiter.short_bytes().len() {
+            resize(self.limiter, new.newest_offset(), new.size());
+        }
+        let bytes = self.limiter.short_bytes_mut();
+        new.write(bytes);
+        entry::write(&mut bytes[new.newest_offset()..], since, entry_units);
+        let (allocated, expired) = (bytes.len(), used < old.units);
+        self.head = new;
+        if expired && is_wasteful(new.size(), allocated) {
+            resize(self.limiter, new.size(), new.size());
+        }
+        for tier in tiers {
+            if used == 0 {
+                tier.set_usage(self.in_window(tier.quota.window(), now));
+            } else {
+                tier.used += units;
+            }
+        }
+        let end_moved = used == 0
+            || old.retention_ms < retention.get()
+            || new.newest + retention > rounded_end(old.newest, retention);
+        Change { units, end_moved }
+    }
+
+    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
+        EntriesMut::refund(self, quotas, units, as_of)
+    }
+}
+
+impl EntriesMut for Short<&mut Limiter> {
+    fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>) {
+        let before = self.iter().take(from.mark.entries as usize);
+        let after = self.iter().skip(to.mark.entries as usize);
+        // Fewer entries always fit.
+        let Some((size, bytes)) = written(self.head, before.chain(kept).chain(after)) else { return };
+        let allocated = self.limiter.short_bytes().len();
+        let size = if is_wasteful(size, allocated) { size } else { allocated };
+        *self.limiter = allocate(&bytes[..size], size);
+        self.head = Head::read(self.limiter.short_bytes());
+    }
+}
+
+/// A large log with the same content.
+#[cold]
+pub fn lengthened(short: &impl Entries) -> Box<Large> {
+    Box::new(Large::of(short.retention(), short.time_source(), short.iter()))
+}
+
+/// Returns `log` as a short log; `None` if it is too large. One that `has_shrunk` must fit half of the largest
+/// size.
+pub fn shortened(log: &Large, has_shrunk: bool) -> Option<Limiter> {
+    let (most_bytes, most_units) =
+        if has_shrunk { (MOST_BYTES / 2, BITS_32 / 2) } else { (MOST_BYTES, BITS_32) };
+    if log.units() == 0 || log.units() > most_units || log.bytes_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
+    {
+        return None;
+    }
+    let (size, bytes) = written(Head::of(log), log.iter())?;
+    (size <= most_bytes).then(|| allocate(&bytes[..size], size))
+}
+
+/// Writes a short log of these entries, oldest first, with the rest of its header from `head`. Returns its size
+/// and bytes; `None` if they do not fit.
+fn written(head: Head, entries: impl Iterator<Item = Entry>) -> Option<(usize, [u8; MOST_BYTES])> {
+    let mut bytes = [0; MOST_BYTES];
+    let mut head = head.emptied();
+    for entry in entries {
+        let since = head.append(entry);
+        if !head.fits() {
+            return None;
+        }
+        entry::write(&mut bytes[head.newest_offset()..], since, entry.units);
+    }
+    head.write(&mut bytes);
+    Some((head.size(), bytes))
+}
+
+/// Whether an allocation of `allocated` bytes should be replaced by a smaller one for `size`.
+#[inline(always)]
+fn is_wasteful(size: usize, allocated: usize) -> bool {
+    2 * size <= allocated && allocated > LEAST_BYTES
+}
+
+/// Copies `bytes` to the smallest allocation that holds `size`.
+fn allocate(bytes: &[u8], size: usize) -> Limiter {
+    fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
+        let mut filled = Box::new([0; N]);
+        filled[..bytes.len()].copy_from_slice(bytes);
+        filled
+    }
+    match size {
+        0..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
+        33..=48 => Limiter::Short48(filled(bytes)),
+        49..=64 => Limiter::Short64(filled(bytes)),
+        65..=128 => Limiter::Short128(filled(bytes)),
+        129..=MOST_BYTES => Limiter::Short256(filled(bytes)),
+        _ => unreachable!("a short log fits the largest allocation"),
+    }
+}
+
+/// An empty short log.
+#[inline(always)]
+pub fn empty() -> Limiter {
+    Limiter::Short32(Box::new([0; LEAST_BYTES]))
+}
