@@ -17,7 +17,8 @@ fn the_first_program_prints_what_stands_below_it() {
     let project = project(&program);
     let run = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--offline"])
-        .env("CARGO_TARGET_DIR", project.join("target"))
+        // Where this test was built, so that nothing is built twice.
+        .env("CARGO_TARGET_DIR", project.join("../.."))
         .current_dir(&project)
         .output()
         .expect("cargo runs");
@@ -42,6 +43,8 @@ fn project(program: &str) -> PathBuf {
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(project.join("src/main.rs"), program).expect("a program");
-    fs::copy(here.join("Cargo.lock"), project.join("Cargo.lock")).expect("a lock file");
+    let mut locks = here.ancestors().map(|folder| folder.join("Cargo.lock"));
+    let lock = locks.find(|lock| lock.exists()).expect("a lock file, here or of the workspace");
+    fs::copy(lock, project.join("Cargo.lock")).expect("a copy of it");
     project
 }
