@@ -8,6 +8,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use redis::aio::ConnectionLike;
 
+use crate::web::away::AwayLog;
+use crate::web::timeout::ServerTimeout;
 use crate::web::{Policy, Refusal};
 use crate::{All, Decision, RlAsyncCommands};
 
@@ -27,8 +29,9 @@ use crate::{All, Decision, RlAsyncCommands};
 pub struct Limiter<C> {
     connection: C,
     policy: Arc<Policy>,
-    timeout: Duration,
+    timeout: Arc<ServerTimeout>,
     fail: Fail,
+    away: Arc<AwayLog>,
 }
 
 /// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
@@ -97,15 +100,24 @@ impl Admission {
 impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
     pub fn new(connection: C, policy: Policy) -> Limiter<C> {
-        let timeout = Duration::from_millis(100);
-        Limiter { connection, policy: Arc::new(policy), timeout, fail: Fail::Open }
+        Limiter {
+            connection,
+            policy: Arc::new(policy),
+            timeout: Arc::new(ServerTimeout::new(Duration::from_millis(100))),
+            fail: Fail::Open,
+            away: Arc::default(),
+        }
     }
 
     /// How long Redis may take to answer before it is away.
     ///
-    /// The timeouts in the configuration of the connection still hold, too.
+    /// That is Redis's time, not this process's: however long the runtime was busy, it reads what has arrived before a
+    /// request is given up. While Redis answers other requests, one may take up to ten times as long.
+    ///
+    /// The connection should have no response timeout of its own. That of redis-rs, 500 ms by default, is a timer of
+    /// this process.
     pub fn timeout(mut self, timeout: Duration) -> Limiter<C> {
-        self.timeout = timeout;
+        self.timeout = Arc::new(ServerTimeout::new(timeout));
         self
     }
 
@@ -155,16 +167,15 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// It is never asked twice, since that might count twice.
     async fn ask(&self, request: &All) -> Option<Decision> {
         let mut connection = self.connection.clone();
-        match tokio::time::timeout(self.timeout, connection.rl_all(request)).await {
-            Ok(Ok(decision)) => Some(decision),
-            Ok(Err(error)) => {
-                tracing::warn!("cannot ask for the limit: {error}");
-                None
+        let reason = match self.timeout.wait(connection.rl_all(request)).await {
+            Some(Ok(decision)) => {
+                self.away.worked();
+                return Some(decision);
             }
-            Err(_) => {
-                tracing::warn!("cannot ask for the limit: no answer in {:?}", self.timeout);
-                None
-            }
-        }
+            Some(Err(error)) => error.to_string(),
+            None => format!("no answer in {:?}", self.timeout.duration()),
+        };
+        self.away.failed(reason);
+        None
     }
 }
