@@ -142,11 +142,21 @@ async fn no_cost_is_a_way_around_a_limit() {
     let server = Server::start();
     let limiter = limiter(&server, policy("requests", "5/1h"));
     assert_eq!(limiter.take("a", i64::MAX).await.unwrap_err().status(), 403);
-    limiter.take("a", 3).await.expect("an admission");
+    let _others = limiter.take("a", 2).await.expect("an admission");
     for cost in [-1, i64::MIN] {
-        let admission = limiter.take("a", cost).await.expect("an admission");
-        assert_eq!(admission.decision().map(|decision| decision.rows[0].remaining), Some(2));
+        let reserved = limiter.take("a", 3).await.expect("an admission");
+        assert_eq!(limiter.take("a", cost).await.unwrap_err().status(), 500);
+        let settled = limiter.settle(reserved, cost).await;
+        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
     }
+}
+
+#[tokio::test]
+#[should_panic(expected = "the cost of a request is negative: -1")]
+async fn a_layer_takes_no_negative_cost() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    let _ = RateLimitLayer::new(limiter, client).cost(-1);
 }
 
 /// Warnings that Redis is away, on this thread.

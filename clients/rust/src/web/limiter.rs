@@ -129,9 +129,13 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
 
     /// Takes units for a client, of all quotas or of none.
     ///
-    /// A negative cost takes none: it would give back what other requests took. See [`settle`](Limiter::settle).
+    /// A negative cost is refused with 500: it would give back what other requests took. See
+    /// [`settle`](Limiter::settle).
     pub async fn take(&self, client: impl Into<String>, cost: i64) -> Result<Admission, Refusal> {
-        let (client, cost) = (client.into(), cost.max(0));
+        if cost < 0 {
+            return Err(Refusal::negative_cost());
+        }
+        let client = client.into();
         let decision = self.ask(&self.policy.request(&client, cost)).await;
         let fields = match &decision {
             Some(decision) => self.policy.answer(decision)?,
@@ -144,9 +148,10 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// Corrects what was taken to what was used, however late.
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. The header fields tell the state thereafter;
-    /// if Redis is away, that of before.
+    /// counted even if it is over the limit, since it has been used. Less than nothing is nothing. The header fields
+    /// tell the state thereafter; if Redis is away, that of before.
     pub async fn settle(&self, mut admission: Admission, used: i64) -> Admission {
+        let used = used.max(0);
         // Nothing was taken while Redis was away.
         let taken = admission.decision.as_ref().map_or(0, |_| admission.taken);
         let request = self.policy.request(&admission.client, used.saturating_sub(taken)).force();
