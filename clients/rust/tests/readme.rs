@@ -26,6 +26,14 @@ fn the_first_program_prints_what_stands_below_it() {
     assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text"));
 }
 
+#[test]
+fn links_lead_somewhere_wherever_the_readme_is_shown() {
+    let targets = README.split("](").skip(1).chain(README.split("]: ").skip(1));
+    let targets: Vec<&str> = targets.map(|rest| rest.split([')', '\n']).next().unwrap_or_default()).collect();
+    assert!(!targets.is_empty());
+    assert!(targets.iter().all(|target| target.starts_with("https://")), "{targets:?}");
+}
+
 /// The text of the first block that begins like this.
 fn block(fence: &str) -> &'static str {
     let (_, rest) = README.split_once(&format!("{fence}\n")).expect("a block");
