@@ -15,8 +15,7 @@ PREFIX ?= /usr
 MODULEDIR ?= $(PREFIX)/lib/redis/modules
 export REDIS_SERVER
 
-# A package of its own, so that its dependencies do not become the module's.
-DEMO := --manifest-path demo/Cargo.toml --target-dir $(TARGET)/demo
+DEMO := --package redis-rl-demo
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +51,7 @@ test-clients: test-client-python test-client-node test-client-rust ## Run the te
 
 test-client-%: setup-server build
 	@if tools/install-missing $*; then \
-		MODULE=$(MODULE) REDIS_SERVER=$(abspath $(shell command -v $(REDIS_SERVER))) clients/$*/check; \
+		MODULE=$(MODULE) REDIS_SERVER=$(abspath $(shell command -v $(REDIS_SERVER))) clients/$*/check $(CHECK); \
 	else echo "not tested: clients/$*" >&2; [[ -z $$CI ]]; fi
 
 soak: SECONDS = 60
@@ -64,12 +63,8 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 	tools/memcheck $(REDIS_SERVER)
 
 test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
-	cargo fmt --check --manifest-path examples/rust/Cargo.toml
-	cargo clippy --quiet --locked $(RUST_EXAMPLE) -- --deny warnings
-	cargo build --quiet --locked $(RUST_EXAMPLE)
+	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
-
-RUST_EXAMPLE := --manifest-path examples/rust/Cargo.toml --target-dir target/examples/rust
 
 # If the packages cannot be installed, the folder is removed and the tests skip that example.
 target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
@@ -104,7 +99,7 @@ lint: setup docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
-	cargo clippy --locked --workspace --all-targets -- --deny warnings
+	cargo clippy --locked --workspace --exclude redis-rl-client --all-targets -- --deny warnings
 
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
@@ -115,7 +110,7 @@ audit: CHECKS ?= all
 audit: setup ## Check all dependencies by deny.toml: advisories, licenses, sources; CHECKS=... for some
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	@for lock in $$(git ls-files '*Cargo.lock'); do \
-		cargo deny --locked --config deny.toml --manifest-path "$${lock%lock}toml" check $(CHECKS) || exit; done
+		cargo deny --locked --workspace --config deny.toml --manifest-path "$${lock%lock}toml" check $(CHECKS) || exit; done
 
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 msrv: setup ## Build the module with the oldest supported Rust
@@ -125,10 +120,7 @@ msrv: setup ## Build the module with the oldest supported Rust
 
 check: lint test test-clients test-examples check-demo ## Check formatting, lints and tests, as CI does
 
-check-demo: setup-server build ## Check the demo: formatting, lints, and tests in a pseudo-terminal
-	@tools/install-missing lint
-	cargo fmt --check --manifest-path demo/Cargo.toml
-	cargo clippy --locked --all-targets $(DEMO) -- --deny warnings
+check-demo: setup-server build ## Test the demo in a pseudo-terminal
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
 # Does not need cargo, which root often lacks.

@@ -126,7 +126,8 @@ impl Launch {
     /// Gives the server a clock set to this Unix time in milliseconds, which changes only when the test sets it.
     pub fn clock_at(mut self, unix_ms: i64) -> io::Result<Launch> {
         self.clock = Some(Clock::at(unix_ms, self.folder())?);
-        Ok(self)
+        // That thread waits until a time of this clock, which is past by the system's: it would never sleep.
+        Ok(self.setting("jemalloc-bg-thread", "no"))
     }
 
     /// Runs the server under another program, such as valgrind, in the same process.

@@ -20,7 +20,11 @@ impl Language {
     /// The command that runs the example, if everything it needs is installed.
     fn command(self) -> Option<Command> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let installed = root.join("target/examples").join(format!("{self:?}").to_lowercase());
+        let installed = match self {
+            // Beside the folder of this test.
+            Language::Rust => env::current_exe().ok()?.parent()?.with_file_name("redis-rl-example"),
+            _ => root.join("target/examples").join(format!("{self:?}").to_lowercase()),
+        };
         if !installed.exists() {
             return None;
         }
@@ -36,7 +40,7 @@ impl Language {
                 node.args(["--preserve-symlinks", "--preserve-symlinks-main"]).arg(installed.join("app.js"));
                 node
             }
-            Language::Rust => Command::new(installed.join("debug/redis-rl-example")),
+            Language::Rust => Command::new(installed),
         })
     }
 

@@ -87,8 +87,9 @@ fn installing_before_a_build_says_to_build_first_and_needs_no_cargo() {
 }
 
 #[test]
-fn the_changelog_begins_with_this_version_and_a_date() {
-    let heading = CHANGELOG.lines().find(|line| line.starts_with("## ")).expect("a release");
+fn the_newest_release_in_the_changelog_is_this_version_and_has_a_date() {
+    let mut headings = CHANGELOG.lines().filter(|line| line.starts_with("## "));
+    let heading = headings.find(|line| *line != "## Unreleased").expect("a release");
     let date = heading.strip_prefix(&format!("## {VERSION} - ")).unwrap_or_else(|| panic!("{heading}"));
     let is_date = date.len() == 10 && date.split('-').map(str::len).eq([4, 2, 2]);
     assert!(is_date, "{heading}");

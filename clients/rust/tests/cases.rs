@@ -85,7 +85,7 @@ struct PolicyCase {
 }
 
 fn cases() -> Cases {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cases.json");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     serde_json::from_str(&text).expect("a table of cases")
 }

@@ -2,9 +2,11 @@
 
 mod server;
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -16,6 +18,9 @@ use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer, client_address
 use redis_rl_client::{Algorithm, Quota, RlCommands};
 use server::{PATIENCE, Server};
 use tower::ServiceExt;
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 fn limiter(server: &Server, policy: Policy) -> Limiter<ConnectionManager> {
     Limiter::new(server.manager("resp3"), policy).timeout(PATIENCE)
@@ -137,11 +142,63 @@ async fn no_cost_is_a_way_around_a_limit() {
     let server = Server::start();
     let limiter = limiter(&server, policy("requests", "5/1h"));
     assert_eq!(limiter.take("a", i64::MAX).await.unwrap_err().status(), 403);
-    limiter.take("a", 3).await.expect("an admission");
+    let _others = limiter.take("a", 2).await.expect("an admission");
     for cost in [-1, i64::MIN] {
-        let admission = limiter.take("a", cost).await.expect("an admission");
-        assert_eq!(admission.decision().map(|decision| decision.rows[0].remaining), Some(2));
+        let reserved = limiter.take("a", 3).await.expect("an admission");
+        assert_eq!(limiter.take("a", cost).await.unwrap_err().status(), 500);
+        let settled = limiter.settle(reserved, cost).await;
+        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
     }
+}
+
+#[tokio::test]
+#[should_panic(expected = "the cost of a request is negative: -1")]
+async fn a_layer_takes_no_negative_cost() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    let _ = RateLimitLayer::new(limiter, client).cost(-1);
+}
+
+/// Warnings that Redis is away, on this thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("redis_rl_client")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |_: &Field, value: &dyn Debug| {
+            self.0.lock().expect("no panic").push(format!("{value:?}"));
+        });
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn while_redis_is_away_there_is_one_warning_a_second_however_many_requests_come() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "5/1h"));
+    drop(server);
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let start = Instant::now();
+    for _ in 0..500 {
+        limiter.take("a", 1).await.expect("an admission");
+    }
+    let warnings = warnings.0.lock().expect("no panic");
+    assert!(warnings.len() as u64 <= 1 + start.elapsed().as_secs(), "{warnings:?}");
+    assert!(warnings[0].starts_with("cannot ask for the limit: "), "{warnings:?}");
+    assert!(warnings[0].ends_with(" (requests: 1)"), "{warnings:?}");
 }
 
 #[tokio::test]
@@ -151,17 +208,6 @@ async fn a_redis_that_answers_an_error_is_away() {
     let answer =
         Answer::of(&app(limiter(&server, policy("requests", "5/1h")).fail(Fail::Closed)), "/", "a").await;
     assert_eq!(answer.status, 503);
-}
-
-#[tokio::test]
-async fn a_redis_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() {
-    let server = Server::start();
-    let limiter = limiter(&server, policy("requests", "5/1h"));
-    assert!(limiter.take("a", 1).await.expect("an admission").decision().is_some());
-    server.freeze();
-    let refusal =
-        limiter.timeout(Duration::from_millis(50)).fail(Fail::Closed).take("a", 1).await.unwrap_err();
-    assert_eq!(refusal.status(), 503);
 }
 
 #[tokio::test]

@@ -17,12 +17,21 @@ fn the_first_program_prints_what_stands_below_it() {
     let project = project(&program);
     let run = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--offline"])
-        .env("CARGO_TARGET_DIR", project.join("target"))
+        // Where this test was built, so that nothing is built twice.
+        .env("CARGO_TARGET_DIR", project.join("../.."))
         .current_dir(&project)
         .output()
         .expect("cargo runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text"));
+}
+
+#[test]
+fn links_lead_somewhere_wherever_the_readme_is_shown() {
+    let targets = README.split("](").skip(1).chain(README.split("]: ").skip(1));
+    let targets: Vec<&str> = targets.map(|rest| rest.split([')', '\n']).next().unwrap_or_default()).collect();
+    assert!(!targets.is_empty());
+    assert!(targets.iter().all(|target| target.starts_with("https://")), "{targets:?}");
 }
 
 /// The text of the first block that begins like this.
@@ -42,6 +51,8 @@ fn project(program: &str) -> PathBuf {
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(project.join("src/main.rs"), program).expect("a program");
-    fs::copy(here.join("Cargo.lock"), project.join("Cargo.lock")).expect("a lock file");
+    let mut locks = here.ancestors().map(|folder| folder.join("Cargo.lock"));
+    let lock = locks.find(|lock| lock.exists()).expect("a lock file, here or of the workspace");
+    fs::copy(lock, project.join("Cargo.lock")).expect("a copy of it");
     project
 }

@@ -41,8 +41,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_millis(setting("REDIS_TIMEOUT_MS", "100").parse()?);
     let fail: Fail = setting("FAIL", "open").parse().map_err(|_| "FAIL is open or closed")?;
     let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
-    // While Redis is away each request tries once; the limiter has the timeout.
-    let config = ConnectionManagerConfig::new().set_number_of_retries(0).set_response_timeout(None);
+    // The limiter has the timeout. While Redis is away each request tries once to connect.
+    let config = ConnectionManagerConfig::new()
+        .set_response_timeout(None)
+        .set_connection_timeout(Some(Duration::from_secs(10)))
+        .set_number_of_retries(0);
     let redis = ConnectionManager::new_lazy_with_config(client, config)?;
     let limiter = |policy| Limiter::new(redis.clone(), policy).timeout(timeout).fail(fail);
     let requests = limiter(Policy::parse("requests", &setting("RATE_LIMITS", "5/10s,100/1h"))?);

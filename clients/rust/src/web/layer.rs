@@ -32,7 +32,12 @@ impl<C, F: Fn(&Parts) -> Option<String>> RateLimitLayer<C, F> {
     }
 
     /// So many units for each request.
+    ///
+    /// # Panics
+    ///
+    /// If the cost is negative.
     pub fn cost(mut self, cost: i64) -> RateLimitLayer<C, F> {
+        assert!(cost >= 0, "the cost of a request is negative: {cost}");
         self.cost = cost;
         self
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use redis::aio::ConnectionLike;
 
+use crate::web::away::AwayLog;
+use crate::web::timeout::ServerTimeout;
 use crate::web::{Policy, Refusal};
 use crate::{All, Decision, RlAsyncCommands};
 
@@ -27,8 +29,9 @@ use crate::{All, Decision, RlAsyncCommands};
 pub struct Limiter<C> {
     connection: C,
     policy: Arc<Policy>,
-    timeout: Duration,
+    timeout: Arc<ServerTimeout>,
     fail: Fail,
+    away: Arc<AwayLog>,
 }
 
 /// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
@@ -97,15 +100,24 @@ impl Admission {
 impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
     pub fn new(connection: C, policy: Policy) -> Limiter<C> {
-        let timeout = Duration::from_millis(100);
-        Limiter { connection, policy: Arc::new(policy), timeout, fail: Fail::Open }
+        Limiter {
+            connection,
+            policy: Arc::new(policy),
+            timeout: Arc::new(ServerTimeout::new(Duration::from_millis(100))),
+            fail: Fail::Open,
+            away: Arc::default(),
+        }
     }
 
     /// How long Redis may take to answer before it is away.
     ///
-    /// The timeouts in the configuration of the connection still hold, too.
+    /// That is Redis's time, not this process's: however long the runtime was busy, it reads what has arrived before a
+    /// request is given up. While Redis answers other requests, one may take up to ten times as long.
+    ///
+    /// The connection should have no response timeout of its own. That of redis-rs, 500 ms by default, is a timer of
+    /// this process.
     pub fn timeout(mut self, timeout: Duration) -> Limiter<C> {
-        self.timeout = timeout;
+        self.timeout = Arc::new(ServerTimeout::new(timeout));
         self
     }
 
@@ -117,9 +129,13 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
 
     /// Takes units for a client, of all quotas or of none.
     ///
-    /// A negative cost takes none: it would give back what other requests took. See [`settle`](Limiter::settle).
+    /// A negative cost is refused with 500: it would give back what other requests took. See
+    /// [`settle`](Limiter::settle).
     pub async fn take(&self, client: impl Into<String>, cost: i64) -> Result<Admission, Refusal> {
-        let (client, cost) = (client.into(), cost.max(0));
+        if cost < 0 {
+            return Err(Refusal::negative_cost());
+        }
+        let client = client.into();
         let decision = self.ask(&self.policy.request(&client, cost)).await;
         let fields = match &decision {
             Some(decision) => self.policy.answer(decision)?,
@@ -132,9 +148,10 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// Corrects what was taken to what was used, however late.
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. The header fields tell the state thereafter;
-    /// if Redis is away, that of before.
+    /// counted even if it is over the limit, since it has been used. Less than nothing is nothing. The header fields
+    /// tell the state thereafter; if Redis is away, that of before.
     pub async fn settle(&self, mut admission: Admission, used: i64) -> Admission {
+        let used = used.max(0);
         // Nothing was taken while Redis was away.
         let taken = admission.decision.as_ref().map_or(0, |_| admission.taken);
         let request = self.policy.request(&admission.client, used.saturating_sub(taken)).force();
@@ -155,16 +172,15 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// It is never asked twice, since that might count twice.
     async fn ask(&self, request: &All) -> Option<Decision> {
         let mut connection = self.connection.clone();
-        match tokio::time::timeout(self.timeout, connection.rl_all(request)).await {
-            Ok(Ok(decision)) => Some(decision),
-            Ok(Err(error)) => {
-                tracing::warn!("cannot ask for the limit: {error}");
-                None
+        let reason = match self.timeout.wait(connection.rl_all(request)).await {
+            Some(Ok(decision)) => {
+                self.away.worked();
+                return Some(decision);
             }
-            Err(_) => {
-                tracing::warn!("cannot ask for the limit: no answer in {:?}", self.timeout);
-                None
-            }
-        }
+            Some(Err(error)) => error.to_string(),
+            None => format!("no answer in {:?}", self.timeout.duration()),
+        };
+        self.away.failed(reason);
+        None
     }
 }

@@ -27,11 +27,13 @@
 //!
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/
 
+mod away;
 mod client;
 mod layer;
 mod limiter;
 mod policy;
 mod refusal;
+mod timeout;
 
 pub use client::client_address;
 pub use layer::{RateLimit, RateLimitLayer};

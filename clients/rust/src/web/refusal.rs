@@ -32,7 +32,14 @@ impl Refusal {
         Refusal::new(status, HeaderMap::new(), None, &problem)
     }
 
-    /// 429, or 403 if no wait helps, or 503 while Redis is away.
+    /// The application asked for what no request may take.
+    pub(crate) fn negative_cost() -> Refusal {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        let problem = json!({"status": status.as_u16(), "title": "The cost of a request is negative"});
+        Refusal::new(status, HeaderMap::new(), None, &problem)
+    }
+
+    /// 429, or 403 if no wait helps, or 503 while Redis is away, or 500 for a negative cost.
     pub fn status(&self) -> StatusCode {
         self.0.status()
     }

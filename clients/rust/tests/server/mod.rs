@@ -21,6 +21,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Server {
     child: Child,
     port: u16,
+    /// Of whom connections are; `name:password@` of an address.
+    user: String,
+    settings: Vec<String>,
     _folder: TempDir,
 }
 
@@ -42,9 +45,14 @@ impl Server {
     }
 
     fn with(settings: &[&str]) -> Server {
+        Server::on(free_port, settings)
+    }
+
+    /// A server on the port that `port` tells; it is asked again while the port is taken.
+    fn on(port: impl Fn() -> u16, settings: &[&str]) -> Server {
         let started = Instant::now();
         loop {
-            match Server::launch(settings) {
+            match Server::launch(port(), settings) {
                 Ok(server) => return server,
                 // Somebody else may have taken the port in the meantime.
                 Err(log) if log.contains("in use") && started.elapsed() < PATIENCE => {}
@@ -54,12 +62,11 @@ impl Server {
     }
 
     /// What the server says if it ends before it answers.
-    fn launch(settings: &[&str]) -> Result<Server, String> {
+    fn launch(port: u16, settings: &[&str]) -> Result<Server, String> {
         let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
         let folder = TempDir::new().expect("a temporary folder");
         let path = folder.path().join("log");
         let log = File::create(&path).expect("a log file");
-        let port = free_port();
         let mut command = Command::new(program);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
         command.arg(folder.path()).args(settings);
@@ -70,7 +77,8 @@ impl Server {
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
         end_with_this_thread(&mut command);
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-        let mut server = Server { child, port, _folder: folder };
+        let settings = settings.iter().copied().map(str::to_owned).collect();
+        let mut server = Server { child, port, user: String::new(), settings, _folder: folder };
         let mut ended = false;
         wait_for("the server to answer", || {
             ended = server.child.try_wait().expect("its status").is_some();
@@ -87,7 +95,12 @@ impl Server {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}127.0.0.1:{}", self.user, self.port)
+    }
+
+    /// Has connections made from now on be those of this user.
+    pub fn log_in(&mut self, name: &str, password: &str) {
+        self.user = format!("{name}:{password}@");
     }
 
     pub fn client(&self, protocol: &str) -> redis::Client {
@@ -120,17 +133,39 @@ impl Server {
     }
 
     /// Stops it as it stands: connections stay, and nothing is answered.
-    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
     pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
+    fn signal(&self, signal: i32) {
         // SAFETY: kill touches no memory; the process is this one's child and not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, libc::SIGSTOP) }, 0, "the server runs");
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0, "the server runs");
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Starts it again on the same port, without its data.
+    pub fn restart(&mut self) {
+        self.kill();
+        let (port, settings) = (self.port, self.settings.clone());
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        *self = Server::on(|| port, &settings);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -160,6 +195,14 @@ impl Cluster {
         let client = ClusterClientBuilder::new(self.nodes.iter().map(Server::url));
         let client = client.connection_timeout(PATIENCE).response_timeout(PATIENCE);
         client.build().expect("addresses")
+    }
+
+    /// Adds a user to all nodes, and has connections made from now on be those of this user.
+    pub fn log_in(&mut self, name: &str, password: &str, set_user: &str) {
+        for node in &mut self.nodes {
+            let _: () = node.call(set_user);
+            node.log_in(name, password);
+        }
     }
 
     /// How often nodes sent a client elsewhere.

@@ -1,0 +1,122 @@
+//! How long Redis is waited for.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::RedisResult;
+use tokio::time::{Instant, timeout};
+
+/// Turns of the runtime in a timeout.
+const TURNS: u32 = 10;
+/// Timeouts that a request waits at most, while Redis answers others.
+const TIMEOUTS: u32 = 10;
+
+/// A timeout that is Redis's time, not this process's.
+///
+/// That a timer is over says nothing of Redis if the runtime was busy: the reply may have arrived, or the command may
+/// not have left. So the time is waited for in turns, and in each of them the runtime reads and writes. Late turns show
+/// that it is busy; the next one is as long as they were late, to catch up.
+#[derive(Debug)]
+pub(crate) struct ServerTimeout {
+    timeout: Duration,
+    /// Replies so far. Redis is not away while it answers others: a burst leaves this process bit by bit.
+    replies: AtomicU64,
+}
+
+impl ServerTimeout {
+    pub fn new(timeout: Duration) -> ServerTimeout {
+        ServerTimeout { timeout, replies: AtomicU64::new(0) }
+    }
+
+    pub fn duration(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The reply; none if Redis has sent none in its time, to anyone.
+    pub async fn wait<T>(&self, reply: impl Future<Output = RedisResult<T>>) -> Option<RedisResult<T>> {
+        let mut reply = pin!(reply);
+        let mut late = Duration::ZERO;
+        for _ in 0..TIMEOUTS {
+            let replies = self.replies.load(Ordering::Relaxed);
+            for _ in 0..TURNS {
+                let (start, turn) = (Instant::now(), late.max(self.timeout / TURNS));
+                if let Ok(reply) = timeout(turn, reply.as_mut()).await {
+                    self.replies.fetch_add(u64::from(reply.is_ok()), Ordering::Relaxed);
+                    return Some(reply);
+                }
+                late = start.elapsed().saturating_sub(turn);
+            }
+            if self.replies.load(Ordering::Relaxed) == replies {
+                break;
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future;
+    use std::sync::Arc;
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(100);
+
+    /// How long a request is waited for that is never answered.
+    async fn given_up_after(timeout: &ServerTimeout) -> Duration {
+        let start = Instant::now();
+        assert!(timeout.wait(future::pending::<RedisResult<()>>()).await.is_none());
+        start.elapsed()
+    }
+
+    fn assert_about(duration: Duration, expected: Duration) {
+        let range = expected.mul_f64(0.95)..expected.mul_f64(1.3);
+        assert!(range.contains(&duration), "{duration:?}, not {expected:?}");
+    }
+
+    // The clock of these tests goes on when all tasks wait, to the next timer, and by `advance`, as if they worked.
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_is_given_up_after_the_timeout() {
+        assert_about(given_up_after(&ServerTimeout::new(TIMEOUT)).await, TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_time_in_which_the_runtime_was_busy_is_one_turn_and_is_caught_up() {
+        let request = tokio::spawn(async { given_up_after(&ServerTimeout::new(TIMEOUT)).await });
+        tokio::task::yield_now().await;
+        let busy = 30 * TIMEOUT;
+        advance(busy).await;
+        assert_about(request.await.expect("no panic"), 2 * busy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_answers_others_is_waited_for_until_it_is_silent_or_ten_times_as_long() {
+        let timeout = Arc::new(ServerTimeout::new(TIMEOUT));
+        let others = timeout.clone();
+        let answer_others = |times| {
+            let others = others.clone();
+            tokio::spawn(async move {
+                for _ in 0..times {
+                    let reply = async {
+                        sleep(TIMEOUT / 2).await;
+                        Ok(())
+                    };
+                    assert!(others.wait(reply).await.is_some());
+                }
+            })
+        };
+        let answered = answer_others(5);
+        assert_about(given_up_after(&timeout).await, 4 * TIMEOUT);
+        answered.await.expect("no panic");
+
+        let answered = answer_others(50);
+        assert_about(given_up_after(&timeout).await, TIMEOUTS * TIMEOUT);
+        answered.abort();
+    }
+}

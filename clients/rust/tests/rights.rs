@@ -1,0 +1,100 @@
+//! The package as the user that the module's page on operations gives to applications.
+
+mod server;
+
+use redis_rl_client::{All, Quota, RlCommands};
+use server::{Cluster, Server};
+
+const HOURLY: Quota = Quota::per_hour(100);
+
+const USER: &str = "ACL SETUSER app on >secret ~limit:* -@all +@connection -@dangerous \
+    +rl.fixed +rl.sliding +rl.log +rl.all +rl.peek";
+/// What connections to a cluster need too.
+const CLUSTER: &str = " +cluster|slots +cluster|shards +cluster|nodes +command";
+
+fn server() -> Server {
+    let mut server = Server::start();
+    let _: () = server.call(USER);
+    server.log_in("app", "secret");
+    server
+}
+
+fn all() -> All {
+    All::new().log("limit:{a}:requests", HOURLY, 1).sliding("limit:{a}:tokens", HOURLY, 40)
+}
+
+/// Every command that the user may call, on its keys.
+fn call_all(connection: &mut impl RlCommands) {
+    connection.rl_fixed("limit:fixed", HOURLY, 1).expect("a verdict");
+    connection.rl_sliding("limit:sliding", HOURLY, 1).expect("a verdict");
+    connection.rl_log("limit:log", HOURLY, 1).expect("a verdict");
+    connection.rl_peek("limit:log", HOURLY, 1).expect("a verdict");
+    connection.rl_all(&all()).expect("a decision");
+}
+
+#[test]
+fn a_connection_needs_no_more_rights_than_those_of_its_commands() {
+    let server = server();
+    for protocol in ["resp2", "resp3"] {
+        let mut connection = server.client(protocol).get_connection().expect("the server answers");
+        call_all(&mut connection);
+        let error = connection.rl_log("other", HOURLY, 1).expect_err("no right");
+        assert_eq!(error.code(), Some("NOPERM"));
+        let error = connection.rl_info("limit:log").expect_err("no right");
+        assert_eq!(error.code(), Some("NOPERM"));
+    }
+}
+
+#[test]
+fn a_cluster_connection_needs_the_rights_to_find_the_nodes_too() {
+    let mut cluster = Cluster::start();
+    cluster.log_in("app", "secret", &format!("{USER}{CLUSTER}"));
+    let mut connection = cluster.client().get_connection().expect("the cluster answers");
+    call_all(&mut connection);
+}
+
+#[cfg(feature = "tokio-comp")]
+mod asynchronous {
+    use redis_rl_client::RlAsyncCommands;
+
+    use super::*;
+
+    async fn call_all(connection: &mut impl RlAsyncCommands) {
+        connection.rl_fixed("limit:fixed", HOURLY, 1).await.expect("a verdict");
+        connection.rl_sliding("limit:sliding", HOURLY, 1).await.expect("a verdict");
+        connection.rl_log("limit:log", HOURLY, 1).await.expect("a verdict");
+        connection.rl_peek("limit:log", HOURLY, 1).await.expect("a verdict");
+        connection.rl_all(&all()).await.expect("a decision");
+    }
+
+    #[tokio::test]
+    async fn multiplexed_connections_and_managers_need_no_more_rights_than_those_of_their_commands() {
+        let server = server();
+        for protocol in ["resp2", "resp3"] {
+            call_all(&mut server.connect_async(protocol).await).await;
+            call_all(&mut server.manager(protocol)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cluster_connection_needs_the_rights_to_find_the_nodes_too() {
+        let mut cluster = Cluster::start();
+        cluster.log_in("app", "secret", &format!("{USER}{CLUSTER}"));
+        call_all(&mut cluster.client().get_async_connection().await.expect("the cluster answers")).await;
+    }
+
+    #[cfg(feature = "tower")]
+    #[tokio::test]
+    async fn a_limiter_takes_refuses_and_settles() {
+        use redis_rl_client::web::{Fail, Limiter, Policy};
+
+        let server = server();
+        let policy = Policy::parse("limit", "5/1h").expect("a policy");
+        let limiter =
+            Limiter::new(server.manager("resp3"), policy).timeout(server::PATIENCE).fail(Fail::Closed);
+        let reserved = limiter.take("a", 5).await.expect("an admission");
+        assert_eq!(limiter.take("a", 1).await.unwrap_err().status(), 429);
+        let settled = limiter.settle(reserved, 2).await;
+        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
+    }
+}
