@@ -16,10 +16,8 @@ if (!["open", "closed"].includes(FAIL)) throw new Error("FAIL is open or closed"
 const redis = createClient({
   url: REDIS_URL,
   modules: { rl },
-  // Commands fail at once while there is no connection, and do not pile up while there is no answer.
+  // While there is no connection commands fail at once, instead of waiting for one until the timeout.
   disableOfflineQueue: true,
-  commandsQueueMaxLength: 1000,
-  socket: { connectTimeout: timeoutMs },
 });
 redis.on("error", (error) => console.warn("Redis:", error.message));
 redis.connect();
@@ -52,8 +50,8 @@ function needsPrompt(request, response, next) {
   else response.status(400).send("the body is the prompt");
 }
 
-// Until it is connected or has failed once; if Redis is away it goes on trying.
-await Promise.race([once(redis, "ready"), delay(timeoutMs, undefined, { ref: false })]).catch(() => {});
+// Until it is connected, or has failed once. If Redis is away it goes on trying.
+await Promise.race([once(redis, "ready"), delay(5000, undefined, { ref: false })]).catch(() => {});
 const server = app.listen(Number(PORT), "127.0.0.1", (error) => {
   if (error) throw error;
   console.log(`listening on http://127.0.0.1:${server.address().port}`);

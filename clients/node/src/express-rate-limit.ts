@@ -9,12 +9,15 @@ import {
   type Row,
   type Verdict,
 } from "./commands.js";
+import { withTimeout } from "./patient.js";
 
 export interface StoreOptions {
   /** Begins each key; `rl:` if left out. */
   prefix?: string;
   /** `log` if left out; `fixed` where `limit` is a function. */
   algorithm?: Algorithm;
+  /** How long Redis may take to answer before a request fails; 1000 if left out. */
+  timeoutMs?: number;
 }
 
 /** What the store wants to know of the options of the middleware. */
@@ -59,8 +62,8 @@ export class RateLimitStore {
    */
   #hit: AsyncLocalStorage<Hit> | undefined;
 
-  constructor(limiter: RateLimiter, { prefix = "rl:", algorithm }: StoreOptions = {}) {
-    this.#limiter = limiter;
+  constructor(limiter: RateLimiter, { prefix = "rl:", algorithm, timeoutMs = 1000 }: StoreOptions = {}) {
+    this.#limiter = withTimeout(limiter, timeoutMs);
     this.prefix = prefix;
     this.#algorithm = algorithm;
   }
@@ -98,7 +101,8 @@ export class RateLimitStore {
   }
 
   async resetKey(key: string): Promise<void> {
-    await this.#limiter.reset(this.prefix + key);
+    // Gives back whatever is counted. An application need not have the right to DEL.
+    await this.#take(key, { cost: -MAX_LIMIT });
   }
 
   async get(key: string): Promise<ClientInfo | undefined> {

@@ -13,6 +13,8 @@ import {
   type Verdict,
 } from "./commands.js";
 import { answer, client, type Fields, type Policy, type Problem, policiesOf, standing } from "./http.js";
+import { withTimeout } from "./patient.js";
+import { warn } from "./warning.js";
 
 export { parseLimits } from "./http.js";
 
@@ -37,9 +39,12 @@ export interface Quota<R extends Request = Request> {
 export interface Options {
   /** While Redis is away: `open` lets requests pass, `closed` answers 503. `open` if left out. */
   fail?: "open" | "closed";
-  /** How long Redis may take to answer before it is away; 100 if left out. */
+  /**
+   * How long Redis may take to answer before it is away; 100 if left out. Time hardly counts in which this process was
+   * too busy to read the answer.
+   */
   timeoutMs?: number;
-  /** Is told why Redis was away; a warning on the console if left out. */
+  /** Is told of each request why Redis was away; at most one warning a second on the console if left out. */
   onError?: (error: Error) => void;
 }
 
@@ -82,12 +87,13 @@ export function rateLimit<R extends Request = Request>(
     throw new TypeError("each quota needs a name of its own");
   }
   const shareOf = all.map((quota) => sharing(quota, all.length > 1));
+  const patient = withTimeout(limiter, timeoutMs);
   const visits = new WeakMap<R, Visit>();
   const self = {};
 
   async function ask(rows: Row[], options?: AllOptions): Promise<Decision | undefined> {
     try {
-      return await within(timeoutMs, limiter.all(rows, options));
+      return await patient.all(rows, options);
     } catch (error) {
       onError(explained(error) as Error);
       return undefined;
@@ -222,23 +228,4 @@ function refuse(response: ServerResponse, problem: Problem): void {
   response.statusCode = problem.status;
   response.setHeader("Content-Type", "application/problem+json");
   response.end(JSON.stringify(problem));
-}
-
-/** What `promise` becomes, if it does in time. The timeouts of clients may end when a command is sent. */
-async function within<T>(ms: number, promise: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout | undefined;
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => {
-      reject(new Error(`no answer within ${ms} ms`));
-    }, ms);
-  });
-  try {
-    return await Promise.race([promise, late]);
-  } finally {
-    clearTimeout(timer);
-  }
-}
-
-function warn(error: Error): void {
-  console.warn("cannot ask for the rate limit:", error.message);
 }

@@ -4,6 +4,8 @@
 import type { Socket } from "node:net";
 import { Command } from "ioredis";
 import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
+import { senders } from "./patient.js";
+import type { Waiting } from "./timeout.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
 export interface Connection {
@@ -44,24 +46,45 @@ function prefixed(prefix: string, key: Key): Key {
   return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
 }
 
+/** Sent in place of a command that was given up. */
+const PING = "*1\r\n$4\r\nPING\r\n";
+
 class KeyedCommand extends Command {
   readonly #keys: Key[];
   readonly #read: (reply: never) => unknown;
+  readonly #waiting: Waiting | undefined;
 
-  constructor({ name, args, keys }: Words, read: (reply: never) => unknown, readOnly: boolean) {
+  constructor(
+    { name, args, keys }: Words,
+    read: (reply: never) => unknown,
+    readOnly: boolean,
+    waiting: Waiting | undefined,
+  ) {
     super(name, args, { readOnly });
     this.#keys = keys;
     this.#read = read;
+    this.#waiting = waiting;
     const { reject } = this;
     this.reject = (error) => {
       reject(explained(error) as Error);
     };
   }
 
-  // ioredis asks for the bytes when it is about to write them.
+  /** Whether nobody waits for it any more. */
+  get givenUp(): boolean {
+    return this.#waiting?.givenUp ?? false;
+  }
+
+  // ioredis asks for the bytes when it is about to write them, and again when it sends a command again. It waits for
+  // a reply, whatever was sent.
   override toWritable(socket: object): string | Buffer {
     gather(socket as Socket);
-    return super.toWritable(socket);
+    return this.givenUp ? PING : super.toWritable(socket);
+  }
+
+  // `commandTimeout` of the client would end a wait by this process's time.
+  override setTimeout(ms: number): void {
+    if (this.#waiting === undefined) super.setTimeout(ms);
   }
 
   override getKeys(): Key[] {
@@ -74,48 +97,69 @@ class KeyedCommand extends Command {
   }
 }
 
-/** About a packet: more is not held back, so that the server works on it while the rest is prepared. */
-const PACKET_BYTES = 1400;
+/** What a socket holds before it asks to wait: then the server may begin while the rest is prepared. */
+const WRITE_BYTES = 16 * 1024;
 
 /**
- * Lets commands that are sent at once leave in one write. ioredis writes each by itself, which takes as long as all
- * else that it does for a command.
+ * Lets the commands of one turn of the event loop leave in one write. ioredis writes each by itself, which takes as
+ * long as all else that it does for a command.
  */
 function gather(socket: Socket): void {
   if (socket.writableCorked === 0) {
     socket.cork();
-    process.nextTick(() => {
+    setImmediate(() => {
       socket.uncork();
     });
-  } else if (socket.writableLength >= PACKET_BYTES) {
+  } else if (socket.writableLength >= WRITE_BYTES) {
     socket.uncork();
     socket.cork();
   }
 }
 
+/** What ioredis sends once the connection is ready. Private to it, so it may be missing. */
+interface Offline {
+  offlineQueue?: { peekFront(): { command: Command } | undefined; shift(): unknown };
+}
+
+/** Forgets commands that were given up while the connection is away, so that they do not pile up. */
+function forgetGivenUp({ offlineQueue }: Offline): void {
+  for (;;) {
+    const first = offlineQueue?.peekFront()?.command;
+    if (!(first instanceof KeyedCommand && first.givenUp)) return;
+    offlineQueue?.shift();
+  }
+}
+
 /** The commands on a connection of ioredis. */
 export function rateLimiter(redis: Connection): RateLimiter {
-  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    return (...args: Arguments): Promise<Reply> => {
-      const words = new Words(redis.options.keyPrefix);
-      try {
-        description.parseCommand(words, ...args);
-      } catch (error) {
-        if (!(error instanceof Error)) throw error;
-        return Promise.reject(error);
-      }
-      const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY);
-      redis.sendCommand(command);
-      return command.promise as Promise<Reply>;
-    };
+  function send<Arguments extends unknown[], Reply>(
+    description: Description<Arguments, Reply>,
+    args: Arguments,
+    waiting?: Waiting,
+  ): Promise<Reply> {
+    const words = new Words(redis.options.keyPrefix);
+    try {
+      description.parseCommand(words, ...args);
+    } catch (error) {
+      if (!(error instanceof Error)) throw error;
+      return Promise.reject(error);
+    }
+    forgetGivenUp(redis as Offline);
+    const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY, waiting);
+    redis.sendCommand(command);
+    return command.promise as Promise<Reply>;
   }
-  return {
-    fixed: command(rl.fixed),
-    sliding: command(rl.sliding),
-    log: command(rl.log),
-    peek: command(rl.peek),
-    info: command(rl.info),
-    all: command(rl.all),
-    reset: command(rl.reset),
+  const limiter: RateLimiter = {
+    fixed: (...args) => send(rl.fixed, args),
+    sliding: (...args) => send(rl.sliding, args),
+    log: (...args) => send(rl.log, args),
+    peek: (...args) => send(rl.peek, args),
+    info: (...args) => send(rl.info, args),
+    all: (...args) => send(rl.all, args),
+    reset: (...args) => send(rl.reset, args),
   };
+  senders.set(limiter, (name, args, waiting) =>
+    send(rl[name] as Description<unknown[], unknown>, args, waiting),
+  );
+  return limiter;
 }

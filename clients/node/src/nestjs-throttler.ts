@@ -1,10 +1,13 @@
 // A storage for @nestjs/throttler.
 
-import { explained, type RateLimiter, type Verdict } from "./commands.js";
+import { explained, MAX_LIMIT, type RateLimiter, type Verdict } from "./commands.js";
+import { withTimeout } from "./patient.js";
 
 export interface StorageOptions {
   /** Begins each key; `rl:` if left out. */
   prefix?: string;
+  /** How long Redis may take to answer before a request fails; 1000 if left out. */
+  timeoutMs?: number;
 }
 
 /** Times are in seconds. */
@@ -26,8 +29,8 @@ export class RateLimitStorage {
   readonly #limiter: RateLimiter;
   readonly #prefix: string;
 
-  constructor(limiter: RateLimiter, { prefix = "rl:" }: StorageOptions = {}) {
-    this.#limiter = limiter;
+  constructor(limiter: RateLimiter, { prefix = "rl:", timeoutMs = 1000 }: StorageOptions = {}) {
+    this.#limiter = withTimeout(limiter, timeoutMs);
     this.#prefix = prefix;
   }
 
@@ -66,10 +69,10 @@ export class RateLimitStorage {
     const [blocked, counted] = rows as [Verdict, Verdict];
     if (blocked.limited) return record({ ...counted, limited: true }, limit, blocked.retryAfterMs);
     if (!counted.limited) return record(counted, limit, 0);
-    // Sent together. Of requests that come here at once the first blocks: the limit has room for one block.
-    await Promise.all([
-      this.#limiter.log(block, [BLOCK + BLOCK / 2, blockWindow], { cost: BLOCK }),
-      this.#limiter.reset(hits),
+    // Of requests that come here at once the first blocks, and gives back all hits: the limit has room for one block.
+    await this.#limiter.all([
+      { key: block, algorithm: "log", limit: BLOCK + BLOCK / 2, window: blockWindow, cost: BLOCK },
+      { key: hits, algorithm: "log", limit, window, cost: -MAX_LIMIT },
     ]);
     return record(counted, limit, blockDuration);
   }

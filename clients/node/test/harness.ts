@@ -32,7 +32,10 @@ export class Server {
   readonly #folder: string;
   #pid = 0;
 
-  private constructor(port: number, options: string[]) {
+  private constructor(
+    port: number,
+    readonly options: string[],
+  ) {
     this.port = port;
     this.#folder = mkdtempSync(join(tmpdir(), "redis-rl-"));
     const args = ["--port", String(port), "--dir", this.#folder, "--save", ""];
@@ -49,7 +52,11 @@ export class Server {
   }
 
   static async startWithoutModule(...options: string[]): Promise<Server> {
-    const server = new Server(await freePort(), options);
+    return Server.#startAt(await freePort(), options);
+  }
+
+  static async #startAt(port: number, options: string[]): Promise<Server> {
+    const server = new Server(port, options);
     const [pid] = await new Promise<string[]>((resolve) =>
       server.#child.stdout?.once("data", (data) => resolve(String(data).split("\n"))),
     );
@@ -76,6 +83,11 @@ export class Server {
 
   thaw(): void {
     process.kill(this.#pid, "SIGCONT");
+  }
+
+  /** A server like this one, at the same port, once this one has ended. */
+  again(): Promise<Server> {
+    return Server.#startAt(this.port, this.options);
   }
 
   async stop(): Promise<void> {
@@ -170,6 +182,19 @@ export async function calls(server: Server, name: string): Promise<number> {
 export async function clock(server: Server): Promise<number> {
   const [seconds, microseconds] = (await command(server, "TIME")) as [string, string];
   return Number(seconds) * 1000 + Math.floor(Number(microseconds) / 1000);
+}
+
+/** An adapter's answers to requests at once, by what they are. */
+export function tally(answers: readonly (string | number)[]): Record<string, number> {
+  const counts: Record<string, number> = {};
+  for (const answer of answers) counts[answer] = (counts[answer] ?? 0) + 1;
+  return counts;
+}
+
+/** Keeps the event loop from everything else. */
+export function work(ms: number): void {
+  const end = performance.now() + ms;
+  while (performance.now() < end);
 }
 
 export interface Web {

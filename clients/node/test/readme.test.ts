@@ -52,6 +52,28 @@ for (const [i, { code, shown }] of examples.entries()) {
   });
 }
 
+test("a link leads to the web or to a heading of this page: the package has no other page", () => {
+  const headings = [...readme.matchAll(/^#+ (.*)$/gm)].map(
+    ([, heading = ""]) =>
+      `#${heading
+        .toLowerCase()
+        .replace(/[^\w -]/g, "")
+        .replaceAll(" ", "-")}`,
+  );
+  const links = [...readme.matchAll(/\]\((.*?)\)/g)].map(([, link]) => link ?? "");
+  assert.deepEqual(
+    links.filter((link) => !/^https:/.test(link) && !headings.includes(link)),
+    [],
+  );
+});
+
+test("an installation runs no script of the package, which npm would ask about", () => {
+  const file = new URL("../node_modules/redis-rl/package.json", import.meta.url);
+  const { scripts } = JSON.parse(readFileSync(file, "utf8")) as { scripts: Record<string, string> };
+  for (const name of ["preinstall", "install", "postinstall", "prepare"])
+    assert.equal(scripts[name], undefined);
+});
+
 /** Asks an application until the answer is as shown, and compares that. */
 async function overHttp(code: string, name: string, shown: string): Promise<void> {
   const exported = code.replace(

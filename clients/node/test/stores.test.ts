@@ -230,6 +230,21 @@ describe("stores", () => {
     assert.equal(await command(server, "EXISTS", "app:key"), 1);
     await store.resetKey("key");
     assert.equal(await store.get("key"), undefined);
+    assert.equal(await command(server, "EXISTS", "app:key"), 0);
+  });
+
+  test("a reset leaves nothing, whatever the algorithm", async () => {
+    for (const algorithm of ["fixed", "sliding", "log"] as const) {
+      const store = new RateLimitStore(client.rl, { algorithm });
+      store.init({ windowMs: HOUR, limit: 2 });
+      const hits = [];
+      for (let i = 0; i < 3; i++) hits.push((await store.increment("key")).totalHits);
+      await store.resetKey("key");
+      hits.push((await store.increment("key")).totalHits);
+      assert.deepEqual(hits, [1, 2, 3, 1]);
+      await store.resetKey("key");
+      assert.equal(await command(server, "DBSIZE"), 0);
+    }
   });
 
   test("a limit of nothing refuses all, and asks to come again after a window", async () => {

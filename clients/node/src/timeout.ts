@@ -1,0 +1,111 @@
+// A timeout that is Redis's time and not this process's. A plain timer fires before an answer is read that came while
+// the event loop was busy, and takes a burst or a long computation for a server that is away.
+
+/** What a timeout sees of the process. */
+export interface Clock {
+  /** The time, and how much of it the event loop has waited with nothing to do. */
+  now(): { ms: number; idleMs: number };
+  /** Calls back after this time, once all that has arrived is read. */
+  afterReading(ms: number, callback: () => void): void;
+}
+
+const processClock: Clock = {
+  now: () => ({ ms: performance.now(), idleMs: performance.eventLoopUtilization().idle }),
+  afterReading: (ms, callback) => {
+    // A turn of the event loop runs timers, then reads sockets, then runs immediates. The timer keeps no process
+    // alive: the connection does.
+    setTimeout(() => setImmediate(callback), ms).unref();
+  },
+};
+
+/** A request that waits for an answer. */
+export class Waiting {
+  /** Whether it was given up: what has not been sent need not be sent any more. */
+  givenUp = false;
+  onGiveUp: ((error: Error) => void) | undefined;
+
+  constructor(
+    /** When it is given up, in listened milliseconds. */
+    readonly dueMs: number,
+    readonly reject: (error: Error) => void,
+  ) {}
+}
+
+interface Moment {
+  ms: number;
+  idleMs: number;
+  answers: number;
+}
+
+/** How many answers this process has read, on all connections: each keeps it from reading the others. */
+let answers = 0;
+
+/**
+ * Gives up requests once Redis had the timeout to answer while this process listened.
+ *
+ * Time counts while the event loop is idle: then there is nothing to read. Busy time counts a tenth, so that the wait
+ * ends in a loop that is never idle too, and nothing while answers come in, since more may have arrived. From one look
+ * at the clock to the next at most a tenth of the timeout counts, however late the next look is.
+ */
+export class Timeout {
+  readonly #timeoutMs: number;
+  readonly #mostMs: number;
+  readonly #clock: Clock;
+  /** In the order in which they are due. */
+  readonly #waiting = new Set<Waiting>();
+  #listenedMs = 0;
+  #looking = false;
+
+  constructor(timeoutMs: number, clock: Clock = processClock) {
+    if (!(timeoutMs > 0)) throw new RangeError("timeoutMs must be more than 0");
+    this.#timeoutMs = timeoutMs;
+    this.#mostMs = Math.min(Math.max(timeoutMs / 10, 2), 2000);
+    this.#clock = clock;
+  }
+
+  /** What `ask` answers, or an error once Redis had its time. */
+  wait<T>(ask: (waiting: Waiting) => Promise<T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      // The next look may count time from before the request was sent.
+      const waiting = new Waiting(this.#listenedMs + this.#mostMs + this.#timeoutMs, reject);
+      const answer = ask(waiting);
+      const answered = () => {
+        answers++;
+        this.#waiting.delete(waiting);
+      };
+      answer.then(answered, answered);
+      answer.then(resolve, reject);
+      this.#waiting.add(waiting);
+      if (!this.#looking) this.#lookLater();
+    });
+  }
+
+  #lookLater(): void {
+    this.#looking = true;
+    const last = { ...this.#clock.now(), answers };
+    this.#clock.afterReading(this.#mostMs / 2, () => {
+      this.#look(last);
+    });
+  }
+
+  #look(last: Moment): void {
+    this.#listenedMs += Math.min(listened(last, { ...this.#clock.now(), answers }), this.#mostMs);
+    for (const waiting of this.#waiting) {
+      if (waiting.dueMs > this.#listenedMs) break;
+      this.#waiting.delete(waiting);
+      waiting.givenUp = true;
+      const error = new Error(`no answer within ${this.#timeoutMs} ms`);
+      waiting.reject(error);
+      waiting.onGiveUp?.(error);
+    }
+    this.#looking = this.#waiting.size > 0;
+    if (this.#looking) this.#lookLater();
+  }
+}
+
+/** How much of the time from one moment to another Redis had to answer. */
+function listened(from: Moment, to: Moment): number {
+  const idleMs = to.idleMs - from.idleMs;
+  const busyMs = to.ms - from.ms - idleMs;
+  return to.answers === from.answers ? idleMs + busyMs / 10 : idleMs;
+}

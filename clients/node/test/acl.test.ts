@@ -1,0 +1,100 @@
+// Every adapter as the user that docs/operations.md makes for an application.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { after, before, beforeEach, describe, test } from "node:test";
+import express from "express";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { type RateLimiter, rl } from "redis-rl";
+import { rateLimit } from "redis-rl/express";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import { command, Server, serve } from "./harness.js";
+
+const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
+const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.exec(operations) ?? [];
+
+const HOUR = 3_600_000;
+
+const clients: Record<string, (port: number) => Promise<{ limiter: RateLimiter; stop(): void }>> = {
+  "node-redis": async (port) => {
+    const url = `redis://app:secret@127.0.0.1:${port}`;
+    const client = await createClient({ url, modules: { rl } }).connect();
+    return { limiter: client.rl, stop: () => client.destroy() };
+  },
+  ioredis: async (port) => {
+    const redis = new Redis(port, { username: "app", password: "secret" });
+    return { limiter: rateLimiter(redis), stop: () => redis.disconnect() };
+  },
+};
+
+for (const [name, connect] of Object.entries(clients)) {
+  describe(name, () => {
+    let server: Server;
+    let limiter: RateLimiter;
+    let stop: (() => void) | undefined;
+    before(async () => {
+      server = await Server.start();
+      await command(server, ...rules.split(" "));
+      ({ limiter, stop } = await connect(server.port));
+    });
+    after(async () => {
+      stop?.();
+      await server?.stop();
+    });
+    beforeEach(() => command(server, "FLUSHALL"));
+
+    test("the user has no right to anything else", async () => {
+      await assert.rejects(limiter.reset("limit:key"), /NOPERM/);
+      await assert.rejects(limiter.log("other", [5, "1h"]), /NOPERM/);
+    });
+
+    test("Express", async () => {
+      const errors: Error[] = [];
+      const quota = { limits: [5, "1h"], cost: 5, key: () => "limit:key" } as const;
+      const limit = rateLimit<express.Request>(limiter, quota, {
+        timeoutMs: 30_000,
+        onError: (error) => errors.push(error),
+      });
+      const app = express();
+      app.get("/", limit, async (request, response) => {
+        await limit.settle(request, response, { requests: Number(request.query.used) });
+        response.send("done");
+      });
+      const web = await serve(app);
+      try {
+        const statuses = [];
+        for (const used of [0, 6, 0]) statuses.push((await fetch(`${web.url}/?used=${used}`)).status);
+        assert.deepEqual(statuses, [200, 200, 429]);
+        assert.deepEqual(errors, []);
+      } finally {
+        await web.stop();
+      }
+    });
+
+    for (const options of [{}, { skipFailedRequests: true }]) {
+      test(`express-rate-limit and hono-rate-limiter, ${JSON.stringify(options)}`, async () => {
+        const store = new RateLimitStore(limiter, { prefix: "limit:" });
+        store.init({ windowMs: HOUR, limit: 1, ...options });
+        assert.equal((await store.increment("key")).totalHits, 1);
+        assert.equal((await store.increment("key")).totalHits, 2);
+        await store.decrement("key");
+        await store.resetKey("key");
+        assert.equal(await store.get("key"), undefined);
+        assert.equal((await store.increment("key")).totalHits, 1);
+      });
+    }
+
+    for (const block of [HOUR, 0]) {
+      test(`@nestjs/throttler, blocked for ${block} ms`, async () => {
+        const storage = new RateLimitStorage(limiter, { prefix: "limit:" });
+        const hit = () => storage.increment("key", HOUR, 1, block);
+        const blocked = [];
+        for (let i = 0; i < 3; i++) blocked.push((await hit()).isBlocked);
+        assert.deepEqual(blocked, [false, true, true]);
+      });
+    }
+  });
+}

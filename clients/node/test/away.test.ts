@@ -1,0 +1,239 @@
+// Redis away: every wait ends, and afterwards all is as before.
+
+import assert from "node:assert/strict";
+import type { ServerResponse } from "node:http";
+import { afterEach, beforeEach, describe, test } from "node:test";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { type RateLimiter, rl } from "redis-rl";
+import { type Options, type Request, rateLimit } from "redis-rl/express";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import { command, Server, tally, work } from "./harness.js";
+
+const HOUR = 3_600_000;
+const AT_ONCE = 100;
+/** For requests that nothing will answer. */
+const IMPATIENT: Options = { timeoutMs: 50, onError: () => {} };
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT: Options = { timeoutMs: 30_000, onError: () => {} };
+
+interface Client {
+  limiter: RateLimiter;
+  /** Answered after all that was sent before on this connection. */
+  ping(): Promise<unknown>;
+  stop(): void;
+}
+
+const clients: Record<string, (url: string) => Client> = {
+  "node-redis": (url) => {
+    const client = createClient({ url, modules: { rl } });
+    client.on("error", () => {});
+    client.connect().catch(() => {});
+    return { limiter: client.rl, ping: () => client.ping(), stop: () => client.destroy() };
+  },
+  ioredis: (url) => {
+    const redis = new Redis(url);
+    redis.on("error", () => {});
+    return { limiter: rateLimiter(redis), ping: () => redis.ping(), stop: () => redis.disconnect() };
+  },
+};
+
+/** The status of the answer to a request, and 500 for an error. */
+type Ask = () => Promise<number>;
+
+const failed = () => 500;
+
+function express(limiter: RateLimiter, options: Options): Ask {
+  const limit = rateLimit(limiter, { limits: [5, "1h"], key: () => "express" }, options);
+  return () =>
+    new Promise((resolve) => {
+      const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
+      void limit({} as Request, response as unknown as ServerResponse, (error) =>
+        resolve(error === undefined ? 200 : 500),
+      );
+    });
+}
+
+function store(limiter: RateLimiter, timeoutMs: number): Ask {
+  const store = new RateLimitStore(limiter, { prefix: "store:", timeoutMs });
+  store.init({ windowMs: HOUR, limit: 5 });
+  return () => store.increment("key").then(({ totalHits }) => (totalHits > 5 ? 429 : 200), failed);
+}
+
+function storage(limiter: RateLimiter, timeoutMs: number): Ask {
+  const storage = new RateLimitStorage(limiter, { prefix: "nest:", timeoutMs });
+  const hit = () => storage.increment("key", HOUR, 5, HOUR);
+  return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
+}
+
+const times = (count: number, ask: Ask) => Promise.all(Array.from({ length: count }, ask));
+
+/** Every adapter gives up, as it is told to. */
+async function everyWaitEnds(limiter: RateLimiter): Promise<void> {
+  const waits = [
+    times(AT_ONCE, express(limiter, { ...IMPATIENT, fail: "open" })),
+    times(AT_ONCE, express(limiter, { ...IMPATIENT, fail: "closed" })),
+    times(AT_ONCE, store(limiter, 50)),
+    times(AT_ONCE, storage(limiter, 50)),
+  ];
+  assert.deepEqual((await Promise.all(waits)).map(tally), [
+    { 200: AT_ONCE },
+    { 503: AT_ONCE },
+    { 500: AT_ONCE },
+    { 500: AT_ONCE },
+  ]);
+}
+
+/** Each request is answered, and with the answer to it and not to another. */
+async function isWell(limiter: RateLimiter): Promise<void> {
+  const limits = Array.from({ length: AT_ONCE }, (_, i) => 10 + i);
+  const verdicts = limits.map((limit) => limiter.log(`well:${limit}`, [limit, "1h"]));
+  assert.deepEqual(
+    (await Promise.all(verdicts)).map(({ limit, remaining }) => [limit, remaining]),
+    limits.map((limit) => [limit, limit - 1]),
+  );
+}
+
+for (const [name, connect] of Object.entries(clients)) {
+  describe(name, () => {
+    let server: Server;
+    let client: Client;
+    beforeEach(async () => {
+      server = await Server.start();
+      client = connect(server.url);
+    });
+    afterEach(async () => {
+      client.stop();
+      await server.stop();
+    });
+
+    test("a server that is stopped: every wait ends, and once it goes on all is well", async () => {
+      await client.ping();
+      server.freeze();
+      await everyWaitEnds(client.limiter);
+      server.thaw();
+      await isWell(client.limiter);
+    });
+
+    test("a server that is stopped while the client connects", async () => {
+      server.freeze();
+      await everyWaitEnds(client.limiter);
+      server.thaw();
+      await isWell(client.limiter);
+    });
+
+    test("a server that is paused: every wait ends, and once it goes on all is well", async () => {
+      await client.ping();
+      await command(server, "CLIENT", "PAUSE", "1000000", "WRITE");
+      await everyWaitEnds(client.limiter);
+      await command(server, "CLIENT", "UNPAUSE");
+      await isWell(client.limiter);
+    });
+
+    test("a server that was killed: every wait ends, and what passed then is not counted later", async () => {
+      await client.ping();
+      await server.stop();
+      await everyWaitEnds(client.limiter);
+      server = await server.again();
+      await isWell(client.limiter);
+      await client.ping();
+      assert.equal(await command(server, "DBSIZE"), AT_ONCE);
+      const ask = express(client.limiter, PATIENT);
+      assert.deepEqual(tally(await times(20, ask)), { 200: 5, 429: 15 });
+    });
+
+    test("what was sent, and had passed when the connection was lost, is not sent again", async () => {
+      await client.ping();
+      server.freeze();
+      await everyWaitEnds(client.limiter);
+      await server.stop();
+      server = await server.again();
+      await isWell(client.limiter);
+      assert.equal(await command(server, "DBSIZE"), AT_ONCE);
+    });
+
+    test("a connection that breaks in a burst: each request is answered, and the next are well", async () => {
+      await client.ping();
+      const ask = express(client.limiter, { ...IMPATIENT, fail: "closed" });
+      const asked = times(2000, ask);
+      await command(server, "CLIENT", "KILL", "TYPE", "normal");
+      const { 200: passed = 0, 429: refused = 0, 503: unasked = 0 } = tally(await asked);
+      assert.equal(passed + refused + unasked, 2000);
+      assert.ok(passed <= 5, String(passed));
+      await isWell(client.limiter);
+    });
+
+    test("a client that is closed: nothing waits for long, and nothing throws", async () => {
+      await client.ping();
+      server.freeze();
+      const asked = everyWaitEnds(client.limiter);
+      client.stop();
+      await asked;
+      await everyWaitEnds(client.limiter);
+      server.thaw();
+    });
+  });
+}
+
+test("ioredis: what was given up does not pile up while Redis is away", async () => {
+  const server = await Server.start();
+  await server.stop();
+  const redis = new Redis(server.url);
+  redis.on("error", () => {});
+  const queue = redis as unknown as { offlineQueue: { length: number } };
+  try {
+    const ask = express(rateLimiter(redis), IMPATIENT);
+    for (let i = 0; i < 5; i++) await times(AT_ONCE, ask);
+    await ask();
+    assert.equal(queue.offlineQueue.length, 1);
+  } finally {
+    redis.disconnect();
+  }
+});
+
+test("a client's own timeout, which is this process's time, does not end the wait of an adapter", async () => {
+  const server = await Server.start();
+  const client = createClient({ url: server.url, modules: { rl }, commandOptions: { timeout: 1 } });
+  const redis = new Redis(server.url);
+  try {
+    await Promise.all([client.connect(), redis.ping()]);
+    redis.options.commandTimeout = 1;
+    for (const limiter of [client.rl, rateLimiter(redis)]) {
+      const asked = times(20, express(limiter, { ...PATIENT, fail: "closed" }));
+      work(20);
+      assert.equal(tally(await asked)[503], undefined);
+    }
+    assert.equal(await command(server, "DBSIZE"), 1);
+  } finally {
+    client.destroy();
+    redis.disconnect();
+    await server.stop();
+  }
+});
+
+test("warnings: one at once, then one a second that tells how many", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const warned = t.mock.method(console, "warn", () => {});
+  const limiter = { all: () => Promise.reject(new Error("it is away")) } as unknown as RateLimiter;
+  const ask = express(limiter, {});
+  const told = () => {
+    const texts = warned.mock.calls.map((call) => call.arguments.join(" "));
+    warned.mock.resetCalls();
+    return texts;
+  };
+  const text = (requests: number) => [`cannot ask for the rate limit: it is away (requests: ${requests})`];
+  await times(50, ask);
+  assert.deepEqual(told(), text(1));
+  // Those of another middleware count too.
+  await times(50, express(limiter, {}));
+  t.mock.timers.tick(999);
+  assert.deepEqual(told(), []);
+  t.mock.timers.tick(1);
+  assert.deepEqual(told(), text(99));
+  t.mock.timers.tick(1000);
+  assert.deepEqual(told(), []);
+  await ask();
+  assert.deepEqual(told(), text(1));
+});

@@ -1,0 +1,157 @@
+// Bursts while Redis is well: exactly the limit passes, however busy this process is.
+
+import assert from "node:assert/strict";
+import type { ServerResponse } from "node:http";
+import { Socket } from "node:net";
+import { after, afterEach, before, describe, test } from "node:test";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { type RateLimiter, rl } from "redis-rl";
+import { type Request, rateLimit } from "redis-rl/express";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import { Server, tally, work } from "./harness.js";
+
+const LIMIT = 5;
+const HOUR = 3_600_000;
+/** A server answers in less, on the busiest machine, and this process is busy for longer. */
+const TIMEOUT_MS = 1000;
+const WORK_MS = 1500;
+
+/** A request to an adapter: the status of its answer, 500 for an error. */
+type Ask = () => Promise<number>;
+
+/** Each counts under a key of its own. */
+const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
+  "Express, fail open": (limiter, key) => express(limiter, key, "open"),
+  "Express, fail closed": (limiter, key) => express(limiter, key, "closed"),
+  "express-rate-limit": (limiter, prefix) => {
+    const store = new RateLimitStore(limiter, { prefix, timeoutMs: TIMEOUT_MS });
+    store.init({ windowMs: HOUR, limit: LIMIT });
+    return () => store.increment("key").then(({ totalHits }) => (totalHits > LIMIT ? 429 : 200), failed);
+  },
+  "@nestjs/throttler": (limiter, prefix) => {
+    const storage = new RateLimitStorage(limiter, { prefix, timeoutMs: TIMEOUT_MS });
+    const hit = () => storage.increment("key", HOUR, LIMIT, HOUR);
+    return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
+  },
+};
+
+const failed = () => 500;
+
+function express(limiter: RateLimiter, key: string, fail: "open" | "closed"): Ask {
+  const quota = { limits: [LIMIT, "1h"], key: () => key } as const;
+  const limit = rateLimit(limiter, quota, { fail, timeoutMs: TIMEOUT_MS, onError: () => {} });
+  return () =>
+    new Promise((resolve) => {
+      const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
+      void limit({} as Request, response as unknown as ServerResponse, (error) =>
+        resolve(error === undefined ? 200 : 500),
+      );
+    });
+}
+
+/** What a test has opened. */
+const open: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of open.splice(0).reverse()) await close();
+});
+
+describe("bursts", () => {
+  let server: Server;
+  before(async () => {
+    server = await Server.start();
+  });
+  after(() => server?.stop());
+
+  /** Clients that have begun to connect, or are connected. */
+  const clients: Record<string, (warm: boolean) => Promise<RateLimiter>> = {
+    "node-redis": async (warm) => {
+      const client = createClient({ url: server.url, modules: { rl } });
+      // It connects again if this process was too busy for its connectTimeout.
+      client.on("error", () => {});
+      open.push(() => client.destroy());
+      const connected = client.connect();
+      if (warm) await connected;
+      return client.rl;
+    },
+    ioredis: async (warm) => {
+      const redis = new Redis(server.url);
+      open.push(() => redis.disconnect());
+      if (warm) await redis.ping();
+      return rateLimiter(redis);
+    },
+  };
+
+  let keys = 0;
+
+  /** So many requests at once, and the same again for each adapter: of each the limit passes, and no more. */
+  async function burst(
+    limiter: RateLimiter,
+    sizes: number[],
+    names: string[],
+    after: { asking?: () => void; each?: () => void } = {},
+  ): Promise<void> {
+    const bursts = names.flatMap((name) =>
+      sizes.map((size) => {
+        const ask = adapters[name]?.(limiter, `burst:${keys++}:`) as Ask;
+        return { name, size, asked: Array.from({ length: size }, ask) };
+      }),
+    );
+    after.asking?.();
+    for (const { name, size, asked } of bursts) {
+      for (const request of asked) void request.then(after.each);
+      assert.deepEqual(
+        tally(await Promise.all(asked)),
+        { 200: LIMIT, 429: size - LIMIT },
+        `${name}, ${size}`,
+      );
+    }
+  }
+
+  const all = Object.keys(adapters);
+
+  for (const [name, connect] of Object.entries(clients)) {
+    for (const warm of [false, true]) {
+      describe(`${name}, ${warm ? "connected" : "not yet connected"}`, () => {
+        test("20 and 200 at once, through each adapter", async () => {
+          await burst(await connect(warm), [20, 200], all);
+        });
+
+        test("20 and 200 beside work that takes longer than the timeout", async () => {
+          await burst(await connect(warm), [20, 200], all, { asking: () => work(WORK_MS) });
+        });
+
+        test("2,000 and 10,000 at once, served by handlers that take longer than the timeout", async () => {
+          const each = () => work(WORK_MS / 24_000);
+          await burst(await connect(warm), [2000, 10_000], all.slice(0, 2), { each });
+        });
+      });
+    }
+
+    test(`${name}: the requests of one turn of the event loop leave in one write`, async (t) => {
+      const limiter = await connect(true);
+      const stream = Socket.prototype as Socket & Required<Pick<Socket, "_writev">>;
+      const writes = [t.mock.method(stream, "_write"), t.mock.method(stream, "_writev")];
+      // Each is asked in a callback of its own, as requests over HTTP are.
+      const asked = Array.from(
+        { length: 100 },
+        () =>
+          new Promise<number>((resolve, reject) =>
+            setImmediate(() => {
+              limiter
+                .log(`order:${name}`, [1000, "1h"])
+                .then(({ remaining }) => resolve(999 - remaining), reject);
+            }),
+          ),
+      );
+      const order = await Promise.all(asked);
+      assert.deepEqual(order, [...order.keys()]);
+      assert.equal(
+        writes.reduce((sum, { mock }) => sum + mock.callCount(), 0),
+        1,
+      );
+    });
+  }
+});
