@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 import redis
 
+from redis_rl import asgi
+from redis_rl._away import AwayLog
+
 from . import servers
 from .servers import Server
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a second: what an earlier test logged is not to keep this one's back."""
+    monkeypatch.setattr(asgi, "_away", AwayLog(logging.getLogger(asgi.__name__)))
 
 
 @pytest.fixture(scope="session")

@@ -215,14 +215,12 @@ def test_any_client_that_cannot_connect_is_redis_away(
         return [(await guard.take({"headers": []})).answer.status for guard in guards]
 
     assert asyncio.run(statuses()) == [200, 503]
-    assert caplog.text.count("cannot ask for the limit") == 2
+    assert "cannot ask for the limit" in caplog.text
 
 
-def test_a_mistake_of_the_application_is_not_redis_away(server: Server) -> None:
-    with redis.Redis(port=server.port) as client:
-        guard = Guard(RateLimiter(client), Quota("q", (1, "1s")))  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            asyncio.run(guard.take({"headers": []}))
+def test_a_limiter_that_is_not_asynchronous_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="AsyncRateLimiter"):
+        Guard(RateLimiter(redis.Redis()), Quota("q", (1, "1s")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cost", [-1, 2**53, 1.5])

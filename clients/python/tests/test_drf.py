@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,7 @@ from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
 from redis_rl import RateLimiter, drf  # noqa: E402
+from redis_rl._away import AwayLog  # noqa: E402
 
 
 class Expensive(drf.AnonRateThrottle):
@@ -82,6 +84,11 @@ urlpatterns = [
     path("unscoped", Unscoped.as_view()),
     path("costly", Costly.as_view()),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drf, "_away", AwayLog(logging.getLogger(drf.__name__)))
 
 
 @pytest.fixture
