@@ -10,6 +10,7 @@ from redis_rl import asgi
 from redis_rl._away import AwayLog
 
 from . import servers
+from .rights import Rights
 from .servers import Server
 
 
@@ -69,4 +70,19 @@ def cluster(_cluster: list[Server]) -> list[Server]:
     for node in _cluster:
         with node.client() as client:
             client.flushall()
+            client.config_resetstat()
     return _cluster
+
+
+@pytest.fixture
+def rights(server: Server) -> Iterator[Rights]:
+    rights = Rights([server])
+    yield rights
+    rights.close()
+
+
+@pytest.fixture
+def cluster_rights(cluster: list[Server]) -> Iterator[Rights]:
+    rights = Rights(cluster)
+    yield rights
+    rights.close()
