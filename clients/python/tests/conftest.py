@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 import redis
 
+from redis_rl import asgi
+from redis_rl._away import AwayLog
+
 from . import servers
+from .rights import Rights
 from .servers import Server
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a second: what an earlier test logged is not to keep this one's back."""
+    monkeypatch.setattr(asgi, "_away", AwayLog(logging.getLogger(asgi.__name__)))
 
 
 @pytest.fixture(scope="session")
@@ -59,4 +70,19 @@ def cluster(_cluster: list[Server]) -> list[Server]:
     for node in _cluster:
         with node.client() as client:
             client.flushall()
+            client.config_resetstat()
     return _cluster
+
+
+@pytest.fixture
+def rights(server: Server) -> Iterator[Rights]:
+    rights = Rights([server])
+    yield rights
+    rights.close()
+
+
+@pytest.fixture
+def cluster_rights(cluster: list[Server]) -> Iterator[Rights]:
+    rights = Rights(cluster)
+    yield rights
+    rights.close()

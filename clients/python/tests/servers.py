@@ -37,21 +37,27 @@ class Server:
 
     def __init__(self, *settings: str, module: bool = True) -> None:
         """Retries with another port if somebody else takes the free one first."""
+        self._settings = [*settings, *(["--loadmodule", MODULE] if module else [])]
         for _ in range(5):
             self.port = _free_port()
             self._folder = tempfile.mkdtemp()
-            command = [REDIS_SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
-            command += ["--save", "", *settings, *(["--loadmodule", MODULE] if module else [])]
-            with (Path(self._folder) / "log").open("wb") as log:
-                self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent)
-            wait_for("the server to answer or to end", lambda: self._answers() or self._process.poll() is not None)
-            if self._process.poll() is None:
+            said = self._start()
+            if not said:
                 return
-            said = (Path(self._folder) / "log").read_text()
             shutil.rmtree(self._folder)
             if "Address already in use" not in said:
                 break
         raise RuntimeError(said)
+
+    def _start(self) -> str:
+        """What the server said if it ended at once."""
+        command = [REDIS_SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder, "--save", ""]
+        with (Path(self._folder) / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._settings], stdout=log, stderr=log, preexec_fn=_end_with_parent
+            )
+        wait_for("the server to answer or to end", lambda: self._answers() or self._process.poll() is not None)
+        return "" if self._process.poll() is None else (Path(self._folder) / "log").read_text()
 
     @property
     def url(self) -> str:
@@ -67,9 +73,17 @@ class Server:
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def start_again(self) -> None:
+        """After :meth:`kill`, on the same port and empty."""
+        if said := self._start():
+            raise RuntimeError(said)
+
+    def stop(self) -> None:
+        self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _answers(self) -> bool:
@@ -86,19 +100,24 @@ def cluster(*, module: bool = True) -> Iterator[list[Server]]:
         for _ in range(3):
             nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", module=module))
             stack.callback(nodes[-1].stop)
-        clients = [stack.enter_context(node.client()) for node in nodes]
-        for index, client in enumerate(clients):
-            first, last = index * _SLOTS // 3, (index + 1) * _SLOTS // 3 - 1
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
-            client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-        wait_for("the nodes to make a cluster", lambda: all(_is_complete(client) for client in clients))
+        for index, node in enumerate(nodes):
+            with node.client() as client:
+                first, last = index * _SLOTS // 3, (index + 1) * _SLOTS // 3 - 1
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+        wait_until_complete(nodes)
         yield nodes
 
 
-def _is_complete(client: redis.Redis) -> bool:
-    info = client.execute_command("CLUSTER", "INFO")
+def wait_until_complete(nodes: list[Server]) -> None:
+    wait_for("the nodes to make a cluster", lambda: all(_is_complete(node) for node in nodes))
+
+
+def _is_complete(node: Server) -> bool:
+    with node.client() as client:
+        info = client.execute_command("CLUSTER", "INFO")
     info = info if isinstance(info, dict) else dict(line.split(":") for line in info.split())
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"
+    return info["cluster_state"] == "ok" and info["cluster_slots_ok"] == "16384" and info["cluster_known_nodes"] == "3"
 
 
 def _free_port() -> int:

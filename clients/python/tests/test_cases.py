@@ -20,7 +20,9 @@ from redis_rl.http import Policy, answer
 
 from .servers import Server
 
-CASES = json.loads((Path(__file__).parents[2] / "cases.json").read_text())
+# In a clone of the repository, and in the source distribution.
+_FOLDERS = (Path(__file__).parents[2], Path(__file__).parent)
+CASES = json.loads(next(folder / "cases.json" for folder in _FOLDERS if (folder / "cases.json").exists()).read_text())
 
 
 def named(cases: list[Any]) -> Any:

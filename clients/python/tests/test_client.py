@@ -124,8 +124,7 @@ def test_every_key_finds_its_node(cluster: list[Server]) -> None:
         limiter = RateLimiter(client)
         for user in range(100):
             assert limiter.log(f"user:{user}", (5, "1h")).remaining == 4
-            rows = [(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)]
-            decision = limiter.all(rows)
+            decision = limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)])
             assert [row.remaining for row in decision.rows] == [3, 6]
             info = limiter.info(f"{{{user}}}b")
             assert info is not None

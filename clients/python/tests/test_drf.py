@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import django
@@ -14,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import http_servers
 from .http_servers import Site
-from .servers import Server
+from .servers import Server, wait_for
 
 settings.configure(
     ROOT_URLCONF=__name__,
@@ -39,6 +43,7 @@ from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
 from redis_rl import RateLimiter, drf  # noqa: E402
+from redis_rl._away import AwayLog  # noqa: E402
 
 
 class Expensive(drf.AnonRateThrottle):
@@ -82,6 +87,11 @@ urlpatterns = [
     path("unscoped", Unscoped.as_view()),
     path("costly", Costly.as_view()),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drf, "_away", AwayLog(logging.getLogger(drf.__name__)))
 
 
 @pytest.fixture
@@ -146,6 +156,44 @@ def test_any_client_that_cannot_connect_is_redis_away(
         own_server.stop()
         assert site.get("/anon").status == 200
         assert "cannot ask for the limit" in caplog.text
+
+
+def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.REDIS_RL, "URL", server.url)
+    monkeypatch.setitem(settings.REDIS_RL, "FAIL", "closed")
+    drf._limiter_of_settings.cache_clear()
+    threads = 150
+    start = threading.Barrier(threads + 1)
+    view: Any = Anon.as_view()
+
+    def request() -> int:
+        start.wait()
+        status: int = view(APIRequestFactory().get("/")).status_code
+        return status
+
+    with server.client() as raw, ThreadPoolExecutor(threads) as pool:
+        # So that all of them wait at once.
+        raw.execute_command("CLIENT", "PAUSE", 10**6, "WRITE")
+        told = [pool.submit(request) for _ in range(threads)]
+        start.wait()
+        wait_for(
+            "all to have asked or failed",
+            lambda: raw.info("clients")["blocked_clients"] + sum(map(Future.done, told)) >= threads,
+        )
+        raw.execute_command("CLIENT", "UNPAUSE")
+        assert Counter(each.result() for each in told) == {200: 2, 429: threads - 2}
+    limiter: Any = drf._limiter_of_settings()
+    limiter._client.close()
+
+
+@pytest.mark.usefixtures("rights")
+def test_an_application_needs_no_more_rights_than_its_commands(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.REDIS_RL, "URL", f"redis://app:secret@127.0.0.1:{server.port}")
+    monkeypatch.setitem(settings.REDIS_RL, "FAIL", "closed")
+    monkeypatch.setattr(drf.RedisRLThrottle, "cache_format", "limit:%(scope)s:%(ident)s")
+    for site in serve():
+        assert [site.get("/anon").status for _ in range(3)] == [200, 200, 429]
+        assert site.get("/uploads").status == 200
 
 
 def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import flask
@@ -24,7 +26,7 @@ from limits.storage import storage_from_string
 import redis_rl.limits
 
 from . import http_servers
-from .servers import Server
+from .servers import Server, wait_for
 
 STRATEGIES: dict[str, Any] = {
     "fixed-window": limits.strategies.FixedWindowRateLimiter,
@@ -275,6 +277,57 @@ def test_schemes(uri: str, kind: type, url: str) -> None:
 def test_a_cluster_without_a_port_is_refused() -> None:
     with pytest.raises(ConfigurationError):
         storage_from_string("redis-rl+cluster://host")
+
+
+@pytest.mark.parametrize("on", ["server", "cluster"])
+def test_a_burst_of_threads_passes_as_far_as_the_limit(request: pytest.FixtureRequest, on: str) -> None:
+    threads = 150
+    storage = request.getfixturevalue("storage" if on == "server" else "cluster_storage")
+    servers = request.getfixturevalue("cluster") if on == "cluster" else [request.getfixturevalue("server")]
+    limiter = STRATEGIES["moving-window"](storage)
+    start = threading.Barrier(threads + 1)
+
+    def hit() -> bool:
+        start.wait()
+        allowed: bool = limiter.hit(YEARLY, "k")
+        return allowed
+
+    with contextlib.ExitStack() as stack:
+        raw = [stack.enter_context(server.client()) for server in servers]
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        # So that all of them wait at once.
+        for client in raw:
+            client.execute_command("CLIENT", "PAUSE", 10**6, "WRITE")
+        told = [pool.submit(hit) for _ in range(threads)]
+        start.wait()
+
+        def waiting() -> int:
+            return sum(client.info("clients")["blocked_clients"] for client in raw) + sum(map(Future.done, told))
+
+        wait_for("all to have asked or failed", lambda: waiting() >= threads)
+        for client in raw:
+            client.execute_command("CLIENT", "UNPAUSE")
+        assert sum(each.result() for each in told) == 10
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("on", ["server", "cluster"])
+def test_a_burst_of_tasks_passes_as_far_as_the_limit(request: pytest.FixtureRequest, on: str, name: str) -> None:
+    if on == "server":
+        uri = f"async+redis-rl://127.0.0.1:{request.getfixturevalue('server').port}"
+    else:
+        uri = f"async+redis-rl+cluster://127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
+
+    async def burst() -> list[bool]:
+        storage: Any = storage_from_string(uri)
+        limiter = ASYNC_STRATEGIES[name](storage)
+        told = await asyncio.gather(*(limiter.hit(YEARLY, "k") for _ in range(500)))
+        stats = await asyncio.gather(*(limiter.get_window_stats(YEARLY, "k") for _ in range(500)))
+        assert {each.remaining for each in stats} == {0}
+        await storage.bridge.storage.aclose()
+        return told
+
+    assert sum(asyncio.run(burst())) == 10
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

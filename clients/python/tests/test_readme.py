@@ -34,3 +34,7 @@ def test_the_code_prints_what_the_readme_says(server: Server) -> None:
 def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
     lines = README.splitlines()
     assert lines.index("```text") < 24
+
+
+def test_every_link_leads_somewhere_from_a_package_index_too() -> None:
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith("https://")] == []

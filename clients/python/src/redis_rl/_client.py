@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Protocol
 
 from redis import Redis, RedisCluster
@@ -14,7 +14,8 @@ from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 
 from . import _wire
-from ._wire import Decision, Info, Key, Tier, Verdict, Window
+from ._batching import Batches
+from ._wire import Algorithm, Decision, Info, Key, Tier, Verdict, Window
 
 
 class Client(Protocol):
@@ -74,7 +75,7 @@ class RateLimiter:
 
     def all(
         self,
-        rows: Iterable[tuple[Key, str, int, Window, int]],
+        rows: Iterable[tuple[Key, Algorithm, int, Window, int]],
         *,
         force: bool = False,
         at: int | None = None,
@@ -100,11 +101,12 @@ class AsyncRateLimiter:
             raise TypeError("RateLimiter is for this client")
         if isinstance(client, AsyncPipeline | AsyncClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
-        self._client = client
+        self._batches = Batches.of(client)
 
-    async def _call(self, words: Iterable[Key | int]) -> Any:
+    async def _call(self, words: Sequence[Key | int], timeout: float | None = None) -> Any:
         try:
-            return await self._client.execute_command(*words)
+            # RL.ALL without rows has no key, which the server says.
+            return await self._batches.call(words[1] if len(words) > 1 else "", words, timeout)
         except Exception as error:
             if _wire.is_unknown_command(error):
                 raise type(error)(_wire.NOT_LOADED) from error
@@ -130,7 +132,7 @@ class AsyncRateLimiter:
 
     async def all(
         self,
-        rows: Iterable[tuple[Key, str, int, Window, int]],
+        rows: Iterable[tuple[Key, Algorithm, int, Window, int]],
         *,
         force: bool = False,
         at: int | None = None,

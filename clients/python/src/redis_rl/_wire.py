@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Key: TypeAlias = str | bytes
-#: A text such as ``"10s"`` (``ms``, ``s``, ``m``, ``h`` or ``d``), a whole number of seconds, or a timedelta.
 Window: TypeAlias = str | int | timedelta
-#: A limit and its window: ``(5, "10s")``.
+"""A text such as ``"10s"`` (``ms``, ``s``, ``m``, ``h`` or ``d``), a whole number of seconds, or a timedelta."""
 Tier: TypeAlias = tuple[int, Window]
+"""A limit and its window: ``(5, "10s")``."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -46,13 +46,13 @@ class Verdict:
 
     limited: bool
     limit: int
-    #: Units left after this request, never negative. For a peek, now.
     remaining: int
-    #: Wait after which this same request is allowed if no other comes: exact, a millisecond less is too early.
-    #: None if it was allowed, and if no wait can help because it costs more than the limit.
+    """Units left after this request, never negative. For a peek, now."""
     retry_after: timedelta | None
-    #: Wait until the whole limit is available again if no other request comes. Zero if it is now.
+    """Wait after which this same request is allowed if no other comes: exact, a millisecond less is too early.
+    None if it was allowed, and if no wait can help because it costs more than the limit."""
     reset_after: timedelta
+    """Wait until the whole limit is available again if no other request comes. Zero if it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class Decision:
     """What a request over several rows was told: all of them allow it, or nothing was counted in any."""
 
     limited: bool
-    #: Wait after which all rows allow this same request. None if it was allowed, and if no wait can help.
     retry_after: timedelta | None
-    #: The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later.
+    """Wait after which all rows allow this same request. None if it was allowed, and if no wait can help."""
     at: int
-    #: The verdict of each row, in the order given. ``limited`` says whether this row refuses.
+    """The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later."""
     rows: tuple[Verdict, ...]
+    """The verdict of each row, in the order given. ``limited`` says whether this row refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class WindowInfo:
 
     window: timedelta
     used: int
-    #: Wait until nothing counts any more if no other request comes.
     reset_after: timedelta
-    #: Of a sliding window: units of this window, before any of them fade.
+    """Wait until nothing counts any more if no other request comes."""
     current: int | None = None
-    #: Of a sliding window: units of the window before, of which a share still counts.
+    """Of a sliding window: units of this window, before any of them fade."""
     previous: int | None = None
+    """Of a sliding window: units of the window before, of which a share still counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class Info:
     """What is counted in a key."""
 
     algorithm: Algorithm
-    #: Each live window, shortest first. A log has one, its longest.
     windows: tuple[WindowInfo, ...]
-    #: Of a log: the distinct timestamps that it holds.
+    """Each live window, shortest first. A log has one, its longest."""
     entries: int | None = None
+    """Of a log: the distinct timestamps that it holds."""
 
 
 def take(command: str, key: Key, tiers: Iterable[Tier], cost: int, force: bool, at: int | None) -> list[Key | int]:
@@ -103,7 +103,7 @@ def take(command: str, key: Key, tiers: Iterable[Tier], cost: int, force: bool, 
     return words + _options(force, at)
 
 
-def take_all(rows: Iterable[tuple[Key, str, int, Window, int]], force: bool, at: int | None) -> list[Key | int]:
+def take_all(rows: Iterable[tuple[Key, Algorithm, int, Window, int]], force: bool, at: int | None) -> list[Key | int]:
     """RL.ALL."""
     words: list[Key | int] = ["RL.ALL"]
     for key, algorithm, limit, window, cost in rows:

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias
 
-from . import http
+from . import _wire, http
+from ._away import AwayLog
 from ._client import AsyncRateLimiter
 from ._wire import Decision, Row
 from .http import Answer, Quota
@@ -25,7 +26,10 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_log = logging.getLogger(__name__)
+# A status of websockets.
+_TRY_AGAIN_LATER = 1013
+
+_away = AwayLog(logging.getLogger(__name__))
 
 
 def client_address(proxies: int = 0) -> Callable[[Scope], str]:
@@ -59,9 +63,10 @@ def _network(address: str) -> str:
 class Guard:
     """A quota, whose it is, and what happens while Redis is away. For middleware, and for handlers to ask by hand.
 
-    ``client`` names whom a request counts for. ``timeout`` is in seconds. Redis is away if there is no connection,
-    no answer in time, or an error as the answer; each is logged. Then requests pass without limits if ``fail`` is
-    "open", and are answered 503 if it is "closed".
+    ``client`` names whom a request counts for. Redis is away if there is no connection, no answer in time, or an error
+    as the answer. Then requests pass without limits if ``fail`` is "open", and are answered 503 if it is "closed"; a
+    warning is logged, at most one a second. ``timeout`` is in seconds in which Redis could answer: while this process
+    is busy with something else, they do not count.
 
     Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
     """
@@ -78,6 +83,8 @@ class Guard:
         """Counts for the network address unless ``client`` says otherwise."""
         if fail not in ("open", "closed"):
             raise ValueError("fail is open or closed: whether requests pass while Redis is away")
+        if not isinstance(limiter, AsyncRateLimiter):
+            raise TypeError(f"a Guard asks an AsyncRateLimiter: {limiter!r}")
         self.quota = quota
         self._limiter = limiter
         self._client = client or client_address()
@@ -95,15 +102,18 @@ class Guard:
 
     async def _decide(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision | None:
         try:
-            return await asyncio.wait_for(self._limiter.all(rows, force=force, at=at), self._timeout)
+            reply = await self._limiter._call(_wire.take_all(rows, force, at), self._timeout)
         except asyncio.TimeoutError:
-            _log.warning("cannot ask for the limit: no answer in time")
+            _away.failed("no answer in time")
         except (TypeError, ValueError):
-            # A mistake of the application: a limiter that is not asynchronous, or a name that cannot be sent.
+            # A mistake of the application: a name that cannot be sent.
             raise
         except Exception as error:
             # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
-            _log.warning("cannot ask for the limit: %s", str(error) or repr(error))
+            _away.failed(str(error) or repr(error))
+        else:
+            _away.worked()
+            return _wire.decision(reply)
         return None
 
 
@@ -134,7 +144,7 @@ class Taken:
 
 
 class RateLimit:
-    """Middleware: a request takes ``cost`` units or is refused."""
+    """Middleware: a request takes ``cost`` units or is refused. So does the handshake of a websocket."""
 
     def __init__(self, app: App, guard: Guard, cost: int | Callable[[Scope], int] = 1) -> None:
         """``cost`` is a number, or a function of the scope."""
@@ -143,20 +153,33 @@ class RateLimit:
         self._cost = cost
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Anything but an HTTP request passes."""
-        if scope["type"] != "http":
+        """Anything but a request passes, and so do the messages of a websocket."""
+        first = {"http": "http.response.start", "websocket": "websocket.accept"}.get(scope["type"])
+        if first is None:
             return await self.app(scope, receive, send)
         taken = await self._guard.take(scope, self._cost(scope) if callable(self._cost) else self._cost)
         fields = [(name.lower().encode(), value.encode()) for name, value in taken.answer.fields.items()]
         if taken.refused:
-            body = taken.answer.body
-            fields.append((b"content-length", str(len(body)).encode()))
-            await send({"type": "http.response.start", "status": taken.answer.status, "headers": fields})
-            return await send({"type": "http.response.body", "body": body})
+            return await _refuse(scope, receive, send, taken.answer, fields)
 
         async def send_with_fields(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == first:
                 message = {**message, "headers": [*message.get("headers", ()), *fields]}
             await send(message)
 
         return await self.app(scope, receive, send_with_fields)
+
+
+async def _refuse(
+    scope: Scope, receive: Receive, send: Send, answer: Answer, fields: list[tuple[bytes, bytes]]
+) -> None:
+    response = "http.response"
+    if scope["type"] == "websocket":
+        await receive()  # that a client wants to connect
+        response = "websocket.http.response"
+        if response not in scope.get("extensions", {}):
+            # The server can say no more than 403.
+            return await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+    fields.append((b"content-length", str(len(answer.body)).encode()))
+    await send({"type": f"{response}.start", "status": answer.status, "headers": fields})
+    return await send({"type": f"{response}.body", "body": answer.body})

@@ -28,6 +28,7 @@ from rest_framework import throttling
 from rest_framework.exceptions import APIException
 
 from . import http
+from ._away import AwayLog
 from ._client import RateLimiter
 from ._wire import Algorithm, Tier
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["AnonRateThrottle", "RedisRLThrottle", "ScopedRateThrottle", "Unavailable", "UserRateThrottle"]
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_log = logging.getLogger(__name__)
+_away = AwayLog(logging.getLogger(__name__))
 
 
 class Unavailable(APIException):
@@ -54,8 +55,8 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
 
     cache_format = "throttle:%(scope)s:%(ident)s"
     algorithm: Algorithm = "log"
-    #: Counts for these throttles; by default as settings.REDIS_RL says.
     limiter: RateLimiter | None = None
+    """Counts for these throttles; by default as settings.REDIS_RL says."""
     _retry_after: timedelta | None = None
 
     def get_cost(self, request: Request, view: APIView) -> int:
@@ -94,10 +95,11 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             raise
         except Exception as error:
             # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
-            _log.warning("cannot ask for the limit: %s", str(error) or repr(error))
+            _away.failed(str(error) or repr(error))
             if _settings()["FAIL"] == "closed":
                 raise Unavailable from error
             return True
+        _away.worked()
         self._retry_after = verdict.retry_after
         return not verdict.limited
 
@@ -133,6 +135,8 @@ def _limiter_of_settings() -> RateLimiter:
             values["URL"],
             socket_connect_timeout=values["TIMEOUT"],
             socket_timeout=values["TIMEOUT"],
+            # A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
+            max_connections=2**31,
             # A command that is sent again might count twice.
             retry=Retry(NoBackoff(), 0),
         )

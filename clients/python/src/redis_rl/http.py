@@ -18,7 +18,7 @@ __all__ = ["Answer", "Policy", "Quota", "answer", "away", "standing"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-#: The largest integer of a structured field.
+# The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
 _LONGEST = timedelta(days=3650)
@@ -33,10 +33,10 @@ class Policy:
     name: str
     limit: int
     window: timedelta
-    #: What is counted. None for requests, the draft's default.
     unit: str | None = None
-    #: The item of RateLimit-Policy.
+    """What is counted. None for requests, the draft's default."""
     item: str = field(init=False, repr=False, compare=False)
+    """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
         """Refuses what the header field cannot say."""
@@ -95,11 +95,11 @@ class Quota:
 class Answer:
     """What to tell the client. The fields are for the answer of the application too, if the request is allowed."""
 
-    #: 200: go on. 429: try again after Retry-After. 403: it costs more than a limit. 503: see :func:`away`.
     status: int
+    """200: go on. 429: try again after Retry-After. 403: it costs more than a limit. 503: see :func:`away`."""
     fields: Mapping[str, str]
-    #: Problem details as JSON; empty if the request is allowed.
     body: bytes = b""
+    """Problem details as JSON; empty if the request is allowed."""
 
     @property
     def refused(self) -> bool:

@@ -11,7 +11,7 @@ library's own counter: its window starts with the first hit, where those of RL.F
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from functools import cached_property
 from typing import Any
 
 import redis.exceptions
@@ -20,8 +20,12 @@ from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
 
 from . import _wire
+from ._batching import Batches
 
 __all__ = ["AsyncRedisRLClusterStorage", "AsyncRedisRLStorage", "RedisRLClusterStorage", "RedisRLStorage"]
+
+# A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
+_POOL = {"max_connections": 2**31}
 
 # The library's reset time is when the next unit frees: what a request of one more than remain waits for.
 _PEEK_NEXT = """
@@ -45,6 +49,25 @@ def _sliding(key: str) -> str:
 
 def _take(command: str, key: str, limit: int, expiry: int, amount: int = 1) -> list[_wire.Key | int]:
     return _wire.take(command, key, [(limit, expiry)], amount, False, None)
+
+
+def _give_back_all(command: str, key: str, window: _wire.Window) -> list[_wire.Key | int]:
+    """Forgets what is counted, by a command that whoever counts may use, where DEL may be kept from applications."""
+    return _wire.take(command, key, [(1, window)], -(2**53 - 1), False, None)
+
+
+def _peek(key: str, limit: int, expiry: int, cost: int = 1) -> list[_wire.Key | int]:
+    return _take("RL.PEEK", key, limit, expiry, cost)
+
+
+def _cost_of_next(reply: list[int]) -> int | None:
+    """What to peek for to learn when the next unit frees, if a first peek has not told. As in _PEEK_NEXT."""
+    limited, limit, remaining, *_ = reply
+    return None if limited or remaining == limit else remaining + 1
+
+
+def _is_other_type(error: redis.exceptions.ResponseError) -> bool:
+    return str(error).startswith("WRONGTYPE")
 
 
 def _is_allowed(reply: list[int]) -> bool:
@@ -92,6 +115,8 @@ class _Windows(TimestampedSlidingWindow):
     key_prefix: str
     lua_incr_expire: Any
     storage: Any
+    # Unless an ACL rule says no.
+    _may_run_scripts = True
 
     def _call(self, *words: _wire.Key | int) -> Any:
         return self.storage.execute_command(*words)
@@ -114,7 +139,15 @@ class _Windows(TimestampedSlidingWindow):
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """When the oldest unit in the moving window was taken, and how many there are."""
-        reply = self._call("EVAL", _PEEK_NEXT, 1, self.prefixed_key(_log(key)), limit, expiry)
+        name = self.prefixed_key(_log(key))
+        if self._may_run_scripts:
+            try:
+                return _moving_window(self._call("EVAL", _PEEK_NEXT, 1, name, limit, expiry), limit, expiry)
+            except redis.exceptions.NoPermissionError:
+                self._may_run_scripts = False
+        reply = self._call(*_peek(name, limit, expiry))
+        if cost := _cost_of_next(reply):
+            reply = self._call(*_peek(name, limit, expiry, cost))
         return _moving_window(reply, limit, expiry)
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -127,16 +160,23 @@ class _Windows(TimestampedSlidingWindow):
 
     def clear(self, key: str) -> None:
         """Forgets a fixed or a moving window."""
-        self.storage.delete(self.prefixed_key(key), self.prefixed_key(_log(key)))
+        self._call(*_give_back_all("RL.LOG", self.prefixed_key(_log(key)), "3650d"))
+        try:
+            self._call(*_peek(self.prefixed_key(key), 1, 1))
+        except redis.exceptions.ResponseError as error:
+            if not _is_other_type(error):
+                raise
+            # A fixed window.
+            self._call("DEL", self.prefixed_key(key))
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
         """Forgets a sliding window."""
-        self.storage.delete(self.prefixed_key(_sliding(key)))
+        self._call(*_give_back_all("RL.SLIDING", self.prefixed_key(_sliding(key)), expiry))
 
     def check(self) -> bool:
         """Whether a server with the module answers."""
         try:
-            self._call("RL.INFO", self.prefixed_key(""))
+            self._call(*_peek(self.prefixed_key(""), 1, 1))
         except Exception:
             return False
         return True
@@ -149,7 +189,7 @@ class RedisRLStorage(_Windows, sync.RedisStorage):
 
     def __init__(self, uri: str, **options: Any) -> None:
         """Takes the keyword arguments of the library's RedisStorage."""
-        super().__init__(_redis_uri(uri), **options)
+        super().__init__(_redis_uri(uri), **{**_POOL, **options})
 
 
 class RedisRLClusterStorage(_Windows, sync.RedisClusterStorage):
@@ -159,16 +199,23 @@ class RedisRLClusterStorage(_Windows, sync.RedisClusterStorage):
 
     def __init__(self, uri: str, **options: Any) -> None:
         """Takes the keyword arguments of the library's RedisClusterStorage."""
-        super().__init__(_redis_uri(uri), **options)
+        super().__init__(_redis_uri(uri), **{**_POOL, **options})
 
 
 class _AsyncWindows(TimestampedSlidingWindow):
     """The same for ``limits.aio``."""
 
     bridge: Any
+    _may_run_scripts = True
 
-    def _call(self, *words: _wire.Key | int) -> Awaitable[Any]:
-        return self.bridge.get_connection().execute_command(*words)  # type: ignore[no-any-return]
+    @cached_property
+    def _batches(self) -> Batches:
+        return Batches.of(self.bridge.get_connection())
+
+    async def _call(self, *words: _wire.Key | int) -> Any:
+        # A script's key stands behind its text and the number of keys.
+        key = words[3 if words[0] in ("EVAL", "EVALSHA") else 1]
+        return await self._batches.call(key, words)
 
     def prefixed_key(self, key: str) -> str:
         """The name on the server."""
@@ -182,13 +229,29 @@ class _AsyncWindows(TimestampedSlidingWindow):
         except redis.exceptions.NoScriptError:
             return int(await self._call("EVAL", script.script, *words))
 
+    async def get(self, key: str) -> int:
+        """The count of a fixed window."""
+        return int(await self._call("GET", self.prefixed_key(key)) or 0)
+
+    async def get_expiry(self, key: str) -> float:
+        """When a fixed window ends."""
+        return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
+
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Takes units from a moving window, exactly, if they fit."""
         return _is_allowed(await self._call(*_take("RL.LOG", self.prefixed_key(_log(key)), limit, expiry, amount)))
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """When the oldest unit in the moving window was taken, and how many there are."""
-        reply = await self._call("EVAL", _PEEK_NEXT, 1, self.prefixed_key(_log(key)), limit, expiry)
+        name = self.prefixed_key(_log(key))
+        if self._may_run_scripts:
+            try:
+                return _moving_window(await self._call("EVAL", _PEEK_NEXT, 1, name, limit, expiry), limit, expiry)
+            except redis.exceptions.NoPermissionError:
+                self._may_run_scripts = False
+        reply = await self._call(*_peek(name, limit, expiry))
+        if cost := _cost_of_next(reply):
+            reply = await self._call(*_peek(name, limit, expiry, cost))
         return _moving_window(reply, limit, expiry)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -202,16 +265,23 @@ class _AsyncWindows(TimestampedSlidingWindow):
 
     async def clear(self, key: str) -> None:
         """Forgets a fixed or a moving window."""
-        await self.bridge.get_connection().delete(self.prefixed_key(key), self.prefixed_key(_log(key)))
+        await self._call(*_give_back_all("RL.LOG", self.prefixed_key(_log(key)), "3650d"))
+        try:
+            await self._call(*_peek(self.prefixed_key(key), 1, 1))
+        except redis.exceptions.ResponseError as error:
+            if not _is_other_type(error):
+                raise
+            # A fixed window.
+            await self._call("DEL", self.prefixed_key(key))
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
         """Forgets a sliding window."""
-        await self.bridge.get_connection().delete(self.prefixed_key(_sliding(key)))
+        await self._call(*_give_back_all("RL.SLIDING", self.prefixed_key(_sliding(key)), expiry))
 
     async def check(self) -> bool:
         """Whether a server with the module answers."""
         try:
-            await self._call("RL.INFO", self.prefixed_key(""))
+            await self._call(*_peek(self.prefixed_key(""), 1, 1))
         except Exception:
             return False
         return True

@@ -1,0 +1,73 @@
+"""Commands that wait go together: those of one turn of the event loop, and those that come while replies are awaited.
+
+They leave in one write on one connection. So a burst needs no more connections than a single request, and none of it
+fails because a pool is empty. On a cluster this holds for each node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from .cluster import ClusterLane
+from .lane import Call, EachAlone, Lane, Loop, Word
+from .server import ServerLane
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """Sends commands through one client, for any number of limiters, event loops and threads."""
+
+    _shared: ClassVar[WeakValueDictionary[int, Batches]] = WeakValueDictionary()
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._library = _library(client)
+        self._encoder = client.get_encoder() if self._library else None
+        self._lanes: dict[Loop, Lane] = {}
+
+    @classmethod
+    def of(cls, client: Any) -> Batches:
+        """The one of this client: an application may make a limiter for each request."""
+        batches = cls._shared.get(id(client))
+        if batches is None:
+            batches = cls._shared[id(client)] = cls(client)
+        return batches
+
+    def call(self, key: Word, words: Sequence[Word], timeout: float | None = None) -> asyncio.Future[Any]:
+        """The reply to a command. Its key says which node it is for; ``timeout`` is in seconds of the server's time."""
+        if self._encoder:
+            # What cannot be sent is an error of this command alone.
+            words = [words[0], *map(self._encoder.encode, words[1:])]
+        loop = asyncio.get_running_loop()
+        call = Call(key, words, loop.create_future())
+        lane = self._lanes.get(loop) or self._new_lane(loop)
+        lane.put(call)
+        if timeout is not None:
+            lane.end_after(timeout, call)
+        return call.reply
+
+    def _new_lane(self, loop: Loop) -> Lane:
+        for other in list(self._lanes):
+            if other.is_closed():
+                self._lanes.pop(other, None)
+        lane: Lane
+        if self._library and hasattr(self._client, "get_node_from_key"):
+            lane = ClusterLane(self._client, loop, import_module(f"{self._library}.exceptions"))
+        elif self._library and hasattr(self._client, "connection_pool"):
+            lane = ServerLane(self._client, loop)
+        else:
+            lane = EachAlone(self._client, loop)
+        self._lanes[loop] = lane
+        return lane
+
+
+def _library(client: Any) -> str | None:
+    """The library of this client, redis or valkey, if the client sends commands as the library does."""
+    owner = next((kind for kind in type(client).__mro__ if "execute_command" in vars(kind)), object)
+    library = owner.__module__.partition(".")[0]
+    return library if library in ("redis", "valkey") and hasattr(client, "get_encoder") else None

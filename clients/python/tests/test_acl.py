@@ -1,0 +1,166 @@
+"""Every adapter as the user that docs/operations.md gives to an application, with no more than the README names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import limits
+import limits.aio.strategies
+import limits.strategies
+import pytest
+import redis
+import redis.asyncio
+from limits.storage import storage_from_string
+
+import redis_rl.limits  # noqa: F401 - registers the schemes
+from redis_rl import AsyncRateLimiter, RateLimiter
+from redis_rl.asgi import Guard, Quota
+
+from .rights import APP, ON_A_CLUSTER, Rights
+from .servers import Server
+
+OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
+README = (Path(__file__).parents[1] / "README.md").read_text()
+YEARLY = limits.parse("10 per year")
+LOGIN: Any = {"username": "app", "password": "secret"}
+
+
+def needs(strategy: str) -> list[str]:
+    """The rights that the README names for a strategy beyond those."""
+    [row] = re.findall(rf"^\| `{strategy}` \|.*$", README.partition("ACL")[2], re.MULTILINE)
+    return re.findall(r"\+[a-z.]+", row)
+
+
+@pytest.mark.skipif(not OPERATIONS.exists(), reason="not in a clone of the repository")
+def test_this_is_the_user_of_the_operations_page() -> None:
+    text = OPERATIONS.read_text()
+    assert f"ACL SETUSER {APP}\n" in text
+    assert f"`{ON_A_CLUSTER}`" in text
+
+
+@pytest.mark.usefixtures("rights")
+def test_a_limiter(server: Server) -> None:
+    with redis.Redis(port=server.port, **LOGIN) as client:
+        limiter = RateLimiter(client)
+        assert limiter.fixed("limit:1", (5, "1h")).remaining == 4
+        assert limiter.sliding("limit:2", (5, "1h")).remaining == 4
+        assert limiter.log("limit:3", (5, "1h")).remaining == 4
+        assert limiter.peek("limit:3", (5, "1h")).remaining == 4
+        assert not limiter.all([("limit:3", "log", 5, "1h", 1)]).limited
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            limiter.info("limit:3")
+
+
+@pytest.mark.usefixtures("rights")
+def test_a_limiter_on_a_cluster(cluster: list[Server], cluster_rights: Rights) -> None:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port, **LOGIN) as client:
+        assert RateLimiter(client).log("limit:3", (5, "1h")).remaining == 4
+
+
+@contextlib.asynccontextmanager
+async def guard_of(client: Any) -> AsyncIterator[Guard]:
+    quota = Quota("limit:requests", (2, "1h"))
+    yield Guard(AsyncRateLimiter(client), quota, client=lambda scope: "me", fail="closed", timeout=60)
+    await client.aclose()
+
+
+async def take_and_settle(client: Any) -> None:
+    async with guard_of(client) as guard:
+        told = await asyncio.gather(*(guard.take({}) for _ in range(3)))
+        assert [taken.answer.status for taken in told] == [200, 200, 429]
+        assert "r=1;" in (await told[0].settle(0))["RateLimit"]
+
+
+@pytest.mark.usefixtures("rights")
+def test_a_guard(server: Server) -> None:
+    asyncio.run(take_and_settle(redis.asyncio.Redis(port=server.port, **LOGIN)))
+
+
+@pytest.mark.usefixtures("cluster_rights")
+def test_a_guard_on_a_cluster(cluster: list[Server]) -> None:
+    asyncio.run(take_and_settle(redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port, **LOGIN)))
+
+
+class Strategies:
+    """The strategies on a storage of the library, each call of a coroutine awaited."""
+
+    def __init__(self, uri: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._asynchronous = uri.startswith("async")
+        self.storage: Any = self._loop.run_until_complete(self._make(uri))
+
+    async def _make(self, uri: str) -> Any:
+        return storage_from_string(uri, key_prefix="limit")
+
+    def __call__(self, name: str) -> Callable[..., Any]:
+        kinds: Any = limits.aio.strategies.STRATEGIES if self._asynchronous else limits.strategies.STRATEGIES
+        strategy = kinds[name](self.storage)
+        return lambda method, *args, **options: self.wait_for(getattr(strategy, method)(*args, **options))
+
+    def wait_for(self, result: Any) -> Any:
+        return self._loop.run_until_complete(result) if asyncio.iscoroutine(result) else result
+
+    def close(self) -> None:
+        if self._asynchronous:
+            self.wait_for(self.storage.bridge.storage.aclose())
+        else:
+            self.storage.storage.close()
+        self._loop.close()
+
+
+@pytest.fixture(params=["redis-rl", "async+redis-rl", "redis-rl+cluster", "async+redis-rl+cluster"])
+def strategies(request: pytest.FixtureRequest) -> Iterator[tuple[Strategies, Rights]]:
+    on_cluster = "cluster" in request.param
+    rights = request.getfixturevalue("cluster_rights" if on_cluster else "rights")
+    server = request.getfixturevalue("cluster")[0] if on_cluster else request.getfixturevalue("server")
+    strategies = Strategies(f"{request.param}://app:secret@127.0.0.1:{server.port}")
+    yield strategies, rights
+    strategies.close()
+
+
+@pytest.mark.parametrize("name", ["fixed-window", "moving-window", "sliding-window-counter"])
+def test_a_strategy_of_the_limits_library(strategies: tuple[Strategies, Rights], name: str) -> None:
+    made, rights = strategies
+    rights.give(*needs(name))
+    limiter = made(name)
+    assert made.wait_for(made.storage.check())
+    assert limiter("get_window_stats", YEARLY, "k").remaining == 10
+    assert limiter("hit", YEARLY, "k", cost=7)
+    assert limiter("test", YEARLY, "k", cost=3)
+    assert not limiter("test", YEARLY, "k", cost=4)
+    assert limiter("get_window_stats", YEARLY, "k").remaining == 3
+    assert limiter("hit", YEARLY, "k", cost=3)
+    assert not limiter("hit", YEARLY, "k")
+    assert limiter("get_window_stats", YEARLY, "k").remaining == 0
+    limiter("clear", YEARLY, "k")
+    assert limiter("get_window_stats", YEARLY, "k").remaining == 10
+
+
+def test_a_moving_window_tells_the_same_with_and_without_scripts(strategies: tuple[Strategies, Rights]) -> None:
+    made, rights = strategies
+    limiter = made("moving-window")
+    for cost in (0, 3, 7):
+        limiter("hit", YEARLY, "k", cost=cost)
+        rights.give("+eval")
+        made.storage._may_run_scripts = True
+        with_scripts = limiter("get_window_stats", YEARLY, "k")
+        assert made.storage._may_run_scripts
+        rights.give("-eval")
+        without = limiter("get_window_stats", YEARLY, "k")
+        assert not made.storage._may_run_scripts
+        assert without.remaining == with_scripts.remaining
+        assert without.reset_time == pytest.approx(with_scripts.reset_time, abs=30)
+
+
+def test_a_fixed_window_that_cannot_be_cleared_says_so(strategies: tuple[Strategies, Rights]) -> None:
+    made, rights = strategies
+    rights.give(*needs("fixed-window"), "-del")
+    limiter = made("fixed-window")
+    limiter("hit", YEARLY, "k")
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        limiter("clear", YEARLY, "k")
