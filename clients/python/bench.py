@@ -1,15 +1,19 @@
-"""Measures decisions through the adapters beside the `limits` library's own Redis storage, as the table of README.md.
+"""Measures decisions through the adapters, as the tables of README.md.
 
     python bench.py redis://127.0.0.1:6379
 
-Both sides use redis-py with the same settings on the same server, which is emptied. One process takes one decision at a
-time, for clients in a fixed random order. The two sides take turns in short rounds, so that what else the machine does
-falls on both; the rate is that of the median round, and the 99th percentile is over all decisions.
+First beside the `limits` library's own Redis storage. Both sides use redis-py with the same settings on the same
+server, which is emptied. One process takes one decision at a time, for clients in a fixed random order. The two sides
+take turns in short rounds, so that what else the machine does falls on both; the rate is that of the median round, and
+the 99th percentile is over all decisions.
+
+Then a `Guard` with its default settings: requests at once, and how long requests wait for a server that is paused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import statistics
 import sys
@@ -21,9 +25,11 @@ import limits
 import limits.aio.strategies
 import limits.strategies
 import redis
+import redis.asyncio
 from limits.storage import storage_from_string
 
 import redis_rl.limits
+from redis_rl import asgi
 
 ROUNDS = 400
 DECISIONS = 50
@@ -34,7 +40,11 @@ SIDES = ("redis", "redis-rl")
 
 STRATEGIES = ("fixed-window", "moving-window", "sliding-window-counter")
 
-#: Takes a decision for each of these clients, one after the other, and returns the seconds that each took.
+BURSTS = (20, 200, 1_000, 10_000)
+BURST_ROUNDS = 9
+GUARD_LIMIT = 5
+
+# Takes a decision for each of these clients, one after the other, and returns the seconds that each took.
 Round = Callable[[list[str]], list[float]]
 
 
@@ -59,6 +69,42 @@ def main(url: str) -> None:
             f"| {ratio:.2f} x |",
             flush=True,
         )
+    logging.disable()
+    print(f"\n| requests at once, limit {GUARD_LIMIT} | passed | all told, warm | cold | paused, timeout 100 ms |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for requests in BURSTS:
+        bursts = [asyncio.run(burst(url, requests)) for _ in range(BURST_ROUNDS)]
+        warm, cold, away = (statistics.median(each[index] for each in bursts) * 1000 for index in range(3))
+        passed = " or ".join(str(number) for number in sorted({each.passed for each in bursts}))
+        print(f"| {requests:,} | {passed} | {warm:,.0f} ms | {cold:,.0f} ms | {away:,.0f} ms |", flush=True)
+
+
+class Burst(NamedTuple):
+    warm: float
+    cold: float
+    away: float
+    passed: int
+
+
+async def burst(url: str, requests: int) -> Burst:
+    client = redis.asyncio.Redis.from_url(url)
+    quota = asgi.Quota("requests", (GUARD_LIMIT, "1h"))
+    guard = asgi.Guard(redis_rl.AsyncRateLimiter(client), quota, client=lambda scope: str(scope["client"]))
+
+    async def take(address: str) -> tuple[float, int]:
+        start = time.perf_counter()
+        taken = await asyncio.gather(*(guard.take({"client": address}) for _ in range(requests)))
+        return time.perf_counter() - start, sum(not each.refused for each in taken)
+
+    with redis.Redis.from_url(url) as raw:
+        raw.flushall()
+        cold, passed = await take("cold")
+        warm, _ = await take("warm")
+        raw.execute_command("CLIENT", "PAUSE", 10**6, "WRITE")
+        away, _ = await take("away")
+        raw.execute_command("CLIENT", "UNPAUSE")
+    await client.aclose()
+    return Burst(warm, cold, away, passed)
 
 
 def rows(url: str) -> Iterator[tuple[str, list[Round]]]:
@@ -80,6 +126,7 @@ def rows(url: str) -> Iterator[tuple[str, list[Round]]]:
         async_strategy: Any = limits.aio.strategies.STRATEGIES[name]
         sides = [hit(async_strategy(storage), f"async {name}") for storage in async_storages]
         yield f"{name}, `hit`, async", [one_by_one_async(loop, decide) for decide in sides]
+        yield f"{name}, `hit`, async, {DECISIONS} at once", [at_once_async(loop, decide) for decide in sides]
 
 
 def hit(limiter: Any, name: str) -> Callable[[str], Any]:
@@ -148,6 +195,17 @@ def one_by_one_async(loop: asyncio.AbstractEventLoop, decide: Callable[[str], An
             await decide(client)
             times.append(time.perf_counter() - start)
         return times
+
+    return lambda clients: loop.run_until_complete(run(clients))
+
+
+def at_once_async(loop: asyncio.AbstractEventLoop, decide: Callable[[str], Any]) -> Round:
+    """Each is said to take its share of the time that all take."""
+
+    async def run(clients: list[str]) -> list[float]:
+        start = time.perf_counter()
+        await asyncio.gather(*(decide(client) for client in clients))
+        return [(time.perf_counter() - start) / len(clients)] * len(clients)
 
     return lambda clients: loop.run_until_complete(run(clients))
 

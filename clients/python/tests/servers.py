@@ -63,6 +63,10 @@ class Server:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
+    def keys(self) -> list[str]:
+        with self.client() as client:
+            return sorted(client.keys())
+
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, decode_responses=True)
 
@@ -93,31 +97,42 @@ class Server:
 
 
 @contextlib.contextmanager
-def cluster(*, module: bool = True) -> Iterator[list[Server]]:
-    """Three masters."""
+def cluster(*, module: bool = True, replica: bool = False) -> Iterator[list[Server]]:
+    """Three masters, and perhaps a replica of the first, which soon takes over when that is gone."""
     with contextlib.ExitStack() as stack:
         nodes = []
-        for _ in range(3):
-            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", module=module))
+        timeout = "1000" if replica else "5000"
+        for _ in range(4 if replica else 3):
+            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", timeout, module=module))
             stack.callback(nodes[-1].stop)
         for index, node in enumerate(nodes):
             with node.client() as client:
-                first, last = index * _SLOTS // 3, (index + 1) * _SLOTS // 3 - 1
-                client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+                if index < 3:
+                    first, last = index * _SLOTS // 3, (index + 1) * _SLOTS // 3 - 1
+                    client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
         wait_until_complete(nodes)
+        if replica:
+            _replicate(nodes[0], nodes[3])
         yield nodes
 
 
 def wait_until_complete(nodes: list[Server]) -> None:
-    wait_for("the nodes to make a cluster", lambda: all(_is_complete(node) for node in nodes))
+    wait_for("the nodes to make a cluster", lambda: all(_is_complete(node, len(nodes)) for node in nodes))
 
 
-def _is_complete(node: Server) -> bool:
+def _is_complete(node: Server, nodes: int) -> bool:
     with node.client() as client:
         info = client.execute_command("CLUSTER", "INFO")
     info = info if isinstance(info, dict) else dict(line.split(":") for line in info.split())
-    return info["cluster_state"] == "ok" and info["cluster_slots_ok"] == "16384" and info["cluster_known_nodes"] == "3"
+    known, slots = int(info["cluster_known_nodes"]), int(info["cluster_slots_ok"])
+    return info["cluster_state"] == "ok" and (known, slots) == (nodes, _SLOTS)
+
+
+def _replicate(master: Server, replica: Server) -> None:
+    with master.client() as client, replica.client() as other:
+        other.execute_command("CLUSTER", "REPLICATE", client.execute_command("CLUSTER", "MYID"))
+        wait_for("the replica to be one", lambda: other.info("replication").get("master_link_status") == "up")
 
 
 def _free_port() -> int:

@@ -93,7 +93,11 @@ class RateLimiter:
 
 
 class AsyncRateLimiter:
-    """The same for ``redis.asyncio``; see :class:`RateLimiter`."""
+    """The same for ``redis.asyncio``; see :class:`RateLimiter`.
+
+    What is asked in one turn of the event loop, and while a reply is awaited, goes together: in one write on one
+    connection of the client, on a cluster on one to each node.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""

@@ -177,7 +177,7 @@ async def _refuse(
     if scope["type"] == "websocket":
         await receive()  # that a client wants to connect
         response = "websocket.http.response"
-        if response not in scope.get("extensions", {}):
+        if response not in (scope.get("extensions") or {}):
             # The server can say no more than 403.
             return await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
     fields.append((b"content-length", str(len(answer.body)).encode()))

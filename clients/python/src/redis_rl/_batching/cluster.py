@@ -34,8 +34,10 @@ class ClusterLane(Lane):
 
     async def _send(self, batch: list[Call]) -> None:
         if claim(self.client, self.loop).is_closed():
-            with contextlib.suppress(RuntimeError):  # that the event loop is closed
-                await self.client.aclose()
+            for node in (*self.client.get_nodes(), *self.client.nodes_manager.startup_nodes.values()):
+                # Their event loop is closed, which they say.
+                with contextlib.suppress(Exception):
+                    await node.disconnect()
         # A client that learns the nodes while it sends commands can lose some of them.
         await self.client.initialize()
         for call in batch:
@@ -83,6 +85,7 @@ class _NodeLane(Lane):
             for call in batch:
                 self._cluster.put(call)
             return
+        batch = [call for call in batch if call.waits]
         errors = self._cluster.errors
         commands = [types.SimpleNamespace(args=call.words, kwargs={}, result=None) for call in batch]
         lost: Exception | None = None
@@ -111,11 +114,13 @@ class _NodeLane(Lane):
         """Sends what has no reply again, as often as the client would, to the node that now has its key."""
         connection_errors = self._cluster.errors.ConnectionError, self._cluster.errors.TimeoutError
         retries = _cluster_retries(self.client) if isinstance(lost, connection_errors) else 0
+        first = any(call.attempts == 0 for call in batch)
         for call in batch:
             call.attempts += 1
             if call.attempts > retries:
                 call.end(lost)
-        await asyncio.wait([self._cluster.look_for_nodes(self._name)])
+        if first:
+            await asyncio.wait([self._cluster.look_for_nodes(self._name)])
         for call in batch:
             if call.waits:
                 self._cluster.put(call)

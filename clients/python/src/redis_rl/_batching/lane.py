@@ -55,6 +55,8 @@ class Lane:
         self.loop = loop
         self._queue: list[Call] = []
         self._task: asyncio.Task[None] | None = None
+        self._batch: list[Call] = []
+        self._watching = False
         self._steps = 0
         self._timeouts: dict[float, ServerTimeout] = {}
 
@@ -77,12 +79,15 @@ class Lane:
     def _start(self) -> None:
         # A task factory might start it before this turn is over.
         self._task = asyncio.Task(self._run(), loop=self.loop)
+        if not self._watching:
+            self._watch()
 
     async def _run(self) -> None:
         try:
             while batch := [call for call in self._queue if call.waits]:
                 self._queue = []
-                await self._send_or_fail(batch)
+                self._batch = batch
+                await _noting_steps(self._send_or_fail(batch), self._note_step)
         finally:
             self._task = None
             if any(call.waits for call in self._queue):
@@ -90,9 +95,8 @@ class Lane:
                 self._start()
 
     async def _send_or_fail(self, batch: list[Call]) -> None:
-        self._give_up_if_stalled(batch)
         try:
-            await _noting_steps(self._send(batch), self._note_step)
+            await self._send(batch)
         except Exception as error:
             for call in batch:
                 call.end(error)
@@ -100,28 +104,30 @@ class Lane:
             for call in batch:
                 call.reply.cancel()
             raise
-        finally:
-            self._watchdog.cancel()
 
     def _note_step(self) -> None:
         self._steps += 1
 
-    def _give_up_if_stalled(self, batch: list[Call]) -> None:
-        def check(steps: int) -> None:
-            if steps != self._steps or any(call.waits for call in batch):
-                self._give_up_if_stalled(batch)
-            elif self._task:
-                self._task.cancel()
-                self._given_up()
+    def _watch(self) -> None:
+        """Gives up a batch that nobody waits for if nothing comes."""
+        self._watching = True
+        self.loop.call_later(_STALLED_SECONDS, self._give_up_if_stalled, self._batch, self._steps)
 
-        self._watchdog = self.loop.call_later(_STALLED_SECONDS, check, self._steps)
+    def _give_up_if_stalled(self, batch: list[Call], steps: int) -> None:
+        self._watching = self._task is not None
+        if not self._task:
+            return
+        if batch is self._batch and steps == self._steps and not any(call.waits for call in batch):
+            self._task.cancel()
+            self._given_up()
+        self._watch()
+
+    def _given_up(self) -> None:
+        """A batch is given up."""
 
     async def _send(self, batch: list[Call]) -> None:
         """Sends a batch and ends its calls."""
         raise NotImplementedError
-
-    def _given_up(self) -> None:
-        """A batch is given up, as nothing comes and nobody waits."""
 
     async def _send_alone(self, call: Call) -> None:
         """Sends a call as the client sends any command, with all that it does about redirections and errors."""
@@ -133,13 +139,14 @@ class Lane:
 
     async def _when_free(self, use_pool: Callable[[], Awaitable[Any]]) -> Any:
         """Waits for a connection while others use all that the client may have."""
-        give_up = self.loop.time() + _EMPTY_POOL_SECONDS
+        give_up: float | None = None
         while True:
             try:
                 return await use_pool()
             except Exception as error:
                 # Not every version has a class for it, and not every one a text.
                 empty = type(error).__name__ == "MaxConnectionsError" or str(error) == "Too many connections"
+                give_up = give_up or self.loop.time() + _EMPTY_POOL_SECONDS
                 if not empty or self.loop.time() > give_up:
                     raise
             await asyncio.sleep(_EMPTY_POOL_PAUSE_SECONDS)

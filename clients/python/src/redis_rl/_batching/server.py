@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from typing import Any
 
 from .lane import Call, Lane, claim
@@ -13,60 +13,59 @@ from .lane import Call, Lane, claim
 class ServerLane(Lane):
     """To a server, on one connection of the client's pool."""
 
+    _owns_pool = False
+
     async def _send(self, batch: list[Call]) -> None:
-        async with self._connection() as connection:
-            unanswered: deque[Call] = deque()
-
-            async def exchange() -> None:
-                # Nor is anything sent again that nobody waits for, or that has been answered.
-                unanswered.clear()
-                unanswered.extend(call for call in batch if call.waits)
-                if unanswered:
-                    await connection.send_packed_command(connection.pack_commands(call.words for call in unanswered))
-                while unanswered:
-                    unanswered[0].end(await self._reply(connection, unanswered[0]))
-                    unanswered.popleft()
-
-            async def disconnect(error: Exception) -> None:
-                await connection.disconnect(nowait=True)
-                if not _sends_again(connection, error):
-                    raise error
-
-            try:
-                await connection.retry.call_with_retry(exchange, disconnect)
-            finally:
-                if unanswered:
-                    # What may still come is for nobody else.
-                    await connection.disconnect(nowait=True)
-
-    async def _reply(self, connection: Any, call: Call) -> Any:
-        """The next reply: an error too, unless the connection is lost."""
-        try:
-            return await self.client.parse_response(connection, call.words[0])
-        except Exception as error:
-            if not connection.is_connected:
-                raise
-            return error
-
-    @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
         pool = self.client.connection_pool
-        owner = claim(pool, self.loop)
-        if owner is not self.loop and not owner.is_closed():
-            connection = pool.make_connection()
-            try:
-                yield connection
-            finally:
-                await connection.disconnect(nowait=True)
+        if not self._owns_pool:
+            await self._claim(pool)
+        if not self._owns_pool:
+            await self._exchange(pool.make_connection(), batch, keep=False)
             return
-        if owner is not self.loop:
-            with contextlib.suppress(RuntimeError):  # that the event loop is closed
-                await pool.disconnect(inuse_connections=False)
         connection = await self._when_free(lambda: _get_connection(pool))
         try:
-            yield connection
+            await self._exchange(connection, batch)
         finally:
             await pool.release(connection)
+
+    async def _claim(self, pool: Any) -> None:
+        owner = claim(pool, self.loop)
+        if owner.is_closed():
+            # Their event loop is closed, which they say.
+            with contextlib.suppress(Exception):
+                await pool.disconnect(inuse_connections=False)
+        self._owns_pool = owner is self.loop or owner.is_closed()
+
+    async def _exchange(self, connection: Any, batch: list[Call], *, keep: bool = True) -> None:
+        unanswered: deque[Call] = deque()
+
+        async def exchange() -> None:
+            # If the connection was lost, neither what has been answered is sent again nor what nobody waits for.
+            unanswered.clear()
+            unanswered.extend(call for call in batch if call.waits)
+            if unanswered:
+                await connection.send_packed_command(connection.pack_commands([call.words for call in unanswered]))
+            while unanswered:
+                call = unanswered[0]
+                try:
+                    reply = await self.client.parse_response(connection, call.words[0])
+                except Exception as error:
+                    if not connection.is_connected:
+                        raise
+                    reply = error
+                call.end(reply)
+                unanswered.popleft()
+
+        async def disconnect(error: Exception) -> None:
+            await connection.disconnect(nowait=True)
+            if not _sends_again(connection, error):
+                raise error
+
+        try:
+            await connection.retry.call_with_retry(exchange, disconnect)
+        finally:
+            if not keep:
+                await connection.disconnect(nowait=True)
 
 
 def _get_connection(pool: Any) -> Awaitable[Any]:
