@@ -94,6 +94,7 @@ figures: setup-server build ## Draw the figures in docs, from a server's replies
 # Python packages that are installed for the benchmarks only.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
 
+# The Rust client has lints and docs of its own: see clients/rust/check.
 lint: setup docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
@@ -103,7 +104,7 @@ lint: setup docs ## Check formatting, lints and source docs
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
 docs: setup ## Build the source docs: target/doc
-	cargo doc --locked --workspace --no-deps --document-private-items
+	cargo doc --locked --workspace --exclude redis-rl-client --exclude redis-rl-example --no-deps --document-private-items
 
 audit: CHECKS ?= all
 audit: setup ## Check all dependencies by deny.toml: advisories, licenses, sources; CHECKS=... for some
