@@ -11,8 +11,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
+use redis::aio::ConnectionLike;
 use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer};
-use server::{PATIENCE, Server};
+use server::{Cluster, PATIENCE, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
@@ -70,8 +71,15 @@ struct App {
 
 impl App {
     fn new(server: &Server, fail: Fail, timeout: Duration) -> App {
+        App::on(server.manager("resp3"), fail, timeout)
+    }
+
+    fn on<C>(connection: C, fail: Fail, timeout: Duration) -> App
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
         let policy = Policy::parse("requests", "5/1h").expect("a policy");
-        let limiter = Limiter::new(server.manager("resp3"), policy).timeout(timeout).fail(fail);
+        let limiter = Limiter::new(connection, policy).timeout(timeout).fail(fail);
         let client = |parts: &axum::http::request::Parts| parts.uri.query().map(str::to_owned);
         let limit = RateLimitLayer::new(limiter, client);
         App { router: Router::new().route("/", get("hello").route_layer(limit)), fail }
@@ -101,21 +109,31 @@ fn exactly_the_limit_passes(threads: Threads, requests: &[usize], is_busy: bool)
     threads.runtime().block_on(async {
         let apps = [Fail::Open, Fail::Closed].map(|fail| App::new(&server, fail, TIMEOUT));
         for connection in ["cold", "warm"] {
-            let mut bursts = JoinSet::new();
-            for (app, requests) in apps.iter().flat_map(|app| requests.iter().map(move |n| (app, *n))) {
-                let (app, client) = (app.clone(), format!("{:?}-{requests}-{connection}", app.fail));
-                bursts.spawn(async move {
-                    assert_eq!(app.burst(&client, requests).await, [5, requests - 5, 0], "{client}");
-                });
-            }
-            // Until each has sent its requests.
-            tokio::task::yield_now().await;
-            if is_busy {
-                threads.work().await;
-            }
-            bursts.join_all().await;
+            exactly_the_limit_passes_in(&apps, connection, threads, requests, is_busy).await;
         }
     });
+}
+
+async fn exactly_the_limit_passes_in(
+    apps: &[App],
+    connection: &str,
+    threads: Threads,
+    requests: &[usize],
+    is_busy: bool,
+) {
+    let mut bursts = JoinSet::new();
+    for (app, requests) in apps.iter().flat_map(|app| requests.iter().map(move |n| (app, *n))) {
+        let (app, client) = (app.clone(), format!("{:?}-{requests}-{connection}", app.fail));
+        bursts.spawn(async move {
+            assert_eq!(app.burst(&client, requests).await, [5, requests - 5, 0], "{client}");
+        });
+    }
+    // Until each has sent its requests.
+    tokio::task::yield_now().await;
+    if is_busy {
+        threads.work().await;
+    }
+    bursts.join_all().await;
 }
 
 #[test]
@@ -132,6 +150,19 @@ fn exactly_the_limit_passes_while_the_only_thread_is_busy_for_longer_than_the_ti
 #[test]
 fn exactly_the_limit_passes_while_all_threads_are_busy_for_longer_than_the_timeout() {
     exactly_the_limit_passes(Threads::Two, &[20, 200], true);
+}
+
+#[test]
+fn exactly_the_limit_passes_on_a_cluster_too() {
+    let cluster = Cluster::start();
+    for threads in [Threads::One, Threads::Two] {
+        threads.runtime().block_on(async {
+            let connection = cluster.client().get_async_connection().await.expect("the cluster answers");
+            let apps = [Fail::Open, Fail::Closed].map(|fail| App::on(connection.clone(), fail, TIMEOUT));
+            let name = format!("cluster-{}", threads.count());
+            exactly_the_limit_passes_in(&apps, &name, threads, &[20, 200], true).await;
+        });
+    }
 }
 
 /// How a server is kept from answering, and how it is let go.

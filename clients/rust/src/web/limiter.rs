@@ -114,8 +114,9 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     /// That is Redis's time, not this process's: however long the runtime was busy, it reads what has arrived before a
     /// request is given up. While Redis answers other requests, one may take up to ten times as long.
     ///
-    /// The connection should have no response timeout of its own. That of redis-rs, 500 ms by default, is a timer of
-    /// this process.
+    /// The connection should have no response timeout of its own: that of redis-rs, 500 ms by default, is a timer of
+    /// this process. Use the limiter on the runtime on which its connection was made: it cannot tell whether another one
+    /// is busy.
     pub fn timeout(mut self, timeout: Duration) -> Limiter<C> {
         self.timeout = Arc::new(ServerTimeout::new(timeout));
         self
