@@ -20,9 +20,8 @@ const processClock: Clock = {
 
 /** A request that waits for an answer. */
 export class Waiting {
-  /** Whether it was given up: what has not been sent need not be sent any more. */
-  givenUp = false;
-  onGiveUp: ((error: Error) => void) | undefined;
+  /** Takes back what was not sent yet. */
+  onGiveUp: (() => void) | undefined;
 
   constructor(
     /** When it is given up, in listened milliseconds. */
@@ -30,6 +29,9 @@ export class Waiting {
     readonly reject: (error: Error) => void,
   ) {}
 }
+
+/** Where the options of a command say who waits for it. */
+export const WAITING = Symbol("waiting");
 
 interface Moment {
   ms: number;
@@ -93,10 +95,8 @@ export class Timeout {
     for (const waiting of this.#waiting) {
       if (waiting.dueMs > this.#listenedMs) break;
       this.#waiting.delete(waiting);
-      waiting.givenUp = true;
-      const error = new Error(`no answer within ${this.#timeoutMs} ms`);
-      waiting.reject(error);
-      waiting.onGiveUp?.(error);
+      waiting.reject(new Error(`no answer within ${this.#timeoutMs} ms`));
+      waiting.onGiveUp?.();
     }
     this.#looking = this.#waiting.size > 0;
     if (this.#looking) this.#lookLater();
