@@ -149,10 +149,10 @@ export function rateLimiter(redis: Connection): RateLimiter {
     reset: command(rl.reset),
   };
   connections.set(limiter, {
-    isComing: () => COMING.has(redis.status) && redis.options.enableOfflineQueue !== false,
+    isConnecting: () => CONNECTING.has(redis.status) && redis.options.enableOfflineQueue !== false,
   });
   return limiter;
 }
 
-/** Until it is ready. A connection that waits for its first command, or has ended, is not coming. */
-const COMING = new Set(["connecting", "connect", "close", "reconnecting"]);
+/** Not of a connection that has ended, or that is made for its first command. */
+const CONNECTING = new Set(["connecting", "connect", "close", "reconnecting"]);

@@ -6,8 +6,8 @@ import { Timeout, WAITING, type Waiting } from "./timeout.js";
 
 /** A connection of either client. */
 export interface Connection {
-  /** Whether it is about to be ready, and its client would keep commands until then. */
-  isComing(): boolean;
+  /** Whether it is not ready yet, or not ready again, and its client would keep commands until it is. */
+  isConnecting(): boolean;
 }
 
 /** Of limiters of ioredis. */
@@ -24,7 +24,10 @@ interface NodeRedis {
 
 const POLL_MS = 5;
 
-/** Keeps commands while a connection is coming, since they can be taken back here, and no client does that well. */
+/**
+ * Keeps commands until a connection is ready. Clients do so too, but do not all forget what was given up: before 6.3,
+ * node-redis loses commands when it is told to.
+ */
 class Gate {
   readonly #connection: Connection | undefined;
   readonly #kept = new Set<() => void>();
@@ -35,7 +38,7 @@ class Gate {
   }
 
   pass<T>(waiting: Waiting, send: () => Promise<T>): Promise<T> {
-    if (this.#kept.size === 0 && !this.#connection?.isComing()) return send();
+    if (this.#kept.size === 0 && !this.#connection?.isConnecting()) return send();
     return new Promise((resolve) => {
       const pass = () => {
         resolve(Promise.resolve().then(send));
@@ -50,7 +53,7 @@ class Gate {
     this.#polling = this.#kept.size > 0;
     if (!this.#polling) return;
     setTimeout(() => {
-      if (!this.#connection?.isComing()) {
+      if (!this.#connection?.isConnecting()) {
         for (const pass of this.#kept) pass();
         this.#kept.clear();
       }
@@ -67,9 +70,9 @@ function ofNodeRedis(limiter: RateLimiter & { readonly _self?: NodeRedis }): [Ra
   const patient = Object.create(limiter, {
     _self: { value: client.withCommandOptions(options) },
   }) as RateLimiter;
-  const isComing = () =>
+  const isConnecting = () =>
     client.isOpen && client.isReady === false && client.options?.disableOfflineQueue !== true;
-  return [patient, { isComing }];
+  return [patient, { isConnecting }];
 }
 
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
