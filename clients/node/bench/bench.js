@@ -1,6 +1,6 @@
 // Decisions of one process over one connection: the adapters beside other stores, with the same client. Each store
 // has a process of its own; they take turns in short rounds, so that whatever else the machine does meets all of
-// them. Prints Markdown.
+// them. Then how late the middleware's timeout ends a wait. Prints Markdown.
 
 import { fork, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -8,6 +8,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
 import { availableParallelism, cpus, tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as delay } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
 import { Redis } from "ioredis";
@@ -15,6 +16,7 @@ import { RedisStore } from "rate-limit-redis";
 import { RateLimiterRedis, RateLimiterUnion } from "rate-limiter-flexible";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
+import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 
@@ -166,6 +168,40 @@ async function round(decide, atOnce) {
   return { perSecond, p99: Float64Array.from(latencies).sort()[Math.floor(latencies.length * 0.99)] };
 }
 
+/** How long the event loop works, and how long it then waits, in ms. */
+const LOOPS = { idle: [0, 100], "busy for 4 of 5 ms": [4, 1], "never idle": [1, 0] };
+const TIMEOUT_MS = 100;
+
+/** How long requests wait, 50 at once, while the server is stopped. */
+async function waits(url, pid, [workMs, restMs]) {
+  const redis = await createClient({ url, modules: { rl } }).connect();
+  const limit = rateLimit(redis.rl, { limits: [5, "1h"] }, { timeoutMs: TIMEOUT_MS, onError: () => {} });
+  const request = () => new Promise((resolve) => limit({ ip: "192.0.2.1" }, {}, resolve));
+  let working = true;
+  const work = async () => {
+    while (working) {
+      for (const end = performance.now() + workMs; performance.now() < end;);
+      await (restMs > 0 ? delay(restMs) : new Promise(setImmediate));
+    }
+  };
+  const worked = work();
+  const waited = [];
+  process.kill(pid, "SIGSTOP");
+  try {
+    for (let i = 0; i < Number(ROUNDS); i++) {
+      const start = performance.now();
+      const one = () => request().then(() => waited.push(performance.now() - start));
+      await Promise.all(Array.from({ length: 50 }, one));
+    }
+  } finally {
+    process.kill(pid, "SIGCONT");
+    working = false;
+    await worked;
+    redis.destroy();
+  }
+  return waited.sort((a, b) => a - b);
+}
+
 const median = (numbers) => numbers.toSorted((a, b) => a - b)[numbers.length >> 1];
 
 async function main() {
@@ -192,6 +228,14 @@ async function main() {
       }
       console.log();
     }
+    console.log(`| event loop | a wait of ${TIMEOUT_MS} ms ends after: median | longest |`);
+    console.log("| --- | --- | --- |");
+    const pid = Number(/process_id:(\d+)/.exec(await control.sendCommand(["INFO", "server"]))[1]);
+    for (const [name, loop] of Object.entries(LOOPS)) {
+      const waited = await waits(server.url, pid, loop);
+      console.log(`| ${name} | ${Math.round(median(waited))} | ${Math.round(waited.at(-1))} |`);
+    }
+    console.log();
     console.log(await setting(control));
   } finally {
     for (const child of children) child.disconnect();

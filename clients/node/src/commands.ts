@@ -1,6 +1,8 @@
 // The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
 // it as a module, and ioredis.
 
+import { WAITING, type Waiting } from "./timeout.js";
+
 /** Whom to limit: any bytes. */
 export type Key = string | Buffer;
 
@@ -132,10 +134,15 @@ export function listOf(limits: Limit | readonly Limit[]): readonly Limit[] {
   return limits.length === 0 || Array.isArray(limits[0]) ? (limits as readonly Limit[]) : [limits as Limit];
 }
 
-function pushOptions(writer: CommandWriter, { cost, force, at }: TakeOptions = {}): void {
+function pushOptions(
+  writer: CommandWriter & { readonly redisArgs?: unknown[] },
+  { cost, force, at, [WAITING]: waiting }: TakeOptions & { [WAITING]?: Waiting } = {},
+): void {
   if (cost !== undefined) writer.push("COST", String(cost));
   if (force) writer.push("FORCE");
   if (at !== undefined) writer.push("AT", String(at));
+  // node-redis sends what these words are then. It expects a reply to everything, so to something that counts nothing.
+  if (waiting !== undefined) waiting.onGiveUp = () => writer.redisArgs?.splice(0, Infinity, "PING");
 }
 
 function verdict(figures: Figures): Verdict {

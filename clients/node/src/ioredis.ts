@@ -4,13 +4,17 @@
 import type { Socket } from "node:net";
 import { Command } from "ioredis";
 import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
-import { senders } from "./patient.js";
-import type { Waiting } from "./timeout.js";
+import { connections } from "./patient.js";
+import { WAITING, type Waiting } from "./timeout.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
 export interface Connection {
   sendCommand(command: Command): unknown;
-  readonly options: { readonly keyPrefix?: string | undefined };
+  readonly status: string;
+  readonly options: {
+    readonly keyPrefix?: string | undefined;
+    readonly enableOfflineQueue?: boolean | undefined;
+  };
 }
 
 /** A command as `rl` describes it. */
@@ -46,13 +50,10 @@ function prefixed(prefix: string, key: Key): Key {
   return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
 }
 
-/** Sent in place of a command that was given up. */
-const PING = "*1\r\n$4\r\nPING\r\n";
-
 class KeyedCommand extends Command {
   readonly #keys: Key[];
   readonly #read: (reply: never) => unknown;
-  readonly #waiting: Waiting | undefined;
+  readonly #hasTimeout: boolean;
 
   constructor(
     { name, args, keys }: Words,
@@ -63,28 +64,33 @@ class KeyedCommand extends Command {
     super(name, args, { readOnly });
     this.#keys = keys;
     this.#read = read;
-    this.#waiting = waiting;
+    this.#hasTimeout = waiting !== undefined;
+    if (waiting !== undefined) {
+      waiting.onGiveUp = () => {
+        this.giveUp();
+      };
+    }
     const { reject } = this;
     this.reject = (error) => {
       reject(explained(error) as Error);
     };
   }
 
-  /** Whether nobody waits for it any more. */
-  get givenUp(): boolean {
-    return this.#waiting?.givenUp ?? false;
-  }
-
-  // ioredis asks for the bytes when it is about to write them, and again when it sends a command again. It waits for
-  // a reply, whatever was sent.
+  // ioredis asks for the bytes when it is about to write them.
   override toWritable(socket: object): string | Buffer {
     gather(socket as Socket);
-    return this.givenUp ? PING : super.toWritable(socket);
+    return super.toWritable(socket);
+  }
+
+  /** Is nothing any more, if it is ever sent or sent again. It still needs a reply of its own. */
+  giveUp(): void {
+    this.name = "PING";
+    this.args = [];
   }
 
   // `commandTimeout` of the client would end a wait by this process's time.
   override setTimeout(ms: number): void {
-    if (this.#waiting === undefined) super.setTimeout(ms);
+    if (!this.#hasTimeout) super.setTimeout(ms);
   }
 
   override getKeys(): Key[] {
@@ -116,50 +122,37 @@ function gather(socket: Socket): void {
   }
 }
 
-/** What ioredis sends once the connection is ready. Private to it, so it may be missing. */
-interface Offline {
-  offlineQueue?: { peekFront(): { command: Command } | undefined; shift(): unknown };
-}
-
-/** Forgets commands that were given up while the connection is away, so that they do not pile up. */
-function forgetGivenUp({ offlineQueue }: Offline): void {
-  for (;;) {
-    const first = offlineQueue?.peekFront()?.command;
-    if (!(first instanceof KeyedCommand && first.givenUp)) return;
-    offlineQueue?.shift();
-  }
-}
-
 /** The commands on a connection of ioredis. */
 export function rateLimiter(redis: Connection): RateLimiter {
-  function send<Arguments extends unknown[], Reply>(
-    description: Description<Arguments, Reply>,
-    args: Arguments,
-    waiting?: Waiting,
-  ): Promise<Reply> {
-    const words = new Words(redis.options.keyPrefix);
-    try {
-      description.parseCommand(words, ...args);
-    } catch (error) {
-      if (!(error instanceof Error)) throw error;
-      return Promise.reject(error);
-    }
-    forgetGivenUp(redis as Offline);
-    const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY, waiting);
-    redis.sendCommand(command);
-    return command.promise as Promise<Reply>;
+  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
+    return (...args: Arguments): Promise<Reply> => {
+      const words = new Words(redis.options.keyPrefix);
+      try {
+        description.parseCommand(words, ...args);
+      } catch (error) {
+        if (!(error instanceof Error)) throw error;
+        return Promise.reject(error);
+      }
+      const waiting = (args.at(-1) as { [WAITING]?: Waiting } | undefined)?.[WAITING];
+      const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY, waiting);
+      redis.sendCommand(command);
+      return command.promise as Promise<Reply>;
+    };
   }
   const limiter: RateLimiter = {
-    fixed: (...args) => send(rl.fixed, args),
-    sliding: (...args) => send(rl.sliding, args),
-    log: (...args) => send(rl.log, args),
-    peek: (...args) => send(rl.peek, args),
-    info: (...args) => send(rl.info, args),
-    all: (...args) => send(rl.all, args),
-    reset: (...args) => send(rl.reset, args),
+    fixed: command(rl.fixed),
+    sliding: command(rl.sliding),
+    log: command(rl.log),
+    peek: command(rl.peek),
+    info: command(rl.info),
+    all: command(rl.all),
+    reset: command(rl.reset),
   };
-  senders.set(limiter, (name, args, waiting) =>
-    send(rl[name] as Description<unknown[], unknown>, args, waiting),
-  );
+  connections.set(limiter, {
+    isConnecting: () => CONNECTING.has(redis.status) && redis.options.enableOfflineQueue !== false,
+  });
   return limiter;
 }
+
+/** Not of a connection that has ended, or that is made for its first command. */
+const CONNECTING = new Set(["connecting", "connect", "close", "reconnecting"]);

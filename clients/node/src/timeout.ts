@@ -20,9 +20,8 @@ const processClock: Clock = {
 
 /** A request that waits for an answer. */
 export class Waiting {
-  /** Whether it was given up: what has not been sent need not be sent any more. */
-  givenUp = false;
-  onGiveUp: ((error: Error) => void) | undefined;
+  /** Takes back what was not sent yet. */
+  onGiveUp: (() => void) | undefined;
 
   constructor(
     /** When it is given up, in listened milliseconds. */
@@ -30,6 +29,9 @@ export class Waiting {
     readonly reject: (error: Error) => void,
   ) {}
 }
+
+/** Where the options of a command say who waits for it. */
+export const WAITING = Symbol("waiting");
 
 interface Moment {
   ms: number;
@@ -43,9 +45,11 @@ let answers = 0;
 /**
  * Gives up requests once Redis had the timeout to answer while this process listened.
  *
- * Time counts while the event loop is idle: then there is nothing to read. Busy time counts a tenth, so that the wait
- * ends in a loop that is never idle too, and nothing while answers come in, since more may have arrived. From one look
- * at the clock to the next at most a tenth of the timeout counts, however late the next look is.
+ * It looks at the clock about every twentieth of the timeout. All of the time counts if the look comes in time: then
+ * the event loop has turned, and nothing has arrived. If it comes late, the loop was busy, and a connection may need
+ * several of its turns: idle time counts, and a tenth of the rest, so that the wait ends in a loop that is always busy
+ * too. While answers come in only idle time counts, since more may have arrived. One look never counts more than a
+ * tenth of the timeout.
  */
 export class Timeout {
   readonly #timeoutMs: number;
@@ -57,7 +61,9 @@ export class Timeout {
   #looking = false;
 
   constructor(timeoutMs: number, clock: Clock = processClock) {
-    if (!(timeoutMs > 0)) throw new RangeError("timeoutMs must be more than 0");
+    if (!(timeoutMs > 0) || typeof timeoutMs !== "number") {
+      throw new RangeError("timeoutMs must be a number of more than 0");
+    }
     this.#timeoutMs = timeoutMs;
     this.#mostMs = Math.min(Math.max(timeoutMs / 10, 2), 2000);
     this.#clock = clock;
@@ -89,23 +95,23 @@ export class Timeout {
   }
 
   #look(last: Moment): void {
-    this.#listenedMs += Math.min(listened(last, { ...this.#clock.now(), answers }), this.#mostMs);
+    this.#listenedMs += this.#listened(last, { ...this.#clock.now(), answers });
     for (const waiting of this.#waiting) {
       if (waiting.dueMs > this.#listenedMs) break;
       this.#waiting.delete(waiting);
-      waiting.givenUp = true;
-      const error = new Error(`no answer within ${this.#timeoutMs} ms`);
-      waiting.reject(error);
-      waiting.onGiveUp?.(error);
+      waiting.reject(new Error(`no answer within ${this.#timeoutMs} ms`));
+      waiting.onGiveUp?.();
     }
     this.#looking = this.#waiting.size > 0;
     if (this.#looking) this.#lookLater();
   }
-}
 
-/** How much of the time from one moment to another Redis had to answer. */
-function listened(from: Moment, to: Moment): number {
-  const idleMs = to.idleMs - from.idleMs;
-  const busyMs = to.ms - from.ms - idleMs;
-  return to.answers === from.answers ? idleMs + busyMs / 10 : idleMs;
+  /** How much of the time from one moment to another Redis had to answer. */
+  #listened(from: Moment, to: Moment): number {
+    const ms = to.ms - from.ms;
+    const idleMs = to.idleMs - from.idleMs;
+    const silent = to.answers === from.answers;
+    if (silent && ms <= this.#mostMs) return ms;
+    return Math.min(silent ? idleMs + (ms - idleMs) / 10 : idleMs, this.#mostMs);
+  }
 }
