@@ -163,10 +163,13 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         OpenKey::open(call, name, WRITE)
     }
 
-    /// Closes a key that is empty, and opens it again.
+    /// Closes a key that is empty, and opens it again if there are other modules.
     ///
     /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
     pub fn open_again(self) -> Result<Self, Refusal> {
+        if !neighbors::any() {
+            return Ok(self);
+        }
         let name = self.name();
         OpenKey::to_write(self.close(), name)
     }

@@ -1,7 +1,5 @@
-//! Other modules on Redis 7.0, which tells them that a key has expired when it is opened.
-//!
-//! They may change any key then, also one that is open already. Newer servers can open a key without that, see
-//! [`opens_quietly`], and nothing else here is needed on them.
+//! Other modules: whether there are any, and whether they may have run. They may change any key when they are told of an
+//! event, and opening an expired key is one.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +12,7 @@ use super::{MODULE_NAME, OK, api};
 /// Whether another module is loaded, or was since this one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// How many keys have expired since.
+/// How many keys have expired since, on servers that cannot open one quietly.
 static EXPIRATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the server can open an expired key as if it were missing: Redis 7.2 and newer, and Valkey.
@@ -25,13 +23,14 @@ pub fn opens_quietly() -> bool {
     modes as u32 & raw::REDISMODULE_OPEN_KEY_NOEXPIRE != 0
 }
 
-/// Whether another module may be told that a key has expired.
+/// Whether another module may be told of events.
 #[inline]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Runs `f`. Returns whether another module may have run meanwhile, since a key has expired.
+/// Runs `f`. Returns whether another module may have run meanwhile, since a key has expired. Only for servers that
+/// cannot open keys quietly.
 pub fn may_run_during<E>(f: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
     let before = EXPIRATIONS.load(Ordering::Relaxed);
     f()?;
@@ -41,9 +40,6 @@ pub fn may_run_during<E>(f: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
 /// Looks for modules that are loaded already, and watches for others. Called like
 /// [`listeners::watch`](super::listeners::watch).
 pub fn watch(loading: &Loading) {
-    if opens_quietly() {
-        return;
-    }
     let event = raw::RedisModuleEvent { id: raw::REDISMODULE_EVENT_MODULE_CHANGE, dataver: 1 };
     // SAFETY: the context is the loading one; the callback lives as long as the module. MODULE LIST takes one word; its
     // reply is freed once.
@@ -56,7 +52,7 @@ pub fn watch(loading: &Loading) {
             api!(RedisModule_FreeCallReply(list));
         }
         if !alone || !watched {
-            count_expirations(loading.ctx);
+            expect_neighbors(loading.ctx);
         }
     }
 }
@@ -64,8 +60,8 @@ pub fn watch(loading: &Loading) {
 /// # Safety
 ///
 /// `ctx` is valid, and of this module.
-unsafe fn count_expirations(ctx: *mut raw::RedisModuleCtx) {
-    if !ANY.swap(true, Ordering::Relaxed) {
+unsafe fn expect_neighbors(ctx: *mut raw::RedisModuleCtx) {
+    if !ANY.swap(true, Ordering::Relaxed) && !opens_quietly() {
         let class = raw::REDISMODULE_NOTIFY_EXPIRED as c_int;
         // SAFETY: the caller's promise; the callback lives as long as the module.
         unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(ctx, class, Some(on_expired))) };
@@ -91,7 +87,7 @@ unsafe extern "C" fn on_change(
     // SAFETY: with this event the server passes the name of the module, and a context of this one.
     unsafe {
         if CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) != MODULE_NAME {
-            count_expirations(ctx);
+            expect_neighbors(ctx);
         }
     }
 }
