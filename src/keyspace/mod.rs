@@ -163,10 +163,13 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         OpenKey::open(call, name, WRITE)
     }
 
-    /// Closes a key that is empty, and opens it again.
+    /// Closes a key that is empty, and opens it again if there are other modules.
     ///
     /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
     pub fn open_again(self) -> Result<Self, Refusal> {
+        if !neighbors::any() {
+            return Ok(self);
+        }
         let name = self.name();
         OpenKey::to_write(self.close(), name)
     }
@@ -235,15 +238,16 @@ impl<'c, 'a, Mode> Deref for OpenKey<'c, 'a, Mode> {
 
 impl<'c, 'a> OpenKeys<'c, 'a> {
     /// Opens distinct keys for reading and writing. Refuses a value of another type.
+    ///
+    /// No other module runs once the first of them is open. So an expired key reads as a missing one.
     pub fn to_write(call: &'c mut Call<'a>, names: &[Arg<'a>]) -> Result<Self, Refusal> {
-        if neighbors::any() {
-            // Opening an expired key deletes it, and other modules that are told so may delete a key that is open. Time
-            // stands still during a command, so nothing expires any more when the keys are opened again.
-            for name in names {
-                OpenKey::to_write(call, *name)?;
-            }
+        let mut mode = WRITE;
+        if neighbors::opens_quietly() {
+            mode |= raw::REDISMODULE_OPEN_KEY_NOEXPIRE;
+        } else if neighbors::any() {
+            delete_expired(call, names)?;
         }
-        let open = |name: &Arg<'a>| Handle::open(call, *name, WRITE);
+        let open = |name: &Arg<'a>| Handle::open(call, *name, mode);
         let handles = names.iter().map(open).collect::<Result<_, _>>()?;
         Ok(OpenKeys { handles, call })
     }
@@ -257,4 +261,16 @@ impl<'c, 'a> OpenKeys<'c, 'a> {
     pub fn close(self) -> &'c mut Call<'a> {
         self.call
     }
+}
+
+/// Deletes expired keys, until none has expired and no other module has run: time stands still during a command.
+fn delete_expired<'a>(call: &mut Call<'a>, names: &[Arg<'a>]) -> Result<(), Refusal> {
+    let mut touch = || names.iter().try_for_each(|name| OpenKey::to_write(call, *name).map(drop));
+    // More than once only if another module lets one of these keys expire.
+    for _ in 0..=names.len() {
+        if !neighbors::may_run_during(&mut touch)? {
+            return Ok(());
+        }
+    }
+    Err(Refusal::INTERNAL)
 }

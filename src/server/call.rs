@@ -55,7 +55,7 @@ impl<'a> Arg<'a> {
 /// The current call.
 ///
 /// What may call other modules takes it mutably: opening a key, marking it as modified, publishing an event. An
-/// open key borrows it mutably too. So one key is open at a time, and none while another module writes to it.
+/// open key borrows it mutably too. So no key is open while another module runs.
 pub struct Call<'a> {
     ctx: *mut raw::RedisModuleCtx,
     args: &'a [Arg<'a>],
