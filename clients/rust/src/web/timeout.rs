@@ -10,18 +10,18 @@ use tokio::time::{Instant, timeout};
 
 /// Turns of the runtime in a timeout.
 const TURNS: u32 = 10;
-/// Timeouts that a request waits at most, while Redis answers others.
-const TIMEOUTS: u32 = 10;
+/// Turns that a request waits at most, while Redis answers others.
+const MOST_TURNS: u32 = 10 * TURNS;
 
 /// A timeout that is Redis's time, not this process's.
 ///
-/// That a timer is over says nothing of Redis if the runtime was busy: the reply may have arrived, or the command may
-/// not have left. So the time is waited for in turns, and in each of them the runtime reads and writes. Late turns show
-/// that it is busy; the next one is as long as they were late, to catch up.
+/// A timer that fires says nothing about Redis if the runtime was busy: the reply may have arrived unread, and the
+/// command may not have been sent. So the wait is divided into turns, in each of which the runtime reads and writes. A
+/// turn that ends late shows that the runtime was busy; the next one is as long as it was late.
 #[derive(Debug)]
 pub(crate) struct ServerTimeout {
     timeout: Duration,
-    /// Replies so far. Redis is not away while it answers others: a burst leaves this process bit by bit.
+    /// Replies so far. Redis is not away while it answers others: a burst takes a while to be sent.
     replies: AtomicU64,
 }
 
@@ -34,21 +34,20 @@ impl ServerTimeout {
         self.timeout
     }
 
-    /// The reply; none if Redis has sent none in its time, to anyone.
+    /// The reply; none if Redis sent none to anyone for the timeout.
     pub async fn wait<T>(&self, reply: impl Future<Output = RedisResult<T>>) -> Option<RedisResult<T>> {
         let mut reply = pin!(reply);
-        let mut late = Duration::ZERO;
-        for _ in 0..TIMEOUTS {
+        let (mut late, mut silent) = (Duration::ZERO, 0);
+        for _ in 0..MOST_TURNS {
             let replies = self.replies.load(Ordering::Relaxed);
-            for _ in 0..TURNS {
-                let (start, turn) = (Instant::now(), late.max(self.timeout / TURNS));
-                if let Ok(reply) = timeout(turn, reply.as_mut()).await {
-                    self.replies.fetch_add(u64::from(reply.is_ok()), Ordering::Relaxed);
-                    return Some(reply);
-                }
-                late = start.elapsed().saturating_sub(turn);
+            let (start, turn) = (Instant::now(), late.max(self.timeout / TURNS));
+            if let Ok(reply) = timeout(turn, reply.as_mut()).await {
+                self.replies.fetch_add(u64::from(reply.is_ok()), Ordering::Relaxed);
+                return Some(reply);
             }
-            if self.replies.load(Ordering::Relaxed) == replies {
+            late = start.elapsed().saturating_sub(turn);
+            silent = if self.replies.load(Ordering::Relaxed) == replies { silent + 1 } else { 0 };
+            if silent == TURNS {
                 break;
             }
         }
@@ -112,11 +111,11 @@ mod tests {
             })
         };
         let answered = answer_others(5);
-        assert_about(given_up_after(&timeout).await, 4 * TIMEOUT);
+        assert_about(given_up_after(&timeout).await, 7 * TIMEOUT / 2);
         answered.await.expect("no panic");
 
         let answered = answer_others(50);
-        assert_about(given_up_after(&timeout).await, TIMEOUTS * TIMEOUT);
+        assert_about(given_up_after(&timeout).await, 10 * TIMEOUT);
         answered.abort();
     }
 }
