@@ -77,7 +77,7 @@ target/examples/python: examples/python/requirements.txt $(shell find clients/py
 target/examples/node: examples/node/package.json examples/node/package-lock.json $(shell find clients/node/src -type f)
 	@rm -rf $@ && mkdir -p $@ target/clients && ln -sfn ../../clients/node target/clients/node
 	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
-	@tools/install-missing node && npm ci --silent --prefix $@ && touch $@ || rm -rf $@
+	@tools/install-missing node && npm ci --loglevel error --prefix $@ && touch $@ || rm -rf $@
 
 bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a quick check
 	@tools/install-missing bench
