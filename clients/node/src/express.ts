@@ -124,10 +124,7 @@ export function rateLimit<R extends Request = Request>(
       tell(response, self, fields);
       return true;
     }
-    for (const name of ["RateLimit-Policy", "RateLimit", "Retry-After"] as const) {
-      if (fields[name] !== undefined) response.setHeader(name, fields[name]);
-    }
-    refuse(response, body);
+    refuse(response, body, fields);
     return false;
   }
 
@@ -154,7 +151,7 @@ export function rateLimit<R extends Request = Request>(
       }),
     );
     const known = shares.filter(({ verdicts }) => verdicts !== undefined);
-    if (response.headersSent || known.length === 0) return;
+    if (known.length === 0) return;
     const fields = standing(
       known.flatMap(({ policies }) => policies),
       known.flatMap(({ verdicts }) => verdicts ?? []),
@@ -215,8 +212,9 @@ function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request
 /** What each middleware has said on a response. */
 const told = new WeakMap<ServerResponse, Map<object, Fields>>();
 
-/** Sets the header fields, beside those of other rate limits that the request has passed. */
+/** Sets the header fields, beside those of other rate limits that the request has passed, unless it is answered. */
 function tell(response: ServerResponse, who: object, fields: Fields): void {
+  if (response.headersSent) return;
   const all = told.get(response) ?? new Map<object, Fields>();
   told.set(response, all.set(who, fields));
   for (const name of ["RateLimit-Policy", "RateLimit"] as const) {
@@ -224,8 +222,11 @@ function tell(response: ServerResponse, who: object, fields: Fields): void {
   }
 }
 
-function refuse(response: ServerResponse, problem: Problem): void {
+/** Answers a request, unless something else has done so meanwhile: a timeout of the application, say. */
+function refuse(response: ServerResponse, problem: Problem, fields: Partial<Fields> = {}): void {
+  if (response.headersSent) return;
   response.statusCode = problem.status;
+  for (const [name, value] of Object.entries(fields)) response.setHeader(name, value);
   response.setHeader("Content-Type", "application/problem+json");
   response.end(JSON.stringify(problem));
 }

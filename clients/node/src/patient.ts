@@ -2,6 +2,7 @@
 // has long passed, or was long refused.
 
 import type { RateLimiter } from "./commands.js";
+import { ofNodeRedis } from "./node-redis.js";
 import { Timeout, WAITING, type Waiting } from "./timeout.js";
 
 /** A connection of either client. */
@@ -12,15 +13,6 @@ export interface Connection {
 
 /** Of limiters of ioredis. */
 export const connections = new WeakMap<RateLimiter, Connection>();
-
-/** What `client.rl` of node-redis is bound to. A cluster before version 6 does not say whether it is ready. */
-interface NodeRedis {
-  readonly isOpen: boolean;
-  readonly isReady?: boolean;
-  readonly options?: { readonly disableOfflineQueue?: boolean };
-  readonly _commandOptions?: object;
-  withCommandOptions(options: object): NodeRedis;
-}
 
 const POLL_MS = 5;
 
@@ -60,19 +52,6 @@ class Gate {
       this.#poll();
     }, POLL_MS).unref();
   }
-}
-
-/** A limiter of node-redis without the timeout of its client, which is this process's time, and its connection. */
-function ofNodeRedis(limiter: RateLimiter & { readonly _self?: NodeRedis }): [RateLimiter, Connection?] {
-  const client = limiter._self;
-  if (client === undefined) return [limiter];
-  const options = { ...client._commandOptions, timeout: undefined };
-  const patient = Object.create(limiter, {
-    _self: { value: client.withCommandOptions(options) },
-  }) as RateLimiter;
-  const isConnecting = () =>
-    client.isOpen && client.isReady === false && client.options?.disableOfflineQueue !== true;
-  return [patient, { isConnecting }];
 }
 
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
