@@ -104,16 +104,18 @@ async fn a_lease_goes_back_when_its_time_is_over_without_another_request() {
 async fn what_goes_back_was_counted_when_it_was_leased() {
     let server = Server::start();
     let leases = leases(&server, HOURLY).await;
-    for _ in 0..2 {
+    for _ in 0..3 {
         leases.take("key", 1).await.expect("a verdict");
     }
-    assert_eq!(used(&server, "key"), 3);
-    // Another process takes units later; the newest are its own.
+    let counted = leases.take("key", 1).await.expect("a verdict").at.expect("a time");
+    assert_eq!(used(&server, "key"), 6);
+    server.wait_until_after(counted);
+    // Another process takes units later: they are the newest.
     server.connect().rl_log("key", HOURLY, 5).expect("a verdict");
     leases.close().await;
-    assert_eq!(used(&server, "key"), 7);
-    let newest = server.connect().rl_log("key", HOURLY, Take::cost(-5)).expect("a verdict");
-    assert_eq!(newest.remaining, 9_998);
+    let all_of_then = Take::cost(-1_000).partial().at(counted);
+    let back = server.connect().rl_log("key", HOURLY, all_of_then).expect("a verdict");
+    assert_eq!((back.taken, back.remaining), (Some(-4), 9_995));
 }
 
 #[tokio::test]
