@@ -1,7 +1,7 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
 import { isIPv6 } from "node:net";
-import type { Decision, Limit, Verdict, Window } from "./commands.js";
+import { type Decision, type Limit, milliseconds, type Verdict, type Window } from "./commands.js";
 
 /** A limit as clients are told of it. */
 export interface Policy {
@@ -123,14 +123,6 @@ export function parseLimits(text: string): Limit[] {
 }
 
 const MAX_WINDOW_MS = 3650 * 86_400_000;
-const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
-
-function milliseconds(window: Window): number {
-  const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
-  if (count === undefined) throw new RangeError(`"${window}" is no window such as 10s, in ms, s, m, h or d`);
-  return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
-}
-
 /** Whom an address stands for. An IPv6 client has a whole network, named by its first 64 bits. */
 export function client(address: string): string {
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);
