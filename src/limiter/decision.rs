@@ -111,6 +111,8 @@ pub struct Change {
     pub units: u64,
     /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
+    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    pub forgot: bool,
 }
 
 /// The effects of a request, apart from its reply.
@@ -118,7 +120,7 @@ pub struct Change {
 pub struct Outcome {
     /// What it changed.
     pub change: Change,
-    /// The time it was applied as of. A copy that repeats the request as of this time ends up equal.
+    /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
     pub as_of: UnixMs,
     /// Whether it gave back the last units that counted.
     pub emptied: bool,
@@ -343,7 +345,7 @@ impl Request {
             tier.set_usage(state.usage(tier.quota.window(), self.time.now()));
         }
         // Fewer units never need the key for longer.
-        let change = Change { units, end_moved: false };
+        let change = Change { units, ..Change::default() };
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
 
