@@ -4,8 +4,17 @@
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
 use crate::keyspace::{Handle, OpenKey, ToWrite};
-use crate::limiter::{Counted, Effect, ExpiryFacts, Limiter, Outcome, Time, UnixMs};
+use crate::limiter::{Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs};
 use crate::server::{Arg, Call, Event, neighbors};
+
+/// The time that units were counted at: for windows ahead of the clock, their own newest time.
+pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, outcome: &Outcome) -> UnixMs {
+    if outcome.changed() && cost.taken() > 0 && outcome.ahead {
+        limiter.newest_of(quotas).max(time.now())
+    } else {
+        time.now()
+    }
+}
 
 /// Stores `fresh` in an empty key if it counted anything, updates the time to live, closes the key, sends the effect to
 /// copies by `replicate`, and tells other modules. Returns the call, and an upper bound on the waits in the reply, in

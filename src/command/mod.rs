@@ -5,6 +5,7 @@ mod apply;
 mod commit;
 mod info;
 mod load;
+mod partial;
 mod peek;
 mod reply;
 mod take;
