@@ -197,25 +197,21 @@ impl Input<'_> {
 /// An effect as text:
 ///
 /// ```text
-/// L-5@1700000000000/1m/1h    RL.LOG gave back 5 units as of this time, in windows of a minute and an hour
-/// F@1700000000000/10s        RL.FIXED counted a unit
+/// F@1700000000000/10s        RL.FIXED counted a unit at this time by the clock, in a window of 10 seconds
+/// L-5AT1700000000000/1m/1h   RL.LOG gave back 5 units as of the time that the caller named, in two windows
 /// L@1700000000000/1h/forget  RL.LOG counted a unit and forgot its oldest entry
 /// DEL                        the key was deleted
 /// ```
 ///
-/// The letter of the algorithm; the units, unless it is one; the time in milliseconds; each window in its largest whole
-/// unit. Each effect has exactly one word.
+/// The letter of the algorithm; the units, unless it is one; `@` or `AT`; the time in milliseconds; each window in its
+/// largest whole unit. Each effect has exactly one word.
 pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
 
-/// A letter, units with a sign, `@` and a time, eight windows in milliseconds, and `/forget`.
-const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * 15 + 7;
+/// A letter, units with a sign, `AT` and a time, eight windows in milliseconds, and `/forget`.
+const MOST_EFFECT_BYTES: usize = 1 + 17 + 18 + MAX_TIERS * 15 + 7;
 
 const DELETED: &[u8] = b"DEL";
 const FORGET: &[u8] = b"forget";
-
-/// Units of time, the largest first.
-const TIME_UNITS: [(u64, &[u8]); 5] =
-    [(86_400_000, b"d"), (3_600_000, b"h"), (60_000, b"m"), (1_000, b"s"), (1, b"ms")];
 
 fn letter(algorithm: Algorithm) -> u8 {
     match algorithm {
@@ -225,10 +221,15 @@ fn letter(algorithm: Algorithm) -> u8 {
     }
 }
 
+/// What stands before the time.
+fn at_sign(at_given: bool) -> &'static [u8] {
+    if at_given { b"AT" } else { b"@" }
+}
+
 /// Returns the word of an effect.
 pub fn encode_effect(effect: &Effect) -> EffectWord {
     let mut word = EffectWord::new();
-    let Effect::Counted(Counted { algorithm, units, at, windows, forgets }) = effect else {
+    let Effect::Counted(Counted { algorithm, units, at, at_given, windows, forgets }) = effect else {
         put(&mut word, DELETED);
         return word;
     };
@@ -237,7 +238,7 @@ pub fn encode_effect(effect: &Effect) -> EffectWord {
         put(&mut word, if units.get() < 0 { b"-" } else { b"" });
         put_integer(&mut word, units.get().unsigned_abs());
     }
-    word.push(b'@');
+    put(&mut word, at_sign(*at_given));
     put_integer(&mut word, at.get());
     for window in windows {
         word.push(b'/');
@@ -254,9 +255,15 @@ pub fn encode_effect(effect: &Effect) -> EffectWord {
 
 /// The window in the largest unit of which it is a multiple.
 fn in_largest_unit(window: WindowMs) -> (u64, &'static [u8]) {
-    let ms = window.get();
-    let largest = TIME_UNITS.iter().find(|(unit_ms, _)| ms.is_multiple_of(*unit_ms));
-    largest.map_or((ms, b"ms"), |(unit_ms, unit)| (ms / unit_ms, unit))
+    let larger: [(u64, &[u8]); 4] = [(1_000, b"s"), (60, b"m"), (60, b"h"), (24, b"d")];
+    let (mut number, mut unit): (u64, &[u8]) = (window.get(), b"ms");
+    for (factor, name) in larger {
+        if !number.is_multiple_of(factor) {
+            break;
+        }
+        (number, unit) = (number / factor, name);
+    }
+    (number, unit)
 }
 
 fn put(word: &mut EffectWord, bytes: &[u8]) {
@@ -283,8 +290,12 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     }
     let (first, mut word) = word.split_first()?;
     let algorithm = Algorithm::ALL.into_iter().find(|algorithm| letter(*algorithm) == *first)?;
-    let units = if word.starts_with(b"@") { Cost::ONE } else { take_units(&mut word)? };
-    word = word.strip_prefix(b"@")?;
+    let units = match word.first()? {
+        b'-' | b'0'..=b'9' => take_units(&mut word)?,
+        _ => Cost::ONE,
+    };
+    let at_given = word.starts_with(at_sign(true));
+    word = word.strip_prefix(at_sign(at_given))?;
     let at = UnixMs::new(take_integer(&mut word)?)?;
     let (mut windows, mut forgets) = (ArrayVec::<_, MAX_TIERS>::new(), false);
     while let Some(next) = word.strip_prefix(b"/") {
@@ -300,10 +311,10 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         windows.try_push(window).ok()?;
     }
     let is_whole = word.is_empty() && !windows.is_empty();
-    is_whole.then_some(Effect::Counted(Counted { algorithm, units, at, windows, forgets }))
+    is_whole.then_some(Effect::Counted(Counted { algorithm, units, at, at_given, windows, forgets }))
 }
 
-/// Takes units off the start of `word`, unless there are none, or a single one to count.
+/// Takes units off the start of `word`; not 0 and not 1, which is never written.
 fn take_units(word: &mut &[u8]) -> Option<Cost> {
     let sign = if let Some(rest) = word.strip_prefix(b"-") {
         *word = rest;
@@ -315,14 +326,22 @@ fn take_units(word: &mut &[u8]) -> Option<Cost> {
     Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
 }
 
+/// Takes a window off the start of `word`, in the unit that is written.
 fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
     let number = take_integer(word)?;
-    let length = word.iter().take_while(|byte| byte.is_ascii_lowercase()).count();
-    let (unit, rest) = word.split_at(length);
+    let (unit_ms, in_next_unit, rest) = match word {
+        [b'm', b's', rest @ ..] => (1, Some(1_000), rest),
+        [b's', rest @ ..] => (1_000, Some(60), rest),
+        [b'm', rest @ ..] => (60_000, Some(60), rest),
+        [b'h', rest @ ..] => (3_600_000, Some(24), rest),
+        [b'd', rest @ ..] => (86_400_000, None, rest),
+        _ => return None,
+    };
     *word = rest;
-    let (unit_ms, _) = TIME_UNITS.iter().find(|(_, name)| *name == unit)?;
-    let window = WindowMs::new(number.checked_mul(*unit_ms)?)?;
-    (in_largest_unit(window).0 == number).then_some(window)
+    if in_next_unit.is_some_and(|units| number.is_multiple_of(units)) {
+        return None;
+    }
+    WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
 fn take_integer(word: &mut &[u8]) -> Option<u64> {

@@ -1,12 +1,11 @@
 //! RL.ALL: decides on several keys, and counts in all of them or in none.
 
-use super::commit::{self, Change};
+use super::commit::{self, Change, What};
 use super::reply;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
 use crate::limiter::several::{self, Finished, FinishedKey};
 use crate::limiter::{
-    Algorithm, Cost, Counted, Decision, Effect, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict,
-    Wait,
+    Algorithm, Cost, Decision, Effect, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
 };
 use crate::request::{self, List, ROW_WORDS, Refusal, Row, Rows};
 use crate::server::{self, Arg, Call, Command};
@@ -36,13 +35,14 @@ impl Command for All {
         let mut keys = OpenKeys::to_write(call, &names)?;
         let mut looked_up: List<Tiers> = requests.iter().map(|_| Tiers::default()).collect();
         let limiters = keys.handles().iter_mut().zip(&mut requests).zip(&mut looked_up);
-        let decided = several::decide(limiters.map(|((key, request), tiers)| request.on(key, tiers, time)))?;
+        let decided = several::decide(limiters.map(|((key, request), tiers)| request.on(key, tiers)), time)?;
         let limited = decided.is_limited();
         // From here on nothing fails.
         let finished = if all.force || !limited { decided.commit() } else { decided.leave() };
 
         for ((key, request), finished) in keys.handles().iter_mut().zip(&mut requests).zip(&finished.keys) {
             request.update(key, finished, time);
+            stats::units(request.cost, finished.outcome.change);
         }
         let call = keys.close();
         let changes =
@@ -52,6 +52,7 @@ impl Command for All {
         commit::tell(call, &mut changes, |call, changes| {
             call.replicate_all(changes.iter().map(|change| (change.name, change.effect())));
         });
+        drop(changes);
         stats::all_taken(limited, finished.keys.iter().any(|key| key.outcome.changed()));
         for (name, _) in names.iter().zip(&finished.keys).filter(|(_, key)| key.limited) {
             commit::publish_if_limited(call, *name, true);
@@ -133,19 +134,13 @@ impl KeyRequest {
     }
 
     /// What is requested of the limiter in the key.
-    fn on<'s>(
-        &'s mut self,
-        key: &'s mut Handle,
-        tiers: &'s mut Tiers,
-        time: Time,
-    ) -> several::KeyRequest<'s> {
+    fn on<'s>(&'s mut self, key: &'s mut Handle, tiers: &'s mut Tiers) -> several::KeyRequest<'s> {
         let limiter = key.limiter_or(&mut self.fresh, self.algorithm);
         several::KeyRequest {
             limiter,
             algorithm: self.algorithm,
             quotas: &self.quotas,
             cost: self.cost,
-            time,
             tiers,
         }
     }
@@ -164,9 +159,9 @@ impl KeyRequest {
     }
 
     /// What happened to the key, whose request changed something.
-    fn change<'a>(&mut self, name: Arg<'a>, outcome: Outcome, time: Time) -> Change<'a> {
-        stats::units(self.cost, outcome.change);
-        let counted = Counted::of(self.algorithm, &self.quotas, self.cost, &outcome);
-        Change { name, counted: Some(counted), fresh: self.fresh.take(), time, outcome }
+    fn change<'a>(&mut self, name: Arg<'a>, outcome: Outcome, time: Time) -> Change<'a, '_> {
+        let KeyRequest { algorithm, cost, .. } = *self;
+        let what = What::Request { algorithm, quotas: &self.quotas, cost };
+        Change { name, what, fresh: self.fresh.take(), time, outcome }
     }
 }

@@ -1,10 +1,9 @@
 //! RL.APPLY: does to keys what requests did elsewhere. Replicas and append-only files consist of this command.
 
-use super::commit::{self, Change};
+use super::commit::{self, Change, What};
 use crate::encoding::decode_effect;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
-use crate::limiter::several::{self, KeyRequest};
-use crate::limiter::{Counted, Effect, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs};
+use crate::limiter::{Accepted, Counted, Effect, Limiter, Outcome, Time, UnixMs};
 use crate::request::{self, List, MAX_ROWS, Refusal};
 use crate::server::{self, Arg, Call, Command};
 
@@ -37,9 +36,8 @@ fn count(call: &mut Call, counted: &Counted) -> Result<(), Refusal> {
         key = key.open_again()?;
     }
     let mut fresh = None;
-    let limiter = key.handle_mut().limiter_or(&mut fresh, counted.algorithm);
-    let mut outcome = limiter.apply(counted, time.clock)?;
-    outcome.emptied = outcome.changed() && limiter.is_empty();
+    let outcome =
+        key.handle_mut().limiter_or(&mut fresh, counted.algorithm).accept(counted)?.apply(time.clock);
     commit::close_and_tell(key, fresh, time, &outcome, |call| call.replicate_verbatim());
     Ok(())
 }
@@ -63,88 +61,68 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     if pairs.len() > MAX_ROWS {
         return Err(Refusal::EFFECT);
     }
-    let mut effects: List<KeyEffect> =
-        pairs.clone().map(|pair| parse(pair[1]).map(KeyEffect::new)).collect::<Result<_, _>>()?;
+    let mut effects = List::new();
+    for pair in pairs.clone() {
+        effects.push(parse(pair[1])?);
+    }
     let (names, _) = request::distinct(pairs.map(|pair| pair[0]));
     if names.len() < effects.len() {
         return Err(Refusal::EFFECT);
     }
     let clock = server::now();
     let mut keys = OpenKeys::to_write(call, &names)?;
-    let limiters = keys.handles().iter_mut().zip(&mut effects);
-    let decided = several::decide(limiters.filter_map(|(key, effect)| effect.on(key, clock)))?;
+    let mut fresh: List<Option<Limiter>> = effects.iter().map(|_| None).collect();
+    let mut accepted = List::new();
+    for ((key, fresh), effect) in keys.handles().iter_mut().zip(&mut fresh).zip(&effects) {
+        accepted.push(accept(key, fresh, effect)?);
+    }
     // From here on nothing fails.
-    let finished = decided.commit();
+    let outcomes: List<Outcome> = accepted
+        .into_iter()
+        .map(|accepted| accepted.map_or_else(deleted, |units| units.apply(clock)))
+        .collect();
 
-    let mut outcomes = finished.keys.iter().map(|key| key.outcome);
-    let limiters = keys.handles().iter_mut().zip(effects);
-    let mut changes: List<Change> =
-        limiters.filter_map(|(key, effect)| effect.finish(key, &mut outcomes, clock)).collect();
+    let limiters = keys.handles().iter_mut().zip(fresh).zip(effects.iter().zip(outcomes));
+    let changes =
+        limiters.map(|((key, fresh), (effect, outcome))| update(key, fresh, effect, outcome, clock));
+    let mut changes: List<Change> = changes.flatten().collect();
     let call = keys.close();
     commit::tell(call, &mut changes, |call, _| call.replicate_verbatim());
     Ok(())
 }
 
-/// An effect on one of several keys.
-struct KeyEffect {
-    /// `None` if the key is deleted.
-    counted: Option<Counted>,
-    quotas: QuotaList,
-    /// The limiter to store if the key is empty.
-    fresh: Option<Limiter>,
-    looked_up: Tiers,
+/// The outcome of deleting a key.
+fn deleted() -> Outcome {
+    Outcome { emptied: true, ..Outcome::default() }
 }
 
-impl KeyEffect {
-    fn new(effect: Effect) -> KeyEffect {
-        let counted = match effect {
-            Effect::Counted(counted) => Some(counted),
-            Effect::Deleted => None,
-        };
-        let quotas = counted.as_ref().map(Counted::quotas).unwrap_or_default();
-        KeyEffect { counted, quotas, fresh: None, looked_up: Tiers::default() }
+/// What a key is to count or give back; `None` if it is to be deleted.
+fn accept<'s>(
+    key: &'s mut Handle,
+    fresh: &'s mut Option<Limiter>,
+    effect: &'s Effect,
+) -> Result<Option<Accepted<'s>>, Refusal> {
+    match effect {
+        Effect::Counted(counted) => Ok(Some(key.limiter_or(fresh, counted.algorithm).accept(counted)?)),
+        Effect::Deleted => Ok(None),
     }
+}
 
-    /// What is to be counted in the key.
-    fn on<'s>(&'s mut self, key: &'s mut Handle, clock: UnixMs) -> Option<KeyRequest<'s>> {
-        let counted = self.counted.as_ref()?;
-        Some(KeyRequest {
-            limiter: key.limiter_or(&mut self.fresh, counted.algorithm),
-            algorithm: counted.algorithm,
-            quotas: &self.quotas,
-            cost: counted.units,
-            time: counted.time(clock),
-            tiers: &mut self.looked_up,
-        })
+/// Updates the time to live of what was there before. Returns what has happened to the key, if anything.
+fn update<'a, 'r>(
+    key: &mut Handle<'_, 'a>,
+    fresh: Option<Limiter>,
+    effect: &'r Effect,
+    outcome: Outcome,
+    clock: UnixMs,
+) -> Option<Change<'a, 'r>> {
+    let time = match effect {
+        Effect::Counted(counted) => counted.time(clock),
+        Effect::Deleted => Time { clock, at: None },
+    };
+    if fresh.is_none() && outcome.changed() && !outcome.emptied {
+        commit::move_expiry(key, time, &outcome);
     }
-
-    /// Updates the time to live of what was there before. Returns what has happened to the key, if anything.
-    fn finish<'a>(
-        self,
-        key: &mut Handle<'_, 'a>,
-        outcomes: &mut impl Iterator<Item = Outcome>,
-        clock: UnixMs,
-    ) -> Option<Change<'a>> {
-        let KeyEffect { counted, mut fresh, .. } = self;
-        let Some(counted) = counted else {
-            let outcome = Outcome { emptied: true, ..Outcome::default() };
-            let time = Time { clock, at: None };
-            return key.limiter().map(|_| Change {
-                name: key.name(),
-                counted: None,
-                fresh: None,
-                time,
-                outcome,
-            });
-        };
-        let (mut outcome, time) = (outcomes.next()?, counted.time(clock));
-        if !outcome.changed() {
-            return None;
-        }
-        outcome.emptied = key.limiter_or(&mut fresh, counted.algorithm).is_empty();
-        if fresh.is_none() && !outcome.emptied {
-            commit::move_expiry(key, time, &outcome);
-        }
-        Some(Change { name: key.name(), counted: Some(counted), fresh, time, outcome })
-    }
+    let has_happened = if outcome.emptied { key.limiter().is_some() } else { outcome.changed() };
+    has_happened.then_some(Change { name: key.name(), what: What::Effect(effect), fresh, time, outcome })
 }

@@ -4,7 +4,7 @@
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
 use crate::keyspace::{Handle, OpenKey, ToWrite};
-use crate::limiter::{Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs};
+use crate::limiter::{Algorithm, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs};
 use crate::server::{Arg, Call, Event, neighbors};
 
 /// The time that units were counted at: for windows ahead of the clock, their own newest time.
@@ -48,11 +48,11 @@ pub fn close_and_tell<'c, 'a>(
 }
 
 /// What happened to one of several keys.
-pub struct Change<'a> {
+pub struct Change<'a, 'r> {
     /// The key.
     pub name: Arg<'a>,
-    /// What was counted or given back; `None` if the key is only deleted.
-    pub counted: Option<Counted>,
+    /// What it was.
+    pub what: What<'r>,
     /// The limiter to store if the key is empty.
     pub fresh: Option<Limiter>,
     /// When it was decided.
@@ -61,12 +61,40 @@ pub struct Change<'a> {
     pub outcome: Outcome,
 }
 
-impl<'a> Change<'a> {
+/// What was done to a key.
+#[derive(Clone, Copy)]
+pub enum What<'r> {
+    /// A request was counted.
+    Request {
+        /// The algorithm named.
+        algorithm: Algorithm,
+        /// The tiers.
+        quotas: &'r [Quota],
+        /// Units to take, or to give back if negative.
+        cost: Cost,
+    },
+    /// An effect was applied.
+    Effect(&'r Effect),
+}
+
+impl<'a> Change<'a, '_> {
     /// What copies get.
     pub fn effect(&self) -> Effect {
-        match &self.counted {
-            Some(counted) if !self.outcome.emptied => Effect::Counted(counted.clone()),
-            _ => Effect::Deleted,
+        if self.outcome.emptied {
+            Effect::Deleted
+        } else {
+            self.counted().map_or(Effect::Deleted, Effect::Counted)
+        }
+    }
+
+    /// What was counted or given back; `None` if the key was only deleted.
+    fn counted(&self) -> Option<Counted> {
+        match self.what {
+            What::Request { algorithm, quotas, cost } => {
+                Some(Counted::of(algorithm, quotas, cost, &self.outcome))
+            }
+            What::Effect(Effect::Counted(counted)) => Some(counted.clone()),
+            What::Effect(Effect::Deleted) => None,
         }
     }
 
@@ -75,64 +103,57 @@ impl<'a> Change<'a> {
         self.fresh.is_some() || self.outcome.emptied
     }
 
-    /// Sends what was counted in place.
-    fn replicate_in_place(&self, call: &Call) {
-        if let Some(counted) = &self.counted
-            && self.fresh.is_none()
-        {
-            call.replicate(self.name, || Effect::Counted(counted.clone()));
-        }
-    }
-
-    /// Stores the new limiter, or deletes the emptied key. Sends the effect just before if `replicates`.
+    /// Stores the new limiter, or deletes the emptied key. Sends the effect just before if it `replicates`.
     fn tell(&mut self, call: &mut Call<'a>, replicates: bool) {
-        let key = OpenKey::to_write(call, self.name);
+        let name = self.name;
+        let key = OpenKey::to_write(call, name);
         let key = key.and_then(|key| if key.limiter().is_none() { key.open_again() } else { Ok(key) });
-        // Another module may have put a value of another type there since.
+        // Another module may have put a value of another type there meanwhile, or units.
         let Ok(mut key) = key else { return };
-        match (key.handle_mut().limiter_mut(), self.fresh.take(), &self.counted) {
-            (None, Some(fresh), _) => {
+        match (key.handle_mut().limiter_mut(), self.fresh.take()) {
+            (None, Some(fresh)) => {
                 if replicates {
-                    key.call().replicate(self.name, || self.effect());
+                    key.call().replicate(name, || self.effect());
                 }
                 create(key, fresh, self.time, &self.outcome);
             }
-            (Some(limiter), None, counted) => {
-                // It may also have counted units there.
-                let is_emptied = counted
-                    .as_ref()
-                    .is_none_or(|counted| limiter.counts_nothing(&counted.quotas(), self.time.earlier()));
-                if is_emptied {
+            (Some(limiter), None) => {
+                let counted = self.counted();
+                if counted.is_none() || limiter.counts_nothing(&[], self.time.earlier()) {
                     if replicates {
-                        key.call().replicate(self.name, || Effect::Deleted);
+                        key.call().replicate(name, || Effect::Deleted);
                     }
                     delete(key);
                 }
             }
-            (Some(limiter), Some(_), Some(counted)) => {
-                if let Ok(outcome) = limiter.apply(counted, self.time.clock) {
-                    let (name, effect) = (self.name, || self.effect());
-                    close_and_tell(key, None, self.time, &outcome, |call| call.replicate(name, effect));
-                }
+            (Some(limiter), Some(_)) => {
+                let Some(counted) = self.counted() else { return };
+                let Ok(accepted) = limiter.accept(&counted) else { return };
+                let outcome = accepted.apply(self.time.clock);
+                close_and_tell(key, None, self.time, &outcome, |call| call.replicate(name, || self.effect()));
             }
-            (None, None, _) | (Some(_), Some(_), None) => {}
+            (None, None) => {}
         }
     }
 }
 
-/// Sends the effects on several keys to copies, by `replicate_all` if possible. Stores new limiters, deletes emptied keys, and
-/// tells other modules of all.
+/// Sends the effects on several keys to copies, by `replicate_all` if it can be one command. Stores the new limiters,
+/// deletes the emptied keys, and tells other modules of all.
 ///
 /// A module that is told of a key may write to any other, and copies must see everything in the order in which it
-/// happened. So if there are other modules, and several keys to tell of, each of these is sent just before.
-pub fn tell<'a>(
+/// happened. So if there are other modules, and several keys to tell of, copies get each of these just before.
+pub fn tell<'a, 'r>(
     call: &mut Call<'a>,
-    changes: &mut [Change<'a>],
-    replicate_all: impl FnOnce(&Call<'a>, &[Change<'a>]),
+    changes: &mut [Change<'a, 'r>],
+    replicate_all: impl FnOnce(&Call<'a>, &[Change<'a, 'r>]),
 ) {
     let one_by_one = neighbors::any() && changes.iter().filter(|change| change.is_told()).count() > 1;
     if one_by_one {
-        changes.iter().for_each(|change| change.replicate_in_place(call));
+        for change in changes.iter().filter(|change| change.fresh.is_none()) {
+            if let Some(counted) = change.counted() {
+                call.replicate(change.name, || Effect::Counted(counted));
+            }
+        }
     } else if !changes.is_empty() {
         replicate_all(call, changes);
     }

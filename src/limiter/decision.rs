@@ -124,6 +124,8 @@ pub struct Outcome {
     pub as_of: UnixMs,
     /// Whether it gave back the last units that counted.
     pub emptied: bool,
+    /// Whether a caller named the time, by AT.
+    pub at_given: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
     /// Where the time that set the key's expiry came from, before this request.
@@ -148,8 +150,8 @@ impl Outcome {
     /// The facts that the key's expiry depends on.
     #[inline(always)]
     pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
-        let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
-        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
+        let Outcome { change: Change { end_moved, .. }, at_given, ahead, source, .. } = *self;
+        ExpiryFacts { time, at_given, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
@@ -396,6 +398,7 @@ impl Request {
             change: Change::default(),
             as_of,
             emptied: false,
+            at_given: self.time.at.is_some(),
             ahead: state.is_ahead_of(as_of),
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),

@@ -2,8 +2,11 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Outcome, Quota, QuotaList, TakeError};
-use super::{Time, UnixMs, WindowMs};
+use super::decision::Request;
+use super::{
+    Algorithm, Cost, Form, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Outcome, Quota, QuotaList, TakeError, Time,
+    UnixMs, WindowMs,
+};
 
 /// What a request did to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub struct Counted {
     pub units: Cost,
     /// The time as of which that was done.
     pub at: UnixMs,
+    /// Whether a caller named that time, by AT.
+    pub at_given: bool,
     /// The windows: at least one, each different.
     pub windows: ArrayVec<WindowMs, MAX_TIERS>,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
@@ -30,7 +35,7 @@ pub struct Counted {
 }
 
 impl Effect {
-    /// The effect of a request that changed something.
+    /// The effect of a request that has changed something.
     #[inline(always)]
     pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Effect {
         if outcome.emptied {
@@ -49,6 +54,7 @@ impl Counted {
             algorithm,
             units: cost.at_most(outcome.change.units),
             at: outcome.as_of,
+            at_given: outcome.at_given,
             windows: quotas.iter().map(|quota| quota.window()).collect(),
             forgets: outcome.change.forgot,
         }
@@ -56,9 +62,9 @@ impl Counted {
 
     /// The tiers of a forced request with the same effect.
     ///
-    /// A log that forgot an entry has enough of them to forget the oldest whatever the limit; at the largest limit it
-    /// forgets none that the original request kept.
-    pub fn quotas(&self) -> QuotaList {
+    /// A log that forgot an entry has so many that a limit of 0 makes it forget one; at the largest limit it forgets none
+    /// that the original request left.
+    fn quotas(&self) -> QuotaList {
         let limit = if self.forgets { 0 } else { MAX_SAFE_INTEGER };
         self.windows.iter().filter_map(|window| Quota::new(limit, *window)).collect()
     }
@@ -69,11 +75,41 @@ impl Counted {
     }
 }
 
+/// Units that a limiter can count, or give back.
+#[must_use = "they are not counted yet"]
+pub struct Accepted<'a> {
+    limiter: &'a mut Limiter,
+    counted: &'a Counted,
+    quotas: QuotaList,
+}
+
 impl Limiter {
-    /// Counts the units, or gives them back. An error changes nothing.
-    pub fn apply(&mut self, counted: &Counted, clock: UnixMs) -> Result<Outcome, TakeError> {
-        let Counted { algorithm, units, .. } = *counted;
-        let decision = self.take(algorithm, &counted.quotas(), units, true, counted.time(clock))?;
-        Ok(decision.outcome)
+    /// Checks that it can count the units, or give them back. Changes nothing.
+    #[inline]
+    pub fn accept<'a>(&'a mut self, counted: &'a Counted) -> Result<Accepted<'a>, TakeError> {
+        self.check_counted_by(counted.algorithm)?;
+        let quotas = counted.quotas();
+        if let Form::Counters(counters) = self.form() {
+            let request = Request { cost: counted.units, time: counted.time(counted.at) };
+            request.check_windows_fit(&counters, &quotas)?;
+        }
+        Ok(Accepted { limiter: self, counted, quotas })
+    }
+}
+
+impl Accepted<'_> {
+    /// Counts the units, or gives them back.
+    #[inline]
+    pub fn apply(self, clock: UnixMs) -> Outcome {
+        let Accepted { limiter, counted, quotas } = self;
+        let Counted { algorithm, units, at_given, .. } = *counted;
+        match limiter.take(algorithm, &quotas, units, true, counted.time(clock)) {
+            Ok(decision) => Outcome {
+                emptied: decision.outcome.changed() && limiter.is_empty(),
+                at_given,
+                ..decision.outcome
+            },
+            Err(_) => unreachable!("it was accepted"),
+        }
     }
 }

@@ -22,7 +22,7 @@ pub mod several;
 use std::ffi::CStr;
 
 pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, TooManyWindows, Verdict, Wait};
-pub use effect::{Counted, Effect};
+pub use effect::{Accepted, Counted, Effect};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 

@@ -14,8 +14,6 @@ pub struct KeyRequest<'a> {
     pub quotas: &'a [Quota],
     /// Units to take, or to give back if negative.
     pub cost: Cost,
-    /// When it is decided.
-    pub time: Time,
     /// Room for what is looked up.
     pub tiers: &'a mut Tiers,
 }
@@ -31,9 +29,12 @@ pub struct Several<'a> {
 }
 
 /// Decides. Changes nothing.
-pub fn decide<'a>(requests: impl IntoIterator<Item = KeyRequest<'a>>) -> Result<Several<'a>, TakeError> {
+pub fn decide<'a>(
+    requests: impl IntoIterator<Item = KeyRequest<'a>>,
+    time: Time,
+) -> Result<Several<'a>, TakeError> {
     let mut several = Several { keys: Keys::new(), limited: false };
-    for KeyRequest { limiter, algorithm, quotas, cost, time, tiers } in requests {
+    for KeyRequest { limiter, algorithm, quotas, cost, tiers } in requests {
         let decided = limiter.decide(algorithm, quotas, cost, time, tiers)?;
         several.limited |= decided.is_limited();
         several.keys.push(decided);

@@ -142,7 +142,7 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn replicate(&self, key: Arg, effect: impl FnOnce() -> Effect) {
         if replication::is_listened_to() {
-            replication::send_one(self.ctx, key, &effect());
+            replication::send_one(self.ctx, key, effect());
         } else {
             // Nothing receives it, but it counts as a change since the last snapshot, and costs little.
             self.replicate_verbatim();

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use redis_module::raw;
 use smallvec::SmallVec;
@@ -29,36 +30,75 @@ const COMMAND: &CStr = c"RL.APPLY";
 
 /// Sends the effect on one key.
 #[inline(never)]
-pub(super) fn send_one(ctx: *mut raw::RedisModuleCtx, key: Arg, effect: &Effect) {
-    let word = encoding::encode_effect(effect);
-    let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"sb".as_ptr());
-    let bytes: *const c_char = word.as_ptr().cast();
-    // SAFETY: the arguments match the format: s is a server string, b is bytes and their length. The server takes its own
-    // reference to the string, and copies the bytes.
-    unsafe { api!(RedisModule_Replicate(ctx, name, format, key.string(), bytes, word.len())) };
+pub(super) fn send_one(ctx: *mut raw::RedisModuleCtx, key: Arg, effect: Effect) {
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"ss".as_ptr());
+    let word = last.word(effect).0;
+    // SAFETY: the arguments match the format: s is a server string. The server takes its own reference to each.
+    unsafe { api!(RedisModule_Replicate(ctx, name, format, key.string(), word)) };
 }
 
 /// Sends the effects on several keys in one command.
 #[inline(never)]
 pub(super) fn send<'a>(ctx: *mut raw::RedisModuleCtx, effects: impl Iterator<Item = (Arg<'a>, Effect)>) {
-    let words: Words =
-        effects.flat_map(|(key, effect)| [key.string(), string(&encoding::encode_effect(&effect))]).collect();
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut words, mut owned) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
+    for (key, effect) in effects {
+        let word = last.word(effect).clone();
+        words.extend([key.string(), word.0]);
+        owned.push(word);
+    }
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"v".as_ptr());
     // SAFETY: the arguments match the format: v is an array of server strings, and its length. The server takes its own
-    // references to the strings; every other one is ours to free.
-    unsafe {
-        api!(RedisModule_Replicate(ctx, name, format, words.as_ptr(), words.len()));
-        for word in words.iter().skip(1).step_by(2) {
-            api!(RedisModule_FreeString(null_mut(), *word));
+    // reference to each.
+    unsafe { api!(RedisModule_Replicate(ctx, name, format, words.as_ptr(), words.len())) };
+}
+
+/// The effect last sent. On a busy server many requests have the same: a unit, in this millisecond, in these windows.
+static LAST: Mutex<Last> = Mutex::new(Last(None));
+
+struct Last(Option<(Effect, ServerString)>);
+
+impl Last {
+    /// The word of an effect.
+    fn word(&mut self, effect: Effect) -> &ServerString {
+        if self.0.as_ref().is_none_or(|(last, _)| *last != effect) {
+            self.0 = None;
         }
+        let (_, word) = self.0.get_or_insert_with(|| {
+            let word = ServerString::new(&encoding::encode_effect(&effect));
+            (effect, word)
+        });
+        word
     }
 }
 
-/// Keys and effects in turn.
-type Words = SmallVec<[*mut raw::RedisModuleString; 8]>;
+/// A reference to a server string.
+struct ServerString(*mut raw::RedisModuleString);
 
-/// Creates a server string that lives until it is freed.
-fn string(bytes: &[u8]) -> *mut raw::RedisModuleString {
-    // SAFETY: the server copies the bytes. Without a context it does not free the string by itself.
-    unsafe { api!(RedisModule_CreateString(null_mut(), bytes.as_ptr().cast(), bytes.len())) }
+// SAFETY: a reference is counted and dropped only under the server's lock, whichever thread holds it.
+unsafe impl Send for ServerString {}
+
+impl ServerString {
+    fn new(bytes: &[u8]) -> ServerString {
+        // SAFETY: the server copies the bytes. Without a context it does not free the string by itself.
+        ServerString(unsafe {
+            api!(RedisModule_CreateString(null_mut(), bytes.as_ptr().cast(), bytes.len()))
+        })
+    }
+}
+
+impl Clone for ServerString {
+    fn clone(&self) -> ServerString {
+        // SAFETY: the string lives as long as this reference. Without a context the server does not free the new one.
+        unsafe { api!(RedisModule_RetainString(null_mut(), self.0)) };
+        ServerString(self.0)
+    }
+}
+
+impl Drop for ServerString {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours, and dropped once.
+        unsafe { api!(RedisModule_FreeString(null_mut(), self.0)) };
+    }
 }
