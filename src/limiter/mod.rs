@@ -264,8 +264,7 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), cost, force, time)
     }
 
-    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more,
-    /// limited.
+    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more.
     pub fn take_what_fits(
         &mut self,
         algorithm: Algorithm,
