@@ -149,6 +149,11 @@ export function milliseconds(window: Window): number {
   return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
 }
 
+/** A time that may be none: spelled like a window, or 0. */
+export function duration(time: Window): number {
+  return time === 0 ? 0 : milliseconds(time);
+}
+
 function pushOptions(
   writer: CommandWriter & { readonly redisArgs?: unknown[] },
   { cost, force, partial, at, [WAITING]: waiting }: TakeOptions & { [WAITING]?: Waiting } = {},

@@ -35,14 +35,16 @@ export interface Fields {
 
 /** Answers a request that was decided with a row for each policy. */
 export function answer(policies: readonly Policy[], decision: Decision): Answer {
-  const { limited, retryAfterMs, rows } = decision;
-  if (!limited) return { status: 200, fields: standing(policies, rows) };
+  const { limited, retryAfterMs } = decision;
+  if (!limited) return { status: 200, fields: standing(policies, decision.rows) };
 
   const waitHelps = retryAfterMs >= 0;
+  const rows = rowsOf(policies, decision.rows);
   const fields: Fields = {
     ...named(policies),
     RateLimit: list(policies, (_, i) => {
-      const row = rows[i] as Verdict;
+      const row = rows[i];
+      if (row === undefined) return undefined;
       if (!waitHelps) return `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
       // A `t` beyond Retry-After would contradict it.
       return row.limited ? `r=${row.remaining};t=${seconds(row.retryAfterMs)}` : `r=${row.remaining}`;
@@ -60,14 +62,21 @@ export function answer(policies: readonly Policy[], decision: Decision): Answer 
 }
 
 /** What is left of each policy, for an answer that refuses nothing. */
-export function standing(policies: readonly Policy[], rows: readonly Verdict[]): Fields {
+export function standing(policies: readonly Policy[], verdicts: readonly Verdict[]): Fields {
+  const rows = rowsOf(policies, verdicts);
   return {
     ...named(policies),
     RateLimit: list(policies, (_, i) => {
-      const { remaining, resetAfterMs } = rows[i] as Verdict;
-      return `r=${remaining};t=${seconds(resetAfterMs)}`;
+      const row = rows[i];
+      return row && `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
     }),
   };
+}
+
+/** The row of each policy. A decision by leases has that of one policy alone, which its limit tells. */
+function rowsOf(policies: readonly Policy[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
+  if (rows.length === policies.length) return rows;
+  return policies.map((policy) => rows.find(({ limit }) => limit === policy.limit));
 }
 
 function named(policies: readonly Policy[]): Pick<Fields, "RateLimit-Policy"> {
@@ -79,8 +88,17 @@ function named(policies: readonly Policy[]): Pick<Fields, "RateLimit-Policy"> {
   };
 }
 
-function list(policies: readonly Policy[], parameters: (policy: Policy, i: number) => string): string {
-  return policies.map((policy, i) => `${quoted(policy.name)};${parameters(policy, i)}`).join(", ");
+/** A list of the policies that have parameters. */
+function list(
+  policies: readonly Policy[],
+  parametersOf: (policy: Policy, i: number) => string | undefined,
+): string {
+  return policies
+    .flatMap((policy, i) => {
+      const parameters = parametersOf(policy, i);
+      return parameters === undefined ? [] : `${quoted(policy.name)};${parameters}`;
+    })
+    .join(", ");
 }
 
 function quoted(text: string): string {

@@ -3,7 +3,7 @@
 
 import type { RateLimiter } from "./commands.js";
 import { ofNodeRedis } from "./node-redis.js";
-import { Timeout, WAITING, type Waiting } from "./timeout.js";
+import { type Timeout, WAITING, type Waiting } from "./timeout.js";
 
 /** A connection of either client. */
 export interface Connection {
@@ -55,8 +55,7 @@ class Gate {
 }
 
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
-export function withTimeout(limiter: RateLimiter, timeoutMs: number): RateLimiter {
-  const timeout = new Timeout(timeoutMs);
+export function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
   const known = connections.get(limiter);
   const [to, connection] = known === undefined ? ofNodeRedis(limiter) : [limiter, known];
   const gate = new Gate(connection);

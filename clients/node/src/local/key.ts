@@ -253,7 +253,7 @@ export class KeyState<R extends Request> {
 
 /** What is told of a decision after so many milliseconds. */
 function later(verdict: Verdict, goneMs: number, taken: number): Verdict {
-  const { limited, limit, remaining, retryAfterMs, resetAfterMs, at } = verdict;
+  const { limited, limit, remaining, retryAfterMs, resetAfterMs } = verdict;
   const told: Verdict = {
     limited,
     limit,
@@ -261,9 +261,7 @@ function later(verdict: Verdict, goneMs: number, taken: number): Verdict {
     retryAfterMs: retryAfterMs < 0 ? -1 : Math.max(0, retryAfterMs - goneMs),
     resetAfterMs: Math.max(0, resetAfterMs - goneMs),
   };
-  if (at !== undefined) {
-    told.taken = taken;
-    told.at = at;
-  }
+  if (verdict.taken !== undefined) told.taken = taken;
+  if (verdict.at !== undefined) told.at = verdict.at;
   return told;
 }

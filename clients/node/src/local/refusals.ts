@@ -53,6 +53,7 @@ export class Refusals {
 
   /** What refused this request may be over. */
   forget(rows: readonly Row[]): void {
+    if (this.#rememberMs <= 0) return;
     this.#refusals.delete(nameOf(rows));
   }
 }
