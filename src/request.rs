@@ -275,7 +275,6 @@ impl Rows {
         Ok(all)
     }
 
-    #[inline(always)]
     fn add(&mut self, row: Row) -> Result<(), Refusal> {
         let mut tiers = 0;
         for other in self.rows.iter().filter(|other| other.key == row.key) {
@@ -321,7 +320,6 @@ fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
     Algorithm::ALL.into_iter().find(named)
 }
 
-#[inline(always)]
 fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
     if quotas.iter().any(|other| other.window() == quota.window()) {
         return Err(Refusal::SAME_WINDOW);
@@ -364,7 +362,6 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
-#[inline(always)]
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }

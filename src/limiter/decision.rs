@@ -21,7 +21,6 @@ pub enum Wait {
 
 impl Wait {
     /// The wait in milliseconds; `None` if no wait helps.
-    #[inline(always)]
     pub fn ms(self) -> Option<u64> {
         match self {
             Wait::Ms(ms) => Some(ms),
@@ -55,7 +54,6 @@ pub struct Verdict {
 
 impl Verdict {
     /// The verdict with both waits at most `ms`, when the key expires.
-    #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
         Verdict {
             retry_after_ms: self.retry_after_ms.map(|wait| wait.min(ms)),
@@ -132,19 +130,16 @@ pub struct Outcome {
 
 impl Outcome {
     /// Whether anything was counted or given back.
-    #[inline(always)]
     pub fn changed(&self) -> bool {
         self.change.units > 0
     }
 
     /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
-    #[inline(always)]
     pub fn may_expire_early(&self) -> bool {
         self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
     }
 
     /// The facts that the key's expiry depends on.
-    #[inline(always)]
     pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
         let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
         ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
@@ -239,18 +234,15 @@ pub struct Tier<F> {
 
 impl<F: Copy> Tier<F> {
     /// What counts in its window.
-    #[inline(always)]
     pub fn usage(&self) -> Usage<F> {
         Usage { used: self.used, found: self.found }
     }
 
     /// Replaces what counts in its window.
-    #[inline(always)]
     pub fn set_usage(&mut self, Usage { used, found }: Usage<F>) {
         (self.used, self.found) = (used, found);
     }
 
-    #[inline(always)]
     fn remaining(&self) -> u64 {
         self.quota.limit().saturating_sub(self.used)
     }
@@ -445,7 +437,6 @@ impl Request {
 }
 
 /// Whether one of the tiers refuses the request.
-#[inline(always)]
 fn any_refuses<F>(tiers: &[Tier<F>]) -> bool {
     tiers.iter().any(|tier| tier.refuses)
 }

@@ -62,18 +62,15 @@ pub struct ExpiryFacts {
 
 impl ExpiryFacts {
     /// Whether the time to live must be looked up. It need not be for nearly every request.
-    #[inline(always)]
     pub fn may_move_expiry(&self) -> bool {
         self.needs_end() || self.is_ahead_of_clock()
     }
 
     /// Whether the key must live until what was just counted ends.
-    #[inline(always)]
     fn needs_end(&self) -> bool {
         self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
     }
 
-    #[inline(always)]
     fn is_ahead_of_clock(&self) -> bool {
         self.ahead && self.time.at.is_none()
     }

@@ -152,7 +152,6 @@ const _: () = assert!(size_of::<Limiter>() == 16);
 
 impl Limiter {
     /// An empty limiter.
-    #[inline(always)]
     pub fn new(algorithm: Algorithm) -> Limiter {
         match algorithm {
             Algorithm::Fixed => Limiter::Counters(Counters::new(Method::Fixed)),
@@ -183,7 +182,6 @@ impl Limiter {
         }
     }
 
-    #[inline(always)]
     fn short_bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Limiter::Counters(_) | Limiter::Large(_) => &mut [],
@@ -196,7 +194,6 @@ impl Limiter {
     }
 
     /// The algorithm it counts by.
-    #[inline(always)]
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Limiter::Counters(counters) => counters.algorithm(),
@@ -306,14 +303,12 @@ impl Limiter {
         read!(self, state => Request { cost, time }.peek(state, quotas))
     }
 
-    #[inline(always)]
     fn check_counted_by(&self, algorithm: Algorithm) -> Result<(), TakeError> {
         let own = self.algorithm();
         if own == algorithm { Ok(()) } else { Err(TakeError::OtherAlgorithm(own)) }
     }
 
     /// Turns a large log that has shrunk into a short one.
-    #[inline(always)]
     fn shorten(&mut self) {
         if let Limiter::Large(large) = self
             && let Some(short) = short::shortened(large, true)
@@ -333,7 +328,6 @@ impl Limiter {
     }
 
     /// Whether it holds no units, not even expired ones.
-    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         read!(self, state => state.is_empty())
     }
