@@ -10,7 +10,7 @@ use harness::{
 };
 use redis::{PushKind, Value};
 
-use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
+use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
 const SENT: &[(&str, &str)] = &[
