@@ -17,6 +17,7 @@ mod lifecycles;
 mod limits;
 mod load;
 mod memory;
+mod monitoring;
 mod neighbors;
 mod nodes;
 mod own_expiry;
