@@ -43,6 +43,7 @@ mod lifecycles;
 mod limits;
 mod load;
 mod memory;
+mod monitoring;
 mod neighbors;
 mod own_expiry;
 mod partial;

@@ -2,6 +2,7 @@
 
 mod machine;
 
+use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
 
@@ -37,13 +38,28 @@ fn building_asks_for_a_compiler_and_for_no_server() {
 #[test]
 fn missing_packages_are_installed_once() {
     let machine = Machine::with_rust();
-    machine.add("sudo", r#""$@""#);
-    machine.add("apt-get", r#"[[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#);
+    // Like the real one, it passes no variables on.
+    machine.add("sudo", r#"env --ignore-environment "PATH=$PATH" "$@""#);
+    machine.add(
+        "apt-get",
+        r#"[[ $DEBIAN_FRONTEND == noninteractive ]] || exit
+        [[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#,
+    );
     machine.run(&["build"]);
     let calls = machine.calls().join("\n");
     assert!(calls.contains("gcc libc6-dev") && calls.ends_with("cargo module"), "{calls}");
     machine.run(&["build"]);
     assert_eq!(machine.calls().join("\n").matches("apt-get install").count(), 1);
+}
+
+#[test]
+fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
+    let machine = Machine::that_builds();
+    machine.target();
+    machine.add("id", "[[ $1 == -u ]] && echo 4711 || echo bob");
+    let refusal = machine.refusal(&["build"]);
+    assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
+    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo build")));
 }
 
 #[test]
@@ -90,6 +106,17 @@ fn the_newest_release_in_the_changelog_is_this_version_and_has_a_date() {
     let date = heading.strip_prefix(&format!("## {VERSION} - ")).unwrap_or_else(|| panic!("{heading}"));
     let is_date = date.len() == 10 && date.split('-').map(str::len).eq([4, 2, 2]);
     assert!(is_date, "{heading}");
+}
+
+#[test]
+fn after_installing_it_says_how_to_enable_a_service_that_is_disabled() {
+    let machine = Machine::new();
+    fs::write(machine.target().join("release/libredis_rl.so"), "a module").expect("a file");
+    machine.add("systemctl", "[[ $* == 'is-enabled redis-server' ]] && echo disabled");
+    let folder = format!("MODULEDIR={}", machine.target().display());
+    let said = machine.run(&["install", &folder]);
+    assert!(said.contains("loadmodule ") && said.contains("systemctl enable --now redis-server"), "{said}");
+    assert!(!said.contains("valkey-server"), "{said}");
 }
 
 /// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
