@@ -52,10 +52,10 @@ class Batches:
         return call.reply
 
     def _new_lane(self, loop: Loop) -> Lane:
+        lane: Lane | None
         for other in list(self._lanes):
-            if other.is_closed():
-                self._lanes.pop(other, None)
-        lane: Lane
+            if other.is_closed() and (lane := self._lanes.pop(other, None)):
+                lane.abandon()
         if self._library and hasattr(self._client, "get_node_from_key"):
             lane = ClusterLane(self._client, loop, import_module(f"{self._library}.exceptions"))
         elif self._library and hasattr(self._client, "connection_pool"):

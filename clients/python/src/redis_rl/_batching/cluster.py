@@ -32,6 +32,12 @@ class ClusterLane(Lane):
             progress.update(lane.progress())
         return progress
 
+    def abandon(self) -> None:
+        """The same of every node."""
+        super().abandon()
+        for lane in self._nodes.values():
+            lane.abandon()
+
     async def _send(self, batch: list[Call]) -> None:
         if claim(self.client, self.loop).is_closed():
             for node in (*self.client.get_nodes(), *self.client.nodes_manager.startup_nodes.values()):

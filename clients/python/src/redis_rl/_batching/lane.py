@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
@@ -76,6 +77,13 @@ class Lane:
         """A number that grows whenever something comes from the server, if a batch is under way."""
         return {self: self._steps} if self._task else {}
 
+    def abandon(self) -> None:
+        """Ends the batch of an event loop that was closed meanwhile: its connection goes back to the pool."""
+        if self._task:
+            # Their event loop is closed, which the connection and the task say.
+            with contextlib.suppress(Exception):
+                self._task.get_coro().close()
+
     def _start(self) -> None:
         # A task factory might start it before this turn is over.
         self._task = asyncio.Task(self._run(), loop=self.loop)
@@ -90,7 +98,7 @@ class Lane:
                 await _noting_steps(self._send_or_fail(batch), self._note_step)
         finally:
             self._task = None
-            if any(call.waits for call in self._queue):
+            if not self.loop.is_closed() and any(call.waits for call in self._queue):
                 # The batch was given up, and others wait for the next.
                 self._start()
 
@@ -101,8 +109,9 @@ class Lane:
             for call in batch:
                 call.end(error)
         except BaseException:
-            for call in batch:
-                call.reply.cancel()
+            if not self.loop.is_closed():
+                for call in batch:
+                    call.reply.cancel()
             raise
 
     def _note_step(self) -> None:
