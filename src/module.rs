@@ -138,7 +138,7 @@ const TAKE: Description = Description {
     since: c"1.0.0",
     // The reply depends on the time of the call.
     tips: Some(c"nondeterministic_output"),
-    arguments: &[KEY, TIERS, COST, FORCE, AT],
+    arguments: &[KEY, TIERS, COST, MODE, AT],
 };
 
 const KEY: Argument = Argument::new(c"key", Kind::Key);
@@ -158,4 +158,8 @@ const ROWS: Argument = Argument::blocks(
 );
 const COST: Argument = Argument::option(c"n", Kind::Integer, c"COST");
 const FORCE: Argument = Argument::option(c"force", Kind::PureToken, c"FORCE");
+const MODE: Argument = Argument::one_of(
+    c"mode",
+    &[Argument::token(c"force", c"FORCE"), Argument::token(c"partial", c"PARTIAL")],
+);
 const AT: Argument = Argument::option(c"unix-time-milliseconds", Kind::UnixTime, c"AT");

@@ -52,6 +52,10 @@ impl Refusal {
         Refusal::Text(c"ERR rows of one key must have the same algorithm and the same cost");
     const ROWS_OF_A_WINDOW: Refusal = Refusal::Text(c"ERR window must be different in each row of one key");
     const SYNTAX: Refusal = Refusal::Text(c"ERR syntax error");
+    const FORCE_AND_PARTIAL: Refusal =
+        Refusal::Text(c"ERR FORCE and PARTIAL options at the same time are not compatible");
+    const PARTIAL: Refusal =
+        Refusal::Text(c"ERR PARTIAL is an option of RL.FIXED, RL.SLIDING and RL.LOG only");
     const LIVE_WINDOWS: Refusal =
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
     /// A panic was caught, or the server failed: not the caller's fault.
@@ -78,19 +82,31 @@ impl From<TooManyWindows> for Refusal {
 /// The options that a command takes besides AT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Options {
-    /// COST and FORCE.
-    CostAndForce,
+    /// COST, and FORCE or PARTIAL.
+    CostAndMode,
     /// COST.
     Cost,
     /// FORCE.
     Force,
 }
 
+/// What becomes of a request that is over the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It counts nothing.
+    #[default]
+    AllOrNothing,
+    /// FORCE: it counts all of its units.
+    Force,
+    /// PARTIAL: it counts the units that fit.
+    Partial,
+}
+
 /// The options as parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ParsedOptions {
     cost: Option<Cost>,
-    force: bool,
+    mode: Mode,
     at: Option<UnixMs>,
 }
 
@@ -99,6 +115,7 @@ impl ParsedOptions {
     #[inline(never)]
     fn parse<W: AsRef<[u8]>>(words: &[W], options: Options) -> Result<ParsedOptions, Refusal> {
         let (takes_cost, takes_force) = (options != Options::Force, options != Options::Cost);
+        let takes_partial = options == Options::CostAndMode;
         let mut parsed = ParsedOptions::default();
         let mut words = words.iter().map(W::as_ref);
         while let Some(name) = words.next() {
@@ -108,13 +125,27 @@ impl ParsedOptions {
             } else if name.eq_ignore_ascii_case(b"AT") && parsed.at.is_none() {
                 let value = words.next().ok_or(Refusal::SYNTAX)?;
                 parsed.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
-            } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force && !parsed.force {
-                parsed.force = true;
+            } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force {
+                parsed.set_mode(Mode::Force)?;
+            } else if name.eq_ignore_ascii_case(b"PARTIAL") {
+                if !takes_partial {
+                    return Err(Refusal::PARTIAL);
+                }
+                parsed.set_mode(Mode::Partial)?;
             } else {
                 return Err(Refusal::SYNTAX);
             }
         }
         Ok(parsed)
+    }
+
+    fn set_mode(&mut self, mode: Mode) -> Result<(), Refusal> {
+        match self.mode {
+            Mode::AllOrNothing => self.mode = mode,
+            other if other == mode => return Err(Refusal::SYNTAX),
+            _ => return Err(Refusal::FORCE_AND_PARTIAL),
+        }
+        Ok(())
     }
 }
 
@@ -125,8 +156,8 @@ pub struct Request {
     pub quotas: QuotaList,
     /// Units to take, or to give back if negative; 1 by default.
     pub cost: Cost,
-    /// Count the units even if the request is over the limit.
-    pub force: bool,
+    /// What becomes of it if it is over the limit.
+    pub mode: Mode,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
 }
@@ -137,12 +168,13 @@ impl Request {
     pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Self, Refusal> {
         let mut quotas = QuotaList::new();
         quotas.push(parse_quota(limit, Some(window))?);
-        Ok(Request { quotas, cost: Cost::ONE, force: false, at: None })
+        Ok(Request { quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, at: None })
     }
 
     /// Parses `limit window [limit window ...]` and options.
     pub fn parse<W: AsRef<[u8]>>(mut words: &[W], options: Options) -> Result<Self, Refusal> {
-        let mut request = Request { quotas: QuotaList::new(), cost: Cost::ONE, force: false, at: None };
+        let mut request =
+            Request { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
         while let [limit, rest @ ..] = words {
             let limit = limit.as_ref();
             // After the first pair, only what looks like a number is a limit, so that a misspelt option gets a
@@ -159,7 +191,7 @@ impl Request {
         if !words.is_empty() {
             let parsed = ParsedOptions::parse(words, options)?;
             request.cost = parsed.cost.unwrap_or(Cost::ONE);
-            (request.force, request.at) = (parsed.force, parsed.at);
+            (request.mode, request.at) = (parsed.mode, parsed.at);
         }
         Ok(request)
     }
@@ -234,11 +266,11 @@ impl Rows {
         }
         if let [first, ..] = options {
             let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
-            if !is_option(b"FORCE") && !is_option(b"AT") {
+            if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") {
                 return Err(Refusal::ROW);
             }
             let parsed = ParsedOptions::parse(options, Options::Force)?;
-            (all.force, all.at) = (parsed.force, parsed.at);
+            (all.force, all.at) = (parsed.mode == Mode::Force, parsed.at);
         }
         Ok(all)
     }
@@ -360,7 +392,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Request, Refusal> {
-        parse_with(line, Options::CostAndForce)
+        parse_with(line, Options::CostAndMode)
     }
 
     fn parse_with(line: &str, options: Options) -> Result<Request, Refusal> {
@@ -433,7 +465,7 @@ mod tests {
                 "{window:?}"
             );
         }
-        assert_eq!(Request::parse(&["1", ""], Options::CostAndForce), Err(Refusal::WINDOW));
+        assert_eq!(Request::parse(&["1", ""], Options::CostAndMode), Err(Refusal::WINDOW));
     }
 
     #[test]
@@ -458,7 +490,7 @@ mod tests {
         ] {
             assert_eq!(parse(&format!("{limit} 1s")), Err(Refusal::LIMIT), "{limit}");
         }
-        assert_eq!(Request::parse(&["", "1s"], Options::CostAndForce), Err(Refusal::LIMIT));
+        assert_eq!(Request::parse(&["", "1s"], Options::CostAndMode), Err(Refusal::LIMIT));
     }
 
     #[test]
@@ -478,11 +510,11 @@ mod tests {
     #[test]
     fn options_come_in_any_order_and_either_case_each_once() {
         let all = parse("1 1s COST -5 FORCE AT 9007199254740991").unwrap();
-        assert_eq!((all.cost, all.force, all.at), (Cost::new(-5).unwrap(), true, Some(UnixMs::MAX)));
+        assert_eq!((all.cost, all.mode, all.at), (Cost::new(-5).unwrap(), Mode::Force, Some(UnixMs::MAX)));
         assert_eq!(parse("1 1s at 9007199254740991 force cost -5"), Ok(all.clone()));
         assert_eq!(parse("1 1s fOrCe At 9007199254740991 cOsT -5"), Ok(all));
         let none = parse("1 1s").unwrap();
-        assert_eq!((none.cost, none.force, none.at), (Cost::ONE, false, None));
+        assert_eq!((none.cost, none.mode, none.at), (Cost::ONE, Mode::AllOrNothing, None));
         for line in [
             "COST 1 COST 1",
             "FORCE FORCE",
@@ -505,6 +537,18 @@ mod tests {
     }
 
     #[test]
+    fn partial_stands_alone_and_only_where_a_part_can_be_taken() {
+        assert_eq!(parse("1 1s COST 5 partial AT 3").unwrap().mode, Mode::Partial);
+        assert_eq!(parse("1 1s PARTIAL PARTIAL"), Err(Refusal::SYNTAX));
+        for both in ["1 1s PARTIAL FORCE", "1 1s FORCE COST 2 PARTIAL"] {
+            assert_eq!(parse(both), Err(Refusal::FORCE_AND_PARTIAL), "{both}");
+        }
+        assert_eq!(parse_with("1 1s PARTIAL", Options::Cost), Err(Refusal::PARTIAL));
+        let row = ["k", "LOG", "1", "1s", "1", "PARTIAL"];
+        assert_eq!(Rows::parse(&row, &[0]), Err(Refusal::PARTIAL));
+    }
+
+    #[test]
     fn cost_and_at_are_safe_integers() {
         for (cost, value) in
             [("0", 0), ("-1", -1), ("9007199254740991", (1 << 53) - 1), ("-9007199254740991", 1 - (1 << 53))]
@@ -513,7 +557,7 @@ mod tests {
         }
         for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
             assert_eq!(
-                Request::parse(&["1", "1s", "COST", cost], Options::CostAndForce),
+                Request::parse(&["1", "1s", "COST", cost], Options::CostAndMode),
                 Err(Refusal::COST),
                 "{cost}"
             );

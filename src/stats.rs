@@ -86,13 +86,23 @@ pub static FIGURES: [(&CStr, &Counter); 17] = [
 /// Notes the outcome of a request.
 #[inline(always)]
 pub fn taken(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
-    let outcomes = match algorithm {
+    outcomes(algorithm).note(limited, change.units > 0);
+    units(cost, change);
+}
+
+/// Notes the outcome of a request with PARTIAL: limited if not all units were taken.
+pub fn taken_in_part(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
+    outcomes(algorithm).note(limited, false);
+    units(cost, change);
+}
+
+#[inline(always)]
+fn outcomes(algorithm: Algorithm) -> &'static Outcomes {
+    match algorithm {
         Algorithm::Fixed => &FIXED,
         Algorithm::Sliding => &SLIDING,
         Algorithm::Log => &LOG,
-    };
-    outcomes.note(limited, change.units > 0);
-    units(cost, change);
+    }
 }
 
 /// Notes the outcome of RL.ALL; [`units`] is called for each key.

@@ -78,10 +78,11 @@ impl<'a> Arbitrary<'a> for History {
             let cost = number(u, MAX_SAFE_INTEGER)? as i64;
             let cost = if u.ratio(1, 4)? { -cost } else { cost };
             let time = time(u, now, &windows)?;
-            let act = match u.int_in_range(0..=8)? {
+            let act = match u.int_in_range(0..=10)? {
                 0..=1 => Act::Peek,
                 2..=4 => Act::Take,
                 5..=7 => Act::Force,
+                8..=9 => Act::Partial,
                 _ => {
                     let times = number(u, 1_200)? as u32;
                     let times = times.clamp(1, left_for_floods.max(1));

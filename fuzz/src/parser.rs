@@ -2,16 +2,17 @@
 //! of RL.ALL.
 
 use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, WindowMs};
-use redis_rl::request::{Options, Refusal, Request};
+use redis_rl::request::{Mode, Options, Refusal, Request};
 
 use super::rows;
 
-/// Checks the parser against [`Meant`], with and without FORCE as an option.
+/// Checks the parser against [`Meant`], with and without FORCE and PARTIAL as options.
 pub fn check(lines: &[u8]) {
     let args: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
-    for options in [Options::CostAndForce, Options::Cost] {
+    for options in [Options::CostAndMode, Options::Cost] {
         let read = Request::parse(&args, options);
-        let meant = Meant::by(&args).filter(|meant| options == Options::CostAndForce || !meant.force);
+        let meant = Meant::by(&args)
+            .filter(|meant| options == Options::CostAndMode || meant.mode == Mode::AllOrNothing);
         match (read, meant) {
             (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is parsed as {request:?}"),
             (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
@@ -36,7 +37,7 @@ pub(super) fn can_be_shown(refusal: Refusal) -> bool {
 struct Meant {
     quotas: Vec<Quota>,
     cost: Option<i128>,
-    force: bool,
+    mode: Mode,
     at: Option<i128>,
 }
 
@@ -47,7 +48,7 @@ impl Meant {
         let args: Vec<String> =
             args.iter().map(|arg| String::from_utf8(arg.to_vec()).ok()).collect::<Option<_>>()?;
         let mut args: Vec<String> = args.iter().map(|arg| arg.to_ascii_uppercase()).collect();
-        let is_option = |arg: &String| ["COST", "AT", "FORCE"].contains(&arg.as_str());
+        let is_option = |arg: &String| ["COST", "AT", "FORCE", "PARTIAL"].contains(&arg.as_str());
         let pairs_end = args.iter().position(is_option).unwrap_or(args.len());
         let options = args.split_off(pairs_end);
 
@@ -78,7 +79,8 @@ impl Meant {
                     meant.at = Some(at).filter(|at| (0..=MOST).contains(at));
                     meant.at?;
                 }
-                "FORCE" if !meant.force => meant.force = true,
+                "FORCE" if meant.mode == Mode::AllOrNothing => meant.mode = Mode::Force,
+                "PARTIAL" if meant.mode == Mode::AllOrNothing => meant.mode = Mode::Partial,
                 _ => return None,
             }
         }
@@ -89,7 +91,7 @@ impl Meant {
         let cost = request.cost.get();
         request.quotas[..] == self.quotas
             && i128::from(cost) == self.cost.unwrap_or(1)
-            && request.force == self.force
+            && request.mode == self.mode
             && request.at.map(|at| i128::from(at.get())) == self.at
     }
 }

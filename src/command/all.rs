@@ -7,7 +7,7 @@ use super::reply;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
 use crate::limiter::several::{self, Finished, FinishedKey};
 use crate::limiter::{
-    Algorithm, Cost, Decision, Limiter, Outcome, Quota, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
+    Algorithm, Cost, Decision, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
 };
 use crate::request::{self, List, ROW_WORDS, Refusal, Row, Rows};
 use crate::server::{self, Arg, Call, Command};
@@ -69,7 +69,7 @@ fn run_one_row(call: &mut Call, row: &Row) -> Result<(), Refusal> {
     let mut fresh = None;
     let limiter = key.handle_mut().limiter_or(&mut fresh, row.algorithm);
     let Decision { verdict, outcome } = limiter.take(row.algorithm, &quotas, row.cost, false, time)?;
-    let at = counted_at(limiter, &quotas, row.cost, time, &outcome);
+    let at = commit::counted_at(limiter, &quotas, row.cost, time, &outcome);
     let words = key.call().args();
     let decided = DecidedRequest {
         algorithm: row.algorithm,
@@ -86,15 +86,6 @@ fn run_one_row(call: &mut Call, row: &Row) -> Result<(), Refusal> {
     commit::publish_if_limited(call, name, verdict.limited);
     reply::all(call, verdict.limited, verdict.retry_after_ms, at, &[verdict]);
     Ok(())
-}
-
-/// The time that units were counted at: for windows ahead of the clock, their own newest time.
-fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, outcome: &Outcome) -> UnixMs {
-    if outcome.changed() && cost.taken() > 0 && outcome.ahead {
-        limiter.newest_of(quotas).max(time.now())
-    } else {
-        time.now()
-    }
 }
 
 /// Sends the effects to copies, and tells other modules, which may write to any key. So copies get first what was
@@ -195,7 +186,7 @@ impl<'a> KeyRequest<'a> {
     fn update(&mut self, key: &mut Handle, finished: &FinishedKey, time: Time) {
         let outcome = finished.outcome;
         let limiter = key.limiter_or(&mut self.fresh, self.algorithm);
-        self.at = counted_at(limiter, &self.quotas, self.cost, time, &outcome);
+        self.at = commit::counted_at(limiter, &self.quotas, self.cost, time, &outcome);
         if !outcome.changed() {
             self.fresh = None;
         }

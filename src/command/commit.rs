@@ -4,7 +4,7 @@
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
 use crate::keyspace::{Handle, OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Time, UnixMs};
+use crate::limiter::{Algorithm, Cost, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs};
 use crate::server::{Arg, Call, Effect, Event};
 
 /// A request about one key, counted or not.
@@ -33,6 +33,15 @@ impl DecidedRequest<'_> {
             Some(_) if replayed => call.replicate_verbatim(),
             _ => call.replicate(|| Effect { algorithm, key, tiers, cost, at: outcome.as_of }),
         }
+    }
+}
+
+/// The time that units were counted at: for windows ahead of the clock, their own newest time.
+pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, outcome: &Outcome) -> UnixMs {
+    if outcome.changed() && cost.taken() > 0 && outcome.ahead {
+        limiter.newest_of(quotas).max(time.now())
+    } else {
+        time.now()
     }
 }
 

@@ -4,6 +4,7 @@ mod all;
 mod commit;
 mod info;
 mod load;
+mod partial;
 mod peek;
 mod reply;
 mod take;

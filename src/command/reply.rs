@@ -7,6 +7,19 @@ use crate::server::Call;
 #[inline(always)]
 pub fn verdict(call: &Call, verdict: &Verdict) {
     call.reply_array(5);
+    five_integers(call, verdict);
+}
+
+/// Replies to PARTIAL: the five integers, the units taken, and as of when.
+pub fn partial(call: &Call, verdict: &Verdict, taken: i64, at: UnixMs) {
+    call.reply_array(7);
+    five_integers(call, verdict);
+    call.reply_integer(taken);
+    call.reply_integer(integer(at.get()));
+}
+
+#[inline(always)]
+fn five_integers(call: &Call, verdict: &Verdict) {
     call.reply_integer(i64::from(verdict.limited));
     call.reply_integer(integer(verdict.limit));
     call.reply_integer(integer(verdict.remaining));

@@ -1,9 +1,9 @@
 //! RL.FIXED, RL.SLIDING and RL.LOG: decide, and count or give back.
 
-use super::{commit, reply};
+use super::{commit, partial, reply};
 use crate::keyspace::{OpenKey, ToWrite};
 use crate::limiter::{Algorithm, Decision, Limiter, Time};
-use crate::request::{Options, Refusal, Request};
+use crate::request::{Mode, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
 
@@ -43,7 +43,11 @@ fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
 
 #[inline(never)]
 fn take_with_options(call: &mut Call, algorithm: Algorithm, args: &[Arg]) -> Result<(), Refusal> {
-    decide(call, algorithm, &Request::parse(args, Options::CostAndForce)?)
+    let request = Request::parse(args, Options::CostAndMode)?;
+    match request.mode {
+        Mode::AllOrNothing | Mode::Force => decide(call, algorithm, &request),
+        Mode::Partial => partial::take_what_fits(call, algorithm, &request),
+    }
 }
 
 #[inline(always)]
@@ -55,7 +59,8 @@ fn decide(call: &mut Call, algorithm: Algorithm, request: &Request) -> Result<()
         // A copy, so that other requests stay in registers.
         return take_from_empty(key, algorithm, request.clone(), time);
     };
-    let decision = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    let decision =
+        limiter.take(algorithm, &request.quotas, request.cost, request.mode == Mode::Force, time)?;
     close_and_reply(key, None, algorithm, request, time, decision)
 }
 
@@ -71,7 +76,8 @@ fn take_from_empty(
     let mut fresh = None;
     let mut key = key.open_again()?;
     let limiter = key.handle_mut().limiter_or(&mut fresh, algorithm);
-    let decision = limiter.take(algorithm, &request.quotas, request.cost, request.force, time)?;
+    let decision =
+        limiter.take(algorithm, &request.quotas, request.cost, request.mode == Mode::Force, time)?;
     close_and_reply(key, fresh, algorithm, &request, time, decision)
 }
 
@@ -87,7 +93,7 @@ fn close_and_reply(
     let (call, name) = (key.call(), key.name());
     let tiers = &call.args_after_key()[..2 * request.quotas.len()];
     // Effects carry FORCE, so other requests spare the look-up.
-    let replayed = request.force && call.is_replayed();
+    let replayed = request.mode == Mode::Force && call.is_replayed();
     let decided = commit::DecidedRequest { algorithm, tiers, cost: request.cost, time, outcome, replayed };
     let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, &decided);
     let verdict = verdict.within(longest_wait_ms);

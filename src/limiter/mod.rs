@@ -261,6 +261,29 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), cost, force, time)
     }
 
+    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more,
+    /// limited.
+    pub fn take_what_fits(
+        &mut self,
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        cost: Cost,
+        time: Time,
+    ) -> Result<Decision, TakeError> {
+        let mut decision = self.take(algorithm, quotas, cost, false, time)?;
+        if decision.verdict.limited {
+            // Allowed, so that it tells of the tier with the least room: fewer units than the cost.
+            let room = self.peek(quotas, Cost::ZERO, time)?.verdict.remaining;
+            if let Some(part) =
+                i64::try_from(room).ok().and_then(Cost::new).filter(|part| *part != Cost::ZERO)
+            {
+                decision.outcome = self.take(algorithm, quotas, part, false, time)?.outcome;
+            }
+            decision.verdict = self.peek(quotas, Cost::ONE, time)?.verdict;
+        }
+        Ok(decision)
+    }
+
     /// Gives units back, or counts them in a short log that may have to grow: apart, so that other requests keep their
     /// state in registers.
     #[cold]

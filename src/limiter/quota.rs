@@ -163,6 +163,9 @@ impl Quota {
 pub struct Cost(i64);
 
 impl Cost {
+    /// The cost of a request that only looks.
+    pub const ZERO: Cost = Cost(0);
+
     /// The default cost.
     pub const ONE: Cost = Cost(1);
 

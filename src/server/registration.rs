@@ -62,7 +62,7 @@ pub struct Argument {
     pub optional: bool,
     /// Whether it may be repeated.
     pub multiple: bool,
-    /// The arguments in a block.
+    /// The arguments in a block, or to choose from.
     pub parts: &'static [Argument],
 }
 
@@ -77,9 +77,19 @@ impl Argument {
         Argument { token: Some(token), optional: true, ..Argument::new(name, kind) }
     }
 
+    /// A mandatory keyword without a value.
+    pub const fn token(name: &'static CStr, token: &'static CStr) -> Argument {
+        Argument { token: Some(token), ..Argument::new(name, Kind::PureToken) }
+    }
+
     /// A group of arguments, given once or more.
     pub const fn blocks(name: &'static CStr, parts: &'static [Argument]) -> Argument {
         Argument { multiple: true, parts, ..Argument::new(name, Kind::Block) }
+    }
+
+    /// At most one of these arguments.
+    pub const fn one_of(name: &'static CStr, parts: &'static [Argument]) -> Argument {
+        Argument { optional: true, parts, ..Argument::new(name, Kind::OneOf) }
     }
 }
 
@@ -98,6 +108,8 @@ pub enum Kind {
     PureToken,
     /// A group of arguments.
     Block,
+    /// One of several arguments.
+    OneOf,
 }
 
 /// The module cannot be loaded; the server's log says why.
@@ -304,6 +316,7 @@ fn list(arguments: &[Argument]) -> Vec<raw::RedisModuleCommandArg> {
                 Kind::UnixTime => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_UNIX_TIME,
                 Kind::PureToken => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
                 Kind::Block => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
+                Kind::OneOf => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
             },
             key_spec_index: if argument.kind == Kind::Key { 0 } else { -1 },
             token: pointer(argument.token),

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
-use redis_rl::request::{Options, Request};
+use redis_rl::request::{Mode, Options, Request};
 
 use crate::calls::quota;
 use crate::cases;
@@ -18,7 +18,7 @@ fn parse(args: &[Vec<u8>], options: Options) -> Option<Request> {
 struct Meant {
     quotas: Vec<Quota>,
     cost: Option<i64>,
-    force: bool,
+    mode: Mode,
     at: Option<u64>,
 }
 
@@ -26,7 +26,7 @@ impl Meant {
     fn is_meant_by(&self, request: &Request) -> bool {
         request.quotas[..] == self.quotas
             && request.cost.get() == self.cost.unwrap_or(1)
-            && request.force == self.force
+            && request.mode == self.mode
             && request.at == self.at.map(UnixMs::saturating)
     }
 
@@ -41,7 +41,11 @@ impl Meant {
             match option {
                 "COST" => args.extend(self.cost.iter().flat_map(|cost| ["COST".into(), cost.to_string()])),
                 "AT" => args.extend(self.at.iter().flat_map(|at| ["AT".into(), at.to_string()])),
-                _ => args.extend(self.force.then(|| "FORCE".into())),
+                _ => match self.mode {
+                    Mode::AllOrNothing => {}
+                    Mode::Force => args.push("FORCE".into()),
+                    Mode::Partial => args.push("PARTIAL".into()),
+                },
             }
         }
         let mut lower = style.lower_case.iter().cycle();
@@ -71,30 +75,29 @@ fn meant() -> impl Strategy<Value = Meant> {
     const MAX: i64 = MAX_SAFE_INTEGER as i64;
     let cost = prop::option::of(prop_oneof![-9..9i64, -MAX..=MAX, Just(MAX), Just(-MAX)]);
     let at = prop::option::of(prop_oneof![0..9u64, 0..=MAX_SAFE_INTEGER, Just(MAX_SAFE_INTEGER)]);
-    (windows, vec(limit, MAX_TIERS), cost, any::<bool>(), at).prop_map(
-        |(windows, limits, cost, force, at)| {
-            let mut quotas: Vec<Quota> = Vec::new();
-            for (window, limit) in windows.into_iter().filter_map(WindowMs::new).zip(limits) {
-                if quotas.iter().all(|quota| quota.window() != window) {
-                    quotas.push(quota(limit, window));
-                }
+    let mode = prop::sample::select(vec![Mode::AllOrNothing, Mode::Force, Mode::Partial]);
+    (windows, vec(limit, MAX_TIERS), cost, mode, at).prop_map(|(windows, limits, cost, mode, at)| {
+        let mut quotas: Vec<Quota> = Vec::new();
+        for (window, limit) in windows.into_iter().filter_map(WindowMs::new).zip(limits) {
+            if quotas.iter().all(|quota| quota.window() != window) {
+                quotas.push(quota(limit, window));
             }
-            Meant { quotas, cost, force, at }
-        },
-    )
+        }
+        Meant { quotas, cost, mode, at }
+    })
 }
 
 fn style() -> impl Strategy<Value = Style> {
     let units = [("MS", 1), ("S", 1_000), ("", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000)];
     let unit = prop::sample::select(units.to_vec());
-    let options = Just(["COST", "AT", "FORCE"]).prop_shuffle();
+    let options = Just(["COST", "AT", "mode"]).prop_shuffle();
     (prop::array::uniform8(unit), options, vec(any::<bool>(), 1..20))
         .prop_map(|(units, options, lower_case)| Style { units, options, lower_case })
 }
 
 fn argument() -> impl Strategy<Value = Vec<u8>> {
     let valid = ["0", "1", "5", "10", "60", "1s", "2M", "3h", "1d", "250ms"];
-    let options = ["COST", "cost", "AT", "at", "FORCE", "Force"];
+    let options = ["COST", "cost", "AT", "at", "FORCE", "Force", "PARTIAL", "partial"];
     let edges = [
         "9007199254740991",
         "9007199254740992",
@@ -121,6 +124,7 @@ fn argument() -> impl Strategy<Value = Vec<u8>> {
         "1w",
         "1sm",
         "FORC",
+        "PARTIA",
         "COSTS",
         "A",
         "18446744073709551616",
@@ -146,9 +150,9 @@ proptest! {
     #[test]
     fn a_valid_request_reads_the_same_in_any_unit_order_and_case(meant in meant(), style in style()) {
         let args = meant.written(&style);
-        let request = parse(&args, Options::CostAndForce).expect("a valid request");
+        let request = parse(&args, Options::CostAndMode).expect("a valid request");
         prop_assert!(meant.is_meant_by(&request), "{:?}", request);
-        prop_assert_eq!(parse(&args, Options::Cost), (!meant.force).then_some(request));
+        prop_assert_eq!(parse(&args, Options::Cost), (meant.mode == Mode::AllOrNothing).then_some(request));
     }
 }
 
@@ -158,7 +162,7 @@ proptest! {
     #[test]
     fn every_accepted_request_is_within_bounds_and_round_trips(
         args in vec(argument(), 0..12),
-        options in prop::sample::select(vec![Options::CostAndForce, Options::Cost]),
+        options in prop::sample::select(vec![Options::CostAndMode, Options::Cost]),
         style in style(),
     ) {
         let Some(request) = parse(&args, options) else { return Ok(()) };
@@ -170,12 +174,12 @@ proptest! {
         }
         prop_assert!(request.cost.get().unsigned_abs() <= MAX_SAFE_INTEGER);
         prop_assert!(request.at.is_none_or(|at| at <= UnixMs::MAX));
-        prop_assert!(options == Options::CostAndForce || !request.force);
+        prop_assert!(options == Options::CostAndMode || request.mode == Mode::AllOrNothing);
 
         let meant = Meant {
             quotas: quotas.to_vec(),
             cost: Some(request.cost.get()),
-            force: request.force,
+            mode: request.mode,
             at: request.at.map(|at| at.get()),
         };
         prop_assert_eq!(parse(&meant.written(&style), options), Some(request));

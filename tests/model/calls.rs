@@ -25,6 +25,7 @@ pub enum Act {
     Peek,
     Take,
     Force,
+    Partial,
     /// FORCE, repeated: makes counts saturate or, with time in between, logs long.
     Flood {
         times: u32,
@@ -64,6 +65,8 @@ pub struct Answer {
     pub verdict: Verdict,
     /// The time it was applied as of, if it changed anything.
     pub changed: Option<u64>,
+    /// The units that PARTIAL took; if it gave some back, minus those.
+    pub taken: Option<i64>,
 }
 
 /// Does what a command does between its arguments and its reply. An emptied key is deleted.
@@ -80,17 +83,19 @@ pub fn answer_and_expire(
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
         let Decision { verdict, .. } = limiter.peek(&call.quotas, cost, call.time(call.now))?;
-        return Ok(Answer { verdict, changed: None });
+        return Ok(Answer { verdict, changed: None, taken: None });
     }
     let algorithm = limiter.algorithm();
     let mut take = |now| {
         let time = call.time(now);
-        let Decision { verdict, outcome } = limiter
-            .take(algorithm, &call.quotas, cost, call.forces(), time)
-            .map_err(|error| match error {
-                TakeError::TooManyWindows => TooManyWindows,
-                TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
-            })?;
+        let decision = match call.act {
+            Act::Partial => limiter.take_what_fits(algorithm, &call.quotas, cost, time),
+            _ => limiter.take(algorithm, &call.quotas, cost, call.forces(), time),
+        };
+        let Decision { verdict, outcome } = decision.map_err(|error| match error {
+            TakeError::TooManyWindows => TooManyWindows,
+            TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
+        })?;
         let facts = outcome.expiry_facts(time);
         if facts.may_move_expiry() {
             let expiry = facts.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
@@ -101,7 +106,12 @@ pub fn answer_and_expire(
             *limiter = Limiter::new(algorithm);
             *expires_at = None;
         }
-        Ok(Answer { verdict, changed: outcome.changed().then_some(outcome.as_of.get()) })
+        let taken = call.cost.signum() * outcome.change.units as i64;
+        Ok(Answer {
+            verdict,
+            changed: outcome.changed().then_some(outcome.as_of.get()),
+            taken: (call.act == Act::Partial).then_some(taken),
+        })
     };
     let mut answer = take(call.now)?;
     for now in call.times().skip(1) {
@@ -122,8 +132,9 @@ pub fn decide<'a>(
 
 /// Does what a copy does with a call that changed something as of a time, while its clock shows the same time as
 /// the master's. Returns the time it was applied as of.
-pub fn replay(limiter: &mut Limiter, call: &Call, as_of: u64) -> Option<u64> {
-    let cost = Cost::new(call.cost).expect("a cost");
+pub fn replay(limiter: &mut Limiter, call: &Call, answer: &Answer) -> Option<u64> {
+    let cost = Cost::new(answer.taken.unwrap_or(call.cost)).expect("a cost");
+    let as_of = answer.changed?;
     let time = Time { clock: UnixMs::saturating(call.now), at: UnixMs::new(as_of) };
     let algorithm = limiter.algorithm();
     let taken = limiter.take(algorithm, &call.quotas, cost, true, time).ok()?;
@@ -147,13 +158,31 @@ pub fn quota(limit: u64, window: WindowMs) -> Quota {
 /// The model's answer.
 pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
     let Call { quotas, cost, .. } = call;
+    if call.act == Act::Partial {
+        return expected_of_partial(model, call);
+    }
     let (mut limited, mut changed) = (false, None);
     for now in call.times() {
         model.check_windows_fit(quotas, *cost, now)?;
         limited = model.refuses(quotas, *cost, now);
         changed = if call.counts(limited) { model.record(quotas, *cost, now, call.at) } else { None };
     }
-    Ok(Answer { verdict: model.verdict(quotas, *cost, call.end(), limited), changed })
+    let changed = changed.map(|change| change.as_of);
+    Ok(Answer { verdict: model.verdict(quotas, *cost, call.end(), limited), changed, taken: None })
+}
+
+/// Takes the most units that are allowed; if those are not all, the reply is that to one more.
+fn expected_of_partial(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
+    let &Call { ref quotas, cost, now, at, .. } = call;
+    model.check_windows_fit(quotas, cost, now)?;
+    let part = model.most_allowed(quotas, cost, now);
+    let change = if part == 0 { None } else { model.record(quotas, part, now, at) };
+    let (limited, asked) = if part < cost { (true, 1) } else { (false, cost) };
+    Ok(Answer {
+        verdict: model.verdict(quotas, asked, now, limited),
+        changed: change.map(|change| change.as_of),
+        taken: Some(change.map_or(0, |change| change.units)),
+    })
 }
 
 impl Call {
@@ -197,6 +226,7 @@ impl fmt::Debug for Call {
         match self.act {
             Act::Peek | Act::Take => Ok(()),
             Act::Force => f.write_str(" FORCE"),
+            Act::Partial => f.write_str(" PARTIAL"),
             Act::Flood { times, apart_ms } => write!(f, " FORCE, {times} times, {apart_ms} ms apart"),
         }
     }

@@ -51,7 +51,13 @@ pub fn small() -> Shape {
         tiers: 1..=3,
         limit: prop_oneof![1 => Just(0), 12 => 1..=8u64].boxed(),
         cost: prop_oneof![8 => Just(1), 4 => 2..=3i64, 1 => 4..=8i64, 1 => Just(0), 3 => -5..0i64].boxed(),
-        act: prop_oneof![2 => Just(Act::Peek), 5 => Just(Act::Take), 2 => Just(Act::Force)].boxed(),
+        act: prop_oneof![
+            2 => Just(Act::Peek),
+            5 => Just(Act::Take),
+            2 => Just(Act::Force),
+            2 => Just(Act::Partial),
+        ]
+        .boxed(),
         start: prop_oneof![Just(0), 0..100u64, Just(1_700_000_000_000)].boxed(),
         pace: pace(
             Just(0),
@@ -72,6 +78,7 @@ pub fn huge() -> Shape {
             4 => Just(Act::Peek),
             10 => Just(Act::Take),
             5 => Just(Act::Force),
+            4 => Just(Act::Partial),
             1 => (1000..1100u32).prop_map(|times| Act::Flood { times, apart_ms: 0 }),
         ]
         .boxed(),

@@ -121,13 +121,13 @@ impl Windows {
         windows.len() <= MAX_LIVE_WINDOWS
     }
 
-    /// Returns whether any were counted: a saturated count takes no more.
-    fn take(&mut self, window: i128, units: i128, now: i128) -> bool {
+    /// Returns how many were counted: a saturated count takes no more.
+    fn take(&mut self, window: i128, units: i128, now: i128) -> i128 {
         let number = self.number(window, now);
         let before = self.units(window, number);
         let after = (before + units).min(MAX_COUNT);
         if after == before {
-            return false;
+            return 0;
         }
         if !self.lengths.contains_key(&window) {
             // A new length removes those that no longer count.
@@ -135,13 +135,13 @@ impl Windows {
             self.lengths.retain(|window, _| live.contains(window));
         }
         self.put(window, number, after);
-        true
+        after - before
     }
 
     /// Takes units from the window of `as_of` and, if sliding, from the one before, if they are still held.
-    /// Time does not move. Returns whether there were any.
-    fn refund(&mut self, window: i128, units: i128, as_of: i128) -> bool {
-        let Some(counted) = self.lengths.get_mut(&window) else { return false };
+    /// Time does not move. Returns how many there were.
+    fn refund(&mut self, window: i128, units: i128, as_of: i128) -> i128 {
+        let Some(counted) = self.lengths.get_mut(&window) else { return 0 };
         let (named, latest) = (as_of / window, counted.latest);
         let (meant, held) =
             if self.sliding { (named - 1..=named, latest - 1) } else { (named..=named, latest) };
@@ -156,7 +156,7 @@ impl Windows {
         if counted.units.range(held..).all(|(_, units)| *units == 0) {
             self.lengths.remove(&window);
         }
-        left < units
+        units - left
     }
 
     fn put(&mut self, window: i128, number: i128, units: i128) {
@@ -193,12 +193,12 @@ impl Log {
         keep.max(longest(quotas))
     }
 
-    /// Returns whether any were counted: a saturated log takes no more.
-    fn take(&mut self, quotas: &[Quota], units: i128, now: i128) -> bool {
+    /// Returns how many were counted: a saturated log takes no more.
+    fn take(&mut self, quotas: &[Quota], units: i128, now: i128) -> i128 {
         let keep = self.keep_with(quotas);
         let units = units.min(MAX_COUNT - self.used(keep, now));
         if units == 0 {
-            return false;
+            return 0;
         }
         let now = self.read(now);
         self.entries.retain(|(at, _)| *at > now - keep);
@@ -211,7 +211,7 @@ impl Log {
             let largest = quotas.iter().map(|quota| i128::from(quota.limit())).max().unwrap_or(0);
             self.forget_beyond(2 * largest);
         }
-        true
+        units
     }
 
     /// Drops the oldest entry if `enough` units remain.
@@ -222,8 +222,8 @@ impl Log {
         }
     }
 
-    /// Takes units that were counted at `as_of` or before and still count. Returns whether there were any.
-    fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128) -> bool {
+    /// Takes units that were counted at `as_of` or before and still count. Returns how many there were.
+    fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128) -> i128 {
         let oldest = self.read(as_of) - self.keep_with(quotas);
         let mut left = units;
         for (_, counted) in self.entries.iter_mut().rev().filter(|(at, _)| (oldest + 1..=as_of).contains(at))
@@ -233,8 +233,17 @@ impl Log {
             left -= refunded;
         }
         self.entries.retain(|(_, counted)| *counted > 0);
-        left < units
+        units - left
     }
+}
+
+/// What a request changed.
+#[derive(Clone, Copy)]
+pub struct Change {
+    /// The time it was applied as of.
+    pub as_of: u64,
+    /// The units counted, or minus those given back, in the tier with the most.
+    pub units: i64,
 }
 
 impl Model {
@@ -273,8 +282,18 @@ impl Model {
             && i128::from(self.used(quota.window().get(), now)) + i128::from(cost) > i128::from(quota.limit())
     }
 
-    /// Counts or gives back in all tiers, or in none. Returns the time it was applied as of, if anything changed.
-    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<u64> {
+    /// The most units, up to `cost`, that no tier refuses.
+    pub fn most_allowed(&self, quotas: &[Quota], cost: i64, now: u64) -> i64 {
+        if cost <= 0 {
+            return cost;
+        }
+        let most = Search::Halving
+            .first(|units| units >= cost as u64 || self.refuses(quotas, units as i64 + 1, now));
+        most as i64
+    }
+
+    /// Counts or gives back in all tiers, or in none. Returns what changed, if anything did.
+    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<Change> {
         let units = i128::from(cost).abs();
         // Units are given back as of AT, or else as of the newest time of the log, or of the windows named.
         let as_of = if cost > 0 || at { now } else { now.max(self.newest_of(quotas)) };
@@ -283,20 +302,17 @@ impl Model {
             State::Log(log) if cost > 0 => log.take(quotas, units, when),
             State::Log(log) => log.refund(quotas, units, when),
             State::Windows(windows) => {
-                let mut changed = false;
-                for quota in quotas {
-                    changed |= match cost > 0 {
-                        true => windows.take(window_of(quota), units, when),
-                        false => windows.refund(window_of(quota), units, when),
-                    };
-                }
-                changed
+                let in_each = quotas.iter().map(|quota| match cost > 0 {
+                    true => windows.take(window_of(quota), units, when),
+                    false => windows.refund(window_of(quota), units, when),
+                });
+                in_each.max().unwrap_or(0)
             }
         };
-        if changed && cost < 0 {
+        if changed > 0 && cost < 0 {
             self.delete_if_nothing_counts(quotas, i128::from(now));
         }
-        changed.then_some(as_of)
+        (changed > 0).then_some(Change { as_of, units: cost.signum() * changed as i64 })
     }
 
     fn delete_if_nothing_counts(&mut self, quotas: &[Quota], now: i128) {

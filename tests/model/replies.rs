@@ -49,8 +49,8 @@ proptest! {
         let mut limiter = Limiter::new(history.algorithm);
         let mut replica = limiter.clone();
         for call in &history.calls {
-            if let Ok(Answer { changed: Some(as_of), .. }) = answer(&mut limiter, call) {
-                prop_assert_eq!(replay(&mut replica, call, as_of), Some(as_of));
+            if let Ok(answer @ Answer { changed: Some(as_of), .. }) = answer(&mut limiter, call) {
+                prop_assert_eq!(replay(&mut replica, call, &answer), Some(as_of));
             }
             prop_assert_eq!(encode(&limiter), encode(&replica), "after {:?}", call);
         }

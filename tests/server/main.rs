@@ -20,6 +20,7 @@ mod memory;
 mod neighbors;
 mod nodes;
 mod own_expiry;
+mod partial;
 mod payload;
 mod persistence;
 mod refunds;

@@ -55,6 +55,7 @@ fn each_command_has_command_docs() {
             assert!(docs.contains(field), "{name} has no {field}");
         }
         assert_eq!(docs.contains("FORCE"), writes, "{name}");
+        assert_eq!(docs.contains("PARTIAL") && docs.contains("oneof"), writes, "{name}");
         assert_eq!(docs.contains("window"), name != "RL.INFO", "{name}");
     }
 }

@@ -83,7 +83,8 @@ impl Traffic {
         };
         let pairs = random.of(&PAIRS);
         let cost = random.of(&["", "", "", "COST 1", "COST 2", "COST 40", "COST 0", "COST -1", "COST -9"]);
-        let force = random.of(&["", "", "", "FORCE"]);
+        let mode = random.of(&["", "", "", "FORCE", "PARTIAL"]);
+        let force = if mode == "FORCE" { mode } else { "" };
         match random.below(60) {
             6..20 => format!("RL.ALL {} {force} {at}", rows(random, &self.keys, time)),
             0 => format!("DEL {key}"),
@@ -93,7 +94,7 @@ impl Traffic {
             4 => format!("{name} {key} {pairs} COST -{MOST} {at}"),
             // Sometimes the wrong algorithm.
             5 => format!("{} {key} {pairs} {at}", random.of(&COMMANDS)),
-            _ => format!("{name} {key} {pairs} {cost} {force} {at}"),
+            _ => format!("{name} {key} {pairs} {cost} {mode} {at}"),
         }
     }
 

@@ -168,6 +168,8 @@ fn be_a_client(server: &Server, seed: u64, keys: &[Key], time: &AtomicI64, end: 
         for (Request { checked, .. }, reply) in requests.iter().zip(&replies) {
             if checked.is_empty() {
                 assert_expected(reply);
+            } else if let Some(taken) = taken_in_part(reply) {
+                checked.iter().for_each(|(key, _)| granted.units[*key] += taken.max(0));
             } else if !is_limited(reply) {
                 // Limited requests are granted nothing, and refunds are not added up.
                 checked.iter().for_each(|(key, cost)| granted.units[*key] += cost.max(&0));
@@ -193,6 +195,10 @@ fn to_checked_key(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Reques
             eval.arg("return redis.call(unpack(ARGV))").arg(0).arg(take).arg(name);
             eval.arg(format!("{pairs} COST {cost} {at}").split_whitespace().collect::<Vec<_>>());
             Request { command: eval, checked: vec![(index, cost)] }
+        }
+        2..5 => {
+            let line = format!("{take} {name} {pairs} COST {} PARTIAL {at}", 3 * cost);
+            Request { command: command(&line), checked: vec![(index, 3 * cost)] }
         }
         _ => {
             let line = format!("{take} {name} {pairs} COST {cost} {at}");
@@ -227,6 +233,14 @@ fn to_checked_keys(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Reque
     Request { command: all, checked }
 }
 
+/// The units that a request with PARTIAL took.
+fn taken_in_part(reply: &Value) -> Option<i64> {
+    match reply.as_sequence() {
+        Some([_, _, _, _, _, Value::Int(taken), _]) => Some(*taken),
+        _ => None,
+    }
+}
+
 /// Whether a limiter, or RL.ALL, replies that the request is limited.
 fn is_limited(reply: &Value) -> bool {
     match reply.as_sequence() {
@@ -246,7 +260,8 @@ fn to_any_key(random: &mut Random, time: &AtomicI64) -> String {
     let name = random.of(&COMMANDS);
     let key = format!("any:{name}:{}", random.below(20_000));
     let pairs = random.of(&["5 1ms", "5 20ms 9 1s", "9 300ms", "20 2s 30 20s", "3 1s 9 1h", "900 30s"]);
-    let options = random.of(&["", "", "", "FORCE", "COST 3", "COST 7 FORCE", "COST -2", "COST 0"]);
+    let options =
+        random.of(&["", "", "", "FORCE", "COST 3", "COST 7 FORCE", "COST -2", "COST 0", "COST 9 PARTIAL"]);
     let at = if random.below(4) == 0 { later(random, time) } else { String::new() };
     match random.below(40) {
         0 => format!("DEL {key}"),

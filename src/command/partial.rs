@@ -1,0 +1,34 @@
+//! PARTIAL: takes the units that fit, and replies how many and as of when.
+
+use super::{commit, reply};
+use crate::keyspace::OpenKey;
+use crate::limiter::{Algorithm, Cost, Time};
+use crate::request::{Refusal, Request};
+use crate::server::{self, Call};
+use crate::stats;
+
+/// RL.FIXED, RL.SLIDING and RL.LOG with PARTIAL.
+pub fn take_what_fits(call: &mut Call, algorithm: Algorithm, request: &Request) -> Result<(), Refusal> {
+    let time = Time { clock: server::now(), at: request.at };
+    let name = call.key();
+    let mut key = OpenKey::to_write(call, name)?;
+    if key.limiter().is_none() {
+        key = key.open_again()?;
+    }
+    let mut fresh = None;
+    let limiter = key.handle_mut().limiter_or(&mut fresh, algorithm);
+    let decision = limiter.take_what_fits(algorithm, &request.quotas, request.cost, time)?;
+    let (verdict, outcome) = (decision.verdict, decision.outcome);
+    let taken = request.cost.get().signum() * reply::integer(outcome.change.units);
+    // Copies count what was taken.
+    let cost = if taken > 0 { Cost::new(taken).unwrap_or(request.cost) } else { request.cost };
+    let at = commit::counted_at(limiter, &request.quotas, cost, time, &outcome);
+    let tiers = &key.call().args_after_key()[..2 * request.quotas.len()];
+    let decided = commit::DecidedRequest { algorithm, tiers, cost, time, outcome, replayed: false };
+    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, &decided);
+    let verdict = verdict.within(longest_wait_ms);
+    stats::taken_in_part(algorithm, cost, verdict.limited, outcome.change);
+    commit::publish_if_limited(call, name, verdict.limited);
+    reply::partial(call, &verdict, taken, at);
+    Ok(())
+}
