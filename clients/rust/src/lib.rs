@@ -36,6 +36,9 @@
 
 pub mod cmd;
 mod connection;
+#[cfg(feature = "leases")]
+#[doc(hidden)]
+pub mod local;
 mod quota;
 mod reply;
 mod request;
