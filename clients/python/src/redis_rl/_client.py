@@ -54,8 +54,8 @@ class RateLimiter:
         try:
             return self._client.execute_command(*words)
         except Exception as error:
-            if _wire.is_unknown_command(error):
-                raise type(error)(_wire.NOT_LOADED) from error
+            if (explained := _wire.explained(error)) is not error:
+                raise explained from error
             raise
 
     def fixed(
@@ -137,8 +137,8 @@ class AsyncRateLimiter:
             # RL.ALL without rows has no key, which the server says.
             return await self._batches.call(words[1] if len(words) > 1 else "", words, timeout)
         except Exception as error:
-            if _wire.is_unknown_command(error):
-                raise type(error)(_wire.NOT_LOADED) from error
+            if (explained := _wire.explained(error)) is not error:
+                raise explained from error
             raise
 
     async def fixed(

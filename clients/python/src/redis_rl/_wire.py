@@ -23,10 +23,15 @@ NOT_LOADED = "the server has not loaded the redis-rl module: it does not know it
 NO_PIPELINE = "a pipeline replies later: send the commands to it with execute_command"
 
 
-def is_unknown_command(error: Exception) -> bool:
-    """Whether the server does not know a command. A cluster client of redis-py says so in its own words."""
+def explained(error: Exception) -> Exception:
+    """The error, or one that says what it means that the server does not know a command."""
     text = str(error)
-    return text.startswith("unknown command") or "command doesn't exist in Redis commands" in text
+    # The latter are the words of redis-py's cluster client.
+    if not text.startswith("unknown command") and "command doesn't exist in Redis commands" not in text:
+        return error
+    explained = type(error)(NOT_LOADED)
+    explained.__cause__ = error
+    return explained
 
 
 class Row(NamedTuple):

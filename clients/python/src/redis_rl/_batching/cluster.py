@@ -92,6 +92,8 @@ class _NodeLane(Lane):
                 self._cluster.put(call)
             return
         batch = [call for call in batch if call.waits]
+        for call in batch:
+            call.sent = True
         errors = self._cluster.errors
         commands = [types.SimpleNamespace(args=call.words, kwargs={}, result=None) for call in batch]
         lost: Exception | None = None

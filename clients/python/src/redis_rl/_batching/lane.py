@@ -29,11 +29,14 @@ _owners_lock = threading.Lock()
 class Call:
     """A command, and the reply that somebody waits for."""
 
-    __slots__ = ("attempts", "key", "reply", "words")
+    __slots__ = ("attempts", "background", "key", "reply", "sent", "words")
 
     def __init__(self, key: Word, words: Sequence[Word], reply: asyncio.Future[Any]) -> None:
         self.key, self.words, self.reply = key, words, reply
         self.attempts = 0
+        self.sent = False
+        # Whether its reply is of use, but nobody waits for it.
+        self.background = False
 
     @property
     def waits(self) -> bool:
@@ -67,11 +70,11 @@ class Lane:
         if not self._task:
             self._start()
 
-    def end_after(self, seconds: float, call: Call) -> None:
+    def end_after(self, seconds: float, reply: asyncio.Future[Any]) -> None:
         """Ends the wait once the server had this time."""
         if seconds not in self._timeouts:
             self._timeouts[seconds] = ServerTimeout(seconds, self.loop, self.progress)
-        self._timeouts[seconds].watch(call.reply)
+        self._timeouts[seconds].watch(reply)
 
     def progress(self) -> Mapping[Lane, int]:
         """A number that grows whenever something comes from the server, if a batch is under way."""
@@ -126,7 +129,8 @@ class Lane:
         self._watching = self._task is not None
         if not self._task:
             return
-        if batch is self._batch and steps == self._steps and not any(call.waits for call in batch):
+        is_awaited = any(call.waits and not call.background for call in batch)
+        if batch is self._batch and steps == self._steps and not is_awaited:
             self._task.cancel()
             self._given_up()
         self._watch()
@@ -140,6 +144,7 @@ class Lane:
 
     async def _send_alone(self, call: Call) -> None:
         """Sends a call as the client sends any command, with all that it does about redirections and errors."""
+        call.sent = True
         try:
             reply = await self.client.execute_command(*call.words)
         except Exception as error:

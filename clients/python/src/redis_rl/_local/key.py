@@ -12,6 +12,8 @@ from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Tier, Verdict
 
 ZERO = timedelta()
 
+_new_tuple = tuple.__new__
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -47,22 +49,26 @@ class Settings:
 class Request:
     """A request that is asked for."""
 
-    __slots__ = ("cost", "rules", "waiter", "waits")
+    __slots__ = ("command", "cost", "rules", "waiter", "waits")
 
     def __init__(self, rules: Rules, cost: int, waiter: Any) -> None:
         """``waiter`` is whoever awaits the answer."""
         self.rules, self.cost, self.waiter = rules, cost, waiter
         self.waits = True
+        # The one that asks for it, once there is one.
+        self.command: Command | None = None
 
     def cancel(self) -> None:
         """Nobody awaits the answer any more."""
+        if self.waits and self.command:
+            self.command.awaited -= 1
         self.waits = False
 
 
 class Command:
     """A command to send."""
 
-    __slots__ = ("at", "cost", "key", "partial", "requests", "rules")
+    __slots__ = ("at", "awaited", "cost", "key", "partial", "requests", "rules")
 
     def __init__(
         self,
@@ -76,6 +82,10 @@ class Command:
     ) -> None:
         """``requests`` are those that its reply answers."""
         self.key, self.rules, self.cost, self.requests, self.partial, self.at = key, rules, cost, requests, partial, at
+        # How many of the requests wait.
+        self.awaited = len(requests)
+        for request in requests:
+            request.command = self
 
     @property
     def gives_back(self) -> bool:
@@ -123,7 +133,9 @@ class Lease:
         if now_ms != self.told_ms:
             self.reset_after = less(self.reset_after, now_ms - self.told_ms)
             self.told_ms = now_ms
-        return Verdict(False, self.limit, self.beyond + self.left, None, self.reset_after, cost, self.at)
+        # As Verdict(...) does, in two thirds of the time.
+        remaining = self.beyond + self.left
+        return _new_tuple(Verdict, (False, self.limit, remaining, None, self.reset_after, cost, self.at))
 
 
 class Refusal:
@@ -196,21 +208,21 @@ class KeyMachine:
         if self.rules is not rules and self.rules != rules:
             return None
         lease = self.lease
-        if lease and cost <= lease.left and now_ms < lease.ends_ms:
+        if lease is not None and cost <= lease.left and now_ms < lease.ends_ms:
             # A refusal that came with the lease begins beyond it.
             if self.refusal and not self.refusal.is_hopeless:
                 self.refusal.hold_for_less(cost)
             return lease.hand_out(now_ms, cost)
-        return self.refused(now_ms, cost) if self.refusal else None
+        return self.refused(now_ms, cost)
 
     def refused(self, now_ms: int, cost: int) -> Verdict | None:
         """The refusal that is remembered, if it holds for this cost."""
         refusal = self.refusal
         if (
-            refusal
+            refusal is not None
             and now_ms < refusal.until_ms
             and cost >= refusal.cost
-            and self.rules.is_hopeless(cost) == refusal.is_hopeless
+            and (cost > self.rules.smallest_limit) == refusal.is_hopeless
         ):
             return refusal.tell(now_ms)
         return None
