@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -438,15 +436,6 @@ def test_a_connection_on_which_nothing_comes_is_given_up(server: Server) -> None
             await client.aclose()
 
     run(test())
-
-
-@pytest.fixture
-def abandoned() -> Iterator[None]:
-    """For a loop that ends without closing its connections, as a test client's does: they are collected here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 @pytest.mark.usefixtures("abandoned")

@@ -99,14 +99,14 @@ class Leases(_Leased[RateLimiter]):
         """Takes units, of the lease if it has them."""
         cost = index(cost)
         with self._lock:
-            now_ms = _now_ms()
-            verdict = self._decider.known(now_ms, key, self._rules, cost)
+            now = now_ms()
+            verdict = self._decider.known(now, key, self._rules, cost)
             if verdict:
                 return verdict
             _check_cost(cost)
             turn = _Turn()
             request = Request(self._rules, cost, turn)
-            self._follow(self._decider.ask(now_ms, key, request))
+            self._follow(self._decider.ask(now, key, request))
         try:
             return self._wait(turn)
         except BaseException:
@@ -134,7 +134,7 @@ class Leases(_Leased[RateLimiter]):
         finally:
             if not command.gives_back:
                 with self._lock:
-                    self._follow(self._decider.reply(_now_ms(), command, reply))
+                    self._follow(self._decider.reply(now_ms(), command, reply))
 
     def _follow(self, step: Step) -> None:
         """Gives the answers, and has the commands sent. The lock is held."""
@@ -164,14 +164,14 @@ class Leases(_Leased[RateLimiter]):
                 before = []
             else:
                 before.pop()
-                self._follow(self._decider.reply(_now_ms(), command, redis.exceptions.ConnectionError("nobody asks")))
+                self._follow(self._decider.reply(now_ms(), command, redis.exceptions.ConnectionError("nobody asks")))
         self._give_backs += before
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                now_ms = _now_ms()
-                commands = [*self._give_backs, *self._decider.tick(now_ms).commands]
+                now = now_ms()
+                commands = [*self._give_backs, *self._decider.tick(now).commands]
                 self._give_backs = []
                 if not commands:
                     next_tick_ms = self._decider.next_tick_ms
@@ -179,7 +179,7 @@ class Leases(_Leased[RateLimiter]):
                         self._thread = None
                         return
                     self._thread_sleeps_until_ms = next_tick_ms
-                    self._wake_thread.wait((next_tick_ms - now_ms) / 1000)
+                    self._wake_thread.wait((next_tick_ms - now) / 1000)
             for command in commands:
                 self._send(command)
 
@@ -244,10 +244,13 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
+        return await self._take(key, cost)
+
+    async def _take(self, key: Key, cost: int, timeout: float | None = None) -> Verdict:
         cost = index(cost)
         own = self._loops.get(asyncio.get_running_loop()) or self._in_loop()
-        verdict = own.decider.known(_now_ms(), key, self._rules, cost)
-        return verdict or await own.ask(key, cost)
+        verdict = own.decider.known(now_ms(), key, self._rules, cost)
+        return verdict or await own.ask(key, cost, timeout)
 
     async def close(self) -> None:
         """Gives back what is left. From then on every request is asked for."""
@@ -279,7 +282,7 @@ class _InLoop:
         _check_cost(cost)
         answer: asyncio.Future[Verdict] = self._loop.create_future()
         request = Request(self._rules, cost, answer)
-        self._follow(self.decider.ask(_now_ms(), key, request))
+        self._follow(self.decider.ask(now_ms(), key, request))
         if timeout is not None:
             self._batches.end_after(timeout, answer)
         try:
@@ -315,7 +318,7 @@ class _InLoop:
         try:
             call = self._batches.put(command.key, command.words())
         except Exception as error:
-            self._follow(self.decider.reply(_now_ms(), command, error))
+            self._follow(self.decider.reply(now_ms(), command, error))
             return
         call.background = command.gives_back
         self._under_way[command] = call
@@ -333,7 +336,7 @@ class _InLoop:
         else:
             reply = _wire.verdict(ended.result())
         if not command.gives_back:
-            self._follow(self.decider.reply(_now_ms(), command, reply))
+            self._follow(self.decider.reply(now_ms(), command, reply))
 
     def _set_timer(self) -> None:
         next_tick_ms = self.decider.next_tick_ms
@@ -342,11 +345,11 @@ class _InLoop:
         if self._timer:
             self._timer.cancel()
         self._timer_ms = next_tick_ms
-        self._timer = self._loop.call_later((next_tick_ms - _now_ms()) / 1000, self._tick)
+        self._timer = self._loop.call_later((next_tick_ms - now_ms()) / 1000, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._follow(self.decider.tick(_now_ms()))
+        self._follow(self.decider.tick(now_ms()))
 
     async def close(self) -> None:
         if self._timer:
@@ -357,7 +360,8 @@ class _InLoop:
             await asyncio.wait(give_backs)
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """The time by which a process decides."""
     return time.monotonic_ns() // 1_000_000
 
 

@@ -80,6 +80,11 @@ class Decision:
     rows: tuple[Verdict, ...]
     """The verdict of each row, in the order given. ``limited`` says whether this row refuses."""
 
+    @classmethod
+    def of(cls, verdict: Verdict) -> Decision:
+        """Of a single command with ``partial``. One that refuses may be without a time."""
+        return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
+
 
 @dataclass(frozen=True, slots=True)
 class WindowInfo:

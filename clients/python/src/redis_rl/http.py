@@ -83,9 +83,13 @@ class Quota:
             tiers.append((int(match[1]), match[2]))
         return cls(name, *tiers, unit=unit, algorithm=algorithm)
 
+    def key(self, client: str) -> str:
+        """The key that counts what this client takes."""
+        return f"{self.name}:{client}"
+
     def rows(self, client: str, cost: int = 1) -> list[Row]:
         """The rows that take ``cost`` units from what this client has: tiers of one key."""
-        key = f"{self.name}:{client}"
+        key = self.key(client)
         return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.tiers]
 
 
@@ -105,12 +109,12 @@ class Answer:
         return self.status != 200
 
 
-def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
-    """What to tell a client after RL.ALL with one row for each policy."""
-    fields = standing(policies, decision)
+def answer(policies: Sequence[Policy], decision: Decision, told: Sequence[Policy] | None = None) -> Answer:
+    """What to tell a client after RL.ALL with one row for each policy, or for each of those that ``told`` names."""
+    fields = standing(policies, decision, told)
     if not decision.limited:
         return Answer(200, fields)
-    rows = list(zip(policies, decision.rows, strict=True))
+    rows = list(zip(told or policies, decision.rows, strict=True))
     # No wait helps a request that costs more than a limit, so its client is not asked to try again.
     status = 403
     if decision.retry_after is not None:
@@ -122,9 +126,9 @@ def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
     return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
-def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
-    """The header fields: of each policy the units left, and the seconds to make do with them."""
-    rows = zip(policies, decision.rows, strict=True)
+def standing(policies: Sequence[Policy], decision: Decision, told: Sequence[Policy] | None = None) -> dict[str, str]:
+    """The header fields: of each policy that is told of the units left, and the seconds to make do with them."""
+    rows = zip(told or policies, decision.rows, strict=True)
     return {
         "RateLimit-Policy": ", ".join(policy.item for policy in policies),
         "RateLimit": ", ".join(_item(policy, row.remaining, row.reset_after) for policy, row in rows),

@@ -75,7 +75,7 @@ class Decider:
     def _remember_alone(self, now_ms: int, command: Command, reply: Verdict, step: Step) -> None:
         machine = self._in_flight.get(command.key) or self._at_rest.get(command.key)
         if not machine:
-            if not reply.limited:
+            if not reply.limited or not self._settings.remember_ms:
                 return
             machine = KeyMachine(command.key, command.rules)
             self._rest(machine, step)
