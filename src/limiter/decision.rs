@@ -111,6 +111,8 @@ pub struct Change {
     pub units: u64,
     /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
+    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    pub forgot: bool,
 }
 
 /// The effects of a request, apart from its reply.
@@ -118,10 +120,12 @@ pub struct Change {
 pub struct Outcome {
     /// What it changed.
     pub change: Change,
-    /// The time it was applied as of. A copy that repeats the request as of this time ends up equal.
+    /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
     pub as_of: UnixMs,
     /// Whether it gave back the last units that counted.
     pub emptied: bool,
+    /// Whether a caller named the time, by AT.
+    pub at_given: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
     /// Where the time that set the key's expiry came from, before this request.
@@ -146,8 +150,8 @@ impl Outcome {
     /// The facts that the key's expiry depends on.
     #[inline(always)]
     pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
-        let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
-        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
+        let Outcome { change: Change { end_moved, .. }, at_given, ahead, source, .. } = *self;
+        ExpiryFacts { time, at_given, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
@@ -343,7 +347,7 @@ impl Request {
             tier.set_usage(state.usage(tier.quota.window(), self.time.now()));
         }
         // Fewer units never need the key for longer.
-        let change = Change { units, end_moved: false };
+        let change = Change { units, ..Change::default() };
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
 
@@ -394,6 +398,7 @@ impl Request {
             change: Change::default(),
             as_of,
             emptied: false,
+            at_given: self.time.at.is_some(),
             ahead: state.is_ahead_of(as_of),
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),

@@ -50,6 +50,8 @@ impl Lifetime {
 pub struct ExpiryFacts {
     /// When it was decided.
     pub time: Time,
+    /// Whether a caller named that time, by AT: it may run slower than the clock.
+    pub at_given: bool,
     /// Whether it counted or gave back anything.
     pub changed: bool,
     /// Whether the time at which nothing counts any more has moved, or may have.
@@ -70,7 +72,7 @@ impl ExpiryFacts {
     /// Whether the key must live until what was just counted ends.
     #[inline(always)]
     fn needs_end(&self) -> bool {
-        self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
+        self.changed && (self.end_moved || self.at_given || self.source == TimeSource::Loaded)
     }
 
     #[inline(always)]

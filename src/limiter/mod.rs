@@ -8,10 +8,12 @@
 //! - [`counters`]: the state of RL.FIXED and RL.SLIDING.
 //! - [`log`]: the state of RL.LOG.
 //! - this module: [`Limiter`], the state of a key: decide, then commit.
+//! - `effect`: what a request did to a key, for its copies.
 //! - [`several`]: the same for several keys, all or nothing.
 
 pub(crate) mod counters;
 mod decision;
+mod effect;
 mod lifetime;
 pub(crate) mod log;
 mod quota;
@@ -20,6 +22,7 @@ pub mod several;
 use std::ffi::CStr;
 
 pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, TooManyWindows, Verdict, Wait};
+pub use effect::{Accepted, Counted, Effect};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
@@ -261,8 +264,7 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), cost, force, time)
     }
 
-    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more,
-    /// limited.
+    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more.
     pub fn take_what_fits(
         &mut self,
         algorithm: Algorithm,

@@ -83,6 +83,19 @@ impl Decision {
     pub fn is_hopeless(&self) -> bool {
         self.limited && self.retry_after.is_none()
     }
+
+    /// The figures of one key's quotas as a single command tells them, and the time.
+    #[cfg(feature = "leases")]
+    pub(crate) fn tightest(&self) -> Option<Verdict> {
+        let rows = self.rows.iter().filter(|row| row.limited == self.limited);
+        // On a tie the earlier one. That no wait helps is the longest wait.
+        let tightest = if self.limited {
+            rows.rev().max_by_key(|row| row.retry_after.unwrap_or(Duration::MAX))
+        } else {
+            rows.min_by_key(|row| row.remaining)
+        };
+        tightest.map(|row| Verdict { at: Some(self.at), ..*row })
+    }
 }
 
 impl FromRedisValue for Decision {

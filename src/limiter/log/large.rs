@@ -173,10 +173,12 @@ impl StateMut for Large {
             self.retention = Some(retention);
         }
         self.run.push(as_of.get(), units);
+        let mut forgot = false;
         if self.retention == Some(named) {
             let largest = tiers.iter().map(|tier| tier.quota.limit()).max().unwrap_or(0);
             // Twice the limit, so that a whole limit can be given back and the units before it still count.
-            starts_stale |= self.forget_oldest_beyond(2 * largest);
+            forgot = self.forget_oldest_beyond(2 * largest);
+            starts_stale |= forgot;
         }
         for tier in tiers {
             let window = tier.quota.window();
@@ -192,7 +194,7 @@ impl StateMut for Large {
             }
             self.run.remember(window, tier.found);
         }
-        Change { units, end_moved }
+        Change { units, end_moved, forgot }
     }
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {

@@ -343,7 +343,7 @@ impl StateMut for Short<&mut Limiter> {
         let end_moved = used == 0
             || old.retention_ms < retention.get()
             || new.newest + retention > rounded_end(old.newest, retention);
-        Change { units, end_moved }
+        Change { units, end_moved, forgot: false }
     }
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::Cmd;
 
-use crate::{Algorithm, Quota, Take, Verdict, cmd};
+use crate::{Algorithm, All, Quota, Take, Verdict, cmd};
 
 pub use decider::Decider;
 pub use key::Key;
@@ -103,6 +103,11 @@ impl Command {
             take = take.at(at);
         }
         cmd::by(self.rules.algorithm, &self.key[..], &self.rules.quotas, take)
+    }
+
+    /// The same as a request for several keys, answered by a [`Decision`](crate::Decision).
+    pub fn all(&self) -> Cmd {
+        cmd::all(&All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost))
     }
 }
 

@@ -57,8 +57,13 @@ impl Refusals {
             };
             self.decisions.put(request.to_vec(), refusal);
         } else {
-            self.decisions.pop(request);
+            self.forget(request);
         }
+    }
+
+    /// What refused this request may be over.
+    pub fn forget(&mut self, request: &[u8]) {
+        self.decisions.pop(request);
     }
 }
 
