@@ -329,12 +329,26 @@ def test_a_guard_leases_units_and_gives_them_back(server: Server, raw: redis.Red
             assert {each.answer.status for each in refused} == {429}
             assert {each.answer.fields["RateLimit-Policy"] for each in (*told, *refused)} == {policies}
             assert json.loads(refused[0].answer.body)["violated-policies"] == ["q-1d"]
-            # A cost of its own is asked for by itself, and settled as of its time.
             await told[-1].settle(0)
-            assert (await guard.take({}, 2)).refused
 
     asyncio.run(test())
     assert raw.execute_command("RL.PEEK", "q:me", 5000, "30d")[2] == 5000 - 999
+
+
+def test_an_estimate_is_settled_as_of_its_time_beside_leases(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guard_of(server, (1000, "1d"), (5000, "30d"), lease=100) as guard:
+            before = raw.time()[0]
+            [taken] = await take(guard, 1, cost=300)
+            decision = taken._decision
+            assert decision
+            assert 1000 * before <= decision.at <= 1000 * (raw.time()[0] + 1)
+            await take(guard, 50)
+            await taken.settle(100)
+            assert (await guard.take({}, 2000)).answer.status == 403
+
+    asyncio.run(test())
+    assert raw.execute_command("RL.PEEK", "q:me", 5000, "30d")[2] == 5000 - 100 - 50
 
 
 def test_a_guard_that_is_closed_gives_back_its_leases_and_asks(server: Server, raw: redis.Redis) -> None:

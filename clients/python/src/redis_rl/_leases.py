@@ -164,7 +164,11 @@ class Leases(_Leased[RateLimiter]):
                 before = []
             else:
                 before.pop()
-                self._follow(self._decider.reply(now_ms(), command, redis.exceptions.ConnectionError("nobody asks")))
+                self._follow(
+                    self._decider.reply(
+                        now_ms(), command, redis.exceptions.ConnectionError("nobody waits for the reply")
+                    )
+                )
         self._give_backs += before
 
     def _run(self) -> None:
@@ -229,6 +233,8 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
     """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
 
     _asks = AsyncRateLimiter
+    # Whether every verdict of an allowed request has a time.
+    _tells_time = False
 
     def _begin(self) -> None:
         self._loops: dict[Loop, _InLoop] = {}
@@ -239,7 +245,7 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         if own is None:
             for other in [other for other in list(self._loops) if other.is_closed()]:
                 self._loops.pop(other, None)
-            own = self._loops[loop] = _InLoop(loop, self._limiter, self._rules, self._new_decider())
+            own = self._loops[loop] = _InLoop(loop, self._limiter, self._rules, self._new_decider(), self._tells_time)
         return own
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
@@ -271,8 +277,9 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 class _InLoop:
     """The leases of one event loop."""
 
-    def __init__(self, loop: Loop, limiter: AsyncRateLimiter, rules: Rules, decider: Decider) -> None:
+    def __init__(self, loop: Loop, limiter: AsyncRateLimiter, rules: Rules, decider: Decider, tells_time: bool) -> None:
         self._loop, self._batches, self._rules, self.decider = loop, limiter._batches, rules, decider
+        self._tells_time = tells_time
         self._under_way: dict[Command, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -315,24 +322,27 @@ class _InLoop:
         self._set_timer()
 
     def _send(self, command: Command) -> None:
+        by_all = self._tells_time and command.is_whole
         try:
-            call = self._batches.put(command.key, command.words())
+            call = self._batches.put(command.key, command.words_of_all() if by_all else command.words())
         except Exception as error:
             self._follow(self.decider.reply(now_ms(), command, error))
             return
         call.background = command.gives_back
         self._under_way[command] = call
-        call.reply.add_done_callback(partial(self._end, command))
+        call.reply.add_done_callback(partial(self._end, command, by_all))
 
-    def _end(self, command: Command, ended: asyncio.Future[Any]) -> None:
+    def _end(self, command: Command, by_all: bool, ended: asyncio.Future[Any]) -> None:
         del self._under_way[command]
         reply: Verdict | Exception
         if ended.cancelled():
-            reply = redis.exceptions.ConnectionError("nobody asks")
+            reply = redis.exceptions.ConnectionError("nobody waits for the reply")
         elif error := ended.exception():
             reply = (
                 _wire.explained(error) if isinstance(error, Exception) else redis.exceptions.ConnectionError(str(error))
             )
+        elif by_all:
+            reply = _wire.decision(ended.result()).verdict()
         else:
             reply = _wire.verdict(ended.result())
         if not command.gives_back:

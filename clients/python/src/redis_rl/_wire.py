@@ -82,8 +82,17 @@ class Decision:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Decision:
-        """Of a single command with ``partial``. One that refuses may be without a time."""
+        """Of a verdict that has a time, or nothing to give back."""
         return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
+
+    def verdict(self) -> Verdict:
+        """What the single command replies if the rows are tiers of one key, with the time."""
+        refusing = [row for row in self.rows if row.limited]
+        if refusing:
+            row = max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
+        else:
+            row = min(self.rows, key=lambda row: row.remaining)
+        return row._replace(at=self.at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ._away import AwayLog
 from ._client import AsyncRateLimiter
 from ._leases import AsyncLeases, now_ms
 from ._local import Refusals
-from ._wire import Decision, Row, Verdict
+from ._wire import Decision, Row
 from .http import Answer, Quota
 
 __all__ = ["Guard", "Quota", "RateLimit", "Taken", "client_address"]
@@ -63,6 +63,11 @@ def _network(address: str) -> str:
     return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
 
 
+class _Leases(AsyncLeases):
+    # To settle by.
+    _tells_time = True
+
+
 class Guard:
     """A quota, whose it is, and what happens while Redis is away. For middleware, and for handlers to ask by hand.
 
@@ -72,8 +77,8 @@ class Guard:
     is busy with something else, they do not count.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``lease`` is how many units
-    this process may take in advance, for requests that cost one, where a client asks often. The RateLimit field then
-    speaks of one tier alone, so the limits of all must differ. ``close`` gives back what is left.
+    this process may take in advance where a client asks often; see :class:`redis_rl.AsyncLeases`. The RateLimit field
+    then speaks of one tier alone, so the limits of all must differ. ``close`` gives back what is left.
 
     Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
     """
@@ -101,9 +106,9 @@ class Guard:
         self._timeout = timeout
         self._refusals = Refusals(int(remember * 1000)) if remember else None
         self._leases = (
-            AsyncLeases(limiter, quota.algorithm, *quota.tiers, units=lease, remember=remember) if lease else None
+            _Leases(limiter, quota.algorithm, *quota.tiers, units=lease, remember=remember) if lease else None
         )
-        # The verdict of a single command names its tier by the limit.
+        # The verdict of a lease names its tier by the limit.
         self._policies = {policy.limit: policy for policy in quota.policies}
         if lease and len(self._policies) < len(quota.policies):
             raise ValueError(f"the limits of {quota.name} must differ for a lease")
@@ -113,7 +118,7 @@ class Guard:
         http.check_cost(cost)
         client = self._client(scope)
         told = None
-        if self._leases and cost == 1:
+        if self._leases:
             verdict = await self._asked(self._leases._take(self.quota.key(client), cost, self._timeout))
             decision = Decision.of(verdict) if verdict else None
             told = [self._policies[verdict.limit]] if verdict else None
@@ -128,19 +133,16 @@ class Guard:
         rows = self.quota.rows(client, cost)
         if self._refusals and (known := self._refusals.known(now_ms(), rows)):
             return known
-        if len(rows) == 1 and cost == 1:
-            # Cheaper, and tells the time too.
-            verdict = await self._asked(self._take_one(rows[0]))
-            decision = Decision.of(verdict) if verdict else None
-        else:
-            decision = await self._asked(self._take_all(rows))
+        # The single command is cheaper, and tells the time of one unit too.
+        one = len(rows) == 1 and cost == 1
+        decision = await self._asked(self._take_one(rows[0]) if one else self._take_all(rows))
         if self._refusals and decision:
             self._refusals.remember(now_ms(), rows, decision)
         return decision
 
-    async def _take_one(self, row: Row) -> Verdict:
+    async def _take_one(self, row: Row) -> Decision:
         words = _wire.take(f"RL.{row.algorithm.upper()}", row.key, [(row.limit, row.window)], row.cost, partial=True)
-        return _wire.verdict(await self._limiter._call(words, self._timeout))
+        return Decision.of(_wire.verdict(await self._limiter._call(words, self._timeout)))
 
     async def _take_all(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision:
         return _wire.decision(await self._limiter._call(_wire.take_all(rows, force, at), self._timeout))
@@ -173,7 +175,6 @@ class Guard:
         """Gives back what is left of leases. From then on every request is asked for."""
         if self._leases:
             await self._leases.close()
-            self._leases = None
 
 
 class Taken:

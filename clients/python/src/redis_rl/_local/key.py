@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .. import _wire
-from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Tier, Verdict
+from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Row, Tier, Verdict
 
 ZERO = timedelta()
 
@@ -92,11 +92,20 @@ class Command:
         """Whether units of a lease go back: nobody awaits the reply."""
         return self.at is not None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is decided as a whole, by a command that does not tell the time."""
+        return not self.partial and not self.gives_back
+
     def words(self) -> list[Key | int]:
-        """What is sent."""
-        rules = self.rules
-        return _wire.take(
-            f"RL.{rules.algorithm.upper()}", self.key, rules.tiers, self.cost, at=self.at, partial=self.partial
+        """What is sent. The reply is a verdict."""
+        algorithm, tiers = self.rules.algorithm, self.rules.tiers
+        return _wire.take(f"RL.{algorithm.upper()}", self.key, tiers, self.cost, at=self.at, partial=self.partial)
+
+    def words_of_all(self) -> list[Key | int]:
+        """The same as RL.ALL, which tells the time. The reply is a decision."""
+        return _wire.take_all(
+            Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.tiers
         )
 
 
