@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
+from asyncio import get_running_loop
 from functools import partial
 from operator import index
+from time import monotonic_ns
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 from weakref import WeakSet
@@ -99,7 +100,7 @@ class Leases(_Leased[RateLimiter]):
         """Takes units, of the lease if it has them."""
         cost = index(cost)
         with self._lock:
-            now = now_ms()
+            now = monotonic_ns() // 1_000_000
             verdict = self._decider.known(now, key, self._rules, cost)
             if verdict:
                 return verdict
@@ -240,7 +241,7 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         self._loops: dict[Loop, _InLoop] = {}
 
     def _in_loop(self) -> _InLoop:
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         own = self._loops.get(loop)
         if own is None:
             for other in [other for other in list(self._loops) if other.is_closed()]:
@@ -250,13 +251,10 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
-        return await self._take(key, cost)
-
-    async def _take(self, key: Key, cost: int, timeout: float | None = None) -> Verdict:
         cost = index(cost)
-        own = self._loops.get(asyncio.get_running_loop()) or self._in_loop()
-        verdict = own.decider.known(now_ms(), key, self._rules, cost)
-        return verdict or await own.ask(key, cost, timeout)
+        own = self._loops.get(get_running_loop()) or self._in_loop()
+        verdict = own.decider.known(monotonic_ns() // 1_000_000, key, self._rules, cost)
+        return verdict or await own.ask(key, cost)
 
     async def close(self) -> None:
         """Gives back what is left. From then on every request is asked for."""
@@ -283,6 +281,9 @@ class _InLoop:
         self._under_way: dict[Command, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+
+    def known(self, key: Key, cost: int) -> Verdict | None:
+        return self.decider.known(now_ms(), key, self._rules, cost)
 
     async def ask(self, key: Key, cost: int, timeout: float | None = None) -> Verdict:
         """``timeout`` is in seconds of the server's time."""
@@ -372,7 +373,7 @@ class _InLoop:
 
 def now_ms() -> int:
     """The time by which a process decides."""
-    return time.monotonic_ns() // 1_000_000
+    return monotonic_ns() // 1_000_000
 
 
 def _check_cost(cost: int) -> None:

@@ -17,7 +17,7 @@ from ._away import AwayLog
 from ._client import AsyncRateLimiter
 from ._leases import AsyncLeases, now_ms
 from ._local import Refusals
-from ._wire import Decision, Row
+from ._wire import Decision, Row, Verdict
 from .http import Answer, Quota
 
 __all__ = ["Guard", "Quota", "RateLimit", "Taken", "client_address"]
@@ -66,6 +66,10 @@ def _network(address: str) -> str:
 class _Leases(AsyncLeases):
     # To settle by.
     _tells_time = True
+
+    async def take_within(self, timeout: float | None, key: str, cost: int) -> Verdict:
+        own = self._in_loop()
+        return own.known(key, cost) or await own.ask(key, cost, timeout)
 
 
 class Guard:
@@ -119,7 +123,7 @@ class Guard:
         client = self._client(scope)
         told = None
         if self._leases:
-            verdict = await self._asked(self._leases._take(self.quota.key(client), cost, self._timeout))
+            verdict = await self._asked(self._leases.take_within(self._timeout, self.quota.key(client), cost))
             decision = Decision.of(verdict) if verdict else None
             told = [self._policies[verdict.limit]] if verdict else None
         else:
