@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build run cluster demo test test-clients test-examples test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
 .PHONY: figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
 .PHONY: clean release-check image setup setup-server free-ports
 
@@ -66,6 +66,11 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
+
+test-leases: setup-server build target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
+	@ln -sfn ../../../tests/leases/worker.js target/examples/node/worker.js
+	cargo build --quiet --locked --package redis-rl-client --features leases --example worker
+	cargo test --locked --test leases
 
 # If the packages cannot be installed, the folder is removed and the tests skip that example.
 target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
@@ -137,7 +142,7 @@ msrv: setup ## Build the module with the oldest supported Rust
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples test-languages check-demo ## Check formatting, lints and tests, as CI does
+check: lint test test-clients test-examples test-leases test-languages check-demo ## Check formatting, lints and tests, as CI does
 
 check-demo: setup-server build ## Test the demo in a pseudo-terminal
 	MODULE=$(MODULE) cargo test --locked $(DEMO)

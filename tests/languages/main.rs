@@ -4,7 +4,7 @@
 //! replaced. Code blocks with neither are excerpts, which are not run.
 
 #[expect(dead_code, reason = "the tests of the module use the rest")]
-#[path = "../server/nodes.rs"]
+#[path = "../server/helpers/nodes.rs"]
 mod nodes;
 
 use std::fs;
