@@ -90,7 +90,7 @@ pub fn answer_and_expire(
         let time = call.time(now);
         let decision = match call.act {
             Act::Partial => limiter.take_what_fits(algorithm, &call.quotas, cost, time),
-            _ => limiter.take(algorithm, &call.quotas, cost, call.forces(), time),
+            _ => limiter.decide_and_commit(algorithm, &call.quotas, cost, call.forces(), time),
         };
         let Decision { verdict, outcome } = decision.map_err(|error| match error {
             TakeError::TooManyWindows => TooManyWindows,
@@ -137,7 +137,7 @@ pub fn replay(limiter: &mut Limiter, call: &Call, answer: &Answer) -> Option<u64
     let as_of = answer.changed?;
     let time = Time { clock: UnixMs::saturating(call.now), at: UnixMs::new(as_of) };
     let algorithm = limiter.algorithm();
-    let taken = limiter.take(algorithm, &call.quotas, cost, true, time).ok()?;
+    let taken = limiter.decide_and_commit(algorithm, &call.quotas, cost, true, time).ok()?;
     if taken.outcome.emptied {
         *limiter = Limiter::new(algorithm);
     }

@@ -326,7 +326,7 @@ fn make_room(bytes: &mut Vec<u8>, most: usize) {
     }
 }
 
-/// The same, in allocator size classes.
+/// Allocates `most` more bytes, in the allocator's size classes.
 #[cold]
 fn grow(bytes: &mut Vec<u8>, most: usize) {
     let wanted = bytes.len() + most;

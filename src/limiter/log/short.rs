@@ -91,7 +91,7 @@ impl Head {
     }
 
     /// The header of a short log like `log`, except for what describes its bytes.
-    fn of(log: &Large) -> Head {
+    fn like(log: &Large) -> Head {
         Head {
             newest: log.newest(),
             retention_ms: log.retention().map_or(0, WindowMs::get),
@@ -101,7 +101,7 @@ impl Head {
         }
     }
 
-    /// The same without any entries.
+    /// This header for a log without entries.
     fn emptied(self) -> Head {
         let Head { newest, retention_ms, source, .. } = self;
         Head { newest, retention_ms, source, ..Head::default() }
@@ -147,7 +147,7 @@ pub struct Short<L> {
 impl<L: Deref<Target = Limiter>> Short<L> {
     /// The short log of `limiter`.
     #[inline(always)]
-    pub fn of(limiter: L) -> Short<L> {
+    pub fn in_limiter(limiter: L) -> Short<L> {
         let head = Head::read(limiter.short_bytes());
         Short { limiter, head }
     }
@@ -192,11 +192,11 @@ impl<L: Deref<Target = Limiter>> Entries for Short<L> {
         let front = self.front();
         if now.since(newest) + span_ms < window.get() {
             // The usual case, except when the log is full: every entry still counts.
-            return Usage { used: units, found: front };
+            return Usage { used: units, place: front };
         }
         let expired_ms = now.max(newest).get() - window.get();
-        let (found, _) = self.seek(front, |mark| mark.at_ms <= expired_ms);
-        Usage { used: units - found.mark.units, found }
+        let (place, _) = self.seek(front, |mark| mark.at_ms <= expired_ms);
+        Usage { used: units - place.mark.units, place }
     }
 
     #[inline(always)]
@@ -263,7 +263,7 @@ impl Short<&mut Limiter> {
         let retention = self.retention().map_or(named, |retention| retention.max(named));
         let usage = if retention == named { longest.usage() } else { self.in_window(retention, now) };
         if usage.used < self.head.units {
-            let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.found;
+            let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.place;
             drop_before(self.limiter, offset, at_ms, units);
             self.head = Head::read(self.limiter.short_bytes());
             for tier in tiers {
@@ -357,7 +357,7 @@ impl EntriesMut for Short<&mut Limiter> {
 
 /// A large log with the same content.
 pub fn lengthened(short: &impl Entries) -> Box<Large> {
-    Box::new(Large::of(short.retention(), short.time_source(), short.iter()))
+    Box::new(Large::with_entries(short.retention(), short.time_source(), short.iter()))
 }
 
 /// Returns `log` as a short log; `None` if it is too large. One that `has_shrunk` must fit half of the largest
@@ -369,7 +369,7 @@ pub fn shortened(log: &Large, has_shrunk: bool) -> Option<Limiter> {
     {
         return None;
     }
-    let (size, bytes) = written(Head::of(log), log.iter())?;
+    let (size, bytes) = written(Head::like(log), log.iter())?;
     (size <= most_bytes).then(|| allocate(&bytes[..size], size))
 }
 

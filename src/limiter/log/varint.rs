@@ -48,7 +48,7 @@ pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     }
 }
 
-/// The same, with length 0 instead of `None`: a pair is returned in registers.
+/// As [`get`], with length 0 instead of `None`: a pair is returned in registers.
 #[inline(never)]
 fn get_long(bytes: &[u8]) -> (u64, usize) {
     let mut value = 0;
