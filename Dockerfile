@@ -11,7 +11,7 @@ FROM rust:1-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends libclang-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /redis-rl
 COPY . .
-RUN cargo build --release --locked --lib
+RUN cargo module
 
 FROM ${BASE}
 COPY --from=build /redis-rl/target/release/libredis_rl.so /usr/lib/redis/modules/

@@ -26,7 +26,7 @@ help: ## Show this list
 
 build: setup ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
-	cargo build --release --locked --lib
+	cargo module
 
 run: PORT ?= 6379
 run: PORTS = $(PORT)
@@ -127,7 +127,7 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 msrv: setup ## Build the module with the oldest supported Rust
 	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install $(MSRV) --profile minimal || \
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
-	cargo +$(MSRV) build --release --locked --lib --target-dir $(TARGET)/msrv
+	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
 check: lint test test-clients test-examples check-demo ## Check formatting, lints and tests, as CI does
 
@@ -155,7 +155,7 @@ ARM64 := aarch64-unknown-linux-gnu
 dist-arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
 dist-arm64: setup ## The same for arm64, cross-built: target/dist-arm64
 	@tools/install-missing arm64
-	cargo build --release --locked --lib --target $(ARM64)
+	cargo module --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
 
 check-dist: setup-server dist ## Install, load and remove the module from the dist files on this machine (as root)

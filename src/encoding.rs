@@ -14,14 +14,19 @@
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
 //! no time between two entries is, then its units, then the time. A log holds its entries in the same form, so
 //! they are copied.
+//!
+//! And an effect as one word of text, for replicas and append-only files: see [`EffectWord`].
 
 use std::fmt;
+
+use arrayvec::ArrayVec;
 
 use crate::limiter::counters::{Counter, Counters, Method};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
-use crate::limiter::{Algorithm, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
+use crate::limiter::{Algorithm, Cost, Counted, Effect, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
+use crate::request::leading_integer;
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
@@ -187,6 +192,162 @@ impl Input<'_> {
     fn window(&mut self) -> Result<WindowMs, Invalid> {
         WindowMs::new(self.integer()?).ok_or(Invalid::OutOfRange)
     }
+}
+
+/// An effect as text:
+///
+/// ```text
+/// F@1700000000000/10s        RL.FIXED counted a unit at this time by the clock, in a window of 10 seconds
+/// L-5AT1700000000000/1m/1h   RL.LOG gave back 5 units as of the time that the caller named, in two windows
+/// L@1700000000000/1h/forget  RL.LOG counted a unit and forgot its oldest entry
+/// DEL                        the key was deleted
+/// ```
+///
+/// The letter of the algorithm; the units, unless it is one; `@` or `AT`; the time in milliseconds; each window in its
+/// largest whole unit. Each effect has exactly one word.
+pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
+
+/// A letter, units with a sign, `AT` and a time, eight windows in milliseconds, and `/forget`.
+const MOST_EFFECT_BYTES: usize = 1 + 17 + 18 + MAX_TIERS * 15 + 7;
+
+const DELETED: &[u8] = b"DEL";
+const FORGET: &[u8] = b"forget";
+
+fn letter(algorithm: Algorithm) -> u8 {
+    match algorithm {
+        Algorithm::Fixed => b'F',
+        Algorithm::Sliding => b'S',
+        Algorithm::Log => b'L',
+    }
+}
+
+/// What stands before the time.
+fn at_sign(at_given: bool) -> &'static [u8] {
+    if at_given { b"AT" } else { b"@" }
+}
+
+/// Returns the word of an effect.
+pub fn encode_effect(effect: &Effect) -> EffectWord {
+    let mut word = EffectWord::new();
+    let Effect::Counted(Counted { algorithm, units, at, at_given, windows, forgets }) = effect else {
+        put(&mut word, DELETED);
+        return word;
+    };
+    word.push(letter(*algorithm));
+    if *units != Cost::ONE {
+        put(&mut word, if units.get() < 0 { b"-" } else { b"" });
+        put_integer(&mut word, units.get().unsigned_abs());
+    }
+    put(&mut word, at_sign(*at_given));
+    put_integer(&mut word, at.get());
+    for window in windows {
+        word.push(b'/');
+        let (number, unit) = in_largest_unit(*window);
+        put_integer(&mut word, number);
+        put(&mut word, unit);
+    }
+    if *forgets {
+        word.push(b'/');
+        put(&mut word, FORGET);
+    }
+    word
+}
+
+/// The window in the largest unit of which it is a multiple.
+fn in_largest_unit(window: WindowMs) -> (u64, &'static [u8]) {
+    let larger: [(u64, &[u8]); 4] = [(1_000, b"s"), (60, b"m"), (60, b"h"), (24, b"d")];
+    let (mut number, mut unit): (u64, &[u8]) = (window.get(), b"ms");
+    for (factor, name) in larger {
+        if !number.is_multiple_of(factor) {
+            break;
+        }
+        (number, unit) = (number / factor, name);
+    }
+    (number, unit)
+}
+
+fn put(word: &mut EffectWord, bytes: &[u8]) {
+    word.try_extend_from_slice(bytes).expect("the longest effect fits");
+}
+
+fn put_integer(word: &mut EffectWord, integer: u64) {
+    let (mut digits, mut start, mut rest) = ([0; 20], 20, integer);
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    put(word, &digits[start..]);
+}
+
+/// Returns the effect of this word; `None` if [`encode_effect`] cannot have written it.
+pub fn decode_effect(word: &[u8]) -> Option<Effect> {
+    if word == DELETED {
+        return Some(Effect::Deleted);
+    }
+    let (first, mut word) = word.split_first()?;
+    let algorithm = Algorithm::ALL.into_iter().find(|algorithm| letter(*algorithm) == *first)?;
+    let units = match word.first()? {
+        b'-' | b'0'..=b'9' => take_units(&mut word)?,
+        _ => Cost::ONE,
+    };
+    let at_given = word.starts_with(at_sign(true));
+    word = word.strip_prefix(at_sign(at_given))?;
+    let at = UnixMs::new(take_integer(&mut word)?)?;
+    let (mut windows, mut forgets) = (ArrayVec::<_, MAX_TIERS>::new(), false);
+    while let Some(next) = word.strip_prefix(b"/") {
+        word = next;
+        if word == FORGET && algorithm == Algorithm::Log && units.taken() > 0 {
+            (word, forgets) = (&[], true);
+            continue;
+        }
+        let window = take_window(&mut word)?;
+        if windows.contains(&window) {
+            return None;
+        }
+        windows.try_push(window).ok()?;
+    }
+    let is_whole = word.is_empty() && !windows.is_empty();
+    is_whole.then_some(Effect::Counted(Counted { algorithm, units, at, at_given, windows, forgets }))
+}
+
+/// Takes units off the start of `word`; not 0 and not 1, which is never written.
+fn take_units(word: &mut &[u8]) -> Option<Cost> {
+    let sign = if let Some(rest) = word.strip_prefix(b"-") {
+        *word = rest;
+        -1
+    } else {
+        1
+    };
+    let units = sign * i64::try_from(take_integer(word)?).ok()?;
+    Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
+}
+
+/// Takes a window off the start of `word`, in the unit that is written.
+fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
+    let number = take_integer(word)?;
+    let (unit_ms, in_next_unit, rest) = match word {
+        [b'm', b's', rest @ ..] => (1, Some(1_000), rest),
+        [b's', rest @ ..] => (1_000, Some(60), rest),
+        [b'm', rest @ ..] => (60_000, Some(60), rest),
+        [b'h', rest @ ..] => (3_600_000, Some(24), rest),
+        [b'd', rest @ ..] => (86_400_000, None, rest),
+        _ => return None,
+    };
+    *word = rest;
+    if in_next_unit.is_some_and(|units| number.is_multiple_of(units)) {
+        return None;
+    }
+    WindowMs::new(number.checked_mul(unit_ms)?)
+}
+
+fn take_integer(word: &mut &[u8]) -> Option<u64> {
+    let (integer, rest) = leading_integer(word)?;
+    *word = rest;
+    Some(integer)
 }
 
 #[cfg(test)]

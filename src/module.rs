@@ -56,6 +56,7 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
     loading.create_command::<command::Load>(&LOAD, CATEGORY)?;
+    loading.create_command::<command::Apply>(&APPLY, CATEGORY)?;
     neighbors::watch(loading);
     listeners::watch(loading);
     Ok(())
@@ -117,11 +118,29 @@ const LOAD: Description = Description {
     name: c"RL.LOAD",
     flags: c"write deny-oom",
     arity: 3,
-    access: Access::Restore,
+    access: Access::Create,
+    is_dangerous: true,
     summary: c"Creates a key from its bytes in a snapshot. Not for applications.",
     complexity: c"O(N), where N is the length of the payload",
     tips: None,
     arguments: &[KEY, Argument::new(c"payload", Kind::Text)],
+    ..TAKE
+};
+
+/// Without `deny-oom`: a replica with `replica-ignore-maxmemory no` would refuse what its master has counted.
+const APPLY: Description = Description {
+    name: c"RL.APPLY",
+    flags: c"write",
+    arity: -3,
+    is_dangerous: true,
+    last_key: -1,
+    key_step: 2,
+    summary:
+        c"Does to keys what requests did elsewhere. For replicas and append-only files, not for applications.",
+    complexity: c"O(N), where N is the number of keys",
+    since: c"1.1.0",
+    tips: None,
+    arguments: &[EFFECTS],
     ..TAKE
 };
 
@@ -131,6 +150,7 @@ const TAKE: Description = Description {
     flags: c"write deny-oom fast",
     arity: -4,
     access: Access::Update,
+    is_dangerous: false,
     last_key: 1,
     key_step: 1,
     summary: c"",
@@ -156,6 +176,7 @@ const ROWS: Argument = Argument::blocks(
         Argument::new(c"cost", Kind::Integer),
     ],
 );
+const EFFECTS: Argument = Argument::blocks(c"data", &[KEY, Argument::new(c"effect", Kind::Text)]);
 const COST: Argument = Argument::option(c"n", Kind::Integer, c"COST");
 const FORCE: Argument = Argument::option(c"force", Kind::PureToken, c"FORCE");
 const MODE: Argument = Argument::one_of(

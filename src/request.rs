@@ -32,6 +32,8 @@ impl Refusal {
     pub const BUSY_KEY: Refusal = Refusal::Text(c"BUSYKEY Target key name already exists.");
     /// RL.LOAD: the payload is not a valid limiter.
     pub const PAYLOAD: Refusal = Refusal::Text(c"ERR payload is not valid");
+    /// RL.APPLY: an effect is not valid.
+    pub const EFFECT: Refusal = Refusal::Text(c"ERR effect is not valid");
     const LIMIT: Refusal = Refusal::Text(c"ERR limit must be an integer from 0 to 9007199254740991");
     const WINDOW: Refusal = Refusal::Text(
         c"ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d",
@@ -275,7 +277,6 @@ impl Rows {
         Ok(all)
     }
 
-    #[inline(always)]
     fn add(&mut self, row: Row) -> Result<(), Refusal> {
         let mut tiers = 0;
         for other in self.rows.iter().filter(|other| other.key == row.key) {
@@ -321,7 +322,6 @@ fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
     Algorithm::ALL.into_iter().find(named)
 }
 
-#[inline(always)]
 fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
     if quotas.iter().any(|other| other.window() == quota.window()) {
         return Err(Refusal::SAME_WINDOW);
@@ -364,14 +364,13 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
-#[inline(always)]
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }
 
 /// The decimal integer from 0 to 2^53 - 1 at the start of `arg`, without leading zeros, and the rest.
 #[inline(always)]
-fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
+pub(crate) fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     let (mut value, mut rest) = (0_u64, arg);
     while let [byte, after @ ..] = rest {
         let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));

@@ -178,7 +178,7 @@ fn parse_one_tier(limit: &str, window: &str) {
 }
 
 fn parse(args: &[&str]) {
-    measured(|| Request::parse(black_box(args), Options::CostAndForce)).expect("a request");
+    measured(|| Request::parse(black_box(args), Options::CostAndMode)).expect("a request");
 }
 
 /// Parses rows, each with a key of its own.

@@ -1,13 +1,11 @@
 //! RL.ALL: decides on several keys, and counts in all of them or in none.
 
-use smallvec::SmallVec;
-
-use super::commit::{self, DecidedRequest};
+use super::commit::{self, Change, What};
 use super::reply;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
 use crate::limiter::several::{self, Finished, FinishedKey};
 use crate::limiter::{
-    Algorithm, Cost, Decision, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
+    Algorithm, Cost, Decision, Effect, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
 };
 use crate::request::{self, List, ROW_WORDS, Refusal, Row, Rows};
 use crate::server::{self, Arg, Call, Command};
@@ -23,14 +21,14 @@ impl Command for All {
             return run_one_row(call, &Row::parse(words, 0)?);
         }
         let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
-        let (names, key_of_row) = request::distinct(rows.clone().map(|row| row[0]));
+        let (names, key_of_row) = request::distinct(rows.map(|row| row[0]));
         let all = Rows::parse(words, &key_of_row)?;
         let time = Time { clock: server::now(), at: all.at };
         let mut requests: List<KeyRequest> = List::new();
-        for (row, words) in all.rows.iter().zip(rows) {
+        for row in &all.rows {
             match requests.get_mut(row.key) {
-                Some(request) => request.add_tier(row, words),
-                None => requests.push(KeyRequest::new(row, words)),
+                Some(request) => request.add_tier(row),
+                None => requests.push(KeyRequest::new(row)),
             }
         }
 
@@ -44,9 +42,17 @@ impl Command for All {
 
         for ((key, request), finished) in keys.handles().iter_mut().zip(&mut requests).zip(&finished.keys) {
             request.update(key, finished, time);
+            stats::units(request.cost, finished.outcome.change);
         }
         let call = keys.close();
-        tell(call, &names, &mut requests, &finished.keys, time);
+        let changes =
+            requests.iter_mut().zip(&names).zip(&finished.keys).filter(|(_, key)| key.outcome.changed());
+        let mut changes: List<Change> =
+            changes.map(|((request, name), key)| request.change(*name, key.outcome, time)).collect();
+        commit::tell(call, &mut changes, |call, changes| {
+            call.replicate_all(changes.iter().map(|change| (change.name, change.effect())));
+        });
+        drop(changes);
         stats::all_taken(limited, finished.keys.iter().any(|key| key.outcome.changed()));
         for (name, _) in names.iter().zip(&finished.keys).filter(|(_, key)| key.limited) {
             commit::publish_if_limited(call, *name, true);
@@ -70,49 +76,15 @@ fn run_one_row(call: &mut Call, row: &Row) -> Result<(), Refusal> {
     let limiter = key.handle_mut().limiter_or(&mut fresh, row.algorithm);
     let Decision { verdict, outcome } = limiter.take(row.algorithm, &quotas, row.cost, false, time)?;
     let at = commit::counted_at(limiter, &quotas, row.cost, time, &outcome);
-    let words = key.call().args();
-    let decided = DecidedRequest {
-        algorithm: row.algorithm,
-        tiers: &[words[2], words[3]],
-        cost: row.cost,
-        time,
-        outcome,
-        replayed: false,
-    };
-    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, &decided);
+    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, time, &outcome, |call| {
+        call.replicate(name, || Effect::of(row.algorithm, &quotas, row.cost, &outcome));
+    });
     let verdict = verdict.within(longest_wait_ms);
     stats::units(row.cost, outcome.change);
     stats::all_taken(verdict.limited, outcome.changed());
     commit::publish_if_limited(call, name, verdict.limited);
     reply::all(call, verdict.limited, verdict.retry_after_ms, at, &[verdict]);
     Ok(())
-}
-
-/// Sends the effects to copies, and tells other modules, which may write to any key. So copies get first what was
-/// changed in place, and each new key just before it is stored: everything in the order in which it happened.
-fn tell<'a>(
-    call: &mut Call<'a>,
-    names: &[Arg<'a>],
-    requests: &mut [KeyRequest<'a>],
-    finished: &[FinishedKey],
-    time: Time,
-) {
-    let changed = names.iter().zip(requests).zip(finished).filter(|(_, key)| key.outcome.changed());
-    let mut changed: List<_> = changed.map(|((name, request), key)| (*name, request, key.outcome)).collect();
-    for (name, request, outcome) in &changed {
-        stats::units(request.cost, outcome.change);
-        if request.fresh.is_none() {
-            request.decided(time, *outcome).replicate(call, *name);
-            call.signal_modified(*name);
-        }
-    }
-    for (name, request, outcome) in &mut changed {
-        if outcome.emptied {
-            request.delete(call, *name, time);
-        } else if let Some(fresh) = request.fresh.take() {
-            request.create(call, *name, fresh, time, *outcome);
-        }
-    }
 }
 
 /// Replies with the verdict on each row, in the order of the rows.
@@ -131,11 +103,9 @@ fn reply(call: &Call, requests: &[KeyRequest], rows: &[Row], finished: &Finished
 }
 
 /// A request about one key: all its rows.
-struct KeyRequest<'a> {
+struct KeyRequest {
     algorithm: Algorithm,
     quotas: QuotaList,
-    /// `limit window ...`, as the caller wrote them.
-    tiers: SmallVec<[Arg<'a>; 2]>,
     cost: Cost,
     /// The limiter to store if the key is empty.
     fresh: Option<Limiter>,
@@ -145,13 +115,12 @@ struct KeyRequest<'a> {
     at: UnixMs,
 }
 
-impl<'a> KeyRequest<'a> {
+impl KeyRequest {
     /// A request of one row.
-    fn new(row: &Row, words: &[Arg<'a>]) -> Self {
+    fn new(row: &Row) -> Self {
         KeyRequest {
             algorithm: row.algorithm,
             quotas: QuotaList::from_iter([row.quota]),
-            tiers: SmallVec::from_buf([words[2], words[3]]),
             cost: row.cost,
             fresh: None,
             longest_wait_ms: u64::MAX,
@@ -160,9 +129,8 @@ impl<'a> KeyRequest<'a> {
     }
 
     /// Adds another row of the key.
-    fn add_tier(&mut self, row: &Row, words: &[Arg<'a>]) {
+    fn add_tier(&mut self, row: &Row) {
         self.quotas.push(row.quota);
-        self.tiers.extend([words[2], words[3]]);
     }
 
     /// What is requested of the limiter in the key.
@@ -177,11 +145,6 @@ impl<'a> KeyRequest<'a> {
         }
     }
 
-    fn decided(&self, time: Time, outcome: Outcome) -> DecidedRequest<'_> {
-        let KeyRequest { algorithm, cost, .. } = *self;
-        DecidedRequest { algorithm, tiers: &self.tiers, cost, time, outcome, replayed: false }
-    }
-
     /// Notes what the reply needs to know of the key, and updates the time to live of what was there before.
     fn update(&mut self, key: &mut Handle, finished: &FinishedKey, time: Time) {
         let outcome = finished.outcome;
@@ -191,38 +154,14 @@ impl<'a> KeyRequest<'a> {
             self.fresh = None;
         }
         if self.fresh.is_none() && !outcome.emptied {
-            self.longest_wait_ms = commit::move_expiry(key, &self.decided(time, outcome));
+            self.longest_wait_ms = commit::move_expiry(key, time, &outcome);
         }
     }
 
-    /// Deletes the key if nothing counts in it. Another module may have replaced it meanwhile.
-    fn delete(&self, call: &mut Call<'a>, name: Arg<'a>, time: Time) {
-        if let Ok(key) = OpenKey::to_write(call, name)
-            && key.limiter().is_some_and(|limiter| limiter.counts_nothing(&self.quotas, time.earlier()))
-        {
-            commit::delete(key);
-        }
-    }
-
-    /// Stores a new limiter in the key.
-    ///
-    /// If another module has created the key meanwhile, the request is counted in what is there. If it cannot be,
-    /// nothing is counted in this key, as if the other module had replaced it afterwards.
-    fn create(&mut self, call: &mut Call<'a>, name: Arg<'a>, fresh: Limiter, time: Time, outcome: Outcome) {
-        let key = OpenKey::to_write(call, name);
-        let key = key.and_then(|key| if key.limiter().is_none() { key.open_again() } else { Ok(key) });
-        let Ok(mut key) = key else { return };
-        let decided = self.decided(time, outcome);
-        self.longest_wait_ms = match key.handle_mut().limiter_mut() {
-            None => {
-                decided.replicate(key.call(), name);
-                commit::create(key, fresh, &decided).1
-            }
-            Some(limiter) => {
-                let taken = limiter.take(self.algorithm, &self.quotas, self.cost, true, time);
-                let Ok(Decision { outcome, .. }) = taken else { return };
-                commit::close_and_tell(key, None, &DecidedRequest { outcome, ..decided }).1
-            }
-        };
+    /// What happened to the key, whose request changed something.
+    fn change<'a>(&mut self, name: Arg<'a>, outcome: Outcome, time: Time) -> Change<'a, '_> {
+        let KeyRequest { algorithm, cost, .. } = *self;
+        let what = What::Request { algorithm, quotas: &self.quotas, cost };
+        Change { name, what, fresh: self.fresh.take(), time, outcome }
     }
 }

@@ -1,6 +1,7 @@
 //! The commands: parse, open, decide, commit, replicate, reply.
 
 mod all;
+mod apply;
 mod commit;
 mod info;
 mod load;
@@ -10,6 +11,7 @@ mod reply;
 mod take;
 
 pub use all::All;
+pub use apply::Apply;
 pub use info::Info;
 pub use load::Load;
 pub use peek::Peek;

@@ -2,7 +2,7 @@
 
 use super::{commit, reply};
 use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Cost, Time};
+use crate::limiter::{Algorithm, Effect, Time};
 use crate::request::{Refusal, Request};
 use crate::server::{self, Call};
 use crate::stats;
@@ -20,14 +20,12 @@ pub fn take_what_fits(call: &mut Call, algorithm: Algorithm, request: &Request) 
     let decision = limiter.take_what_fits(algorithm, &request.quotas, request.cost, time)?;
     let (verdict, outcome) = (decision.verdict, decision.outcome);
     let taken = request.cost.get().signum() * reply::integer(outcome.change.units);
-    // Copies count what was taken.
-    let cost = if taken > 0 { Cost::new(taken).unwrap_or(request.cost) } else { request.cost };
-    let at = commit::counted_at(limiter, &request.quotas, cost, time, &outcome);
-    let tiers = &key.call().args_after_key()[..2 * request.quotas.len()];
-    let decided = commit::DecidedRequest { algorithm, tiers, cost, time, outcome, replayed: false };
-    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, &decided);
+    let at = commit::counted_at(limiter, &request.quotas, request.cost, time, &outcome);
+    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, time, &outcome, |call| {
+        call.replicate(name, || Effect::of(algorithm, &request.quotas, request.cost, &outcome));
+    });
     let verdict = verdict.within(longest_wait_ms);
-    stats::taken_in_part(algorithm, cost, verdict.limited, outcome.change);
+    stats::taken_in_part(algorithm, request.cost, verdict.limited, outcome.change);
     commit::publish_if_limited(call, name, verdict.limited);
     reply::partial(call, &verdict, taken, at);
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{commit, partial, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Decision, Limiter, Time};
+use crate::limiter::{Algorithm, Decision, Effect, Limiter, Time};
 use crate::request::{Mode, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
@@ -90,12 +90,12 @@ fn close_and_reply(
     time: Time,
     Decision { verdict, outcome }: Decision,
 ) -> Result<(), Refusal> {
-    let (call, name) = (key.call(), key.name());
-    let tiers = &call.args_after_key()[..2 * request.quotas.len()];
-    // Effects carry FORCE, so other requests spare the look-up.
-    let replayed = request.mode == Mode::Force && call.is_replayed();
-    let decided = commit::DecidedRequest { algorithm, tiers, cost: request.cost, time, outcome, replayed };
-    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, &decided);
+    let name = key.name();
+    // Version 1.0.0 sent its effects as requests with FORCE, so others spare the look-up.
+    let replayed = request.mode == Mode::Force && key.call().is_replayed();
+    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, time, &outcome, |call| {
+        call.replicate(name, || Effect::of(algorithm, &request.quotas, request.cost, &outcome));
+    });
     let verdict = verdict.within(longest_wait_ms);
     if !replayed {
         stats::taken(algorithm, request.cost, verdict.limited, outcome.change);

@@ -239,15 +239,12 @@ impl<'c, 'a, Mode> Deref for OpenKey<'c, 'a, Mode> {
 impl<'c, 'a> OpenKeys<'c, 'a> {
     /// Opens distinct keys for reading and writing. Refuses a value of another type.
     ///
-    /// No other module runs once the first of them is open. So an expired key reads as a missing one.
+    /// No other module runs once the first of them is open.
     pub fn to_write(call: &'c mut Call<'a>, names: &[Arg<'a>]) -> Result<Self, Refusal> {
-        let mut mode = WRITE;
-        if neighbors::opens_quietly() {
-            mode |= raw::REDISMODULE_OPEN_KEY_NOEXPIRE;
-        } else if neighbors::any() {
+        if neighbors::any() {
             delete_expired(call, names)?;
         }
-        let open = |name: &Arg<'a>| Handle::open(call, *name, mode);
+        let open = |name: &Arg<'a>| Handle::open(call, *name, WRITE);
         let handles = names.iter().map(open).collect::<Result<_, _>>()?;
         Ok(OpenKeys { handles, call })
     }

@@ -21,7 +21,6 @@ pub enum Wait {
 
 impl Wait {
     /// The wait in milliseconds; `None` if no wait helps.
-    #[inline(always)]
     pub fn ms(self) -> Option<u64> {
         match self {
             Wait::Ms(ms) => Some(ms),
@@ -55,7 +54,6 @@ pub struct Verdict {
 
 impl Verdict {
     /// The verdict with both waits at most `ms`, when the key expires.
-    #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
         Verdict {
             retry_after_ms: self.retry_after_ms.map(|wait| wait.min(ms)),
@@ -111,6 +109,8 @@ pub struct Change {
     pub units: u64,
     /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
+    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    pub forgot: bool,
 }
 
 /// The effects of a request, apart from its reply.
@@ -118,10 +118,12 @@ pub struct Change {
 pub struct Outcome {
     /// What it changed.
     pub change: Change,
-    /// The time it was applied as of. A copy that repeats the request as of this time ends up equal.
+    /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
     pub as_of: UnixMs,
     /// Whether it gave back the last units that counted.
     pub emptied: bool,
+    /// Whether a caller named the time, by AT.
+    pub at_given: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
     /// Where the time that set the key's expiry came from, before this request.
@@ -132,22 +134,19 @@ pub struct Outcome {
 
 impl Outcome {
     /// Whether anything was counted or given back.
-    #[inline(always)]
     pub fn changed(&self) -> bool {
         self.change.units > 0
     }
 
     /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
-    #[inline(always)]
     pub fn may_expire_early(&self) -> bool {
         self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
     }
 
     /// The facts that the key's expiry depends on.
-    #[inline(always)]
     pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
-        let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
-        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
+        let Outcome { change: Change { end_moved, .. }, at_given, ahead, source, .. } = *self;
+        ExpiryFacts { time, at_given, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
@@ -239,18 +238,15 @@ pub struct Tier<F> {
 
 impl<F: Copy> Tier<F> {
     /// What counts in its window.
-    #[inline(always)]
     pub fn usage(&self) -> Usage<F> {
         Usage { used: self.used, found: self.found }
     }
 
     /// Replaces what counts in its window.
-    #[inline(always)]
     pub fn set_usage(&mut self, Usage { used, found }: Usage<F>) {
         (self.used, self.found) = (used, found);
     }
 
-    #[inline(always)]
     fn remaining(&self) -> u64 {
         self.quota.limit().saturating_sub(self.used)
     }
@@ -343,7 +339,7 @@ impl Request {
             tier.set_usage(state.usage(tier.quota.window(), self.time.now()));
         }
         // Fewer units never need the key for longer.
-        let change = Change { units, end_moved: false };
+        let change = Change { units, ..Change::default() };
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
 
@@ -394,6 +390,7 @@ impl Request {
             change: Change::default(),
             as_of,
             emptied: false,
+            at_given: self.time.at.is_some(),
             ahead: state.is_ahead_of(as_of),
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
@@ -445,7 +442,6 @@ impl Request {
 }
 
 /// Whether one of the tiers refuses the request.
-#[inline(always)]
 fn any_refuses<F>(tiers: &[Tier<F>]) -> bool {
     tiers.iter().any(|tier| tier.refuses)
 }

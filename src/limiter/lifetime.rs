@@ -50,6 +50,8 @@ impl Lifetime {
 pub struct ExpiryFacts {
     /// When it was decided.
     pub time: Time,
+    /// Whether a caller named that time, by AT: it may run slower than the clock.
+    pub at_given: bool,
     /// Whether it counted or gave back anything.
     pub changed: bool,
     /// Whether the time at which nothing counts any more has moved, or may have.
@@ -62,18 +64,15 @@ pub struct ExpiryFacts {
 
 impl ExpiryFacts {
     /// Whether the time to live must be looked up. It need not be for nearly every request.
-    #[inline(always)]
     pub fn may_move_expiry(&self) -> bool {
         self.needs_end() || self.is_ahead_of_clock()
     }
 
     /// Whether the key must live until what was just counted ends.
-    #[inline(always)]
     fn needs_end(&self) -> bool {
-        self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
+        self.changed && (self.end_moved || self.at_given || self.source == TimeSource::Loaded)
     }
 
-    #[inline(always)]
     fn is_ahead_of_clock(&self) -> bool {
         self.ahead && self.time.at.is_none()
     }

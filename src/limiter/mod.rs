@@ -8,10 +8,12 @@
 //! - [`counters`]: the state of RL.FIXED and RL.SLIDING.
 //! - [`log`]: the state of RL.LOG.
 //! - this module: [`Limiter`], the state of a key: decide, then commit.
+//! - `effect`: what a request did to a key, for its copies.
 //! - [`several`]: the same for several keys, all or nothing.
 
 pub(crate) mod counters;
 mod decision;
+mod effect;
 mod lifetime;
 pub(crate) mod log;
 mod quota;
@@ -20,6 +22,7 @@ pub mod several;
 use std::ffi::CStr;
 
 pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, TooManyWindows, Verdict, Wait};
+pub use effect::{Accepted, Counted, Effect};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
@@ -152,7 +155,6 @@ const _: () = assert!(size_of::<Limiter>() == 16);
 
 impl Limiter {
     /// An empty limiter.
-    #[inline(always)]
     pub fn new(algorithm: Algorithm) -> Limiter {
         match algorithm {
             Algorithm::Fixed => Limiter::Counters(Counters::new(Method::Fixed)),
@@ -183,7 +185,6 @@ impl Limiter {
         }
     }
 
-    #[inline(always)]
     fn short_bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Limiter::Counters(_) | Limiter::Large(_) => &mut [],
@@ -196,7 +197,6 @@ impl Limiter {
     }
 
     /// The algorithm it counts by.
-    #[inline(always)]
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Limiter::Counters(counters) => counters.algorithm(),
@@ -261,8 +261,7 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), cost, force, time)
     }
 
-    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more,
-    /// limited.
+    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more.
     pub fn take_what_fits(
         &mut self,
         algorithm: Algorithm,
@@ -307,14 +306,12 @@ impl Limiter {
         read!(self, state => Request { cost, time }.peek(state, quotas))
     }
 
-    #[inline(always)]
     fn check_counted_by(&self, algorithm: Algorithm) -> Result<(), TakeError> {
         let own = self.algorithm();
         if own == algorithm { Ok(()) } else { Err(TakeError::OtherAlgorithm(own)) }
     }
 
     /// Turns a large log that has shrunk into a short one.
-    #[inline(always)]
     fn shorten(&mut self) {
         if let Limiter::Large(large) = self
             && let Some(short) = short::shortened(large, true)
@@ -334,7 +331,6 @@ impl Limiter {
     }
 
     /// Whether it holds no units, not even expired ones.
-    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         read!(self, state => state.is_empty())
     }

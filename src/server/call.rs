@@ -7,8 +7,8 @@ use std::slice;
 
 use redis_module::raw;
 
-use super::replication::{self, Effect};
-use super::{OK, api, functions};
+use super::{OK, api, functions, replication};
+use crate::limiter::Effect;
 use crate::request::Refusal;
 use crate::stats;
 
@@ -138,11 +138,24 @@ impl<'a> Call<'a> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.string)) };
     }
 
-    /// Sends an effect of this call to replicas and the append-only file, once the call has ended. Calls no other
-    /// module.
+    /// Sends the effect on a key to replicas and the append-only file, once the call has ended. Calls no other module.
     #[inline(always)]
-    pub fn replicate<'e>(&self, effect: impl FnOnce() -> Effect<'e>) {
-        replication::replicate(self, effect);
+    pub fn replicate(&self, key: Arg, effect: impl FnOnce() -> Effect) {
+        if replication::is_listened_to() {
+            replication::send_one(self.ctx, key, effect());
+        } else {
+            // Nothing receives it, but it counts as a change since the last snapshot, and costs little.
+            self.replicate_verbatim();
+        }
+    }
+
+    /// Sends the effects on several keys, in one command.
+    pub fn replicate_all<'e>(&self, effects: impl Iterator<Item = (Arg<'e>, Effect)>) {
+        if replication::is_listened_to() {
+            replication::send(self.ctx, effects);
+        } else {
+            self.replicate_verbatim();
+        }
     }
 
     /// Sends this command to replicas and the append-only file as it was called.

@@ -18,7 +18,6 @@ use redis_module::raw;
 use crate::limiter::UnixMs;
 
 pub use call::{Arg, Call, Command, Event};
-pub use replication::Effect;
 
 /// The name that the module registers.
 pub const MODULE_NAME: &CStr = c"rl";

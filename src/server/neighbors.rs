@@ -2,6 +2,7 @@
 //! event, and opening an expired key is one.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redis_module::raw;
@@ -12,16 +13,8 @@ use super::{MODULE_NAME, OK, api};
 /// Whether another module is loaded, or was since this one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// How many keys have expired since, on servers that cannot open one quietly.
+/// How many keys have expired since.
 static EXPIRATIONS: AtomicU64 = AtomicU64::new(0);
-
-/// Whether the server can open an expired key as if it were missing: Redis 7.2 and newer, and Valkey.
-#[inline]
-pub fn opens_quietly() -> bool {
-    // SAFETY: the pointer is set once, while the module is loaded.
-    let modes = unsafe { raw::RedisModule_GetOpenKeyModesAll.map_or(0, |all| all()) };
-    modes as u32 & raw::REDISMODULE_OPEN_KEY_NOEXPIRE != 0
-}
 
 /// Whether another module may be told of events.
 #[inline]
@@ -29,8 +22,7 @@ pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Runs `f`. Returns whether another module may have run meanwhile, since a key has expired. Only for servers that
-/// cannot open keys quietly.
+/// Runs `f`, which opens keys. Returns whether another module may have run meanwhile, since a key has expired.
 pub fn may_run_during<E>(f: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
     let before = EXPIRATIONS.load(Ordering::Relaxed);
     f()?;
@@ -47,7 +39,8 @@ pub fn watch(loading: &Loading) {
         let watched = api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_change))) == OK;
         let list = api!(RedisModule_Call(loading.ctx, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
         // This module is not in the list yet.
-        let alone = !list.is_null() && api!(RedisModule_CallReplyLength(list)) == 0;
+        let alone =
+            !list.is_null() && (0..api!(RedisModule_CallReplyLength(list))).all(|nth| is_built_in(list, nth));
         if !list.is_null() {
             api!(RedisModule_FreeCallReply(list));
         }
@@ -57,11 +50,32 @@ pub fn watch(loading: &Loading) {
     }
 }
 
+/// Whether an element of MODULE LIST is a part of the server that asks to be told of no key: `vectorset` of Redis 8 and
+/// `lua` of Valkey 9.1.
+///
+/// # Safety
+///
+/// `list` is the reply of MODULE LIST: for each module an array or map, which begins with `name` and the name.
+unsafe fn is_built_in(list: *mut raw::RedisModuleCallReply, nth: usize) -> bool {
+    // SAFETY: the caller's promise; elements live as long as the list, and the server accepts null.
+    unsafe {
+        let module = api!(RedisModule_CallReplyArrayElement(list, nth));
+        let mut length = 0;
+        let name = api!(RedisModule_CallReplyStringPtr(
+            api!(RedisModule_CallReplyArrayElement(module, 1)),
+            &mut length
+        ));
+        !name.is_null() && BUILT_IN.contains(&slice::from_raw_parts(name.cast(), length))
+    }
+}
+
+const BUILT_IN: [&[u8]; 2] = [b"vectorset", b"lua"];
+
 /// # Safety
 ///
 /// `ctx` is valid, and of this module.
 unsafe fn expect_neighbors(ctx: *mut raw::RedisModuleCtx) {
-    if !ANY.swap(true, Ordering::Relaxed) && !opens_quietly() {
+    if !ANY.swap(true, Ordering::Relaxed) {
         let class = raw::REDISMODULE_NOTIFY_EXPIRED as c_int;
         // SAFETY: the caller's promise; the callback lives as long as the module.
         unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(ctx, class, Some(on_expired))) };

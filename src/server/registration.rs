@@ -23,6 +23,8 @@ pub struct Description {
     pub arity: c_int,
     /// How it uses its keys.
     pub access: Access,
+    /// Whether it takes what only a server should write, as RESTORE does.
+    pub is_dangerous: bool,
     /// Distance between keys. The first key is the first argument.
     pub key_step: c_int,
     /// Position of the last key; if negative, counted from the end, where -1 is the last argument.
@@ -46,8 +48,8 @@ pub enum Access {
     Read,
     /// Reads and updates it.
     Update,
-    /// Creates it from stored bytes.
-    Restore,
+    /// Creates it.
+    Create,
 }
 
 /// An argument of a command.
@@ -232,11 +234,12 @@ impl Loading {
         let mut categories = if is_fast { b"fast ".to_vec() } else { b"slow ".to_vec() };
         categories.extend_from_slice(match about.access {
             Access::Read => b"read",
-            Access::Update => b"write",
-            Access::Restore => b"write dangerous",
+            Access::Update | Access::Create => b"write",
         });
-        // Permission for the module's category does not include loading arbitrary bytes.
-        if add.is_some() && about.access != Access::Restore {
+        // Permission for the module's category does not include dangerous commands.
+        if about.is_dangerous {
+            categories.extend_from_slice(b" dangerous");
+        } else if add.is_some() {
             categories.push(b' ');
             categories.extend(own.to_bytes());
         }
@@ -265,7 +268,7 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
         Access::Update => {
             raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
         }
-        Access::Restore => raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
+        Access::Create => raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
     };
     // SAFETY: numbers and pointers, for which zero is valid. A zeroed element ends the list.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };

@@ -177,7 +177,9 @@ fn expected_of_partial(model: &mut Model, call: &Call) -> Result<Answer, TooMany
     model.check_windows_fit(quotas, cost, now)?;
     let part = model.most_allowed(quotas, cost, now);
     let change = if part == 0 { None } else { model.record(quotas, part, now, at) };
-    let (limited, asked) = if part < cost { (true, 1) } else { (false, cost) };
+    let asked = if part < cost { 1 } else { cost };
+    // A log that holds as many units as can be counted takes no more, even if they fit.
+    let limited = part < cost && model.refuses(quotas, asked, now);
     Ok(Answer {
         verdict: model.verdict(quotas, asked, now, limited),
         changed: change.map(|change| change.as_of),

@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use harness::Server;
 use redis_rl::request::{Options, Request};
 
-use crate::nodes::cli;
+use crate::helpers::nodes::cli;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 

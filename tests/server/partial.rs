@@ -155,11 +155,12 @@ fn copies_get_the_units_that_were_taken_and_nothing_if_there_were_none() {
     replica.wait_to_catch_up(&server);
     assert_eq!(replica.digest(), server.digest());
     server.value("PUBLISH effects over");
-    let mut effects = 0;
-    while stream.next_command().expect("a command") != "PUBLISH effects over" {
-        effects += 1;
+    let (mut effects, mut command) = (0, String::new());
+    while command != "PUBLISH effects over" {
+        command = stream.next_command().expect("a command");
+        effects += usize::from(command.starts_with("RL."));
     }
-    assert_eq!(effects, 3 * COMMANDS.len() + 1, "a SELECT, and what changed something");
+    assert_eq!(effects, 3 * COMMANDS.len());
 }
 
 #[test]

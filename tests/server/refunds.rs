@@ -2,7 +2,7 @@
 
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server};
 
-use crate::all::all;
+use crate::helpers::requests::all;
 
 const MINUTE: i64 = 60_000;
 
@@ -15,6 +15,11 @@ fn settle(by_all: bool, name: &str, cost: i64, at: i64) -> String {
         Some(algorithm) => format!("RL.ALL {name} {algorithm} 1000 1m {cost} AT {at}"),
         None => format!("{name} {name} 1000 1m COST {cost} AT {at}"),
     }
+}
+
+/// What copies get of units counted or given back.
+fn effect(name: &str, units: i64, at: i64) -> String {
+    format!("RL.APPLY {name} {}{units}@{at}/1m", &name["RL.".len()..][..1])
 }
 
 /// The units that the key of this algorithm counts.
@@ -104,9 +109,8 @@ fn a_refund_as_of_a_time_leaves_later_units_alone_and_gets_nothing_from_ended_wi
     let mut stream = ReplicationStream::of(&server);
     for by_all in [false, true] {
         for name in COMMANDS {
-            let counted = format!("{name} {name} 1000 1m COST 10 FORCE AT {NOW}");
-            server.value(&counted);
-            assert_eq!(stream.commands(&server), [counted]);
+            server.value(&format!("{name} {name} 1000 1m COST 10 AT {NOW}"));
+            assert_eq!(stream.commands(&server), [effect(name, 10, NOW)]);
             let before = server.digest();
             // Before its window or its units.
             server.value(&settle(by_all, name, -5, NOW - MINUTE));
@@ -134,7 +138,7 @@ fn units_ahead_of_the_clock_can_be_given_back_without_at_and_replicas_agree() {
             assert_eq!(used(&master, name, ahead), 6, "{line}");
             let sent = stream.commands(&master);
             let newest = if name == "RL.LOG" { ahead } else { ahead / MINUTE * MINUTE };
-            assert_eq!(sent[1..], [format!("{name} {name} 1000 1m COST -4 FORCE AT {newest}")]);
+            assert_eq!(sent[1..], [effect(name, -4, newest)]);
             replica.wait_to_catch_up(&master);
             assert_eq!(replica.digest(), master.digest(), "{line}");
             master.value(&settle(by_all, name, -99, 0).replace(" AT 0", ""));
@@ -308,7 +312,10 @@ fn giving_back_as_of_a_later_window_moves_no_key_and_forgives_nobody_elses_units
 
 #[test]
 fn a_key_that_gives_back_the_last_unit_that_counts_is_deleted_although_it_held_an_ended_window() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let mut server = Server::with_clock_at(NOW, &APPEND_ONLY);
+    // To a copy whose clock is behind, the other window has not ended yet.
+    let replica = Server::with_clock_at(NOW, &[]);
+    replica.follow(&server);
     for by_all in [false, true] {
         for name in COMMANDS {
             server.set_clock(NOW);
@@ -320,7 +327,13 @@ fn a_key_that_gives_back_the_last_unit_that_counts_is_deleted_although_it_held_a
                 false => format!("{name} {name} 9 30d COST -1"),
             };
             server.value(&line);
-            assert_eq!(server.integer(&format!("EXISTS {name}")), 0, "{line}");
+            replica.wait_to_catch_up(&server);
+            for server in [&server, &replica] {
+                assert_eq!(server.integer(&format!("EXISTS {name}")), 0, "{line}");
+            }
         }
     }
+    server.kill();
+    server.relaunch_at(NOW);
+    assert_eq!(server.integer("DBSIZE"), 0);
 }

@@ -10,25 +10,25 @@ use harness::{
 };
 use redis::{PushKind, Value};
 
-use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
+use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
-/// Commands in order, and what each sends to replicas; X stands for an algorithm, Y for another one.
+/// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
 const SENT: &[(&str, &str)] = &[
     // Counted: with its time, and its cost if that is not 1.
-    ("RL.X k 5 10s AT 15000", "RL.X k 5 10s FORCE AT 15000"),
-    ("rl.x k 5 10S cost 1 at 15000", "RL.X k 5 10S FORCE AT 15000"),
-    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.X k 5 10s 50 1M COST 2 FORCE AT 15001"),
-    ("RL.X {any}:key! 5 10 AT 0", "RL.X {any}:key! 5 10 FORCE AT 0"),
+    ("RL.X k 5 10s AT 15000", "RL.APPLY k A@15000/10s"),
+    ("rl.x k 5 10S cost 1 at 15000", "RL.APPLY k A@15000/10s"),
+    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.APPLY k A2@15001/10s/1m"),
+    ("RL.X {any}:key! 5 10 AT 0", "RL.APPLY {any}:key! A@0/10s"),
     // Before the newest time: as of the time given.
-    ("RL.X k 5 10s AT 3", "RL.X k 5 10s FORCE AT 3"),
+    ("RL.X k 5 10s AT 3", "RL.APPLY k A@3/10s"),
     // Limited, by any tier.
     ("RL.X k 5 10s AT 15002", ""),
     ("RL.X k 5 10s 1 1m 99 1h AT 15002", ""),
     ("RL.X k 5 10s COST 9007199254740991 AT 15002", ""),
     ("RL.X new 0 10s AT 15002", ""),
     // Limited, but counted.
-    ("RL.X k 5 10s FORCE AT 15002", "RL.X k 5 10s FORCE AT 15002"),
-    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.X k 5 10s COST 7 FORCE AT 15002"),
+    ("RL.X k 5 10s FORCE AT 15002", "RL.APPLY k A@15002/10s"),
+    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.APPLY k A7@15002/10s"),
     // Nothing to count.
     ("RL.X k 5 10s COST 0 AT 15003", ""),
     ("RL.X k 5 10s COST 0 FORCE AT 15003", ""),
@@ -45,21 +45,27 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X k 5", ""),
     ("RL.X text 5 10s FORCE", ""),
     ("RL.Y k 5 10s FORCE", ""),
-    // Refunded.
-    ("RL.X k 5 10s COST -2 AT 15004", "RL.X k 5 10s COST -2 FORCE AT 15004"),
-    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.X k 5 10s COST -1 FORCE AT 15004"),
+    // Refunded: with what was there to give back.
+    ("RL.X k 5 10s COST -2 AT 15004", "RL.APPLY k A-2@15004/10s"),
+    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.APPLY k A-1@15004/10s"),
     ("RL.X new 5 10s COST -1 AT 15004", ""),
     ("RL.X k 5 10s COST -1 AT 99000", ""),
-    ("RL.X {any}:key! 5 10 COST -99 AT 0", "RL.X {any}:key! 5 10 COST -99 FORCE AT 0"),
+    // The last unit that counted.
+    ("RL.X {any}:key! 5 10 COST -99 AT 0", "RL.APPLY {any}:key! DEL"),
     ("RL.X {any}:key! 5 10 COST -99 AT 0", ""),
 ];
+
+/// The letter of an algorithm in effects.
+fn letter(name: &str) -> &str {
+    &name["RL.".len()..][..1]
+}
 
 /// The calls of `SENT` for an algorithm.
 fn calls(name: &str) -> impl Iterator<Item = (String, String)> {
     let other = COMMANDS[usize::from(name == COMMANDS[0])];
     SENT.iter().map(move |row| {
-        let [call, sent] = [row.0, row.1].map(|line| line.replace("RL.X", name).replace("RL.Y", other));
-        (call.replace("rl.x", &name.to_lowercase()), sent)
+        let call = row.0.replace("RL.X", name).replace("RL.Y", other).replace("rl.x", &name.to_lowercase());
+        (call, row.1.replace(" A", &format!(" {}", letter(name))))
     })
 }
 
@@ -104,13 +110,14 @@ fn without_at_the_servers_time_of_the_request_is_replicated() {
     let server = Server::start();
     let mut stream = ReplicationStream::of(&server);
     for name in COMMANDS {
-        for cost in ["", " COST 3", " COST -2"] {
+        for (cost, units) in [("", ""), (" COST 3", "3"), (" COST -2", "-2")] {
             let earliest = server.clock_ms();
             server.value(&format!("{name} {name} 5 3650d{cost}"));
             let latest = server.clock_ms();
             let sent = stream.commands(&server);
             let [sent] = sent.as_slice() else { panic!("{sent:?} is not one command") };
-            let at = sent.strip_prefix(&format!("{name} {name} 5 3650d{cost} FORCE AT ")).expect("its time");
+            let at = sent.strip_prefix(&format!("RL.APPLY {name} {}{units}@", letter(name)));
+            let at = at.and_then(|at| at.strip_suffix("/3650d")).expect("its time");
             assert!((earliest..=latest).contains(&at.parse().expect("a time")), "{sent}");
         }
     }
@@ -124,12 +131,15 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
         let fill = format!("{name} {name} 5 10s COST 9007199254740991 FORCE AT 15000");
         // 2^63 - 1 is 1024 times 2^53 - 1, plus 1023.
         pipeline(vec![&fill; 1_030]).exec(&mut server.connect()).expect("replies");
-        assert_eq!(stream.commands(&server), vec![fill.clone(); 1_025]);
+        let effect = |units: i64| format!("RL.APPLY {name} {}{units}@15000/10s", letter(name));
+        let filled = [vec![effect(9_007_199_254_740_991); 1_024], vec![effect(1_023)]].concat();
+        assert_eq!(stream.commands(&server), filled);
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
         assert_eq!(stream.commands(&server), [""; 0]);
         let refund = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
         pipeline([&refund, &fill, &fill]).exec(&mut server.connect()).expect("replies");
-        assert_eq!(stream.commands(&server), [refund, fill]);
+        let filled = format!("RL.APPLY {name} {}@15000/10s", letter(name));
+        assert_eq!(stream.commands(&server), [effect(-1), filled]);
     }
 }
 
@@ -146,11 +156,12 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
             format!("{name} {name} 5 10s COST 1 AT 15000"),
             format!("{name} {name} 5 10s COST -2 AT 15000"),
         ];
+        let letter = letter(name);
         let sent = [
             "MULTI".to_owned(),
-            format!("{name} {name} 5 10s COST 4 FORCE AT 15000"),
-            format!("{name} {name} 5 10s FORCE AT 15000"),
-            format!("{name} {name} 5 10s COST -2 FORCE AT 15000"),
+            format!("RL.APPLY {name} {letter}4@15000/10s"),
+            format!("RL.APPLY {name} {letter}@15000/10s"),
+            format!("RL.APPLY {name} {letter}-2@15000/10s"),
             "EXEC".to_owned(),
         ];
         pipeline(&calls).atomic().exec(&mut server.connect()).expect("EXEC");
@@ -172,21 +183,17 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
     assert_eq!(commands_in_aof(&server), all);
 }
 
-/// Calls of RL.ALL in order, and what each sends, separated by semicolons.
+/// Calls of RL.ALL in order, and what each sends.
 const SENT_BY_ALL: &[(&str, &str)] = &[
-    // Of one key, as a command of its own.
-    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.FIXED a 5 10s FORCE AT 15000"),
-    (
-        "rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000",
-        "MULTI; RL.FIXED a 5 10S COST 2 FORCE AT 15000; RL.LOG b 9 1M FORCE AT 15000; EXEC",
-    ),
-    // Rows of one key go together. Keys that exist come first.
+    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.APPLY a F@15000/10s"),
+    ("rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000", "RL.APPLY a F2@15000/10s b L@15000/1m"),
+    // Rows of one key go together.
     (
         "RL.ALL s SLIDING 9 1m 3 b LOG 9 1M 1 s SLIDING 50 1h 3 AT 15001",
-        "MULTI; RL.LOG b 9 1M FORCE AT 15001; RL.SLIDING s 9 1m 50 1h COST 3 FORCE AT 15001; EXEC",
+        "RL.APPLY s S3@15001/1m/1h b L@15001/1m",
     ),
     // Only what changed.
-    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.LOG b 9 1M FORCE AT 15002"),
+    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.APPLY b L@15002/1m"),
     ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 0 new LOG 9 1m -1 AT 15002", ""),
     // Limited by one of them, or an error.
     ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 AT 15002", ""),
@@ -196,19 +203,13 @@ const SENT_BY_ALL: &[(&str, &str)] = &[
     ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s 1 FORCE FORCE", ""),
     ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s", ""),
     // Limited, but counted.
-    (
-        "RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002",
-        "MULTI; RL.FIXED a 3 10s FORCE AT 15002; RL.LOG b 9 1M FORCE AT 15002; EXEC",
-    ),
+    ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002", "RL.APPLY a F@15002/10s b L@15002/1m"),
     // Refunded, which empties one of them.
-    (
-        "RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002",
-        "MULTI; RL.FIXED a 3 10s COST -99 FORCE AT 15002; RL.LOG b 9 1M COST -1 FORCE AT 15002; EXEC",
-    ),
+    ("RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002", "RL.APPLY a DEL b L-1@15002/1m"),
 ];
 
 #[test]
-fn rl_all_replicates_one_command_for_each_key_that_changed_in_one_transaction() {
+fn rl_all_replicates_one_command_for_all_keys_that_changed() {
     let mut server = master(&APPEND_ONLY);
     let mut stream = ReplicationStream::of(&server);
     let replica = Server::replica_of(&server, &[]);
@@ -220,9 +221,9 @@ fn rl_all_replicates_one_command_for_each_key_that_changed_in_one_transaction() 
         let _ = server.call(call);
         assert_eq!(server.digest() == before, sent.is_empty(), "{call}");
         assert_eq!(server.info("aof_current_size") == written, sent.is_empty(), "{call}");
-        let sent: Vec<&str> = sent.split("; ").filter(|sent| !sent.is_empty()).collect();
+        let sent: Vec<String> = Some(sent.to_string()).filter(|sent| !sent.is_empty()).into_iter().collect();
         assert_eq!(stream.commands(&server), sent, "{call}");
-        all.extend(sent.into_iter().map(str::to_owned));
+        all.extend(sent);
     }
     assert_eq!(commands_in_aof(&server), all);
     replica.wait_to_catch_up(&server);
@@ -243,15 +244,8 @@ fn without_at_rl_all_replicates_its_one_time() {
     assert_eq!(
         stream.commands(&server),
         [
-            "MULTI".to_owned(),
-            format!("RL.FIXED f 9 3650d FORCE AT {first}"),
-            format!("RL.SLIDING s 9 3650d COST 2 FORCE AT {first}"),
-            format!("RL.LOG l 9 3650d FORCE AT {first}"),
-            "EXEC".to_owned(),
-            "MULTI".to_owned(),
-            format!("RL.FIXED f 9 3650d COST -1 FORCE AT {second}"),
-            format!("RL.LOG l 9 3650d COST -1 FORCE AT {second}"),
-            "EXEC".to_owned(),
+            format!("RL.APPLY f F@{first}/3650d s S2@{first}/3650d l L@{first}/3650d"),
+            "RL.APPLY f DEL l DEL".to_owned(),
         ]
     );
 }
@@ -268,11 +262,9 @@ fn in_transactions_and_scripts_rl_all_replicates_within_their_one_transaction() 
     ];
     let sent = [
         "MULTI",
-        "RL.FIXED a 9 10s FORCE AT 15000",
-        "RL.LOG b 9 10s COST 2 FORCE AT 15000",
-        "RL.LOG b 9 10s FORCE AT 15000",
-        "RL.FIXED a 9 10s FORCE AT 15000",
-        "RL.SLIDING c 9 10s FORCE AT 15000",
+        "RL.APPLY a F@15000/10s b L2@15000/10s",
+        "RL.APPLY b L@15000/10s",
+        "RL.APPLY a F@15000/10s c S@15000/10s",
         "EXEC",
     ];
     pipeline(calls).atomic().exec(&mut server.connect()).expect("EXEC");
@@ -295,37 +287,43 @@ fn newest_part(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn an_append_only_file_cut_in_the_middle_of_rl_all_loads_all_or_nothing_of_it() {
-    let settings = [&APPEND_ONLY[..], &[("aof-load-truncated", "yes")]].concat();
-    let mut server = master(&settings);
-    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
-    let before = server.digest();
-    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
-    let after = server.digest();
+fn an_append_only_file_cut_at_any_byte_never_holds_half_of_rl_all_not_even_after_a_second_crash() {
+    const CALL: &str = "RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c SLIDING 9 1h 1 c SLIDING 20 1d 1";
+    let mut server = master(&[&APPEND_ONLY[..], &[("aof-load-truncated", "yes")]].concat());
+    let mut digests = vec![server.digest()];
+    for _ in 0..4 {
+        server.value(CALL);
+        digests.push(server.digest());
+    }
+    server.kill();
     let whole = fs::read(newest_part(server.folder())).expect("the file");
-    let multi = whole.windows(5).rposition(|bytes| bytes.eq_ignore_ascii_case(b"MULTI"));
-    let begins = multi.expect("a transaction") - "*1\r\n$5\r\n".len();
-    let mut loaded = Vec::new();
-    for end in begins..=whole.len() {
-        server.kill();
+    let begins: Vec<usize> =
+        (0..whole.len()).filter(|at| whole[*at..].starts_with(b"*7\r\n$8\r\nRL.APPLY")).collect();
+    let [_, second, third, fourth] = begins[..] else { panic!("{begins:?} are not four commands") };
+    for end in second..=fourth {
         fs::write(newest_part(server.folder()), &whole[..end]).expect("a file to write to");
         server.relaunch();
-        let digest = server.digest();
-        assert!(digest == before || digest == after, "of {end} bytes of {}", whole.len());
-        loaded.push(digest == after);
+        let loaded = 1 + usize::from(end >= third) + usize::from(end >= fourth);
+        assert_eq!(server.digest(), digests[loaded], "{end} of {second} to {fourth} bytes");
+        server.value(CALL);
+        server.crash_and_restart();
+        assert_eq!(
+            server.digest(),
+            digests[loaded + 1],
+            "{end} of {second} to {fourth} bytes, after a crash"
+        );
+        server.kill();
     }
-    let complete = loaded.iter().filter(|complete| **complete).count();
-    assert_eq!((complete, loaded.last()), (1, Some(&true)), "only the whole file has it");
 }
 
 #[test]
 fn what_is_counted_after_a_cut_transaction_was_loaded_and_the_file_rewritten_survives_a_crash() {
     let mut server = master(&APPEND_ONLY);
-    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+    pipeline(["RL.LOG a 9 1h", "RL.LOG b 9 1h"]).atomic().exec(&mut server.connect()).expect("EXEC");
     server.kill();
     let whole = fs::read(newest_part(server.folder())).expect("the file");
     // In the middle of a command: at its edge, every server drops the whole transaction from the file.
-    let last = whole.windows(6).rposition(|bytes| bytes == b"RL.LOG").expect("its last command");
+    let last = whole.windows(8).rposition(|bytes| bytes == b"RL.APPLY").expect("its last command");
     fs::write(newest_part(server.folder()), &whole[..last]).expect("a file to write to");
     server.relaunch();
     assert_eq!(server.integer("DBSIZE"), 0);
@@ -710,7 +708,7 @@ fn the_master_deletes_an_expired_key_on_its_replica() {
         // By itself the replica would have kept it for a minute.
         wait_for("the replica's key to be deleted", || replica.integer("DBSIZE") == 0);
         let sent = stream.commands(&master);
-        assert!(sent[0].starts_with(&format!("{name} k 5 1ms FORCE AT ")), "{sent:?}");
+        assert!(sent[0].starts_with(&format!("RL.APPLY k {}@", letter(name))), "{sent:?}");
         assert_eq!(sent[1..], ["DEL k"]);
     }
 }

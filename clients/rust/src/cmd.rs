@@ -15,21 +15,36 @@
 
 use redis::{Cmd, ToSingleRedisArg};
 
-use crate::{All, Peek, Quota, Take};
+use crate::{Algorithm, All, Peek, Quota, Take};
 
 /// `RL.FIXED`, answered by a [`Verdict`](crate::Verdict).
 pub fn fixed(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    keyed("RL.FIXED", key).arg(quotas.as_ref()).arg(take.into()).take()
+    by(Algorithm::Fixed, key, quotas, take)
 }
 
 /// `RL.SLIDING`, answered by a [`Verdict`](crate::Verdict).
 pub fn sliding(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    keyed("RL.SLIDING", key).arg(quotas.as_ref()).arg(take.into()).take()
+    by(Algorithm::Sliding, key, quotas, take)
 }
 
 /// `RL.LOG`, answered by a [`Verdict`](crate::Verdict).
 pub fn log(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    keyed("RL.LOG", key).arg(quotas.as_ref()).arg(take.into()).take()
+    by(Algorithm::Log, key, quotas, take)
+}
+
+/// The command of an algorithm, answered by a [`Verdict`](crate::Verdict).
+pub fn by(
+    algorithm: Algorithm,
+    key: impl ToSingleRedisArg,
+    quotas: impl AsRef<[Quota]>,
+    take: impl Into<Take>,
+) -> Cmd {
+    let name = match algorithm {
+        Algorithm::Fixed => "RL.FIXED",
+        Algorithm::Sliding => "RL.SLIDING",
+        Algorithm::Log => "RL.LOG",
+    };
+    keyed(name, key).arg(quotas.as_ref()).arg(take.into()).take()
 }
 
 /// `RL.PEEK`, answered by a [`Verdict`](crate::Verdict).

@@ -157,7 +157,7 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
 impl<C: redis::aio::ConnectionLike + Send> RlAsyncCommands for C {}
 
 /// Says of a command that the server does not know what is missing.
-fn explained(error: RedisError) -> RedisError {
+pub(crate) fn explained(error: RedisError) -> RedisError {
     match (error.kind(), error.detail()) {
         (kind @ ErrorKind::Server(ServerErrorKind::ResponseError), Some(detail))
             if detail.starts_with("unknown command") =>

@@ -18,6 +18,10 @@
 //! - [`cmd`] builds them, for pipelines and scripts.
 //! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
 #![cfg_attr(
+    feature = "leases",
+    doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
+)]
+#![cfg_attr(
     feature = "tower",
     doc = "- [`web`] limits the clients of a web service, as middleware for tower."
 )]
@@ -36,6 +40,11 @@
 
 pub mod cmd;
 mod connection;
+#[cfg(feature = "leases")]
+mod leases;
+#[cfg(feature = "leases")]
+#[doc(hidden)]
+pub mod local;
 mod quota;
 mod reply;
 mod request;
@@ -46,6 +55,8 @@ pub mod web;
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
+#[cfg(feature = "leases")]
+pub use leases::Leases;
 pub use quota::{InvalidQuota, Quota};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Peek, Take};

@@ -24,6 +24,11 @@ pub struct Verdict {
     pub retry_after: Option<Duration>,
     /// After this time the whole limit is available again, if no other request comes.
     pub reset_after: Duration,
+    /// Units that were taken, or if negative given back. `None` unless asked for by [`partial`](crate::Take::partial).
+    pub taken: Option<i64>,
+    /// The time, exact to the millisecond, as of which they were counted: what to name when they are given back later.
+    /// `None` unless asked for by [`partial`](crate::Take::partial).
+    pub at: Option<SystemTime>,
 }
 
 impl Verdict {
@@ -35,14 +40,22 @@ impl Verdict {
 
 impl FromRedisValue for Verdict {
     fn from_redis_value_ref(value: &Value) -> Result<Verdict, ParsingError> {
-        let [limited, limit, remaining, retry_after_ms, reset_after_ms] =
-            array(value).ok_or("a verdict is five integers")?;
+        let Value::Array(items) = value else { return Err("a verdict is an array".into()) };
+        let (figures, partial) = match items.as_slice() {
+            [figures @ .., taken, at_ms] if figures.len() == 5 => (figures, Some((taken, at_ms))),
+            figures => (figures, None),
+        };
+        let [limited, limit, remaining, retry_after_ms, reset_after_ms] = figures else {
+            return Err("a verdict is five integers, or seven".into());
+        };
         Ok(Verdict {
             limited: flag(limited)?,
             limit: count(limit)?,
             remaining: count(remaining)?,
             retry_after: wait(retry_after_ms)?,
             reset_after: Duration::from_millis(count(reset_after_ms)?),
+            taken: partial.map(|(taken, _)| integer(taken)).transpose()?,
+            at: partial.map(|(_, at_ms)| time(at_ms)).transpose()?,
         })
     }
 
@@ -69,6 +82,19 @@ impl Decision {
     /// Whether the request is over a limit and will ever be.
     pub fn is_hopeless(&self) -> bool {
         self.limited && self.retry_after.is_none()
+    }
+
+    /// The figures of one key's quotas as a single command tells them, and the time.
+    #[cfg(feature = "leases")]
+    pub(crate) fn tightest(&self) -> Option<Verdict> {
+        let rows = self.rows.iter().filter(|row| row.limited == self.limited);
+        // On a tie the earlier one. That no wait helps is the longest wait.
+        let tightest = if self.limited {
+            rows.rev().max_by_key(|row| row.retry_after.unwrap_or(Duration::MAX))
+        } else {
+            rows.min_by_key(|row| row.remaining)
+        };
+        tightest.map(|row| Verdict { at: Some(self.at), ..*row })
     }
 }
 

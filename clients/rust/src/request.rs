@@ -44,6 +44,14 @@ impl ToRedisArgs for Algorithm {
 
 impl ToSingleRedisArg for Algorithm {}
 
+/// What becomes of a request for more than is left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Excess {
+    Refuse,
+    Force,
+    Partial,
+}
+
 /// What a request takes: its cost, and how it is counted. A number is a cost.
 ///
 /// ```
@@ -52,24 +60,34 @@ impl ToSingleRedisArg for Algorithm {}
 /// let three_units: Take = 3.into();
 /// let settled = Take::cost(-350).at(SystemTime::now());
 /// let counted_anyway = Take::cost(40).force();
+/// let as_many_as_fit = Take::cost(40).partial();
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[must_use]
 pub struct Take {
     cost: i64,
-    force: bool,
+    excess: Excess,
     at: Option<SystemTime>,
 }
 
 impl Take {
     /// Takes so many units. A negative cost gives units back, the newest first; 0 only looks.
     pub const fn cost(cost: i64) -> Take {
-        Take { cost, force: false, at: None }
+        Take { cost, excess: Excess::Refuse, at: None }
     }
 
-    /// Counts the units even if the request is over the limit.
+    /// Counts the units even if the request is over the limit. The last of this and [`partial`](Take::partial) counts.
     pub const fn force(mut self) -> Take {
-        self.force = true;
+        self.excess = Excess::Force;
+        self
+    }
+
+    /// Takes as many of the units as fit every quota.
+    ///
+    /// The verdict then has [`taken`](crate::Verdict::taken) and [`at`](crate::Verdict::at). It is limited if fewer were
+    /// taken than asked for, and `retry_after` is the wait for one more unit.
+    pub const fn partial(mut self) -> Take {
+        self.excess = Excess::Partial;
         self
     }
 
@@ -99,7 +117,11 @@ impl From<i64> for Take {
 impl ToRedisArgs for Take {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
         write_cost(out, self.cost);
-        write_force(out, self.force);
+        match self.excess {
+            Excess::Refuse => {}
+            Excess::Force => out.write_arg(b"FORCE"),
+            Excess::Partial => out.write_arg(b"PARTIAL"),
+        }
         write_at(out, self.at);
     }
 }
@@ -214,7 +236,9 @@ impl All {
 
     pub(crate) fn cmd(&self) -> Cmd {
         let mut cmd = self.rows.clone();
-        write_force(&mut cmd, self.force);
+        if self.force {
+            cmd.arg("FORCE");
+        }
         write_at(&mut cmd, self.at);
         cmd
     }
@@ -230,12 +254,6 @@ fn write_cost<W: ?Sized + RedisWrite>(out: &mut W, cost: i64) {
     if cost != 1 {
         out.write_arg(b"COST");
         out.write_arg_fmt(cost);
-    }
-}
-
-fn write_force<W: ?Sized + RedisWrite>(out: &mut W, force: bool) {
-    if force {
-        out.write_arg(b"FORCE");
     }
 }
 

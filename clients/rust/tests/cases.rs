@@ -38,6 +38,8 @@ struct Step {
     cost: Option<i64>,
     #[serde(default)]
     force: bool,
+    #[serde(default)]
+    partial: bool,
     at: Option<i64>,
     words: Vec<String>,
     #[serde(default)]
@@ -177,6 +179,9 @@ impl Step {
         if self.force {
             take = take.force();
         }
+        if self.partial {
+            take = take.partial();
+        }
         self.at.map_or(take, |at| take.at(time(at)))
     }
 
@@ -254,8 +259,12 @@ fn wait(duration: Option<Duration>) -> i64 {
 }
 
 fn figures(verdict: Verdict) -> Json {
-    let Verdict { limited, limit, remaining, retry_after, reset_after } = verdict;
-    json!([i64::from(limited), limit, remaining, wait(retry_after), ms(reset_after)])
+    let Verdict { limited, limit, remaining, retry_after, reset_after, taken, at } = verdict;
+    let mut figures = vec![json!(i64::from(limited)), json!(limit), json!(remaining)];
+    figures.extend([json!(wait(retry_after)), json!(ms(reset_after))]);
+    figures.extend(taken.map(Json::from));
+    figures.extend(at.map(|at| json!(ms(at.duration_since(UNIX_EPOCH).expect("after 1970")))));
+    Json::Array(figures)
 }
 
 fn decision(decision: Decision) -> Json {
@@ -303,7 +312,7 @@ fn the_words_of_the_table_answer_the_same_as_typed_calls() {
             let reply: RedisResult<Value> = plain(&step.words).query(&mut connection);
             let (Ok(value), Json::Array(expected)) = (reply, &step.reply) else { continue };
             let reply = match expected.len() {
-                5 => figures(Verdict::from_redis_value(value).expect("a verdict")),
+                5 | 7 => figures(Verdict::from_redis_value(value).expect("a verdict")),
                 _ => decision(Decision::from_redis_value(value).expect("a decision")),
             };
             assert_eq!(reply, step.reply, "{}: {:?}", case.name, step.words);

@@ -21,6 +21,8 @@ fn remaining(remaining: u64) -> Verdict {
         remaining,
         retry_after: None,
         reset_after: Duration::from_secs(3_600),
+        taken: None,
+        at: None,
     }
 }
 

@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, Request, Response};
 use axum::routing::get;
 use redis::aio::ConnectionManager;
 use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer, client_address};
-use redis_rl_client::{Algorithm, Quota, RlCommands};
+use redis_rl_client::{Algorithm, Quota, RlCommands, Take};
 use server::{PATIENCE, Server};
 use tower::ServiceExt;
 use tracing::field::Field;
@@ -157,6 +157,101 @@ async fn a_layer_takes_no_negative_cost() {
     let server = Server::start();
     let limiter = limiter(&server, policy("requests", "5/1h"));
     let _ = RateLimitLayer::new(limiter, client).cost(-1);
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_remembered_is_repeated_without_asking() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "2/1h,100/1d")).remember(PATIENCE);
+    let app = app(limiter.clone());
+    for _ in 0..2 {
+        assert_eq!(Answer::of(&app, "/", "a").await.status, 200);
+    }
+    assert_eq!(Answer::of(&app, "/", "a").await.status, 429);
+    drop(server);
+    let answer = Answer::of(&app, "/", "a").await;
+    assert_eq!(answer.status, 429);
+    assert!(answer.field("ratelimit").expect("a field").ends_with(r#", "requests-1d";r=98"#));
+    // Others are asked for: here they pass, since Redis is away.
+    assert_eq!(Answer::of(&app, "/", "b").await.status, 200);
+}
+
+#[tokio::test]
+async fn what_is_given_back_has_a_remembered_refusal_forgotten() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("tokens", "5/1h")).remember(PATIENCE);
+    let reserved = limiter.take("a", 5).await.expect("an admission");
+    assert_eq!(limiter.take("a", 1).await.unwrap_err().status(), 429);
+    limiter.settle(reserved, 4).await;
+    assert!(limiter.take("a", 1).await.is_ok());
+}
+
+/// Units that the server counts.
+fn used(server: &Server, key: &str) -> u64 {
+    let info = server.connect().rl_info(key).expect("a reply");
+    info.expect("a key").windows[0].used
+}
+
+#[tokio::test]
+async fn leased_requests_are_told_what_is_left_and_few_of_them_are_asked_for() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("requests", "1000/1h")).lease(64);
+    let app = app(limiter.clone());
+    for taken in 1..=500 {
+        let answer = Answer::of(&app, "/", "a").await;
+        let left = format!(r#""requests-1h";r={};"#, 1_000 - taken);
+        assert!(answer.field("ratelimit").expect("a field").starts_with(&left), "{:?}", answer.headers);
+    }
+    limiter.close().await;
+    assert_eq!(used(&server, "requests:a"), 500);
+    let info: String = server.call("INFO commandstats");
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_RL.LOG:calls="));
+    let calls: u64 = calls.and_then(|calls| calls.split(',').next()?.parse().ok()).expect("a number");
+    assert!(calls < 250, "{calls}");
+}
+
+#[tokio::test]
+async fn of_several_quotas_a_leased_request_is_told_the_tightest() {
+    let server = Server::start();
+    let app = app(limiter(&server, policy("requests", "3/1h,100/1d")).lease(8));
+    let answer = Answer::of(&app, "/expensive", "a").await;
+    assert_eq!(
+        answer.field("ratelimit-policy"),
+        Some(r#""requests-1h";q=3;w=3600, "requests-1d";q=100;w=86400"#)
+    );
+    assert_eq!(answer.field("ratelimit"), Some(r#""requests-1h";r=0;t=3600"#));
+    let answer = Answer::of(&app, "/", "a").await;
+    assert_eq!(answer.status, 429);
+    assert!(answer.field("ratelimit").expect("a field").starts_with(r#""requests-1h";r=0;t=3"#));
+    assert!(answer.body.contains(r#""violated-policies":["requests-1h"]"#), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_reservation_of_leased_units_is_settled_as_of_when_they_were_counted() {
+    let server = Server::start();
+    let limiter = limiter(&server, policy("tokens", "1000/1h")).lease(64);
+    let mut reserved = Vec::new();
+    for _ in 0..10 {
+        reserved.push(limiter.take("a", 5).await.expect("an admission"));
+    }
+    let counted = reserved.last().and_then(|admission| admission.decision()).expect("a decision").at;
+    server.wait_until_after(counted);
+    let hourly = Quota::per_hour(1_000);
+    let others = server.connect().rl_log("tokens:a", hourly, Take::cost(7).partial()).expect("a verdict");
+    for admission in reserved {
+        limiter.settle(admission, 2).await;
+    }
+    limiter.close().await;
+    let all_of_then = Take::cost(-1_000).partial().at(counted);
+    let back = server.connect().rl_log("tokens:a", hourly, all_of_then).expect("a verdict");
+    assert_eq!((others.taken, back.taken, back.remaining), (Some(7), Some(-20), 993));
+}
+
+#[tokio::test]
+#[should_panic(expected = "a policy with leases needs a different limit in each quota")]
+async fn leases_need_quotas_that_their_limits_tell_apart() {
+    let server = Server::start();
+    let _ = limiter(&server, policy("requests", "5/1m,5/1h")).lease(1);
 }
 
 /// Warnings that Redis is away, on this thread.
@@ -303,6 +398,8 @@ fn a_name_is_a_string_of_a_structured_field() {
         remaining: 4,
         retry_after: None,
         reset_after: Duration::from_secs(1),
+        taken: None,
+        at: None,
     };
     let decision = redis_rl_client::Decision {
         limited: false,

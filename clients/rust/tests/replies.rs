@@ -19,6 +19,8 @@ fn what_is_no_verdict_is_an_error() {
         integers(&[]),
         integers(&[0, 5, 4, -1]),
         integers(&[0, 5, 4, -1, 0, 0]),
+        integers(&[0, 5, 4, -1, 0, 1, -1]),
+        integers(&[0, 5, 4, -1, 0, 1, 0, 0]),
         integers(&[2, 5, 4, -1, 0]),
         integers(&[0, -5, 4, -1, 0]),
         integers(&[0, 5, -4, -1, 0]),

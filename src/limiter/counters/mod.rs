@@ -42,7 +42,6 @@ impl Counters {
     }
 
     /// How the counters are read.
-    #[inline(always)]
     pub fn method(&self) -> Method {
         match &self.0 {
             Store::Fixed(_) => Method::Fixed,
@@ -53,26 +52,22 @@ impl Counters {
     }
 
     /// The counters with their method, for reading.
-    #[inline(always)]
     pub fn by_method(&self) -> ByMethod<&Counters> {
         ByMethod { method: self.method(), counters: self }
     }
 
     /// The counters with their method, for changing.
-    #[inline(always)]
     pub fn by_method_mut(&mut self) -> ByMethod<&mut Counters> {
         ByMethod { method: self.method(), counters: self }
     }
 
     /// The same, if it is known that they are counted by `algorithm`.
-    #[inline(always)]
     pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
         let method = if algorithm == Algorithm::Fixed { Method::Fixed } else { Method::Sliding };
         ByMethod { method, counters: self }
     }
 
     /// The algorithm they are counted by.
-    #[inline(always)]
     pub fn algorithm(&self) -> Algorithm {
         match self.method() {
             Method::Fixed => Algorithm::Fixed,
@@ -81,7 +76,6 @@ impl Counters {
     }
 
     /// The packed counter, if there is only one and it is small.
-    #[inline(always)]
     fn packed(&self) -> Option<&Packed> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => Some(packed),
@@ -115,7 +109,6 @@ impl Counters {
     }
 
     /// The number of counters.
-    #[inline(always)]
     fn len(&self) -> usize {
         match &self.0 {
             Store::Fixed(_) | Store::Sliding(_) => 1,
@@ -124,7 +117,6 @@ impl Counters {
         }
     }
 
-    #[inline(always)]
     fn source(&self) -> TimeSource {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
@@ -291,7 +283,6 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         tier.found.wait_until(self.method, room, now)
     }
 
-    #[inline(always)]
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
         if quotas.len() + self.counters.len() <= MAX_TIERS {
             return Ok(());
@@ -301,7 +292,6 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         if quotas.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
     }
 
-    #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
         match &self.counters.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
@@ -315,12 +305,10 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         named.map(|counter| counter.start()).max().unwrap_or_default()
     }
 
-    #[inline(always)]
     fn source(&self) -> TimeSource {
         self.counters.source()
     }
 
-    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.counters.len() == 0
     }
@@ -340,7 +328,6 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     }
 
     /// Counters live exactly as long as they count.
-    #[inline(always)]
     fn retention_too_short_for(&self, _quota: Quota) -> bool {
         false
     }

@@ -49,7 +49,6 @@ impl Large {
     }
 
     /// Bytes of its entries, or any number above `most` if there are more than `most`.
-    #[inline(always)]
     pub fn bytes_up_to(&self, most: usize) -> usize {
         self.run.bytes_up_to(most)
     }
@@ -76,7 +75,6 @@ impl Large {
 
     /// Drops the oldest entry if there are very many and at least `enough` units remain. Only FORCE can cause that;
     /// without this, forced requests would make the log grow without bound. Returns whether it dropped one.
-    #[inline(always)]
     fn forget_oldest_beyond(&mut self, enough: u64) -> bool {
         if self.units() > enough
             && self.entries_after(&self.front().mark) > FORGET_ABOVE_ENTRIES
@@ -91,27 +89,22 @@ impl Large {
 }
 
 impl Entries for Large {
-    #[inline(always)]
     fn retention(&self) -> Option<WindowMs> {
         self.retention
     }
 
-    #[inline(always)]
     fn newest(&self) -> UnixMs {
         UnixMs::saturating(self.run.end().at_ms)
     }
 
-    #[inline(always)]
     fn time_source(&self) -> TimeSource {
         self.source
     }
 
-    #[inline(always)]
     fn front(&self) -> Cursor {
         self.run.front()
     }
 
-    #[inline(always)]
     fn units_after(&self, mark: &Mark) -> u64 {
         self.run.end().units_since(mark)
     }
@@ -173,10 +166,12 @@ impl StateMut for Large {
             self.retention = Some(retention);
         }
         self.run.push(as_of.get(), units);
+        let mut forgot = false;
         if self.retention == Some(named) {
             let largest = tiers.iter().map(|tier| tier.quota.limit()).max().unwrap_or(0);
             // Twice the limit, so that a whole limit can be given back and the units before it still count.
-            starts_stale |= self.forget_oldest_beyond(2 * largest);
+            forgot = self.forget_oldest_beyond(2 * largest);
+            starts_stale |= forgot;
         }
         for tier in tiers {
             let window = tier.quota.window();
@@ -192,7 +187,7 @@ impl StateMut for Large {
             }
             self.run.remember(window, tier.found);
         }
-        Change { units, end_moved }
+        Change { units, end_moved, forgot }
     }
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {

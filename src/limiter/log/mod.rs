@@ -60,7 +60,6 @@ pub trait Entries {
     }
 
     /// Units held, expired ones included.
-    #[inline(always)]
     fn units(&self) -> u64 {
         self.units_after(&self.front().mark)
     }
@@ -125,12 +124,10 @@ impl<L: Entries> State for L {
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.
-    #[inline(always)]
     fn check_windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
         Ok(())
     }
 
-    #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
         self.newest() > now && self.units() > 0
     }
@@ -139,12 +136,10 @@ impl<L: Entries> State for L {
         self.newest()
     }
 
-    #[inline(always)]
     fn source(&self) -> TimeSource {
         self.time_source()
     }
 
-    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.units() == 0
     }
@@ -161,14 +156,12 @@ impl<L: Entries> State for L {
         Lifetime::of(self.newest(), end, now, end.since(self.newest()) + slack_ms)
     }
 
-    #[inline(always)]
     fn retention_too_short_for(&self, quota: Quota) -> bool {
         self.retention().is_some_and(|retention| retention < quota.window())
     }
 }
 
 /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
-#[inline(always)]
 fn rounded_end(newest: UnixMs, retention: WindowMs) -> UnixMs {
     (newest + retention).rounded_up_to((retention.get() / 8).max(1))
 }

@@ -123,19 +123,16 @@ impl Head {
     }
 
     /// Bytes before the newest entry.
-    #[inline(always)]
     fn newest_offset(&self) -> usize {
         HEAD_BYTES + self.older_length
     }
 
     /// Bytes in use.
-    #[inline(always)]
     fn size(&self) -> usize {
         self.newest_offset() + self.newest_length
     }
 
     /// Whether a short log can have this header.
-    #[inline(always)]
     fn fits(&self) -> bool {
         self.size() <= MOST_BYTES && (self.units | self.newest.get() >> 16) <= BITS_32
     }
@@ -163,29 +160,24 @@ impl<L: Deref<Target = Limiter>> Short<L> {
 }
 
 impl<L: Deref<Target = Limiter>> Entries for Short<L> {
-    #[inline(always)]
     fn retention(&self) -> Option<WindowMs> {
         WindowMs::new(self.head.retention_ms)
     }
 
-    #[inline(always)]
     fn newest(&self) -> UnixMs {
         self.head.newest
     }
 
-    #[inline(always)]
     fn time_source(&self) -> TimeSource {
         self.head.source
     }
 
-    #[inline(always)]
     fn front(&self) -> Cursor {
         let Head { newest, span_ms, .. } = self.head;
         let at_ms = newest.get().wrapping_sub(span_ms + FIRST_SINCE);
         Cursor { mark: Mark { at_ms, ..Mark::default() }, ..Cursor::default() }
     }
 
-    #[inline(always)]
     fn units_after(&self, mark: &Mark) -> u64 {
         self.head.units - mark.units
     }
@@ -232,7 +224,6 @@ impl Short<&mut Limiter> {
     }
 
     /// Whether `units` at `now` fit for certain, even if nothing has expired.
-    #[inline(always)]
     pub fn surely_has_room(&self, units: u64, now: UnixMs) -> bool {
         let numbers = self.head.units | units | now.get() >> 16;
         self.head.size() + ENTRY_BYTES <= MOST_BYTES && numbers <= BITS_32 / 2
@@ -343,7 +334,7 @@ impl StateMut for Short<&mut Limiter> {
         let end_moved = used == 0
             || old.retention_ms < retention.get()
             || new.newest + retention > rounded_end(old.newest, retention);
-        Change { units, end_moved }
+        Change { units, end_moved, forgot: false }
     }
 
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
@@ -365,7 +356,6 @@ impl EntriesMut for Short<&mut Limiter> {
 }
 
 /// A large log with the same content.
-#[cold]
 pub fn lengthened(short: &impl Entries) -> Box<Large> {
     Box::new(Large::of(short.retention(), short.time_source(), short.iter()))
 }
@@ -400,7 +390,6 @@ fn written(head: Head, entries: impl Iterator<Item = Entry>) -> Option<(usize, [
 }
 
 /// Whether an allocation of `allocated` bytes should be replaced by a smaller one for `size`.
-#[inline(always)]
 fn is_wasteful(size: usize, allocated: usize) -> bool {
     2 * size <= allocated && allocated > LEAST_BYTES
 }
@@ -423,7 +412,6 @@ fn allocate(bytes: &[u8], size: usize) -> Limiter {
 }
 
 /// An empty short log.
-#[inline(always)]
 pub fn empty() -> Limiter {
     Limiter::Short32(Box::new([0; LEAST_BYTES]))
 }

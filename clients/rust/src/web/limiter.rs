@@ -1,17 +1,22 @@
 //! Asks for limits on behalf of a web service.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::future::Future;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use http::HeaderMap;
+use redis::RedisResult;
 use redis::aio::ConnectionLike;
 
 use crate::web::away::AwayLog;
+use crate::web::memory::Memory;
+use crate::web::policy::MAX_COST;
 use crate::web::timeout::ServerTimeout;
 use crate::web::{Policy, Refusal};
-use crate::{All, Decision, RlAsyncCommands};
+use crate::{Decision, Leases, RlAsyncCommands};
 
 /// A policy, and the connection to count by it. Clones share both.
 ///
@@ -32,6 +37,9 @@ pub struct Limiter<C> {
     timeout: Arc<ServerTimeout>,
     fail: Fail,
     away: Arc<AwayLog>,
+    memory: Arc<Memory>,
+    /// None if every request is asked for that no refusal is remembered for.
+    leases: Option<Leases<C>>,
 }
 
 /// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
@@ -97,7 +105,7 @@ impl Admission {
     }
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
     pub fn new(connection: C, policy: Policy) -> Limiter<C> {
         Limiter {
@@ -106,6 +114,8 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
             timeout: Arc::new(ServerTimeout::new(Duration::from_millis(100))),
             fail: Fail::Open,
             away: Arc::default(),
+            memory: Arc::new(Memory::new(Duration::ZERO)),
+            leases: None,
         }
     }
 
@@ -128,6 +138,40 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
         self
     }
 
+    /// Repeats a refusal without asking until its wait is over, or until it is so old.
+    ///
+    /// A flood of refused requests costs Redis one command for each client in that time; a second is a good value. Units
+    /// that others give back are seen when it is over. At most 10,000 clients are remembered.
+    pub fn remember(mut self, remember: Duration) -> Limiter<C> {
+        self.memory = Arc::new(Memory::new(remember));
+        self.leases = self.leases.map(|leases| leases.remember(remember));
+        self
+    }
+
+    /// Leases at most so many units for each client, which are counted ahead and handed out without asking.
+    ///
+    /// At most that many more than the policy allows pass in a window, for each process: see [`Leases`]. Of several quotas
+    /// `ratelimit` then tells of the tightest one alone. End with [`close`](Limiter::close).
+    ///
+    /// # Panics
+    ///
+    /// If two quotas have the same limit: a verdict tells them apart by it.
+    pub fn lease(mut self, units: u64) -> Limiter<C> {
+        let (algorithm, quotas) = (self.policy.counted_by(), self.policy.quotas());
+        let limits: HashSet<u64> = quotas.iter().map(|quota| quota.limit).collect();
+        assert!(limits.len() == quotas.len(), "a policy with leases needs a different limit in each quota");
+        let leases = Leases::new(self.connection.clone(), algorithm, quotas).with_time();
+        self.leases = Some(leases.units(units).remember(self.memory.remember()));
+        self
+    }
+
+    /// Gives back what is leased.
+    pub async fn close(&self) {
+        if let Some(leases) = &self.leases {
+            leases.close().await;
+        }
+    }
+
     /// Takes units for a client, of all quotas or of none.
     ///
     /// A negative cost is refused with 500: it would give back what other requests took. See
@@ -137,7 +181,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
             return Err(Refusal::negative_cost());
         }
         let client = client.into();
-        let decision = self.ask(&self.policy.request(&client, cost)).await;
+        let decision = self.decide(&client, cost).await;
         let fields = match &decision {
             Some(decision) => self.policy.answer(decision)?,
             None if self.fail == Fail::Open => HeaderMap::new(),
@@ -160,7 +204,11 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
             Some(decision) if used < taken => request.at(decision.at),
             _ => request,
         };
-        if let Some(settled) = self.ask(&request).await {
+        if let Some(settled) = self.ask(self.connection.clone().rl_all(&request)).await {
+            if used < taken {
+                // A refusal that is remembered may be over.
+                self.memory.forget(&admission.client);
+            }
             admission.fields = self.policy.fields(&settled);
             admission.taken = used;
             admission.decision = Some(settled);
@@ -169,14 +217,35 @@ impl<C: ConnectionLike + Clone + Send + Sync> Limiter<C> {
     }
 
     /// None if Redis is away.
+    async fn decide(&self, client: &str, cost: i64) -> Option<Decision> {
+        if let Some(leases) = &self.leases {
+            let verdict = self.ask(leases.take(self.policy.key(client), cost.min(MAX_COST))).await?;
+            return Some(Decision {
+                limited: verdict.limited,
+                retry_after: verdict.retry_after,
+                // They all have one. As of this one nothing would be given back.
+                at: verdict.at.unwrap_or(UNIX_EPOCH),
+                rows: vec![verdict],
+            });
+        }
+        let costs = vec![cost; self.policy.quotas().len()];
+        if let Some(refusal) = self.memory.refusal(client, &costs) {
+            return Some(refusal);
+        }
+        let request = self.policy.request(client, cost);
+        let decision = self.ask(self.connection.clone().rl_all(&request)).await?;
+        self.memory.decided(client, &costs, &decision);
+        Some(decision)
+    }
+
+    /// None if Redis is away.
     ///
     /// It is never asked twice, since that might count twice.
-    async fn ask(&self, request: &All) -> Option<Decision> {
-        let mut connection = self.connection.clone();
-        let reason = match self.timeout.wait(connection.rl_all(request)).await {
-            Some(Ok(decision)) => {
+    async fn ask<T>(&self, reply: impl Future<Output = RedisResult<T>>) -> Option<T> {
+        let reason = match self.timeout.wait(reply).await {
+            Some(Ok(reply)) => {
                 self.away.worked();
-                return Some(decision);
+                return Some(reply);
             }
             Some(Err(error)) => error.to_string(),
             None => format!("no answer in {:?}", self.timeout.duration()),

@@ -31,6 +31,7 @@ mod away;
 mod client;
 mod layer;
 mod limiter;
+mod memory;
 mod policy;
 mod refusal;
 mod timeout;

@@ -15,7 +15,8 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The largest integer of a structured field.
 const MAX_LIMIT: u64 = 999_999_999_999_999;
-const MAX_COST: i64 = (1 << 53) - 1;
+/// The largest cost that the commands accept.
+pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 const MAX_WINDOW: Duration = Duration::from_secs(3650 * 86_400);
 const MAX_QUOTAS: usize = 8;
 
@@ -111,7 +112,20 @@ impl Policy {
     pub(crate) fn request(&self, client: &str, cost: i64) -> All {
         // The server refuses a larger one, which no limit allows anyway.
         let cost = cost.clamp(-MAX_COST, MAX_COST);
-        All::new().key(format!("{}:{client}", self.name), self.algorithm, &self.quotas, cost)
+        All::new().key(self.key(client), self.algorithm, &self.quotas, cost)
+    }
+
+    /// What is counted for a client.
+    pub(crate) fn key(&self, client: &str) -> String {
+        format!("{}:{client}", self.name)
+    }
+
+    pub(crate) fn counted_by(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    pub(crate) fn quotas(&self) -> &[Quota] {
+        &self.quotas
     }
 
     /// The header fields of a response to a request that was counted.
@@ -130,9 +144,9 @@ impl Policy {
             let time = if hopeless { Some(verdict.reset_after) } else { verdict.retry_after };
             (verdict.remaining, time)
         });
-        let rows = self.quotas.iter().zip(&decision.rows);
-        let violated: Vec<String> =
-            rows.filter(|(_, verdict)| verdict.limited).map(|(quota, _)| self.policy_name(quota)).collect();
+        let refuses = |verdict: Option<&Verdict>| verdict.is_some_and(|verdict| verdict.limited);
+        let rows = self.rows(decision).filter(|(_, verdict)| refuses(*verdict));
+        let violated: Vec<String> = rows.map(|(quota, _)| self.policy_name(quota)).collect();
         let problem = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
@@ -140,6 +154,15 @@ impl Policy {
             "violated-policies": violated,
         });
         Err(Refusal::new(status, fields, decision.retry_after.map(seconds), &problem))
+    }
+
+    /// Each quota with its figures. A decision by leases has those of one quota alone, which its limit tells.
+    fn rows<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Quota, Option<&'a Verdict>)> {
+        let has_all = decision.rows.len() == self.quotas.len();
+        self.quotas.iter().enumerate().map(move |(index, quota)| {
+            let tightest = || decision.rows.iter().find(|row| row.limit == quota.limit);
+            (quota, if has_all { decision.rows.get(index) } else { tightest() })
+        })
     }
 
     /// `figures` tells the units left in a quota, and the time that it is told with.
@@ -150,7 +173,7 @@ impl Policy {
     ) -> HeaderMap {
         let mut policies = String::new();
         let mut limits = String::new();
-        for (quota, verdict) in self.quotas.iter().zip(&decision.rows) {
+        for (quota, verdict) in self.rows(decision) {
             let name = structured(&self.policy_name(quota));
             let separator = if policies.is_empty() { "" } else { ", " };
             let _ = write!(policies, "{separator}{name};q={}", quota.limit);
@@ -158,7 +181,8 @@ impl Policy {
                 let _ = write!(policies, ";qu={}", structured(unit));
             }
             let _ = write!(policies, ";w={}", quota.window.as_secs());
-            let (remaining, time) = figures(verdict);
+            let Some((remaining, time)) = verdict.map(&figures) else { continue };
+            let separator = if limits.is_empty() { "" } else { ", " };
             let _ = write!(limits, "{separator}{name};r={remaining}");
             if let Some(time) = time {
                 let _ = write!(limits, ";t={}", seconds(time));

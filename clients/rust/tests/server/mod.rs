@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, thread};
 
 use redis::Connection;
@@ -228,6 +228,17 @@ impl Server {
         let mut command = redis::cmd(words.next().expect("a command"));
         command.arg(words.collect::<Vec<_>>());
         command.query(&mut self.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+}
+
+impl Server {
+    /// Waits until its clock is past this time.
+    pub fn wait_until_after(&self, at: SystemTime) {
+        let past = at.duration_since(UNIX_EPOCH).expect("after 1970") + Duration::from_millis(1);
+        wait_for("the clock", || {
+            let (seconds, micros): (u64, u32) = self.call("TIME");
+            Duration::new(seconds, micros * 1_000) >= past
+        });
     }
 }
 

@@ -1,0 +1,329 @@
+//! One key of one process.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Answer, Command, MAX_COST, Purpose, RequestId, Rules, Settings, Step};
+use crate::Verdict;
+
+/// The lease and the last refusal of a key, and the requests that wait.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Key {
+    name: Arc<[u8]>,
+    rules: Arc<Rules>,
+    /// Units of the next lease.
+    wanted: u64,
+    lease: Option<Lease>,
+    refusal: Option<Refusal>,
+    flight: Option<Flight>,
+    waiting: VecDeque<Request>,
+}
+
+/// Units that are counted and not yet used. There may be none left, or none from the start.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Lease {
+    left: u64,
+    ends_ms: u64,
+    /// What the last request was told that got units of it.
+    verdict: Verdict,
+    replied_ms: u64,
+    /// Whether all of the units that were asked for were there.
+    is_whole: bool,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Refusal {
+    /// Requests of this cost and more are refused.
+    cost: u64,
+    verdict: Verdict,
+    replied_ms: u64,
+    until_ms: u64,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Flight {
+    sent_ms: u64,
+    requests: Vec<Request>,
+    /// Units that were asked for on their behalf.
+    cost: u64,
+    /// Units that were asked for beyond those.
+    lease: u64,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Request {
+    id: RequestId,
+    cost: u64,
+    rules: Arc<Rules>,
+}
+
+impl Key {
+    /// A key of which nothing is known.
+    pub fn new(name: Arc<[u8]>, rules: Arc<Rules>) -> Key {
+        Key { name, rules, wanted: 0, lease: None, refusal: None, flight: None, waiting: VecDeque::new() }
+    }
+
+    /// Whether no reply is awaited for it.
+    pub fn is_at_rest(&self) -> bool {
+        self.flight.is_none()
+    }
+
+    /// When its lease ends, if units of it are left then.
+    pub fn ends_ms(&self) -> Option<u64> {
+        self.lease.as_ref().filter(|lease| lease.left > 0).map(|lease| lease.ends_ms)
+    }
+
+    /// Units that are counted and not yet used.
+    pub fn left(&self) -> u64 {
+        self.lease.as_ref().map_or(0, |lease| lease.left)
+    }
+
+    /// The verdict, if it is known; else the request waits.
+    ///
+    /// The cost is positive, and no limit is smaller.
+    pub fn take(
+        &mut self,
+        now_ms: u64,
+        settings: Settings,
+        rules: &Arc<Rules>,
+        id: RequestId,
+        cost: u64,
+        step: &mut Step,
+    ) -> Option<Verdict> {
+        if let Some(verdict) = self.known(now_ms, rules, cost) {
+            return Some(verdict);
+        }
+        self.waiting.push_back(Request { id, cost, rules: rules.clone() });
+        if self.is_at_rest() {
+            self.ask(now_ms, settings, step);
+        }
+        None
+    }
+
+    /// What a request is told without asking.
+    fn known(&mut self, now_ms: u64, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
+        if !self.has_rules(rules) {
+            return None;
+        }
+        self.leased(now_ms, cost).or_else(|| self.refused(now_ms, cost as i64))
+    }
+
+    /// With other rules it is as if nothing were known.
+    pub fn set_rules(&mut self, rules: &Arc<Rules>, step: &mut Step) {
+        if !self.has_rules(rules) {
+            self.end_lease(step);
+            let waiting = std::mem::take(&mut self.waiting);
+            *self = Key { waiting, ..Key::new(self.name.clone(), rules.clone()) };
+        }
+    }
+
+    /// Whether it is counted by these rules.
+    pub fn has_rules(&self, rules: &Arc<Rules>) -> bool {
+        Arc::ptr_eq(&self.rules, rules) || self.rules == *rules
+    }
+
+    /// Takes units of the lease.
+    fn leased(&mut self, now_ms: u64, cost: u64) -> Option<Verdict> {
+        let lease = self.lease.as_mut()?;
+        if cost > lease.left || now_ms >= lease.ends_ms {
+            return None;
+        }
+        lease.left -= cost;
+        lease.verdict.remaining -= cost;
+        // A refusal that came with the lease begins beyond it.
+        if let Some(refusal) = &mut self.refusal
+            && !refusal.verdict.is_hopeless()
+        {
+            refusal.cost -= cost;
+            refusal.verdict.remaining -= cost;
+        }
+        let verdict = Verdict { taken: Some(cost as i64), ..lease.verdict };
+        Some(later(verdict, now_ms - lease.replied_ms))
+    }
+
+    /// The refusal that is remembered, if it holds for this cost.
+    pub fn refused(&self, now_ms: u64, cost: i64) -> Option<Verdict> {
+        let refusal = self.refusal.as_ref()?;
+        let holds = now_ms < refusal.until_ms
+            && cost >= refusal.cost as i64
+            && self.rules.is_hopeless(cost) == refusal.verdict.is_hopeless();
+        holds.then(|| later(refusal.verdict, now_ms - refusal.replied_ms))
+    }
+
+    /// Asks for the requests that wait and whose rules are those of the first, and for a lease.
+    fn ask(&mut self, now_ms: u64, settings: Settings, step: &mut Step) {
+        let Some(first) = self.waiting.front() else { return };
+        let rules = first.rules.clone();
+        self.set_rules(&rules, step);
+        match &self.lease {
+            // A request has found it used up before its time.
+            Some(lease) if now_ms < lease.ends_ms => {
+                let left = lease.left;
+                if lease.is_whole {
+                    self.wanted = (2 * self.wanted).max(1);
+                }
+                self.give_back(left, step);
+                self.lease = None;
+            }
+            _ => self.end_lease(step),
+        }
+        let mut requests = Vec::new();
+        let mut cost = 0;
+        while let Some(request) = self.waiting.front()
+            && self.has_rules(&request.rules)
+            && cost + request.cost <= MAX_COST
+        {
+            cost += request.cost;
+            requests.extend(self.waiting.pop_front());
+        }
+        self.wanted = self.wanted.min(settings.units);
+        let lease = self.wanted.min(MAX_COST - cost);
+        step.commands.push(Command {
+            key: self.name.clone(),
+            rules: self.rules.clone(),
+            cost: (cost + lease) as i64,
+            // Alone and without a lease a request is decided as a whole, with the wait of the whole.
+            partial: lease > 0 || requests.len() > 1 || cost == 1,
+            at: None,
+            purpose: Purpose::Flight,
+        });
+        self.flight = Some(Flight { sent_ms: now_ms, requests, cost, lease });
+    }
+
+    /// The reply to the command in flight.
+    pub fn reply(&mut self, now_ms: u64, settings: Settings, reply: Verdict, step: &mut Step) {
+        let Some(flight) = self.flight.take() else { return };
+        let mut rest = match reply.taken {
+            Some(taken) => taken.unsigned_abs(),
+            None if reply.limited => 0,
+            // It stays counted for whoever no longer awaits it: nobody can tell as of which time to give it back.
+            None => flight.requests.iter().map(|request| request.cost).sum(),
+        };
+        let told = |rest| Verdict { remaining: reply.remaining + rest, ..reply };
+        for request in &flight.requests {
+            let is_allowed = request.cost <= rest;
+            rest -= if is_allowed { request.cost } else { 0 };
+            let verdict = Verdict {
+                limited: !is_allowed,
+                retry_after: reply.retry_after.filter(|_| !is_allowed),
+                taken: reply.taken.map(|_| if is_allowed { request.cost as i64 } else { 0 }),
+                ..told(rest)
+            };
+            step.answer(request.id, verdict);
+        }
+        let refused = if reply.taken.is_some() { rest + 1 } else { flight.cost };
+        self.remember(now_ms, settings, told(rest), refused);
+
+        let left = rest.min(flight.lease).min(settings.units);
+        self.lease = Some(Lease {
+            left,
+            ends_ms: flight.sent_ms + self.rules.lease_ms,
+            verdict: Verdict { limited: false, retry_after: None, ..told(rest) },
+            replied_ms: now_ms,
+            is_whole: !reply.limited,
+        });
+        self.give_back(rest - left, step);
+        if now_ms >= flight.sent_ms + self.rules.lease_ms {
+            self.end_lease(step);
+        }
+        self.serve_waiting(now_ms, settings, step);
+    }
+
+    /// The command in flight has failed. Units that it may have counted stay counted.
+    pub fn fail(&mut self, now_ms: u64, settings: Settings, step: &mut Step) {
+        let Some(flight) = self.flight.take() else { return };
+        step.answers.extend(flight.requests.iter().map(|request| (request.id, Answer::Failed)));
+        // So that an outage loses few units.
+        self.wanted = 0;
+        self.serve_waiting(now_ms, settings, step);
+    }
+
+    /// Serves the requests that wait, in order, and asks for those that it cannot tell.
+    fn serve_waiting(&mut self, now_ms: u64, settings: Settings, step: &mut Step) {
+        let mut unknown = VecDeque::new();
+        for request in std::mem::take(&mut self.waiting) {
+            let known = if unknown.is_empty() {
+                self.known(now_ms, &request.rules, request.cost)
+            } else if self.has_rules(&request.rules) {
+                self.refused(now_ms, request.cost as i64)
+            } else {
+                None
+            };
+            match known {
+                Some(verdict) => step.answer(request.id, verdict),
+                None => unknown.push_back(request),
+            }
+        }
+        self.waiting = unknown;
+        self.ask(now_ms, settings, step);
+    }
+
+    /// What was decided of a request that was sent by itself.
+    pub fn reply_alone(&mut self, now_ms: u64, settings: Settings, reply: Verdict, cost: i64) {
+        if cost != 0 {
+            self.remember(now_ms, settings, reply, cost.unsigned_abs());
+        }
+    }
+
+    /// The newest reply counts: what it refuses is remembered, and what was remembered before is forgotten.
+    fn remember(&mut self, now_ms: u64, settings: Settings, reply: Verdict, cost: u64) {
+        let remember_ms = match reply.retry_after {
+            Some(wait) => settings.remember_ms.min(wait.as_millis() as u64),
+            None => settings.remember_ms,
+        };
+        let verdict = Verdict { taken: reply.taken.map(|_| 0), ..reply };
+        let refusal = Refusal { cost, verdict, replied_ms: now_ms, until_ms: now_ms + remember_ms };
+        self.refusal = (reply.limited && remember_ms > 0).then_some(refusal);
+    }
+
+    /// Nobody awaits the answer any more.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.waiting.retain(|request| request.id != id);
+        if let Some(flight) = &mut self.flight {
+            flight.requests.retain(|request| request.id != id);
+        }
+    }
+
+    /// Ends the lease if it is time.
+    pub fn tick(&mut self, now_ms: u64, step: &mut Step) {
+        if self.ends_ms().is_some_and(|ends_ms| now_ms >= ends_ms) {
+            self.end_lease(step);
+        }
+    }
+
+    /// Gives back what is left of the lease; then the next one is half as large.
+    pub fn end_lease(&mut self, step: &mut Step) {
+        let left = self.left();
+        if left > 0 {
+            self.wanted /= 2;
+            self.give_back(left, step);
+        }
+        self.lease = None;
+    }
+
+    /// Gives back units of the lease as of the time when they were counted.
+    fn give_back(&self, units: u64, step: &mut Step) {
+        let at = self.lease.as_ref().and_then(|lease| lease.verdict.at);
+        if units > 0 && at.is_some() {
+            step.commands.push(Command {
+                key: self.name.clone(),
+                rules: self.rules.clone(),
+                cost: -(units as i64),
+                partial: false,
+                at,
+                purpose: Purpose::GiveBack,
+            });
+        }
+    }
+}
+
+/// What is told of a decision after so many milliseconds.
+fn later(verdict: Verdict, gone_ms: u64) -> Verdict {
+    let gone = Duration::from_millis(gone_ms);
+    Verdict {
+        retry_after: verdict.retry_after.map(|wait| wait.saturating_sub(gone)),
+        reset_after: verdict.reset_after.saturating_sub(gone),
+        ..verdict
+    }
+}

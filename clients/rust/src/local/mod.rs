@@ -1,0 +1,136 @@
+//! What a process decides by itself: refusals that it remembers, and units that it has leased.
+//!
+//! A pure state machine: it is told the time and what happens, and says which commands to send and what to answer.
+//! [`Key`] is the machine of one key, [`Decider`] a bounded map of them, [`Refusals`] the memory of decisions over
+//! several keys. `clients/README.md` has the rules, `clients/local.json` the cases.
+
+mod decider;
+mod key;
+mod refusals;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use redis::Cmd;
+
+use crate::{Algorithm, All, Quota, Take, Verdict, cmd};
+
+pub use decider::Decider;
+pub use key::Key;
+pub use refusals::Refusals;
+
+/// Keys at rest that a process remembers.
+pub const MAX_KEYS: usize = 10_000;
+
+/// The largest cost that the commands accept.
+const MAX_COST: u64 = (1 << 53) - 1;
+
+/// How a key is counted, and how long its leases last.
+#[derive(Debug, Eq, Hash, PartialEq)]
+pub struct Rules {
+    algorithm: Algorithm,
+    quotas: Vec<Quota>,
+    smallest_limit: u64,
+    lease_ms: u64,
+}
+
+impl Rules {
+    /// Leases last for `lease`, but never more than a twentieth of the shortest window.
+    pub fn new(algorithm: Algorithm, quotas: &[Quota], lease: Duration) -> Rules {
+        let longest_lease = quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
+        Rules {
+            algorithm,
+            quotas: quotas.to_vec(),
+            smallest_limit: quotas.iter().map(|quota| quota.limit).min().unwrap_or_default(),
+            lease_ms: lease.min(longest_lease).as_millis() as u64,
+        }
+    }
+
+    /// Whether no wait helps a request of this cost.
+    fn is_hopeless(&self, cost: i64) -> bool {
+        cost > 0 && cost.unsigned_abs() > self.smallest_limit
+    }
+}
+
+/// What is the same for all keys of a process.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Settings {
+    /// The largest lease of a key; with 0, requests are asked one by one.
+    pub units: u64,
+    /// How old a refusal may be that is repeated.
+    pub remember_ms: u64,
+}
+
+/// Names a request of this process.
+pub type RequestId = u64;
+
+/// A command to send.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Command {
+    /// The key.
+    pub key: Arc<[u8]>,
+    /// How it is counted.
+    pub rules: Arc<Rules>,
+    /// Units to take, or if negative to give back.
+    pub cost: i64,
+    /// Whether as many units are taken as fit.
+    pub partial: bool,
+    /// The time as of which units are given back.
+    pub at: Option<SystemTime>,
+    /// Whom the reply is for.
+    pub purpose: Purpose,
+}
+
+/// Whom a reply is for.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Purpose {
+    /// The requests in flight for the key.
+    Flight,
+    /// One request, which was sent by itself.
+    Alone(RequestId),
+    /// Nobody: units of a lease go back.
+    GiveBack,
+}
+
+impl Command {
+    /// The command in words, answered by a [`Verdict`].
+    pub fn cmd(&self) -> Cmd {
+        let mut take = Take::cost(self.cost);
+        if self.partial {
+            take = take.partial();
+        }
+        if let Some(at) = self.at {
+            take = take.at(at);
+        }
+        cmd::by(self.rules.algorithm, &self.key[..], &self.rules.quotas, take)
+    }
+
+    /// The same as a request for several keys, answered by a [`Decision`](crate::Decision).
+    pub fn all(&self) -> Cmd {
+        cmd::all(&All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost))
+    }
+}
+
+/// What a request is told.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Answer {
+    /// What was decided.
+    Verdict(Verdict),
+    /// The command that asked for it has failed.
+    Failed,
+}
+
+/// What follows from an event: commands, in the order in which they are to be sent, and answers.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Step {
+    /// Commands to send.
+    pub commands: Vec<Command>,
+    /// Answers to requests.
+    pub answers: Vec<(RequestId, Answer)>,
+}
+
+impl Step {
+    fn answer(&mut self, id: RequestId, verdict: Verdict) {
+        self.answers.push((id, Answer::Verdict(verdict)));
+    }
+}

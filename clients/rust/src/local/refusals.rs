@@ -1,0 +1,79 @@
+//! Decisions that are remembered as a whole.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use lru::LruCache;
+
+use crate::Decision;
+
+/// Decisions that refused, by what was asked for: keys, algorithms and limits, without costs.
+#[derive(Debug)]
+pub struct Refusals {
+    remember_ms: u64,
+    /// The least recently used goes first.
+    decisions: LruCache<Vec<u8>, Refusal>,
+}
+
+#[derive(Debug)]
+struct Refusal {
+    decision: Decision,
+    costs: Vec<i64>,
+    replied_ms: u64,
+    until_ms: u64,
+}
+
+impl Refusals {
+    /// Repeats a refusal for so long at most, and remembers at most `max` decisions.
+    pub fn new(remember_ms: u64, max: NonZeroUsize) -> Refusals {
+        Refusals { remember_ms, decisions: LruCache::sparse(max) }
+    }
+
+    /// The refusal that holds for this request.
+    ///
+    /// It does if every row that refused costs as much or more now. A request for which no wait helps is another one.
+    pub fn known(&mut self, now_ms: u64, request: &[u8], costs: &[i64]) -> Option<Decision> {
+        let Refusal { decision, costs: refused, replied_ms, until_ms } = self.decisions.get(request)?;
+        let holds = costs.len() == refused.len()
+            && decision.rows.iter().zip(costs).zip(refused).all(|((row, cost), refused)| {
+                let is_hopeless = *cost > 0 && cost.unsigned_abs() > row.limit;
+                (!row.limited || cost >= refused) && is_hopeless == row.is_hopeless()
+            });
+        (now_ms < *until_ms && holds).then(|| later(decision, Duration::from_millis(now_ms - replied_ms)))
+    }
+
+    /// The newest decision counts: what was remembered before is forgotten.
+    pub fn remember(&mut self, now_ms: u64, request: &[u8], costs: &[i64], decision: &Decision) {
+        let remember_ms = match decision.retry_after {
+            Some(wait) => self.remember_ms.min(wait.as_millis() as u64),
+            None => self.remember_ms,
+        };
+        if decision.limited && remember_ms > 0 {
+            let refusal = Refusal {
+                decision: decision.clone(),
+                costs: costs.to_vec(),
+                replied_ms: now_ms,
+                until_ms: now_ms + remember_ms,
+            };
+            self.decisions.put(request.to_vec(), refusal);
+        } else {
+            self.forget(request);
+        }
+    }
+
+    /// What refused this request may be over.
+    pub fn forget(&mut self, request: &[u8]) {
+        self.decisions.pop(request);
+    }
+}
+
+/// What is told of a decision after so long.
+fn later(decision: &Decision, gone: Duration) -> Decision {
+    let mut decision = decision.clone();
+    decision.retry_after = decision.retry_after.map(|wait| wait.saturating_sub(gone));
+    for row in &mut decision.rows {
+        row.retry_after = row.retry_after.map(|wait| wait.saturating_sub(gone));
+        row.reset_after = row.reset_after.saturating_sub(gone);
+    }
+    decision
+}

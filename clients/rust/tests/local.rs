@@ -1,0 +1,266 @@
+//! The table of cases of the local decider, which all clients share.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use redis::{Arg, FromRedisValue, Value};
+use redis_rl_client::local::{Answer, Command, Decider, Refusals, Rules, Settings, Step};
+use redis_rl_client::{Algorithm, All, Decision, Quota, Verdict, cmd};
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+#[derive(Deserialize)]
+struct Table {
+    settings: BTreeMap<String, Json>,
+    cases: Vec<Case>,
+    decisions: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    #[serde(default)]
+    settings: BTreeMap<String, Json>,
+    steps: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Event {
+    at: u64,
+    event: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    key: String,
+    cost: Option<i64>,
+    algorithm: Option<String>,
+    limits: Option<Json>,
+    #[serde(default)]
+    rows: Vec<Row>,
+    #[serde(default)]
+    to: String,
+    #[serde(default)]
+    reply: Json,
+    #[serde(default)]
+    sends: Vec<String>,
+    #[serde(default)]
+    answers: BTreeMap<String, Json>,
+}
+
+#[derive(Clone, Deserialize)]
+struct Row {
+    key: String,
+    algorithm: String,
+    limit: u64,
+    window: String,
+    cost: i64,
+}
+
+fn table() -> Table {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/local.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    serde_json::from_str(&text).expect("a table of cases")
+}
+
+/// The settings of a case: its own, or those of the table.
+struct Given<'a>(&'a Table, &'a Case);
+
+impl Given<'_> {
+    fn get(&self, name: &str) -> &Json {
+        self.1.settings.get(name).unwrap_or_else(|| &self.0.settings[name])
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.get(name).as_u64().expect("a number")
+    }
+
+    fn max_keys(&self) -> NonZeroUsize {
+        NonZeroUsize::new(self.number("max_keys") as usize).expect("a number of keys")
+    }
+
+    fn rules(&self, event: &Event) -> Arc<Rules> {
+        let limits = event.limits.as_ref().unwrap_or_else(|| self.get("limits"));
+        let limits: Vec<(u64, String)> = serde_json::from_value(limits.clone()).expect("limits");
+        let quotas: Vec<Quota> = limits.iter().map(|(limit, window)| quota(*limit, window)).collect();
+        let name =
+            event.algorithm.as_deref().unwrap_or_else(|| self.get("algorithm").as_str().expect("a name"));
+        Arc::new(Rules::new(algorithm(name), &quotas, Duration::from_millis(self.number("for_ms"))))
+    }
+}
+
+fn quota(limit: u64, window: &str) -> Quota {
+    format!("{limit}/{window}").parse().expect("a quota")
+}
+
+fn algorithm(name: &str) -> Algorithm {
+    match name {
+        "fixed" => Algorithm::Fixed,
+        "sliding" => Algorithm::Sliding,
+        "log" => Algorithm::Log,
+        other => panic!("{other} is no algorithm"),
+    }
+}
+
+/// The words of a command; this package leaves out a cost of 1.
+fn words(command: &redis::Cmd) -> String {
+    let word = |arg| match arg {
+        Arg::Simple(bytes) => String::from_utf8(Vec::from(bytes)).expect("UTF-8"),
+        other => panic!("{other:?}"),
+    };
+    command.args_iter().map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn without_cost_of_one(words: &[String]) -> Vec<String> {
+    words.iter().map(|words| words.replace(" COST 1 ", " ").trim_end_matches(" COST 1").to_owned()).collect()
+}
+
+fn value(reply: &Json) -> Value {
+    match reply {
+        Json::Array(items) => Value::Array(items.iter().map(value).collect()),
+        number => Value::Int(number.as_i64().expect("an integer")),
+    }
+}
+
+fn ms(duration: Duration) -> u64 {
+    duration.as_millis() as u64
+}
+
+fn figures(verdict: &Verdict) -> Json {
+    let Verdict { limited, limit, remaining, retry_after, reset_after, taken, at } = *verdict;
+    let wait = retry_after.map_or(-1, |wait| ms(wait) as i64);
+    let mut figures =
+        vec![json!(u64::from(limited)), json!(limit), json!(remaining), json!(wait), json!(ms(reset_after))];
+    figures.extend(taken.map(Json::from));
+    figures.extend(at.map(|at| json!(ms(at.duration_since(UNIX_EPOCH).expect("after 1970")))));
+    Json::Array(figures)
+}
+
+fn decision(decision: &Decision) -> Json {
+    let at = ms(decision.at.duration_since(UNIX_EPOCH).expect("after 1970"));
+    let wait = decision.retry_after.map_or(-1, |wait| ms(wait) as i64);
+    json!([u64::from(decision.limited), wait, at, decision.rows.iter().map(figures).collect::<Vec<_>>()])
+}
+
+#[test]
+fn every_case_of_leases_and_refusals_holds() {
+    let table = table();
+    assert!(table.cases.len() >= 40);
+    for case in &table.cases {
+        let given = Given(&table, case);
+        let settings = Settings { units: given.number("units"), remember_ms: given.number("remember_ms") };
+        let mut decider = Decider::new(settings, given.max_keys());
+        let mut requests: Vec<&Event> = Vec::new();
+        let mut sent: Vec<Command> = Vec::new();
+        for event in &case.steps {
+            let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let mut step = Step::default();
+            let mut answered = BTreeMap::new();
+            match event.event.as_str() {
+                "take" => {
+                    let id = requests.len() as u64;
+                    requests.push(event);
+                    let (key, cost) = (event.key.as_bytes(), event.cost.unwrap_or(1));
+                    let verdict = decider.take(event.at, key, &given.rules(event), id, cost, &mut step);
+                    answered.extend(verdict.map(|verdict| (event.name.clone(), figures(&verdict))));
+                }
+                "reply" | "error" => {
+                    let to = &without_cost_of_one(&[event.to.clone()])[0];
+                    let position = sent.iter().position(|command| words(&command.cmd()) == *to);
+                    let command =
+                        sent.remove(position.unwrap_or_else(|| panic!("{what}: {to} was not sent")));
+                    let reply = (event.event == "reply")
+                        .then(|| Verdict::from_redis_value(value(&event.reply)).expect("a verdict"));
+                    decider.reply(event.at, &command, reply, &mut step);
+                }
+                "cancel" => {
+                    let id =
+                        requests.iter().position(|request| request.name == event.name).expect("a request");
+                    decider.cancel(requests[id].key.as_bytes(), id as u64);
+                }
+                "tick" => decider.tick(event.at, &mut step),
+                "close" => decider.close(&mut step),
+                other => panic!("{other} is no event"),
+            }
+            for (id, answer) in &step.answers {
+                let answer = match answer {
+                    Answer::Verdict(verdict) => figures(verdict),
+                    Answer::Failed => json!("error"),
+                };
+                answered.insert(requests[*id as usize].name.clone(), answer);
+            }
+            let commands: Vec<String> = step.commands.iter().map(|command| words(&command.cmd())).collect();
+            assert_eq!(commands, without_cost_of_one(&event.sends), "{what}");
+            // Whoever has cancelled reads no answer.
+            let is_cancelled = |name: &String| {
+                case.steps
+                    .iter()
+                    .any(|other| other.event == "cancel" && other.at <= event.at && other.name == *name)
+            };
+            answered.retain(|name, _| !is_cancelled(name));
+            assert_eq!(answered, event.answers, "{what}");
+            sent.extend(step.commands);
+        }
+    }
+}
+
+#[test]
+fn every_case_of_decisions_over_several_keys_holds() {
+    let table = table();
+    for case in &table.decisions {
+        let given = Given(&table, case);
+        let mut refusals = Refusals::new(given.number("remember_ms"), given.max_keys());
+        // Name, request and costs of those that were sent, by their words.
+        let mut sent = BTreeMap::new();
+        for event in &case.steps {
+            let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let mut sends = Vec::new();
+            let mut answered = BTreeMap::new();
+            match event.event.as_str() {
+                "take" => {
+                    let all = |rows: &[Row]| {
+                        rows.iter().fold(All::new(), |all, row| {
+                            all.key(
+                                &row.key,
+                                algorithm(&row.algorithm),
+                                quota(row.limit, &row.window),
+                                row.cost,
+                            )
+                        })
+                    };
+                    let costs: Vec<i64> = event.rows.iter().map(|row| row.cost).collect();
+                    let rows: Vec<Row> =
+                        event.rows.iter().map(|row| Row { cost: 0, ..row.clone() }).collect();
+                    let request = words(&cmd::all(&all(&rows))).into_bytes();
+                    match refusals.known(event.at, &request, &costs) {
+                        Some(known) => {
+                            answered.insert(event.name.clone(), decision(&known));
+                        }
+                        None => {
+                            let words = words(&cmd::all(&all(&event.rows)));
+                            sends.push(words.clone());
+                            sent.insert(words, (event.name.clone(), request, costs));
+                        }
+                    }
+                }
+                "reply" | "error" => {
+                    let (name, request, costs) = sent.remove(&event.to).expect("a command that was sent");
+                    if event.event == "reply" {
+                        let reply = Decision::from_redis_value(value(&event.reply)).expect("a decision");
+                        refusals.remember(event.at, &request, &costs, &reply);
+                        answered.insert(name, decision(&reply));
+                    } else {
+                        answered.insert(name, json!("error"));
+                    }
+                }
+                other => panic!("{other} is no event"),
+            }
+            assert_eq!(sends, event.sends, "{what}");
+            assert_eq!(answered, event.answers, "{what}");
+        }
+    }
+}
