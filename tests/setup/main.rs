@@ -59,7 +59,7 @@ fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
     machine.add("id", "[[ $1 == -u ]] && echo 4711 || echo bob");
     let refusal = machine.refusal(&["build"]);
     assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
-    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo build")));
+    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
 }
 
 #[test]
