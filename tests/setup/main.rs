@@ -4,6 +4,7 @@ mod machine;
 
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 
 use machine::Machine;
@@ -59,7 +60,7 @@ fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
     machine.add("id", "[[ $1 == -u ]] && echo 4711 || echo bob");
     let refusal = machine.refusal(&["build"]);
     assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
-    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo build")));
+    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
 }
 
 #[test]
@@ -120,6 +121,47 @@ fn the_newest_release_in_the_changelog_is_this_version_and_has_a_date() {
     let date = heading.strip_prefix(&format!("## {VERSION} - ")).unwrap_or_else(|| panic!("{heading}"));
     let is_date = date.len() == 10 && date.split('-').map(str::len).eq([4, 2, 2]);
     assert!(is_date, "{heading}");
+}
+
+#[test]
+fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let files = [
+        "packaging/versions",
+        "Cargo.toml",
+        "Cargo.lock",
+        "fuzz/Cargo.lock",
+        "clients/rust/Cargo.toml",
+        "clients/python/pyproject.toml",
+        "clients/node/package.json",
+        "clients/node/package-lock.json",
+        "examples/node/package-lock.json",
+        "tests/fixtures/1.0.0.rdb",
+    ];
+    for file in files {
+        let copy = folder.path().join(file);
+        fs::create_dir_all(copy.parent().expect("a folder")).expect("that folder");
+        fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(file), copy).expect("a copy");
+    }
+    let versions = |new: &[&str]| {
+        let output =
+            Command::new(folder.path().join("packaging/versions")).args(new).output().expect("a run");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim_end().to_owned()
+    };
+    let changelog = folder.path().join("CHANGELOG.md");
+    fs::write(&changelog, "## Unreleased\n\n## 1.0.0 - 2026-11-22\n").expect("a changelog");
+    assert!(versions(&[]).contains("'Unreleased', not a release"), "{}", versions(&[]));
+    assert_eq!(versions(&["98.7.6"]), "98.7.6");
+    assert_eq!(versions(&[]), "98.7.6");
+    for file in &files[1..9] {
+        let path = folder.path().join(file);
+        let right = fs::read_to_string(&path).expect("the file");
+        fs::write(&path, right.replace("98.7.6", "98.7.5")).expect("a change");
+        assert!(versions(&[]).contains(&format!("{file} has version 98.7.5")), "{}", versions(&[]));
+        fs::write(&path, right).expect("the file as it was");
+    }
+    fs::write(&changelog, "## 98.7.6 - 2026-11-23\n").expect("a changelog");
+    assert!(versions(&[]).contains("1.0.0.rdb is of a version that CHANGELOG.md lacks"), "{}", versions(&[]));
 }
 
 #[test]
