@@ -41,10 +41,7 @@ fn missing_packages_are_installed_once() {
     machine.add("apt-get", r#"[[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#);
     machine.run(&["build"]);
     let calls = machine.calls().join("\n");
-    assert!(
-        calls.contains("gcc libc6-dev") && calls.ends_with("cargo module"),
-        "{calls}"
-    );
+    assert!(calls.contains("gcc libc6-dev") && calls.ends_with("cargo module"), "{calls}");
     machine.run(&["build"]);
     assert_eq!(machine.calls().join("\n").matches("apt-get install").count(), 1);
 }
