@@ -195,7 +195,7 @@ check-docker: ## Run the Dockerfile's steps in Debian chroots, without Docker (a
 	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
-fuzz: setup ## Fuzz the module against plain models: three targets, SECONDS=60 each
+fuzz: setup ## Fuzz the module against plain models: four targets, SECONDS=60 each
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built

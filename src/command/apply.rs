@@ -77,15 +77,15 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
         accepted.push(accept(key, fresh, effect)?);
     }
     // From here on nothing fails.
-    let outcomes: SmallList<Outcome> = accepted
-        .into_iter()
-        .map(|accepted| accepted.map_or_else(deleted, |units| units.apply(clock)))
-        .collect();
+    let mut outcomes = SmallList::new();
+    for accepted in accepted {
+        outcomes.push(accepted.map_or_else(deleted, |units| units.apply(clock)));
+    }
 
-    let limiters = keys.handles().iter_mut().zip(fresh).zip(effects.iter().zip(outcomes));
-    let changes =
-        limiters.map(|((key, fresh), (effect, outcome))| update(key, fresh, effect, outcome, clock));
-    let mut changes: SmallList<Change> = changes.flatten().collect();
+    let mut changes = SmallList::new();
+    for (i, key) in keys.handles().iter_mut().enumerate() {
+        changes.extend(update(key, fresh[i].take(), &effects[i], outcomes[i], clock));
+    }
     let call = keys.close();
     commit::tell(call, &mut changes, |call, _| call.replicate_verbatim());
     Ok(())
