@@ -1,4 +1,4 @@
-//! Decisions a second on one key: asked for one by one, and by leases and remembered refusals.
+//! Decisions a second, asked for one by one, and by leases and remembered refusals: on one key, and on many quiet ones.
 //!
 //!     cargo bench --features leases --bench leases
 //!
@@ -46,17 +46,41 @@ struct Score {
     server_cpu: Duration,
 }
 
-async fn round(server: &Server, contestant: &Contestant, key: &'static str, quota: Quota, score: &mut Score) {
+/// What is asked for.
+#[derive(Clone, Copy)]
+struct Traffic {
+    name: &'static str,
+    quota: Quota,
+    keys: u64,
+}
+
+const TRAFFIC: [Traffic; 3] = [
+    Traffic { name: "a hot key", quota: Quota::per_minute(1_000_000_000), keys: 1 },
+    Traffic { name: "a flood of refusals", quota: Quota::per_hour(1), keys: 1 },
+    // In which nothing can be leased or remembered: what it costs to try.
+    Traffic { name: "quiet keys", quota: Quota::per_minute(1_000_000_000), keys: 1_000_000 },
+];
+
+async fn round(server: &Server, contestant: &Contestant, traffic: Traffic, seed: u64, score: &mut Score) {
     let (commands, cpu) = (commands(server), cpu(server));
     let started = Instant::now();
     let tasks: Vec<_> = (0..AT_ONCE)
-        .map(|_| {
+        .map(|task| {
             let mut contestant = contestant.clone();
+            let mut random = seed * 1_000 + task as u64;
             tokio::spawn(async move {
                 let mut decisions = 0;
                 while started.elapsed() < ROUND {
                     for _ in 0..BATCH {
-                        contestant.decide(key, quota).await;
+                        if traffic.keys == 1 {
+                            contestant.decide(traffic.name, traffic.quota).await;
+                            continue;
+                        }
+                        random = random
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
+                        let key = format!("{}:{}", traffic.name, (random >> 33) % traffic.keys);
+                        contestant.decide(&key, traffic.quota).await;
                     }
                     decisions += BATCH;
                 }
@@ -97,24 +121,24 @@ async fn main() {
         "| {AT_ONCE} at once | decisions a second | commands for 100 decisions | server's time for a decision |"
     );
     println!("| --- | ---: | ---: | ---: |");
-    let keys = [("a hot key", Quota::per_minute(1_000_000_000)), ("a flood of refusals", Quota::per_hour(1))];
-    for (key, quota) in keys {
-        let leases = Leases::new(redis.clone(), Algorithm::Log, quota).units(UNITS);
+    for traffic in TRAFFIC {
+        let leases = Leases::new(redis.clone(), Algorithm::Log, traffic.quota).units(UNITS);
         let contestants = [
             ("`rl_log`", Contestant::Direct(redis.clone())),
             ("`Leases`", Contestant::Leases(leases.clone())),
         ];
         let mut scores = [Score::default(), Score::default()];
-        for _ in 0..ROUNDS {
+        for turn in 0..ROUNDS as u64 {
             for ((_, contestant), score) in contestants.iter().zip(&mut scores) {
-                round(&server, contestant, key, quota, score).await;
+                round(&server, contestant, traffic, turn, score).await;
             }
         }
         leases.close().await;
         for ((name, _), score) in contestants.iter().zip(&scores) {
             let decisions = score.decisions as f64;
             println!(
-                "| {key}, {name} | {:.0} | {:.2} | {:.3} us |",
+                "| {}, {name} | {:.0} | {:.2} | {:.3} us |",
+                traffic.name,
                 decisions / score.spent.as_secs_f64(),
                 score.commands as f64 / decisions * 100.0,
                 score.server_cpu.as_secs_f64() / decisions * 1e6,
