@@ -20,6 +20,7 @@ import valkey
 import valkey.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
+from redis_rl._batching import Call
 
 from .servers import PATIENCE, Server, wait_for
 
@@ -329,6 +330,21 @@ def test_no_more_pass_than_the_limit_and_the_leases_of_all_processes(server: Ser
     assert most <= limit + units * processes
 
 
+def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter)
+    # The next is asked for with a lease of two.
+    taken = allowed(leases.take("k") for _ in range(3))
+    with ThreadPoolExecutor(2) as pool:
+        with paused(raw):
+            last = pool.submit(leases.take, "k")
+            wait_for("it to ask", lambda: blocked(raw) == 1)
+            closed = pool.submit(leases.close)
+            wait_for("it to close", lambda: leases._units == 0)
+        assert not last.result().limited
+        closed.result()
+    assert counted(raw) == taken + 1
+
+
 # asyncio
 
 
@@ -402,6 +418,49 @@ def test_what_is_cancelled_while_it_is_asked_for_goes_back(server: Server, raw: 
 
     run(test())
     assert counted(raw) == 1
+
+
+def test_close_waits_for_what_is_in_flight_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server) as leases:
+            taken = allowed([await leases.take("k") for _ in range(3)])
+            with paused(raw):
+                last = asyncio.ensure_future(leases.take("k"))
+                while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.01)
+                closed = asyncio.ensure_future(leases.close())
+                await asyncio.sleep(0)
+            await closed
+            assert counted(raw) == taken + 1
+            assert not (await last).limited
+
+    run(test())
+
+
+class Held:
+    """Commands whose replies a test gives."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def put(self, key: str, words: Any) -> Call:
+        self.calls.append(Call(key, words, asyncio.get_running_loop().create_future()))
+        return self.calls[-1]
+
+
+def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back() -> None:
+    async def test() -> None:
+        leases = AsyncLeases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (LIMIT, "1d"), **PATIENT)
+        own: Any = leases._in_loop()
+        own._batches = held = Held()
+        call = asyncio.ensure_future(leases.take("k"))
+        await asyncio.sleep(0)
+        held.calls[0].reply.set_result([0, LIMIT, LIMIT - 1, -1, 1000, 1, 1_700_000_040_000])
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert held.calls[1].words[-4:] == ["COST", -1, "AT", 1_700_000_040_000]
+
+    run(test())
 
 
 def test_errors_reach_all_tasks_that_wait(server: Server, raw: redis.Redis) -> None:

@@ -27,6 +27,15 @@ def words(command: Command) -> str:
     return " ".join(map(str, command.words()))
 
 
+class Waiter:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cancelled = False
+
+    def done(self) -> bool:
+        return self.cancelled
+
+
 class Process:
     """A process that is told what happens, and what it sent and answered."""
 
@@ -48,7 +57,7 @@ class Process:
             if known := self._decider.known(event["at"], key, rules, cost):
                 answers[event["name"]] = raw_verdict(known)
             else:
-                request = self._requests[event["name"]] = Request(rules, cost, event["name"])
+                request = self._requests[event["name"]] = Request(rules, cost, Waiter(event["name"]))
                 step = self._decider.ask(event["at"], key, request)
         elif event["event"] in ("reply", "error"):
             command = next(each for each in self._sent if words(each) == without_cost_of_one(event["to"]))
@@ -56,11 +65,11 @@ class Process:
             reply = _wire.verdict(event["reply"]) if event["event"] == "reply" else ConnectionError()
             step = self._decider.reply(event["at"], command, reply)
         elif event["event"] == "cancel":
-            self._requests[event["name"]].cancel()
+            self._requests[event["name"]].waiter.cancelled = True
         else:
             step = self._decider.tick(event["at"]) if event["event"] == "tick" else self._decider.close()
         for request, answer in step.answers:
-            answers[request.waiter] = "error" if isinstance(answer, Exception) else raw_verdict(answer)
+            answers[request.waiter.name] = "error" if isinstance(answer, Exception) else raw_verdict(answer)
         self._sent += step.commands
         return [*map(words, step.commands)], answers
 

@@ -95,6 +95,7 @@ class Leases(_Leased[RateLimiter]):
         self._thread: threading.Thread | None = None
         self._thread_sleeps_until_ms = 0
         self._wake_thread = threading.Condition(self._lock)
+        self._at_rest = threading.Condition(self._lock)
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
@@ -112,7 +113,7 @@ class Leases(_Leased[RateLimiter]):
             return self._wait(turn)
         except BaseException:
             with self._lock:
-                request.cancel()
+                turn.is_over = True
                 self._assign(turn.commands)
             raise
 
@@ -143,6 +144,8 @@ class Leases(_Leased[RateLimiter]):
             request.waiter.answer = answer
             request.waiter.wake()
         self._assign(step.commands)
+        if self._decider.is_at_rest:
+            self._at_rest.notify_all()
         next_tick_ms = self._decider.next_tick_ms
         if self._thread:
             if self._give_backs or (next_tick_ms is not None and next_tick_ms < self._thread_sleeps_until_ms):
@@ -192,8 +195,9 @@ class Leases(_Leased[RateLimiter]):
         """Gives back what is left. From then on every request is asked for."""
         with self._lock:
             self._units = 0
-            commands = [*self._give_backs, *self._decider.close().commands]
-            self._give_backs = []
+            self._give_backs += self._decider.close().commands
+            self._at_rest.wait_for(lambda: self._decider.is_at_rest)
+            commands, self._give_backs = self._give_backs, []
             thread = self._thread
             self._wake_thread.notify()
         for command in commands:
@@ -213,13 +217,18 @@ class Leases(_Leased[RateLimiter]):
 class _Turn:
     """What a thread waits for: commands that it is to send, or its answer."""
 
-    __slots__ = ("_asleep", "answer", "commands")
+    __slots__ = ("_asleep", "answer", "commands", "is_over")
 
     def __init__(self) -> None:
+        # Whether the thread was interrupted.
+        self.is_over = False
         self.answer: Verdict | Exception | None = None
         self.commands: list[Command] = []
         self._asleep = threading.Lock()
         self._asleep.acquire()
+
+    def done(self) -> bool:
+        return self.is_over
 
     def wait(self) -> None:
         self._asleep.acquire()
@@ -296,24 +305,24 @@ class _InLoop:
         try:
             return await answer
         finally:
-            request.cancel()
-            if request.command and not request.command.awaited:
-                self._abandon(request.command)
+            if request.command:
+                self._leave(request.command)
 
-    def _abandon(self, command: Command) -> None:
-        """Nobody awaits its reply any more."""
+    def _leave(self, command: Command) -> None:
+        """One of those who awaited its reply does no more."""
+        command.awaited -= 1
         call = self._under_way.get(command)
-        if call and call.sent:
+        if command.awaited or not call:
+            return
+        if call.sent:
             # What it takes is of the lease.
             call.background = True
-        elif call:
+        else:
             call.reply.cancel()
 
     def _follow(self, step: Step) -> None:
         """Gives the answers, and sends the commands."""
         for request, answer in step.answers:
-            if request.waiter.done():
-                continue
             if isinstance(answer, Exception):
                 request.waiter.set_exception(answer)
             else:
@@ -367,8 +376,8 @@ class _InLoop:
             self._timer.cancel()
             self._timer = None
         self._follow(self.decider.close())
-        if give_backs := [call.reply for command, call in self._under_way.items() if command.gives_back]:
-            await asyncio.wait(give_backs)
+        while under_way := [call.reply for command, call in self._under_way.items() if not command.is_whole]:
+            await asyncio.wait(under_way)
 
 
 def now_ms() -> int:

@@ -109,6 +109,11 @@ class Decider:
         """When the next tick is due, if any is."""
         return self._ends[0][0] if self._ends else None
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no command is in flight that may bring a lease."""
+        return not self._in_flight
+
     def close(self) -> Step:
         """Gives back all leases. From now on requests are asked for one by one."""
         step = Step([], [])

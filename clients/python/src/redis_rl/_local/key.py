@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .. import _wire
 from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Row, Tier, Verdict
@@ -46,23 +46,28 @@ class Settings:
     """How old a refusal may be that is repeated."""
 
 
+class Waiter(Protocol):
+    """Whoever awaits an answer: a future, say."""
+
+    def done(self) -> bool:
+        """Whether nobody awaits it any more."""
+
+
 class Request:
     """A request that is asked for."""
 
-    __slots__ = ("command", "cost", "rules", "waiter", "waits")
+    __slots__ = ("command", "cost", "rules", "waiter")
 
     def __init__(self, rules: Rules, cost: int, waiter: Any) -> None:
-        """``waiter`` is whoever awaits the answer."""
+        """``waiter`` is a :class:`Waiter`."""
         self.rules, self.cost, self.waiter = rules, cost, waiter
-        self.waits = True
         # The one that asks for it, once there is one.
         self.command: Command | None = None
 
-    def cancel(self) -> None:
-        """Nobody awaits the answer any more."""
-        if self.waits and self.command:
-            self.command.awaited -= 1
-        self.waits = False
+    @property
+    def waits(self) -> bool:
+        """Whether the answer is awaited."""
+        return not self.waiter.done()
 
 
 class Command:
@@ -82,7 +87,7 @@ class Command:
     ) -> None:
         """``requests`` are those that its reply answers."""
         self.key, self.rules, self.cost, self.requests, self.partial, self.at = key, rules, cost, requests, partial, at
-        # How many of the requests wait.
+        # How many who wait have not left yet.
         self.awaited = len(requests)
         for request in requests:
             request.command = self
