@@ -12,7 +12,7 @@ const limiter = leases(client.rl, {
   algorithm: ALGORITHM,
   limits: [Number(LIMIT), WINDOW],
   units: Number(UNITS),
-  remember: `${REMEMBER_MS}ms`,
+  remember: Number(REMEMBER_MS) / 1000,
 });
 
 async function take() {
