@@ -1,6 +1,7 @@
 //! The documented behavior, sentence by sentence, on real servers.
 
 mod all;
+mod apply;
 mod clock;
 mod clock_steps;
 mod cluster;
