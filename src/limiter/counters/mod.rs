@@ -1,5 +1,7 @@
 //! The counters of an RL.FIXED or RL.SLIDING key, one for each window length.
 
+// Inlined where that saves a request instructions: 80 of the 6,800 of an RL.FIXED.
+
 mod counter;
 mod packed;
 
@@ -207,17 +209,12 @@ impl Counters {
             }
             Store::None(_) => {}
         }
-        let Counter { window, number, current, previous } = counter;
-        self.insert(window, number, current, previous, now);
+        self.insert(counter, now);
         true
     }
 
-    /// The slow path of `put`, which adds a counter or changes how they are stored. The arguments are the
-    /// counter's fields, so that the fast path keeps them in registers.
-    #[cold]
-    #[inline(never)]
-    fn insert(&mut self, window: WindowMs, number: u64, current: u64, previous: u64, now: UnixMs) {
-        let counter = Counter { window, number, current, previous };
+    /// The slow path of `put`, which adds a counter or changes how they are stored.
+    fn insert(&mut self, counter: Counter, now: UnixMs) {
         let mut all: Vec<Counter> =
             self.iter().filter(|old| old.window != counter.window && self.is_live(old, now)).collect();
         let place = all.partition_point(|old| old.window < counter.window);

@@ -113,7 +113,6 @@ impl Entries for Large {
         self.run.end().entries_since(mark)
     }
 
-    #[inline(always)]
     fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
         let as_of = now.max(self.newest());
         let has_expired = |mark: &Mark| mark.at_ms + window.get() <= as_of.get();
@@ -125,7 +124,6 @@ impl Entries for Large {
         Usage { used: self.units_after(&place.mark), place }
     }
 
-    #[inline(always)]
     fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
         self.run.seek(from, passes)
     }

@@ -21,6 +21,8 @@
 //! - The oldest entry is older than the newest by less than the longest window, which fits 5 bytes.
 //! - The allocation has the smallest size that fits, or is less than twice as large as needed.
 
+// Inlined where that saves an RL.LOG 200 of its 6,800 instructions.
+
 use std::ops::Deref;
 
 use super::super::Limiter;
@@ -274,18 +276,14 @@ impl Short<&mut Limiter> {
     }
 }
 
-// The functions below are not inlined, and do not take the header by reference, so that a request keeps it in
-// registers.
+// The two functions below do not take the header by reference, so that a request keeps it in registers.
 
 /// Moves the first `kept` bytes to the smallest allocation that holds `size`.
-#[cold]
-#[inline(never)]
 fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
     *limiter = allocate(&limiter.short_bytes()[..kept], size);
 }
 
 /// Drops all entries before a place with this offset, time and units.
-#[inline(never)]
 fn drop_before(limiter: &mut Limiter, offset: usize, at_ms: u64, units: u64) {
     let bytes = limiter.short_bytes_mut();
     let head = Head::read(bytes);
