@@ -334,15 +334,19 @@ def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redi
     leases = leases_of(limiter)
     # The next is asked for with a lease of two.
     taken = allowed(leases.take("k") for _ in range(3))
+
+    def close_and_count() -> int:
+        leases.close()
+        return counted(raw)
+
     with ThreadPoolExecutor(2) as pool:
         with paused(raw):
             last = pool.submit(leases.take, "k")
             wait_for("it to ask", lambda: blocked(raw) == 1)
-            closed = pool.submit(leases.close)
+            closed = pool.submit(close_and_count)
             wait_for("it to close", lambda: leases._units == 0)
+        assert closed.result() == taken + 1
         assert not last.result().limited
-        closed.result()
-    assert counted(raw) == taken + 1
 
 
 # asyncio
