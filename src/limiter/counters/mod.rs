@@ -65,7 +65,11 @@ impl Counters {
 
     /// [`by_method_mut`](Self::by_method_mut) of counters that are known to be counted by `algorithm`.
     pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
-        let method = if algorithm == Algorithm::Fixed { Method::Fixed } else { Method::Sliding };
+        let method = match algorithm {
+            Algorithm::Fixed => Method::Fixed,
+            Algorithm::Sliding => Method::Sliding,
+            Algorithm::Log => unreachable!("a log is not counted by counters"),
+        };
         ByMethod { method, counters: self }
     }
 
