@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build run cluster demo test test-clients test-examples soak memcheck fuzz bench bench-limiters figures recording
-.PHONY: lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker clean
-.PHONY: release-check image setup setup-server free-ports
+.PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
+.PHONY: clean release-check image setup setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -67,6 +67,11 @@ test-examples: setup-server build target/examples/python target/examples/node ##
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 
+test-leases: setup-server build target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
+	@ln -sfn ../../../tests/leases/worker.js target/examples/node/worker.js
+	cargo build --quiet --locked --package redis-rl-client --features leases --example worker
+	cargo test --locked --test leases
+
 # If the packages cannot be installed, the folder is removed and the tests skip that example.
 target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
 	@rm -rf $@
@@ -79,6 +84,14 @@ target/examples/node: examples/node/package.json examples/node/package-lock.json
 	@rm -rf $@ && mkdir -p $@ target/clients && ln -sfn ../../clients/node target/clients/node
 	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
 	@tools/install-missing node && npm ci --loglevel error --prefix $@ && touch $@ || rm -rf $@
+
+LANGUAGES := c go lua perl php ruby
+test-languages: setup-server build ## Run the programs of docs/clients.md in other languages on real servers
+	@skipped=(); for language in $(LANGUAGES); do \
+		tools/install-missing $$language && continue; \
+		echo "not tested: $$language in docs/clients.md" >&2; [[ -z $$CI ]] || exit 1; \
+		skipped+=(--skip "::$$language"); \
+	done; cargo test --locked --test languages -- "$${skipped[@]}"
 
 bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a quick check
 	@tools/install-missing bench
@@ -129,7 +142,7 @@ msrv: setup ## Build the module with the oldest supported Rust
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples check-demo ## Check formatting, lints and tests, as CI does
+check: lint test test-clients test-examples test-leases test-languages check-demo ## Check formatting, lints and tests, as CI does
 
 check-demo: setup-server build ## Test the demo in a pseudo-terminal
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
@@ -182,7 +195,7 @@ check-docker: ## Run the Dockerfile's steps in Debian chroots, without Docker (a
 	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
-fuzz: setup ## Fuzz the module against plain models: three targets, SECONDS=60 each
+fuzz: setup ## Fuzz the module against plain models: four targets, SECONDS=60 each
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built

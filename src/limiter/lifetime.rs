@@ -39,7 +39,7 @@ impl Lifetime {
 
     /// The lifetime from `now` of what was counted at `own` and counts until `ends`. `most_ms` is the longest
     /// time that it can count, plus the slack.
-    pub(super) fn of(own: UnixMs, ends: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
+    pub(super) fn ending(own: UnixMs, ends: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
         let expires_early = own.since(now) > most_ms;
         Lifetime { ms: if expires_early { most_ms } else { ends.since(now) }, expires_early }
     }

@@ -27,6 +27,7 @@
 //! `helpers` is what several of them use.
 
 mod all;
+mod apply;
 mod clock;
 mod clock_steps;
 mod cluster;

@@ -78,6 +78,20 @@ fn make_run_uses_valkey_if_redis_is_missing_and_prints_a_command_to_try() {
 }
 
 #[test]
+fn a_language_that_cannot_be_installed_is_named_and_skipped_except_in_ci() {
+    let machine = Machine::that_builds();
+    for program in ["redis-server", "redis-cli", "lua5.1", "perl", "php", "ruby"] {
+        machine.add(program, "");
+    }
+    machine.run(&["test-languages"]);
+    let last = machine.calls().pop().expect("a call");
+    assert_eq!(last, "cargo test --locked --test languages -- --skip ::go");
+    let refusal = machine.refusal(&["test-languages", "CI=true"]);
+    assert!(refusal.contains("please install: golang-go"), "{refusal}");
+    assert!(refusal.contains("not tested: go in docs/clients.md"), "{refusal}");
+}
+
+#[test]
 fn a_missing_server_is_named_before_the_build() {
     let machine = Machine::that_builds();
     let refusal = machine.refusal(&["test", "REDIS_SERVER=/wrong/path"]);

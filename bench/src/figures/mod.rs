@@ -8,6 +8,7 @@ mod accuracy;
 mod bytes;
 mod edge;
 mod instructions;
+mod leases;
 mod tables;
 mod traffic;
 
@@ -40,6 +41,7 @@ pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
     let mut connection = server.connect()?;
     picture(folder, "edge", (900, 580), |canvas| edge::draw(canvas, &mut connection))?;
     picture(folder, "accuracy", (900, 560), |canvas| accuracy::draw(canvas, &mut connection))?;
+    picture(folder, "leases", (900, 420), leases::draw)?;
 
     let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
     match bytes::Series::read(&tables) {

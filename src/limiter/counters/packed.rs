@@ -49,7 +49,7 @@ impl Packed {
     }
 
     /// The counter, if its window is `window`.
-    pub fn of(&self, window: WindowMs) -> Option<Counter> {
+    pub fn if_window(&self, window: WindowMs) -> Option<Counter> {
         let counter = Counter {
             window,
             number: self.number(),
@@ -61,7 +61,7 @@ impl Packed {
 
     /// The counter, whatever its window.
     pub fn unpack(&self) -> Option<Counter> {
-        WindowMs::new(self.window_ms()).and_then(|window| self.of(window))
+        WindowMs::new(self.window_ms()).and_then(|window| self.if_window(window))
     }
 
     /// The first millisecond of the current window, since the Unix epoch.

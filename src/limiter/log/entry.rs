@@ -73,6 +73,8 @@ pub fn length(since: u64, units: u64) -> usize {
 }
 
 /// Writes an entry to the start of `bytes`, which must have room for it. Returns its length.
+///
+/// Inlined, since that saves an RL.LOG with three tiers 40 of its 9,700 instructions.
 #[inline(always)]
 pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
     if units == 1 && since < 0x80 {

@@ -22,7 +22,7 @@ pub struct Large {
 
 impl Large {
     /// A log of these entries, oldest first, all within `retention`.
-    pub fn of(
+    pub fn with_entries(
         retention: Option<WindowMs>,
         source: TimeSource,
         entries: impl Iterator<Item = Entry>,
@@ -113,19 +113,17 @@ impl Entries for Large {
         self.run.end().entries_since(mark)
     }
 
-    #[inline(always)]
     fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
         let as_of = now.max(self.newest());
         let has_expired = |mark: &Mark| mark.at_ms + window.get() <= as_of.get();
-        let found = match self.run.start_of(window) {
+        let place = match self.run.start_of(window) {
             // The usual case, except when the log is full: every entry still counts.
             None if self.run.oldest_at_ms() + window.get() > as_of.get() => self.front(),
             start => self.seek(start.unwrap_or(self.front()), has_expired).0,
         };
-        Usage { used: self.units_after(&found.mark), found }
+        Usage { used: self.units_after(&place.mark), place }
     }
 
-    #[inline(always)]
     fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
         self.run.seek(from, passes)
     }
@@ -148,7 +146,7 @@ impl StateMut for Large {
         let named = longest.quota.window();
         let retention = self.retention.map_or(named, |retention| retention.max(named));
         // Later requests are decided as of `now` or later, so what has expired stays expired.
-        let Usage { found: from, used } =
+        let Usage { place: from, used } =
             if retention == named { longest.usage() } else { self.in_window(retention, now) };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
@@ -177,7 +175,7 @@ impl StateMut for Large {
             let window = tier.quota.window();
             if self.retention == Some(window) {
                 // All units held.
-                tier.set_usage(Usage { used: self.units(), found: self.front() });
+                tier.set_usage(Usage { used: self.units(), place: self.front() });
                 continue;
             }
             if starts_stale {
@@ -185,7 +183,7 @@ impl StateMut for Large {
             } else {
                 tier.used += units;
             }
-            self.run.remember(window, tier.found);
+            self.run.remember(window, tier.place);
         }
         Change { units, end_moved, forgot }
     }

@@ -76,7 +76,6 @@ impl Run {
 
     /// Prepares an empty run for a first entry at `at_ms`. Block numbers continue, so that older places compare less
     /// than the front.
-    #[cold]
     fn restart(&mut self, at_ms: u64) {
         let before = Mark { at_ms: at_ms.wrapping_sub(FIRST_SINCE), ..self.end };
         let block = self.front.block + self.blocks.len().max(1) as u64;
@@ -167,7 +166,6 @@ impl Run {
         }
     }
 
-    #[inline(never)]
     fn advance_to(&mut self, place: Cursor) {
         let dropped = (place.block - self.front.block) as usize;
         self.drop_blocks(0..dropped.min(self.blocks.len()));
@@ -326,8 +324,7 @@ fn make_room(bytes: &mut Vec<u8>, most: usize) {
     }
 }
 
-/// The same, in allocator size classes.
-#[cold]
+/// Allocates `most` more bytes, in the allocator's size classes.
 fn grow(bytes: &mut Vec<u8>, most: usize) {
     let wanted = bytes.len() + most;
     let size = if wanted <= 128 { wanted.next_power_of_two().max(32) } else { wanted.next_multiple_of(128) };

@@ -44,22 +44,21 @@ pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
         [a @ ..0x80, ..] => Some((a.into(), 1)),
         [a, b @ 1..0x80, ..] => Some((low(a) | u64::from(b) << 7, 2)),
         [a, b @ 0x80..=0xff, c @ 1..0x80, ..] => Some((low(a) | low(b) << 7 | u64::from(c) << 14, 3)),
-        _ => Some(get_long(bytes)).filter(|(_, length)| *length > 0),
+        _ => get_long(bytes),
     }
 }
 
-/// The same, with length 0 instead of `None`: a pair is returned in registers.
-#[inline(never)]
-fn get_long(bytes: &[u8]) -> (u64, usize) {
+/// As [`get`], for integers of any length.
+fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(MAX_LEN).enumerate() {
         value |= u64::from(byte & 0x7f) << (7 * index);
         if byte < 0x80 {
             let fits = index < MAX_LEN - 1 || byte == 1;
-            return (value, if byte > 0 && fits { index + 1 } else { 0 });
+            return (byte > 0 && fits).then_some((value, index + 1));
         }
     }
-    (0, 0)
+    None
 }
 
 #[cfg(test)]
