@@ -1,12 +1,12 @@
-//! Random calls on one key get the plain model's replies, before and after the key was stored and loaded, and the
-//! key lives as long as anything in it counts.
+//! Random calls on one key get the plain model's replies, before and after the key was stored and loaded. A replica that
+//! gets only their effects holds the same, and the key lives as long as anything in it counts.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, UnixMs, WindowMs};
 
 use crate::calls::{
-    Act, Call, History, answer, answer_and_expire, assert_agree, counts_nothing, expected, quota,
+    Act, Call, History, answer, answer_and_send, apply, assert_agree, counts_nothing, expected, quota,
 };
 use crate::naive::{Model, Search};
 
@@ -20,6 +20,8 @@ pub fn check(bytes: &[u8]) {
 fn check_history(history: &History) {
     let mut limiter = Limiter::new(history.algorithm);
     let mut model = Model::new(history.algorithm, Search::Halving);
+    // Gets only effects.
+    let mut replica = limiter.clone();
     // For the second half of the calls, a copy that was stored and loaded.
     let mut copy = None;
     // A key far ahead of the clock may expire early, so its expiry is not checked from then on.
@@ -27,8 +29,10 @@ fn check_history(history: &History) {
     for (i, call) in history.calls.iter().enumerate() {
         let wanted = expected(&mut model, call);
         was_ahead |= limiter.is_ahead_of(UnixMs::saturating(call.now));
-        let reply = answer_and_expire(&mut limiter, &mut expires_at, call);
+        let reply =
+            answer_and_send(&mut limiter, &mut expires_at, call, |effect| apply(&mut replica, &effect));
         assert_eq!(reply, wanted, "call {i}: {call:?}");
+        assert_eq!(encode(&replica), encode(&limiter), "call {i}: {call:?}");
         if limiter.is_empty() {
             was_ahead = false;
         } else if !was_ahead && wanted.is_ok_and(|answer| answer.changed.is_some()) {

@@ -80,7 +80,6 @@ impl Counted {
 pub struct Accepted<'a> {
     limiter: &'a mut Limiter,
     counted: &'a Counted,
-    quotas: QuotaList,
 }
 
 impl Limiter {
@@ -88,12 +87,11 @@ impl Limiter {
     #[inline]
     pub fn accept<'a>(&'a mut self, counted: &'a Counted) -> Result<Accepted<'a>, TakeError> {
         self.check_counted_by(counted.algorithm)?;
-        let quotas = counted.quotas();
         if let Form::Counters(counters) = self.form() {
             let request = Request { cost: counted.units, time: counted.time(counted.at) };
-            request.check_windows_fit(&counters, &quotas)?;
+            request.check_windows_fit(&counters, &counted.quotas())?;
         }
-        Ok(Accepted { limiter: self, counted, quotas })
+        Ok(Accepted { limiter: self, counted })
     }
 }
 
@@ -101,9 +99,9 @@ impl Accepted<'_> {
     /// Counts the units, or gives them back.
     #[inline]
     pub fn apply(self, clock: UnixMs) -> Outcome {
-        let Accepted { limiter, counted, quotas } = self;
+        let Accepted { limiter, counted } = self;
         let Counted { algorithm, units, at_given, .. } = *counted;
-        match limiter.take(algorithm, &quotas, units, true, counted.time(clock)) {
+        match limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, counted.time(clock)) {
             Ok(decision) => Outcome {
                 emptied: decision.outcome.changed() && limiter.is_empty(),
                 at_given,

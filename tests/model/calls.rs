@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use redis_rl::encoding::{decode_effect, encode_effect};
 use redis_rl::limiter::{
-    Algorithm, Cost, Decided, Decision, Limiter, MAX_SAFE_INTEGER, Quota, TakeError, Tiers, Time,
+    Algorithm, Cost, Decided, Decision, Effect, Limiter, MAX_SAFE_INTEGER, Quota, TakeError, Tiers, Time,
     TooManyWindows, UnixMs, Verdict, WindowMs,
 };
 
@@ -71,14 +72,15 @@ pub struct Answer {
 
 /// Does what a command does between its arguments and its reply. An emptied key is deleted.
 pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
-    answer_and_expire(limiter, &mut None, call)
+    answer_and_send(limiter, &mut None, call, |_| {})
 }
 
-/// The same, with the clock at the time of each call. Updates the key's expiry too.
-pub fn answer_and_expire(
+/// The same, with the clock at the time of each call. Updates the key's expiry too, and sends its effects to copies.
+pub fn answer_and_send(
     limiter: &mut Limiter,
     expires_at: &mut Option<UnixMs>,
     call: &Call,
+    mut send: impl FnMut(Effect),
 ) -> Result<Answer, TooManyWindows> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
@@ -90,7 +92,7 @@ pub fn answer_and_expire(
         let time = call.time(now);
         let decision = match call.act {
             Act::Partial => limiter.take_what_fits(algorithm, &call.quotas, cost, time),
-            _ => limiter.take(algorithm, &call.quotas, cost, call.forces(), time),
+            _ => limiter.decide_and_commit(algorithm, &call.quotas, cost, call.forces(), time),
         };
         let Decision { verdict, outcome } = decision.map_err(|error| match error {
             TakeError::TooManyWindows => TooManyWindows,
@@ -101,6 +103,9 @@ pub fn answer_and_expire(
             let expiry = facts.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
             limiter.set_source(expiry.source);
             *expires_at = expiry.moves_to.or(*expires_at);
+        }
+        if outcome.changed() {
+            send(Effect::of(algorithm, &call.quotas, cost, &outcome));
         }
         if outcome.emptied {
             *limiter = Limiter::new(algorithm);
@@ -130,18 +135,18 @@ pub fn decide<'a>(
     limiter.decide(limiter.algorithm(), &call.quotas, cost, call.time(call.now), tiers)
 }
 
-/// Does what a copy does with a call that changed something as of a time, while its clock shows the same time as
-/// the master's. Returns the time it was applied as of.
-pub fn replay(limiter: &mut Limiter, call: &Call, answer: &Answer) -> Option<u64> {
-    let cost = Cost::new(answer.taken.unwrap_or(call.cost)).expect("a cost");
-    let as_of = answer.changed?;
-    let time = Time { clock: UnixMs::saturating(call.now), at: UnixMs::new(as_of) };
-    let algorithm = limiter.algorithm();
-    let taken = limiter.take(algorithm, &call.quotas, cost, true, time).ok()?;
-    if taken.outcome.emptied {
-        *limiter = Limiter::new(algorithm);
+/// Does what a copy does with an effect, as it is sent. The copy's clock shows another time than the master's.
+pub fn apply(copy: &mut Limiter, effect: &Effect) {
+    let word = encode_effect(effect);
+    let received = decode_effect(&word).expect("what was encoded is decoded");
+    assert_eq!(received, *effect, "{}", String::from_utf8_lossy(&word));
+    match received {
+        Effect::Counted(counted) => {
+            let outcome = copy.accept(&counted).expect("it fits, as it did").apply(UnixMs::saturating(1));
+            assert!(outcome.changed() && !outcome.emptied);
+        }
+        Effect::Deleted => *copy = Limiter::new(copy.algorithm()),
     }
-    taken.outcome.changed().then_some(taken.outcome.as_of.get())
 }
 
 /// The verdict that a request would get.

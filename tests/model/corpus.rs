@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::fuzzed::{decoder, operations, parser};
+use crate::fuzzed::{decoder, effects, operations, parser};
 
 fn try_all(target: &str, check: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -25,6 +25,11 @@ fn the_parser_agrees_with_the_docs_on_the_fuzzers_corpus() {
 #[test]
 fn the_decoder_refuses_or_round_trips_the_fuzzers_corpus() {
     try_all("decoder", decoder::check);
+}
+
+#[test]
+fn effects_of_the_fuzzers_corpus_are_refused_or_have_one_form() {
+    try_all("effects", effects::check);
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod waits;
 #[path = "../../fuzz/src"]
 mod fuzzed {
     pub mod decoder;
+    pub mod effects;
     pub mod operations;
     pub mod parser;
     pub mod rows;

@@ -5,7 +5,7 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{Algorithm, Limiter, MAX_COUNT, UnixMs, WindowMs};
 
-use crate::calls::{Act, Answer, Call, History, answer, assert_agree, expected, quota, replay};
+use crate::calls::{Act, Call, History, answer, answer_and_send, apply, assert_agree, expected, quota};
 use crate::cases;
 use crate::history::{ALL, Shape, crowded, history, huge, pace, small};
 use crate::naive::{Model, Search};
@@ -43,17 +43,29 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_that_forces_each_replicated_change_holds_the_same(
+    fn a_copy_that_applies_each_effect_holds_the_same(
         history in history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
     ) {
-        let mut limiter = Limiter::new(history.algorithm);
-        let mut replica = limiter.clone();
-        for call in &history.calls {
-            if let Ok(answer @ Answer { changed: Some(as_of), .. }) = answer(&mut limiter, call) {
-                prop_assert_eq!(replay(&mut replica, call, &answer), Some(as_of));
-            }
-            prop_assert_eq!(encode(&limiter), encode(&replica), "after {:?}", call);
-        }
+        copies_agree(&history);
+    }
+
+    #[test]
+    fn a_copy_that_applies_each_effect_holds_the_same_also_of_counts_that_saturate(history in history(huge())) {
+        copies_agree(&history);
+    }
+
+    #[test]
+    fn a_copy_that_applies_each_effect_holds_the_same_also_of_more_windows_than_fit(history in history(crowded())) {
+        copies_agree(&history);
+    }
+}
+
+fn copies_agree(history: &History) {
+    let mut limiter = Limiter::new(history.algorithm);
+    let mut copy = limiter.clone();
+    for call in &history.calls {
+        let _ = answer_and_send(&mut limiter, &mut None, call, |effect| apply(&mut copy, &effect));
+        assert_eq!(encode(&copy), encode(&limiter), "after {call:?}");
     }
 }
 
@@ -168,6 +180,7 @@ proptest! {
     #[test]
     fn a_long_log_drops_the_units_that_the_model_drops(history in history(long_log_of_all_kinds())) {
         agree_on_a_long_log(&history)?;
+        copies_agree(&history);
     }
 
     /// Times before the newest one are read as that one.

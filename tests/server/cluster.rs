@@ -8,8 +8,9 @@ use std::thread;
 use redis::cluster::ClusterConnection;
 use redis::{ConnectionLike, RedisResult, Value};
 
-use crate::all::{AllReply, ROW};
-use crate::nodes::{Cluster, cluster_client};
+use crate::helpers::errors::ROW;
+use crate::helpers::nodes::{Cluster, cluster_client};
+use crate::helpers::requests::AllReply;
 use harness::{COMMANDS, Random, Server, command, figures, not_tested, pipeline, wait_for};
 
 /// A window that does not end while a test runs.
@@ -566,6 +567,8 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
             }
         }
     }
+    let line = format!("RL.APPLY {{tenant}}a F@5/1h {elsewhere} F@5/1h");
+    assert!(owner.error(&line).starts_with("CROSSSLOT "), "{line}");
     // Words after the last complete row are never keys.
     for rest in [&elsewhere[..], "FORCE AT 1 FORCE", "BOGUS", "AT"] {
         let error = owner.error(&format!("RL.ALL {{tenant}}a FIXED 99 1h 1 {rest}"));

@@ -1,4 +1,5 @@
-//! Every later version loads the files of version 1.0.0: the version byte of the encoding is a promise.
+//! Every later version loads the files of earlier ones: the version byte of the encoding is a promise, and so are the
+//! commands in append-only files.
 //!
 //! `tests/fixtures` holds the keys that `CALLS` made on Redis 7.0.15:
 //!
@@ -6,6 +7,7 @@
 //! - `1.0.0.aof`: an append-only file with `aof-use-rdb-preamble no`. BGREWRITEAOF wrote what the first 15 calls had
 //!   made, as RL.LOAD; the other calls were appended.
 //! - `1.0.0-commands.aof`: one that was rewritten as commands with FORCE AT, before RL.LOAD.
+//! - `1.1.0.aof`: the same for version 1.1.0, with `more_calls` before the rewrite and at the end. Its effects are RL.APPLY.
 //!
 //! Never regenerate them; a new encoding adds new files.
 
@@ -41,6 +43,21 @@ const CALLS: [&str; 22] = [
     "RL.LOG log:most 9007199254740991 1d COST 9007199254740991 AT 1899999000000",
     "RL.LOG log:most 9007199254740991 1d COST 9007199254740991 FORCE",
 ];
+
+/// More calls before the file of 1.1.0 was rewritten, and after: with all that an effect can be.
+fn more_calls() -> [Vec<String>; 2] {
+    let forced = |nth: i64| format!("RL.LOG log:forced 5 30d FORCE AT {}", NOW - 90_000_000 + 75_000 * nth);
+    let after = [
+        "RL.ALL all:a FIXED 9 1h 2 all:b LOG 9 1m 3 all:c SLIDING 9 1s 1 all:c SLIDING 90 1d 1",
+        "RL.LOG partial 9 1h COST 12 PARTIAL",
+        "RL.SLIDING emptied 9 1h COST 2",
+        "RL.ALL emptied SLIDING 9 1h -2 all:b LOG 9 1m -1",
+    ];
+    [
+        (0..1_100).map(forced).collect(),
+        after.into_iter().map(str::to_owned).chain((1_100..1_110).map(forced)).collect(),
+    ]
+}
 
 /// The content of the files: replies of RL.PEEK at that time.
 const PEEKS: [(&str, Figures); 13] = [
@@ -78,13 +95,16 @@ fn load(fixture: &str, name: &str, settings: &[(&str, &str)]) -> Server {
 }
 
 /// Asserts that every key holds what it held, and keeps counting.
-fn assert_unchanged(server: &Server) {
+fn assert_unchanged(server: &Server, more: &[String]) {
     for (peek, figures) in PEEKS {
         assert_eq!(server.figures(&format!("RL.PEEK {peek}")), figures, "{peek}");
     }
     // The digest also covers units that no longer count.
     let reference = Server::with_clock_at(NOW, &[]);
     pipeline(CALLS).exec(&mut reference.connect()).expect("all of them are counted");
+    if !more.is_empty() {
+        pipeline(more).exec(&mut reference.connect()).expect("all of them are counted");
+    }
     assert_eq!(server.digest(), reference.digest());
     for line in CALLS {
         let key = line.split(' ').nth(1).expect("a key");
@@ -100,7 +120,7 @@ fn assert_unchanged(server: &Server) {
 
 #[test]
 fn a_snapshot_of_version_1_0_0_loads_with_every_count() {
-    assert_unchanged(&load("1.0.0.rdb", "dump.rdb", &[]));
+    assert_unchanged(&load("1.0.0.rdb", "dump.rdb", &[]), &[]);
 }
 
 #[test]
@@ -109,10 +129,20 @@ fn an_append_only_file_that_version_1_0_0_rewrote_and_appended_to_loads_with_eve
     for command in ["RL.LOAD", "FORCE"] {
         assert!(file.windows(command.len()).any(|bytes| bytes == command.as_bytes()), "{command}");
     }
-    assert_unchanged(&load("1.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]));
+    assert_unchanged(&load("1.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]), &[]);
 }
 
 #[test]
 fn an_append_only_file_that_was_rewritten_as_commands_loads_with_every_count() {
-    assert_unchanged(&load("1.0.0-commands.aof", "appendonly.aof", &[("appendonly", "yes")]));
+    assert_unchanged(&load("1.0.0-commands.aof", "appendonly.aof", &[("appendonly", "yes")]), &[]);
+}
+
+#[test]
+fn an_append_only_file_of_version_1_1_0_loads_with_every_count() {
+    let file = include_bytes!("../fixtures/1.1.0.aof");
+    for word in ["RL.LOAD", "RL.APPLY", "DEL", "/forget", "AT1", "@1"] {
+        assert!(file.windows(word.len()).any(|bytes| bytes == word.as_bytes()), "{word}");
+    }
+    let server = load("1.1.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
+    assert_unchanged(&server, &more_calls().concat());
 }

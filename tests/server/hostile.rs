@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
-use crate::all::{
-    ALGORITHM, LIVE_WINDOWS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW,
+use crate::apply;
+use crate::helpers::errors::{
+    ALGORITHM, AT, COST, LIMIT, LIVE_WINDOWS, PAIRS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
+    ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
+use crate::helpers::payload::{Payload, credulous_server, damage};
+use crate::helpers::requests::REQUESTS;
 use crate::load;
-use crate::payload::{Payload, credulous_server, damage};
-use crate::refusals::{AT, COST, LIMIT, PAIRS, REQUESTS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
 
 const RANDOM_COMMANDS: usize = 200_000;
 const COMMANDS_IN_A_PIPELINE: usize = 500;
@@ -32,7 +34,7 @@ const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
 const PERSISTENT: &[u8] = b"persistent:";
 
 /// Prefixes of the errors that commands of the module get, from the module or the server.
-const REFUSALS: [&str; 22] = [
+const REFUSALS: [&str; 23] = [
     LIMIT,
     WINDOW,
     SAME_WINDOW,
@@ -52,6 +54,7 @@ const REFUSALS: [&str; 22] = [
     ROWS_OF_A_WINDOW,
     load::PAYLOAD,
     load::BUSY_KEY,
+    apply::EFFECT,
     "ERR wrong number of arguments for 'rl.",
     "ERR wrong number of arguments for 'RL.",
     // In a script.
@@ -79,8 +82,8 @@ enum Kind {
     Info,
     /// The reply of RL.ALL.
     All,
-    /// The OK of RL.LOAD.
-    Load,
+    /// The OK of RL.LOAD and RL.APPLY.
+    Ok,
     Multi,
     Exec,
     Discard,
@@ -220,7 +223,10 @@ impl Hostile {
             return (Kind::All, self.all());
         }
         if self.chance(20) {
-            return (Kind::Load, self.load());
+            return (Kind::Ok, self.load());
+        }
+        if self.chance(10) {
+            return (Kind::Ok, self.apply());
         }
         let name = self.random.of(&REQUESTS);
         let any = name == "RL.PEEK" || self.chance(10);
@@ -281,6 +287,30 @@ impl Hostile {
         }
         damage(&mut self.random, &mut payload);
         vec![b"RL.LOAD".to_vec(), key, payload]
+    }
+
+    /// RL.APPLY: usually valid effects on a few keys.
+    fn apply(&mut self) -> Words {
+        let mut apply = vec![b"RL.APPLY".to_vec()];
+        for _ in 0..self.random.of(&[1, 1, 1, 2, 3, 9, 64]) {
+            let name = self.random.of(&COMMANDS);
+            let units =
+                self.random.of(&["", "", "2", "50", "-1", "-9", "9007199254740991", "-9007199254740991"]);
+            let (at, sign) = (self.at(), self.random.of(&["@", "AT"]));
+            let windows =
+                self.random.of(&["1s", "1m/1h", "100ms", "7s/3650d", "1s/2s/3s/4s/5s/6s/7s/8s", "1s/forget"]);
+            let effect = format!("{}{units}{sign}{at}/{windows}", &name[3..4]);
+            let mut effect = if self.chance(10) { b"DEL".to_vec() } else { effect.into_bytes() };
+            if self.chance(6) {
+                damage(&mut self.random, &mut effect);
+            }
+            apply.extend([self.key_of(name), effect]);
+        }
+        if self.chance(10) {
+            let place = 1 + self.random.below(apply.len());
+            apply.insert(place, self.nonsense());
+        }
+        apply
     }
 
     /// A command of the server on the module's keys.
@@ -421,14 +451,14 @@ fn assert_answered(commands: &[(Kind, Words)], replies: &[Value]) {
 
 fn assert_is_answer(kind: Kind, words: &Words, reply: &Value) {
     let sound = match (kind, reply) {
-        (Kind::Figures | Kind::Info | Kind::All | Kind::Load, Value::ServerError(error)) => {
+        (Kind::Figures | Kind::Info | Kind::All | Kind::Ok, Value::ServerError(error)) => {
             let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
             REFUSALS.iter().any(|refusal| text.starts_with(refusal))
         }
         (Kind::Figures, Value::Array(_)) => are_figures(reply),
         (Kind::Info, reply) => is_info(reply),
         (Kind::All, reply) => is_reply_to_all(reply),
-        (Kind::Load, reply) => *reply == Value::Okay,
+        (Kind::Ok, reply) => *reply == Value::Okay,
         (Kind::Figures, _) => false,
         _ => true,
     };
@@ -721,7 +751,7 @@ fn a_damaged_payload_that_passes_the_checksum_is_refused_or_makes_a_working_key(
 fn nonsense() -> Vec<Words> {
     let mut hostile = Hostile { random: random(), payloads: Vec::new() };
     let mut commands: Vec<Words> = (0..3_000).map(|_| hostile.ours().1).collect();
-    for name in REQUESTS.into_iter().chain(["RL.INFO", "RL.ALL", "RL.LOAD"]) {
+    for name in REQUESTS.into_iter().chain(["RL.INFO", "RL.ALL", "RL.LOAD", "RL.APPLY"]) {
         for arguments in ["", " ", " key", " key 1", " key 1 1s 1", " key key"] {
             commands.push(words(&format!("{name}{arguments}")));
         }
@@ -742,6 +772,7 @@ fn has_the_right_number_of_arguments(words: &Words) -> bool {
     match words[0].to_ascii_uppercase().as_slice() {
         b"RL.INFO" => words.len() == 2,
         b"RL.LOAD" => words.len() == 3,
+        b"RL.APPLY" => words.len() >= 3,
         b"RL.ALL" => words.len() >= 6,
         _ => words.len() >= 4,
     }

@@ -3,10 +3,10 @@
 //! The only thing that it does not do is to remove a key while it is told that this key is new: no server survives that,
 //! whatever the command.
 
-use harness::{APPEND_ONLY, COMMANDS, Server, command};
+use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command};
 use redis::{RedisResult, Value};
 
-use crate::all::AllReply;
+use crate::helpers::requests::AllReply;
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -351,12 +351,90 @@ fn another_module_may_let_one_key_expire_when_it_is_told_of_another() {
 }
 
 #[test]
+fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree() {
+    let mut town = Neighborhood::new();
+    for (cause, event) in Cause::EVENTS {
+        if [Cause::Limited, Cause::Forced].contains(&cause) {
+            continue;
+        }
+        for (teller, target, write) in (0..3)
+            .flat_map(|teller| (0..3).flat_map(move |target| WRITES.map(|write| (teller, target, write))))
+            .filter(|(teller, target, write)| is_allowed(event, write, teller == target))
+        {
+            let case = town.next_case();
+            let names = [0, 1, 2].map(|key| format!("{case}:{key}"));
+            let mut line = "RL.APPLY".to_owned();
+            for (key, name) in names.iter().enumerate() {
+                let algorithm = ["FIXED", "SLIDING", "LOG"][(case + key) % 3];
+                if key != teller && cause != Cause::CreatedAmongNew
+                    || key == teller && cause != Cause::Created
+                {
+                    town.server.value(&format!("RL.{algorithm} {name} 100 1h COST {HELD}"));
+                }
+                let effect = match cause {
+                    Cause::Emptied if key == teller => "DEL".to_owned(),
+                    _ => format!("{}{TAKEN}@{NOW}/1h", &algorithm[..1]),
+                };
+                line += &format!(" {name} {effect}");
+            }
+            if cause == Cause::Expired {
+                town.server.value(&format!("PEXPIRE {} 1", names[teller]));
+                town.server.step_clock(2);
+            }
+            let (reply, reacted) =
+                town.call(event, &names[teller], &write.replace("KEY", &names[target]), &line);
+            let about = format!("{line}, where on {event} {teller} does {write} {target}");
+            let other =
+                (0..3).find(|key| *key != teller && (*key != target || !reacted)).expect("another key");
+            let held = if cause == Cause::CreatedAmongNew { 0 } else { HELD };
+            let used = town.used(&names[other]);
+            match reply {
+                Ok(_) => assert_eq!(used, Some(held + TAKEN), "{about}"),
+                // It replaced a key before the effects were applied.
+                Err(error) => {
+                    assert!(cause == Cause::Expired && error.code() == Some("WRONGTYPE"), "{about}: {error}");
+                    assert_eq!(used, Some(held), "{about}");
+                }
+            }
+            if ["new", "expired"].contains(&event) && teller == target {
+                town.delete_with_copies(&names[target]);
+            }
+        }
+    }
+    town.assert_copies_are_equal();
+}
+
+#[test]
+fn beside_another_module_a_request_that_creates_one_key_still_sends_one_command() {
+    let server = Server::with_neighbor(NOW, &[]);
+    let mut stream = ReplicationStream::of(&server);
+    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+    let [first, second] = [format!("RL.APPLY a F@{NOW}/1h"), format!("RL.APPLY b L@{NOW}/1h")];
+    assert_eq!(
+        stream.commands(&server),
+        ["MULTI", &first, &second, "EXEC"],
+        "each before the server tells of it"
+    );
+    for (line, sent) in [
+        ("RL.ALL a FIXED 9 1h 1 c SLIDING 9 1h 1", format!("RL.APPLY a F@{NOW}/1h c S@{NOW}/1h")),
+        (
+            "RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c SLIDING 9 1h -1",
+            format!("RL.APPLY a F@{NOW}/1h b L@{NOW}/1h c DEL"),
+        ),
+        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1", format!("RL.APPLY a F@{NOW}/1h b L@{NOW}/1h")),
+    ] {
+        server.value(line);
+        assert_eq!(stream.commands(&server), [sent], "{line}");
+    }
+}
+
+#[test]
 fn rl_load_tells_of_a_new_key_when_it_is_closed() {
     let mut town = Neighborhood::new();
     for name in COMMANDS {
         town.server.value(&format!("{name} source 100 1h COST 7"));
         let dump: Vec<u8> = command("DUMP source").query(&mut town.server.connect()).expect("a payload");
-        let payload = crate::payload::Payload::of(&dump).body;
+        let payload = crate::helpers::payload::Payload::of(&dump).body;
         let key = town.next_case().to_string();
         town.server.value(&format!("NEIGHBOR.ON new {key} COPY {key} {key}:copied"));
         town.server.value(&format!("NEIGHBOR.ON new {key} DEL source"));

@@ -75,11 +75,14 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
     }
     let infos = format!("{:?}", server.value("COMMAND INFO RL.ALL"));
     assert!(infos.contains("@ratelimit") && infos.contains("@slow"), "{infos}");
-    let infos = format!("{:?}", server.value("COMMAND INFO RL.LOAD"));
-    assert!(!infos.contains("@ratelimit") && infos.contains("@dangerous"), "{infos}");
+    for name in ["RL.LOAD", "RL.APPLY"] {
+        let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
+        assert!(!infos.contains("@ratelimit") && infos.contains("@dangerous"), "{infos}");
+    }
     for (categories, allowed, denied) in [
         ("+@ratelimit", "RL.FIXED k 5 10s AT 0", "DEL k"),
         ("+@ratelimit", "RL.ALL k FIXED 5 10s 1", "RL.LOAD new x"),
+        ("+@ratelimit", "RL.ALL k FIXED 5 10s 1", "RL.APPLY k F@5/1s"),
         ("+@slow -@dangerous", "RL.ALL k FIXED 5 10s 1", "RL.FIXED k 5 10s"),
         ("+@write -@fast", "RL.ALL k FIXED 5 10s 1", "RL.FIXED k 5 10s"),
         ("+@write", "RL.LOG l 5 10s", "RL.PEEK l 5 10s"),
@@ -132,7 +135,7 @@ fn a_load_that_fails_leaves_a_working_server() {
     let launch = Launch::server().expect("a folder");
     let file = launch.folder().join("renamed.conf");
     // The last command that the module creates.
-    fs::write(&file, "rename-command GET RL.LOAD").expect("a file");
+    fs::write(&file, "rename-command GET RL.APPLY").expect("a file");
     let settings = [("enable-module-command", "local"), ("include", &file.display().to_string())];
     let server = launch.settings(&settings).start().expect("a server");
     for _ in 0..2 {
@@ -189,6 +192,34 @@ fn rl_all_declares_every_key_of_its_rows_with_and_without_options() {
         assert!(docs.contains(part), "no {part} in {docs}");
     }
     assert!(!docs.contains("COST"), "the cost is in the rows: {docs}");
+}
+
+#[test]
+fn rl_apply_declares_every_key_and_is_not_refused_for_lack_of_memory() {
+    let server = Server::start();
+    let Value::Array(infos) = server.value("COMMAND INFO RL.APPLY") else { panic!("no infos") };
+    let Value::Array(info) = &infos[0] else { panic!("RL.APPLY is unknown") };
+    assert_eq!(info[1], Value::Int(-3));
+    let flags = texts(&info[2]);
+    assert!(flags.contains(&"write".to_owned()) && !flags.contains(&"denyoom".to_owned()), "{flags:?}");
+    assert_eq!(info[3..6], [Value::Int(1), Value::Int(-1), Value::Int(2)]);
+    for (line, keys) in [
+        ("RL.APPLY a F@5/1s", &["a"][..]),
+        ("RL.APPLY a F@5/1s b DEL", &["a", "b"]),
+        ("RL.APPLY a F@5/1s b DEL c x", &["a", "b", "c"]),
+    ] {
+        assert_eq!(texts(&server.value(&format!("COMMAND GETKEYS {line}"))), keys, "{line}");
+    }
+    let docs = format!("{:?}", server.value("COMMAND DOCS RL.APPLY"));
+    for part in ["summary", "1.1.0", "complexity", "effect", "multiple"] {
+        assert!(docs.contains(part), "no {part} in {docs}");
+    }
+    server.value("ACL SETUSER copier reset on nopass +@all ~mine:*");
+    let mut connection = server.connect();
+    command("AUTH copier any").exec(&mut connection).expect("AUTH");
+    command("RL.APPLY mine:a F@5/3650d mine:b F@5/3650d").exec(&mut connection).expect("OK");
+    let error = command("RL.APPLY mine:a F@5/3650d b F@5/3650d").exec(&mut connection).expect_err("an error");
+    assert_eq!(error.code(), Some("NOPERM"));
 }
 
 #[test]

@@ -10,25 +10,25 @@ use harness::{
 };
 use redis::{PushKind, Value};
 
-use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
+use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
 const SENT: &[(&str, &str)] = &[
     // Counted: with its time, and its cost if that is not 1.
-    ("RL.X k 5 10s AT 15000", "RL.APPLY k A@15000/10s"),
-    ("rl.x k 5 10S cost 1 at 15000", "RL.APPLY k A@15000/10s"),
-    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.APPLY k A2@15001/10s/1m"),
-    ("RL.X {any}:key! 5 10 AT 0", "RL.APPLY {any}:key! A@0/10s"),
+    ("RL.X k 5 10s AT 15000", "RL.APPLY k AAT15000/10s"),
+    ("rl.x k 5 10S cost 1 at 15000", "RL.APPLY k AAT15000/10s"),
+    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.APPLY k A2AT15001/10s/1m"),
+    ("RL.X {any}:key! 5 10 AT 0", "RL.APPLY {any}:key! AAT0/10s"),
     // Before the newest time: as of the time given.
-    ("RL.X k 5 10s AT 3", "RL.APPLY k A@3/10s"),
+    ("RL.X k 5 10s AT 3", "RL.APPLY k AAT3/10s"),
     // Limited, by any tier.
     ("RL.X k 5 10s AT 15002", ""),
     ("RL.X k 5 10s 1 1m 99 1h AT 15002", ""),
     ("RL.X k 5 10s COST 9007199254740991 AT 15002", ""),
     ("RL.X new 0 10s AT 15002", ""),
     // Limited, but counted.
-    ("RL.X k 5 10s FORCE AT 15002", "RL.APPLY k A@15002/10s"),
-    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.APPLY k A7@15002/10s"),
+    ("RL.X k 5 10s FORCE AT 15002", "RL.APPLY k AAT15002/10s"),
+    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.APPLY k A7AT15002/10s"),
     // Nothing to count.
     ("RL.X k 5 10s COST 0 AT 15003", ""),
     ("RL.X k 5 10s COST 0 FORCE AT 15003", ""),
@@ -46,8 +46,8 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X text 5 10s FORCE", ""),
     ("RL.Y k 5 10s FORCE", ""),
     // Refunded: with what was there to give back.
-    ("RL.X k 5 10s COST -2 AT 15004", "RL.APPLY k A-2@15004/10s"),
-    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.APPLY k A-1@15004/10s"),
+    ("RL.X k 5 10s COST -2 AT 15004", "RL.APPLY k A-2AT15004/10s"),
+    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.APPLY k A-1AT15004/10s"),
     ("RL.X new 5 10s COST -1 AT 15004", ""),
     ("RL.X k 5 10s COST -1 AT 99000", ""),
     // The last unit that counted.
@@ -131,14 +131,14 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
         let fill = format!("{name} {name} 5 10s COST 9007199254740991 FORCE AT 15000");
         // 2^63 - 1 is 1024 times 2^53 - 1, plus 1023.
         pipeline(vec![&fill; 1_030]).exec(&mut server.connect()).expect("replies");
-        let effect = |units: i64| format!("RL.APPLY {name} {}{units}@15000/10s", letter(name));
+        let effect = |units: i64| format!("RL.APPLY {name} {}{units}AT15000/10s", letter(name));
         let filled = [vec![effect(9_007_199_254_740_991); 1_024], vec![effect(1_023)]].concat();
         assert_eq!(stream.commands(&server), filled);
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
         assert_eq!(stream.commands(&server), [""; 0]);
         let refund = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
         pipeline([&refund, &fill, &fill]).exec(&mut server.connect()).expect("replies");
-        let filled = format!("RL.APPLY {name} {}@15000/10s", letter(name));
+        let filled = format!("RL.APPLY {name} {}AT15000/10s", letter(name));
         assert_eq!(stream.commands(&server), [effect(-1), filled]);
     }
 }
@@ -159,9 +159,9 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
         let letter = letter(name);
         let sent = [
             "MULTI".to_owned(),
-            format!("RL.APPLY {name} {letter}4@15000/10s"),
-            format!("RL.APPLY {name} {letter}@15000/10s"),
-            format!("RL.APPLY {name} {letter}-2@15000/10s"),
+            format!("RL.APPLY {name} {letter}4AT15000/10s"),
+            format!("RL.APPLY {name} {letter}AT15000/10s"),
+            format!("RL.APPLY {name} {letter}-2AT15000/10s"),
             "EXEC".to_owned(),
         ];
         pipeline(&calls).atomic().exec(&mut server.connect()).expect("EXEC");
@@ -185,15 +185,15 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
 
 /// Calls of RL.ALL in order, and what each sends.
 const SENT_BY_ALL: &[(&str, &str)] = &[
-    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.APPLY a F@15000/10s"),
-    ("rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000", "RL.APPLY a F2@15000/10s b L@15000/1m"),
+    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.APPLY a FAT15000/10s"),
+    ("rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000", "RL.APPLY a F2AT15000/10s b LAT15000/1m"),
     // Rows of one key go together.
     (
         "RL.ALL s SLIDING 9 1m 3 b LOG 9 1M 1 s SLIDING 50 1h 3 AT 15001",
-        "RL.APPLY s S3@15001/1m/1h b L@15001/1m",
+        "RL.APPLY s S3AT15001/1m/1h b LAT15001/1m",
     ),
     // Only what changed.
-    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.APPLY b L@15002/1m"),
+    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.APPLY b LAT15002/1m"),
     ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 0 new LOG 9 1m -1 AT 15002", ""),
     // Limited by one of them, or an error.
     ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 AT 15002", ""),
@@ -203,9 +203,9 @@ const SENT_BY_ALL: &[(&str, &str)] = &[
     ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s 1 FORCE FORCE", ""),
     ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s", ""),
     // Limited, but counted.
-    ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002", "RL.APPLY a F@15002/10s b L@15002/1m"),
+    ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002", "RL.APPLY a FAT15002/10s b LAT15002/1m"),
     // Refunded, which empties one of them.
-    ("RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002", "RL.APPLY a DEL b L-1@15002/1m"),
+    ("RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002", "RL.APPLY a DEL b L-1AT15002/1m"),
 ];
 
 #[test]
@@ -240,11 +240,10 @@ fn without_at_rl_all_replicates_its_one_time() {
     server.value("RL.ALL f FIXED 9 3650d 1 s SLIDING 9 3650d 2 l LOG 9 3650d 1");
     server.step_clock(1);
     server.value("RL.ALL f FIXED 9 3650d -1 s SLIDING 9 3650d 0 l LOG 9 3650d -1");
-    let [first, second] = [NOW, NOW + 1];
     assert_eq!(
         stream.commands(&server),
         [
-            format!("RL.APPLY f F@{first}/3650d s S2@{first}/3650d l L@{first}/3650d"),
+            format!("RL.APPLY f F@{NOW}/3650d s S2@{NOW}/3650d l L@{NOW}/3650d"),
             "RL.APPLY f DEL l DEL".to_owned(),
         ]
     );
@@ -262,9 +261,9 @@ fn in_transactions_and_scripts_rl_all_replicates_within_their_one_transaction() 
     ];
     let sent = [
         "MULTI",
-        "RL.APPLY a F@15000/10s b L2@15000/10s",
-        "RL.APPLY b L@15000/10s",
-        "RL.APPLY a F@15000/10s c S@15000/10s",
+        "RL.APPLY a FAT15000/10s b L2AT15000/10s",
+        "RL.APPLY b LAT15000/10s",
+        "RL.APPLY a FAT15000/10s c SAT15000/10s",
         "EXEC",
     ];
     pipeline(calls).atomic().exec(&mut server.connect()).expect("EXEC");

@@ -1,13 +1,14 @@
 //! `make figures`: figures of what the limiters do, drawn from the replies of a real server and the tables of
 //! `make bench`.
 //!
-//! Backgrounds are transparent and colors of medium brightness, so that figures are readable on light and dark
-//! pages. A color means the same in every figure.
+//! Backgrounds are transparent. Colors are as bright as a contrast of 4.5 to white allows, so that text is readable on
+//! dark pages too, with 4.1. A color means the same in every figure.
 
 mod accuracy;
 mod bytes;
 mod edge;
 mod instructions;
+mod leases;
 mod tables;
 mod traffic;
 
@@ -21,14 +22,14 @@ use crate::server::{Server, Setup};
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-const INK: RGBColor = RGBColor(125, 133, 144);
-const FIXED: RGBColor = RGBColor(217, 119, 6);
-const SLIDING: RGBColor = RGBColor(8, 145, 178);
-const LOG: RGBColor = RGBColor(34, 160, 80);
-const ALL: RGBColor = RGBColor(62, 120, 220);
+const INK: RGBColor = RGBColor(111, 118, 128);
+const FIXED: RGBColor = RGBColor(177, 97, 5);
+const SLIDING: RGBColor = RGBColor(7, 128, 158);
+const LOG: RGBColor = RGBColor(29, 135, 68);
+const ALL: RGBColor = RGBColor(60, 115, 211);
 /// Lua scripts, lists and other alternatives to redis-rl.
-const OTHER: RGBColor = RGBColor(150, 110, 200);
-const SORTED_SET: RGBColor = RGBColor(214, 74, 122);
+const OTHER: RGBColor = RGBColor(137, 101, 183);
+const SORTED_SET: RGBColor = RGBColor(201, 70, 115);
 
 /// Draws all figures into `folder`.
 ///
@@ -40,6 +41,7 @@ pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
     let mut connection = server.connect()?;
     picture(folder, "edge", (900, 580), |canvas| edge::draw(canvas, &mut connection))?;
     picture(folder, "accuracy", (900, 560), |canvas| accuracy::draw(canvas, &mut connection))?;
+    picture(folder, "leases", (900, 420), leases::draw)?;
 
     let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
     match bytes::Series::read(&tables) {

@@ -14,7 +14,6 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// The length of `value`'s encoding, in bytes.
-#[inline]
 pub fn length(value: u64) -> usize {
     match value {
         0..0x80 => 1,
@@ -24,7 +23,6 @@ pub fn length(value: u64) -> usize {
 }
 
 /// Writes `value` to the start of `out`, which must have room for it. Returns its length.
-#[inline]
 pub fn write(out: &mut [u8], mut value: u64) -> usize {
     let mut length = 0;
     while value >= 0x80 {
@@ -40,29 +38,27 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
 ///
 /// `None` if it is truncated, exceeds 64 bits, or is longer than [`put`] would write it: each value has one
 /// encoding.
-#[inline]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     let low = |byte: u8| u64::from(byte & 0x7f);
     match *bytes {
         [a @ ..0x80, ..] => Some((a.into(), 1)),
         [a, b @ 1..0x80, ..] => Some((low(a) | u64::from(b) << 7, 2)),
         [a, b @ 0x80..=0xff, c @ 1..0x80, ..] => Some((low(a) | low(b) << 7 | u64::from(c) << 14, 3)),
-        _ => Some(get_long(bytes)).filter(|(_, length)| *length > 0),
+        _ => get_long(bytes),
     }
 }
 
-/// The same, with length 0 instead of `None`: a pair is returned in registers.
-#[inline(never)]
-fn get_long(bytes: &[u8]) -> (u64, usize) {
+/// As [`get`], for integers of any length.
+fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(MAX_LEN).enumerate() {
         value |= u64::from(byte & 0x7f) << (7 * index);
         if byte < 0x80 {
             let fits = index < MAX_LEN - 1 || byte == 1;
-            return (value, if byte > 0 && fits { index + 1 } else { 0 });
+            return (byte > 0 && fits).then_some((value, index + 1));
         }
     }
-    (0, 0)
+    None
 }
 
 #[cfg(test)]
