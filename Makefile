@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build run cluster demo test test-clients test-examples soak memcheck fuzz bench bench-limiters figures
-.PHONY: lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker clean
-.PHONY: setup setup-server free-ports
+.PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
+.PHONY: clean release-check image setup setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -25,6 +25,7 @@ help: ## Show this list
 	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup ## Build the module: target/release/libredis_rl.so
+	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
 	cargo module
 
 run: PORT ?= 6379
@@ -66,6 +67,11 @@ test-examples: setup-server build target/examples/python target/examples/node ##
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 
+test-leases: setup-server build target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
+	@ln -sfn ../../../tests/leases/worker.js target/examples/node/worker.js
+	cargo build --quiet --locked --package redis-rl-client --features leases --example worker
+	cargo test --locked --test leases
+
 # If the packages cannot be installed, the folder is removed and the tests skip that example.
 target/examples/python: examples/python/requirements.txt $(shell find clients/python/src clients/python/pyproject.toml -type f)
 	@rm -rf $@
@@ -79,6 +85,14 @@ target/examples/node: examples/node/package.json examples/node/package-lock.json
 	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
 	@tools/install-missing node && npm ci --loglevel error --prefix $@ && touch $@ || rm -rf $@
 
+LANGUAGES := c go lua perl php ruby
+test-languages: setup-server build ## Run the programs of docs/clients.md in other languages on real servers
+	@skipped=(); for language in $(LANGUAGES); do \
+		tools/install-missing $$language && continue; \
+		echo "not tested: $$language in docs/clients.md" >&2; [[ -z $$CI ]] || exit 1; \
+		skipped+=(--skip "::$$language"); \
+	done; cargo test --locked --test languages -- "$${skipped[@]}"
+
 bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a quick check
 	@tools/install-missing bench
 	cargo build --release --locked --package redis-rl-bench
@@ -90,6 +104,16 @@ bench-limiters: setup ## Count the instructions of the pure modules, without a s
 
 figures: setup-server build ## Draw the figures in docs, from a server's replies and docs/benchmarks.md
 	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures docs/benchmarks.md
+
+RECORDING := $(TARGET)/recording
+recording: setup-server build ## Record the demo in docs/figures/demo.gif
+	@tools/install-missing recording
+	@rm -rf $(RECORDING)
+	cargo run --quiet --locked $(DEMO) --example recording $(MODULE) $(RECORDING)
+	@for frame in $(RECORDING)/*.svg; do rsvg-convert --output "$${frame%svg}png" "$$frame" || exit; done
+	ffmpeg -loglevel error -y -framerate 10 -i $(RECORDING)/frame-%03d.png -loop 0 \
+		-filter_complex 'split [one][two]; [one] palettegen=max_colors=32 [colors]; [two][colors] paletteuse=dither=none' \
+		docs/figures/demo.gif
 
 # Python packages that are installed for the benchmarks only.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -118,7 +142,7 @@ msrv: setup ## Build the module with the oldest supported Rust
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples check-demo ## Check formatting, lints and tests, as CI does
+check: lint test test-clients test-examples test-leases test-languages check-demo ## Check formatting, lints and tests, as CI does
 
 check-demo: setup-server build ## Test the demo in a pseudo-terminal
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
@@ -129,6 +153,10 @@ install: ## Install the module into the server's module folder
 	install -D -m 755 $(MODULE) $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 	@echo "To load it, add this line to redis.conf (or valkey.conf) and restart the server:"
 	@echo "loadmodule $(MODULEDIR)/libredis_rl.so"
+	@for service in redis-server valkey-server; do \
+		[[ $$(systemctl is-enabled $$service 2>/dev/null) != disabled ]] || \
+		echo "The service $$service is disabled, as make run leaves it: sudo systemctl enable --now $$service"; \
+	done
 
 uninstall: ## Remove the installed module
 	rm -f $(DESTDIR)$(MODULEDIR)/libredis_rl.so
@@ -145,6 +173,22 @@ dist-arm64: setup ## The same for arm64, cross-built: target/dist-arm64
 
 check-dist: setup-server dist ## Install, load and remove the module from the dist files on this machine (as root)
 	@packaging/check $(MODULE) $(TARGET)/dist
+
+RELEASE := $(TARGET)/artifacts
+release-check: setup-server ## Build, check and collect all that a release consists of: target/artifacts
+	@tools/install-missing python node
+	packaging/versions
+	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
+	$(MAKE) check-dist dist-arm64
+	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	packaging/check-packages $(MODULE) $(RELEASE)
+	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)
+	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
+
+# Docker builds each architecture on this machine, the other one by emulation.
+IMAGE ?= redis-rl
+image: ## Build the image for x86-64 and arm64; IMAGE=name:tag PUSH=1 pushes it
+	docker buildx build --platform linux/amd64,linux/arm64 --tag $(IMAGE) $(if $(PUSH),--push) .
 
 check-docker: ## Run the Dockerfile's steps in Debian chroots, without Docker (as root)
 	@tools/install-missing debootstrap

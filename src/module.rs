@@ -65,21 +65,21 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
 const FIXED: Description = Description {
     name: c"RL.FIXED",
     summary: c"Limits requests by one count in each window, aligned to the Unix epoch.",
-    ..TAKE
+    ..COMMON
 };
 
 const SLIDING: Description = Description {
     name: c"RL.SLIDING",
     summary:
         c"Limits requests by this window's count and a share of the previous one's, weighted by its overlap.",
-    ..TAKE
+    ..COMMON
 };
 
 const LOG: Description = Description {
     name: c"RL.LOG",
     summary: c"Limits requests exactly, by the time of every unit in the window.",
     complexity: c"O(T) amortized, where T is the number of limit window pairs",
-    ..TAKE
+    ..COMMON
 };
 
 const ALL: Description = Description {
@@ -91,7 +91,7 @@ const ALL: Description = Description {
     summary: c"Limits a request by several keys at once: all of them allow it, or nothing is counted.",
     complexity: c"O(N), where N is the number of rows",
     arguments: &[ROWS, FORCE, AT],
-    ..TAKE
+    ..COMMON
 };
 
 const PEEK: Description = Description {
@@ -100,7 +100,7 @@ const PEEK: Description = Description {
     access: Access::Read,
     summary: c"Shows whether a request would be allowed, without counting it.",
     arguments: &[KEY, TIERS, COST, AT],
-    ..TAKE
+    ..COMMON
 };
 
 const INFO: Description = Description {
@@ -111,7 +111,7 @@ const INFO: Description = Description {
     summary: c"Shows what a key counts.",
     complexity: c"O(1)",
     arguments: &[KEY],
-    ..TAKE
+    ..COMMON
 };
 
 const LOAD: Description = Description {
@@ -124,7 +124,7 @@ const LOAD: Description = Description {
     complexity: c"O(N), where N is the length of the payload",
     tips: None,
     arguments: &[KEY, Argument::new(c"payload", Kind::Text)],
-    ..TAKE
+    ..COMMON
 };
 
 /// Without `deny-oom`: a replica with `replica-ignore-maxmemory no` would refuse what its master has counted.
@@ -141,11 +141,11 @@ const APPLY: Description = Description {
     since: c"1.1.0",
     tips: None,
     arguments: &[EFFECTS],
-    ..TAKE
+    ..COMMON
 };
 
 /// The parts that RL.FIXED, RL.SLIDING and RL.LOG share, and the defaults of the others.
-const TAKE: Description = Description {
+const COMMON: Description = Description {
     name: c"",
     flags: c"write deny-oom fast",
     arity: -4,

@@ -206,13 +206,13 @@ pub const MAX_ROWS: usize = 64;
 pub const ROW_WORDS: usize = 5;
 
 /// A value for each key, or for each row, of an RL.ALL request.
-pub type List<T> = SmallVec<[T; 4]>;
+pub type SmallList<T> = SmallVec<[T; 4]>;
 
 /// An RL.ALL request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The rows, in the caller's order.
-    pub rows: List<Row>,
+    pub rows: SmallList<Row>,
     /// Count every row even if some refuse.
     pub force: bool,
     /// Decide as of this time instead of the clock's.
@@ -260,7 +260,7 @@ impl Rows {
     /// Parses `key algorithm limit window cost [...]` and options. `key_of_row` is the index of each row's
     /// key, from [`distinct`].
     pub fn parse<W: AsRef<[u8]>>(words: &[W], key_of_row: &[usize]) -> Result<Rows, Refusal> {
-        let mut all = Rows { rows: List::new(), force: false, at: None };
+        let mut all = Rows { rows: SmallList::new(), force: false, at: None };
         let rows = words.chunks_exact(ROW_WORDS);
         let options = rows.remainder();
         for (words, key) in rows.zip(key_of_row) {
@@ -277,7 +277,6 @@ impl Rows {
         Ok(all)
     }
 
-    #[inline(always)]
     fn add(&mut self, row: Row) -> Result<(), Refusal> {
         let mut tiers = 0;
         for other in self.rows.iter().filter(|other| other.key == row.key) {
@@ -301,8 +300,8 @@ impl Rows {
 ///
 /// Long names are compared by a keyed hash first, so that names that differ only in their last byte are not
 /// all compared byte by byte.
-pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (List<N>, List<usize>) {
-    let (mut known, mut hashes) = (List::<N>::new(), List::<u64>::new());
+pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (SmallList<N>, SmallList<usize>) {
+    let (mut known, mut hashes) = (SmallList::<N>::new(), SmallList::<u64>::new());
     let hasher = RandomState::new();
     let indexes = names.map(|name| {
         let bytes = name.as_ref();
@@ -323,7 +322,6 @@ fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
     Algorithm::ALL.into_iter().find(named)
 }
 
-#[inline(always)]
 fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
     if quotas.iter().any(|other| other.window() == quota.window()) {
         return Err(Refusal::SAME_WINDOW);
@@ -366,7 +364,6 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
-#[inline(always)]
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }

@@ -124,7 +124,7 @@ impl Case {
     fn take(&mut self) {
         let algorithm = self.limiter.algorithm();
         let time = self.time();
-        let taken = self.limiter.take(algorithm, &self.quotas, Cost::ONE, false, time);
+        let taken = self.limiter.decide_and_commit(algorithm, &self.quotas, Cost::ONE, false, time);
         black_box(taken.expect("its own algorithm, and no more windows than fit"));
     }
 
@@ -178,7 +178,7 @@ fn parse_one_tier(limit: &str, window: &str) {
 }
 
 fn parse(args: &[&str]) {
-    measured(|| Request::parse(black_box(args), Options::CostAndForce)).expect("a request");
+    measured(|| Request::parse(black_box(args), Options::CostAndMode)).expect("a request");
 }
 
 /// Parses rows, each with a key of its own.

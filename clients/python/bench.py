@@ -7,6 +7,9 @@ server, which is emptied. One process takes one decision at a time, for clients 
 take turns in short rounds, so that what else the machine does falls on both; the rate is that of the median round, and
 the 99th percentile is over all decisions.
 
+Then `Leases` beside direct calls, on one hot key and in a flood of refusals; 50 at once are 50 tasks. The CPU time is
+that of the server, for a decision.
+
 Then a `Guard` with its default settings: requests at once, and how long requests wait for a server that is paused.
 """
 
@@ -40,6 +43,11 @@ SIDES = ("redis", "redis-rl")
 
 STRATEGIES = ("fixed-window", "moving-window", "sliding-window-counter")
 
+LEASED_ROUNDS = 20
+# So many decisions to a round: both sides take about as long.
+DIRECT_DECISIONS, LEASED_DECISIONS = 2_000, 100_000
+HOT, FLOOD = 10**9, 100
+
 BURSTS = (20, 200, 1_000, 10_000)
 BURST_ROUNDS = 9
 GUARD_LIMIT = 5
@@ -69,6 +77,15 @@ def main(url: str) -> None:
             f"| {ratio:.2f} x |",
             flush=True,
         )
+    print("\n| | direct a second | leased a second | | commands for 100 decisions | CPU time, direct | leased | |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row, direct, leased in (*leases(url), *async_leases(url)):
+        print(
+            f"| {row} | {direct.rate:,.0f} | {leased.rate:,.0f} | {leased.rate / direct.rate:.0f} x "
+            f"| {leased.commands * 100:.2f} | {direct.cpu_us:.2f} µs | {leased.cpu_us:.3f} µs "
+            f"| 1/{direct.cpu_us / leased.cpu_us:.0f} |",
+            flush=True,
+        )
     logging.disable()
     print(f"\n| requests at once, limit {GUARD_LIMIT} | passed | all told, warm | cold | paused, timeout 100 ms |")
     print("| ---: | ---: | ---: | ---: | ---: |")
@@ -77,6 +94,98 @@ def main(url: str) -> None:
         warm, cold, away = (statistics.median(each[index] for each in bursts) * 1000 for index in range(3))
         passed = " or ".join(str(number) for number in sorted({each.passed for each in bursts}))
         print(f"| {requests:,} | {passed} | {warm:,.0f} ms | {cold:,.0f} ms | {away:,.0f} ms |", flush=True)
+
+
+class Decided(NamedTuple):
+    rate: float
+    commands: float
+    """For a decision."""
+    cpu_us: float
+    """Of the server, for a decision."""
+
+
+class Meter:
+    """What one side has done, and what it cost the server."""
+
+    def __init__(self, raw: redis.Redis, decisions: int, decide: Callable[[int], None]) -> None:
+        self._raw, self._decisions, self._decide = raw, decisions, decide
+        self._seconds: list[float] = []
+        self._commands = self._cpu_seconds = 0.0
+
+    def round(self) -> None:
+        commands, cpu = self._server()
+        start = time.perf_counter()
+        self._decide(self._decisions)
+        self._seconds.append(time.perf_counter() - start)
+        after, cpu_after = self._server()
+        self._commands += after - commands
+        self._cpu_seconds += cpu_after - cpu
+
+    def _server(self) -> tuple[int, float]:
+        stats, cpu = self._raw.info("commandstats"), self._raw.info("cpu")
+        calls = sum(each["calls"] for name, each in stats.items() if name.startswith("cmdstat_RL."))
+        return calls, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+
+    def total(self) -> Decided:
+        decisions = self._decisions * len(self._seconds)
+        rate = self._decisions / statistics.median(self._seconds)
+        return Decided(rate, self._commands / decisions, self._cpu_seconds / decisions * 1e6)
+
+
+def in_turns(raw: redis.Redis, direct: Callable[[int], None], leased: Callable[[int], None]) -> tuple[Decided, Decided]:
+    sides = [Meter(raw, DIRECT_DECISIONS, direct), Meter(raw, LEASED_DECISIONS, leased)]
+    # The first round opens connections, and a lease grows.
+    direct(DIRECT_DECISIONS)
+    leased(LEASED_DECISIONS)
+    for _ in range(LEASED_ROUNDS):
+        for side in sides:
+            side.round()
+    first, second = (side.total() for side in sides)
+    return first, second
+
+
+def leases(url: str) -> Iterator[tuple[str, Decided, Decided]]:
+    with redis.Redis.from_url(url) as raw, redis.Redis.from_url(url) as client:
+        limiter = redis_rl.RateLimiter(client)
+        for row, limit in ("hot key", HOT), ("flood", FLOOD):
+
+            def direct(decisions: int, row: str = row, limit: int = limit) -> None:
+                for _ in range(decisions):
+                    limiter.log(f"{row} direct", (limit, "1h"))
+
+            with redis_rl.Leases(limiter, "log", (limit, "1h")) as leases:
+
+                def leased(decisions: int, row: str = row, leases: redis_rl.Leases = leases) -> None:
+                    for _ in range(decisions):
+                        leases.take(row)
+
+                yield (row, *in_turns(raw, direct, leased))
+
+
+def async_leases(url: str) -> Iterator[tuple[str, Decided, Decided]]:
+    loop = asyncio.new_event_loop()
+
+    async def at_once(decide: Callable[[], Any], decisions: int) -> None:
+        async def task() -> None:
+            for _ in range(decisions // DECISIONS):
+                await decide()
+
+        await asyncio.gather(*(task() for _ in range(DECISIONS)))
+
+    def run(decide: Callable[[], Any]) -> Callable[[int], None]:
+        return lambda decisions: loop.run_until_complete(at_once(decide, decisions))
+
+    with redis.Redis.from_url(url) as raw:
+        client = redis.asyncio.Redis.from_url(url)
+        limiter = redis_rl.AsyncRateLimiter(client)
+        for row, limit in ("hot key", HOT), ("flood", FLOOD):
+            leases = redis_rl.AsyncLeases(limiter, "log", (limit, "1h"))
+            direct = run(lambda row=row, limit=limit: limiter.log(f"{row} direct", (limit, "1h")))  # type: ignore[misc]
+            leased = run(lambda row=row, leases=leases: leases.take(f"{row} async"))  # type: ignore[misc]
+            yield (f"{row}, async, {DECISIONS} at once", *in_turns(raw, direct, leased))
+            loop.run_until_complete(leases.close())
+        loop.run_until_complete(client.aclose())
+    loop.close()
 
 
 class Burst(NamedTuple):

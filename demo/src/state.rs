@@ -33,17 +33,17 @@ pub struct Tour {
 /// The outcome of the traffic at one limiter.
 #[derive(Clone, Default)]
 pub struct Lane {
-    /// Requests admitted.
-    pub admitted: u64,
+    /// Requests allowed.
+    pub allowed: u64,
     /// Requests refused.
     pub refused: u64,
     /// Units remaining, from the limiter's reply.
     pub remaining: u64,
-    /// The most requests admitted in any span as long as a window.
+    /// The most requests allowed in any span as long as a window.
     pub most: u64,
     /// The latest columns, newest first.
     pub slices: VecDeque<Slice>,
-    /// The times of the requests admitted in the last window length.
+    /// The times of the requests allowed in the last window length.
     times: VecDeque<u64>,
 }
 
@@ -52,8 +52,8 @@ pub struct Lane {
 pub struct Slice {
     /// Its time divided by `SLICE_MS`.
     pub number: u64,
-    /// Requests admitted in it.
-    pub admitted: u64,
+    /// Requests allowed in it.
+    pub allowed: u64,
     /// Requests refused in it.
     pub refused: u64,
 }
@@ -126,11 +126,11 @@ impl Tour {
 
 impl Lane {
     /// Records the outcome of a request made at `at`.
-    pub fn record(&mut self, at: u64, admitted: bool) {
+    pub fn record(&mut self, at: u64, allowed: bool) {
         self.advance(at);
         let slice = self.slices.iter_mut().find(|slice| slice.number == at / SLICE_MS);
-        if admitted {
-            self.admitted += 1;
+        if allowed {
+            self.allowed += 1;
             self.times.push_back(at);
             // A span as long as a window that ends at `at` begins after `at - WINDOW_MS`.
             self.times.retain(|time| time + WINDOW_MS > at);
@@ -139,8 +139,8 @@ impl Lane {
             self.refused += 1;
         }
         if let Some(slice) = slice {
-            slice.admitted += u64::from(admitted);
-            slice.refused += u64::from(!admitted);
+            slice.allowed += u64::from(allowed);
+            slice.refused += u64::from(!allowed);
         }
     }
 
@@ -225,7 +225,7 @@ mod tests {
         lane.advance(EDGE);
         lane.record(EDGE - 1, true);
         lane.record(EDGE, false);
-        let columns: Vec<_> = lane.slices.iter().map(|slice| (slice.admitted, slice.refused)).collect();
+        let columns: Vec<_> = lane.slices.iter().map(|slice| (slice.allowed, slice.refused)).collect();
         assert_eq!(columns, [(0, 1), (1, 0)]);
         assert!(lane.slices[0].begins_a_window() && !lane.slices[1].begins_a_window());
     }

@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, BorderType, LineGauge, Padding, RenderDirection, S
 
 use crate::state::{COMMANDS, LIMIT, Lane, Slice, Tour, WINDOW_MS};
 
-const ADMITTED: Color = Color::Green;
+const ALLOWED: Color = Color::Green;
 const REFUSED: Color = Color::Red;
 
 /// Draws the whole screen. `place` is the server's address.
@@ -20,16 +20,15 @@ pub fn draw(frame: &mut Frame, tour: &Tour, place: &str) {
     draw_head(frame, head, tour);
     let columns = Layout::horizontal([Constraint::Ratio(1, 3); 3]).areas::<3>(body);
     // One scale for all charts, to make them comparable.
-    let scale =
-        tour.lanes.iter().flat_map(|lane| &lane.slices).map(|slice| slice.admitted.max(slice.refused));
+    let scale = tour.lanes.iter().flat_map(|lane| &lane.slices).map(|slice| slice.allowed.max(slice.refused));
     let scale = scale.max().unwrap_or(0).max(4);
     for ((command, lane), area) in COMMANDS.iter().zip(&tour.lanes).zip(columns) {
         draw_lane(frame, area, command, lane, scale);
     }
-    let keys = " ↑ ↓ rate   b burst at a window's edge   r start again   q quit";
+    let keys = " ↑↓ rate  b burst at a window's edge  r start again  q quit";
     frame.render_widget(Line::from(keys).bold(), foot);
     if foot.width as usize > keys.chars().count() + place.len() {
-        frame.render_widget(Line::from(format!("{place} ")).right_aligned().dim(), foot);
+        frame.render_widget(Line::from(format!("{place} ").dim()).right_aligned(), foot);
     }
 }
 
@@ -53,14 +52,14 @@ fn draw_lane(frame: &mut Frame, area: Rect, command: &str, lane: &Lane, scale: u
     frame.render_widget(block, area);
     let line = Constraint::Length(1);
     let chart = Constraint::Fill(1);
-    let [gauge, most, _, admitted, admitted_chart, edges, refused, refused_chart] =
+    let [gauge, most, _, allowed, allowed_chart, edges, refused, refused_chart] =
         Layout::vertical([line, line, line, line, chart, line, line, chart]).areas(inside);
 
     let used = LIMIT.saturating_sub(lane.remaining);
     let full = used as f64 / LIMIT as f64;
     let bar = LineGauge::default().ratio(full.min(1.0)).label(format!("used {used:>2}"));
     let bar = bar.filled_symbol("█").unfilled_symbol("░");
-    let colour = if lane.remaining == 0 { REFUSED } else { ADMITTED };
+    let colour = if lane.remaining == 0 { REFUSED } else { ALLOWED };
     frame.render_widget(bar.filled_style(colour).unfilled_style(Modifier::DIM), gauge);
 
     let over = if lane.most > LIMIT { Style::from(REFUSED).bold() } else { Style::new() };
@@ -69,8 +68,8 @@ fn draw_lane(frame: &mut Frame, area: Rect, command: &str, lane: &Lane, scale: u
         most,
     );
 
-    frame.render_widget(Line::from(format!("admitted {}", lane.admitted)).fg(ADMITTED), admitted);
-    draw_chart(frame, admitted_chart, lane, ADMITTED, scale, |slice| slice.admitted);
+    frame.render_widget(Line::from(format!("allowed {}", lane.allowed)).fg(ALLOWED), allowed);
+    draw_chart(frame, allowed_chart, lane, ALLOWED, scale, |slice| slice.allowed);
     draw_edges(frame, edges, lane);
     frame.render_widget(Line::from(format!("refused {}", lane.refused)).fg(REFUSED), refused);
     draw_chart(frame, refused_chart, lane, REFUSED, scale, |slice| slice.refused);
@@ -138,6 +137,11 @@ mod tests {
     }
 
     #[test]
+    fn at_60_columns_the_help_is_whole() {
+        assert!(frame_of(&after_a_burst(), 60, 20).to_string().contains("q quit"));
+    }
+
+    #[test]
     fn a_terminal_of_any_size_is_drawn() {
         for size in [(1, 1), (20, 5), (80, 24), (300, 80)] {
             frame_of(&after_a_burst(), size.0, size.1);
@@ -148,7 +152,7 @@ mod tests {
     fn colours_are_the_terminals_own_on_its_own_background() {
         let frame = frame_of(&after_a_burst(), 96, 20);
         for cell in &frame.buffer().content {
-            assert!([Color::Reset, ADMITTED, REFUSED].contains(&cell.fg), "{cell:?}");
+            assert!([Color::Reset, ALLOWED, REFUSED].contains(&cell.fg), "{cell:?}");
             assert_eq!(cell.bg, Color::Reset, "{cell:?}");
         }
     }

@@ -154,7 +154,7 @@ fn wait_for(mut condition: impl FnMut() -> bool, what: impl Fn() -> String) {
 #[test]
 fn q_ends_it_its_server_and_its_folder() {
     let mut demo = Demo::start(None);
-    demo.wait_for_text("admitted 1");
+    demo.wait_for_text("allowed 1");
     let port = demo.port();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
     assert!(!processes_in(demo.folder.path()).is_empty());
@@ -167,7 +167,7 @@ fn q_ends_it_its_server_and_its_folder() {
 fn sigterm_sigint_sighup_and_control_c_end_it_as_cleanly() {
     for signal in ["TERM", "INT", "HUP", ""] {
         let mut demo = Demo::start(None);
-        demo.wait_for_text("admitted 1");
+        demo.wait_for_text("allowed 1");
         if signal.is_empty() {
             demo.press("\x03")
         } else {

@@ -28,7 +28,7 @@ fn count(key: Option<Limiter>, counted: &Counted) -> Option<Limiter> {
         let quotas: Vec<Quota> =
             counted.windows.iter().filter_map(|window| Quota::new(MAX_SAFE_INTEGER, *window)).collect();
         let time = Time { clock, at: Some(counted.at) };
-        let taken = forced.take(counted.algorithm, &quotas, counted.units, true, time);
+        let taken = forced.decide_and_commit(counted.algorithm, &quotas, counted.units, true, time);
         assert_eq!(taken.expect("it is accepted").outcome.change, outcome.change);
         assert_eq!(encode(&forced), encode(&limiter));
     }

@@ -7,7 +7,7 @@ use crate::limiter::several::{self, Finished, FinishedKey};
 use crate::limiter::{
     Algorithm, Cost, Decision, Effect, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
 };
-use crate::request::{self, List, ROW_WORDS, Refusal, Row, Rows};
+use crate::request::{self, ROW_WORDS, Refusal, Row, Rows, SmallList};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
 
@@ -24,7 +24,7 @@ impl Command for All {
         let (names, key_of_row) = request::distinct(rows.map(|row| row[0]));
         let all = Rows::parse(words, &key_of_row)?;
         let time = Time { clock: server::now(), at: all.at };
-        let mut requests: List<KeyRequest> = List::new();
+        let mut requests: SmallList<KeyRequest> = SmallList::new();
         for row in &all.rows {
             match requests.get_mut(row.key) {
                 Some(request) => request.add_tier(row),
@@ -33,7 +33,7 @@ impl Command for All {
         }
 
         let mut keys = OpenKeys::to_write(call, &names)?;
-        let mut looked_up: List<Tiers> = requests.iter().map(|_| Tiers::default()).collect();
+        let mut looked_up: SmallList<Tiers> = requests.iter().map(|_| Tiers::default()).collect();
         let limiters = keys.handles().iter_mut().zip(&mut requests).zip(&mut looked_up);
         let decided = several::decide(limiters.map(|((key, request), tiers)| request.on(key, tiers)), time)?;
         let limited = decided.is_limited();
@@ -47,7 +47,7 @@ impl Command for All {
         let call = keys.close();
         let changes =
             requests.iter_mut().zip(&names).zip(&finished.keys).filter(|(_, key)| key.outcome.changed());
-        let mut changes: List<Change> =
+        let mut changes: SmallList<Change> =
             changes.map(|((request, name), key)| request.change(*name, key.outcome, time)).collect();
         commit::tell(call, &mut changes, |call, changes| {
             call.replicate_all(changes.iter().map(|change| (change.name, change.effect())));
@@ -74,7 +74,8 @@ fn run_one_row(call: &mut Call, row: &Row) -> Result<(), Refusal> {
     let quotas = [row.quota];
     let mut fresh = None;
     let limiter = key.handle_mut().limiter_or(&mut fresh, row.algorithm);
-    let Decision { verdict, outcome } = limiter.take(row.algorithm, &quotas, row.cost, false, time)?;
+    let Decision { verdict, outcome } =
+        limiter.decide_and_commit(row.algorithm, &quotas, row.cost, false, time)?;
     let at = commit::counted_at(limiter, &quotas, row.cost, time, &outcome);
     let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, time, &outcome, |call| {
         call.replicate(name, || Effect::of(row.algorithm, &quotas, row.cost, &outcome));
@@ -89,8 +90,8 @@ fn run_one_row(call: &mut Call, row: &Row) -> Result<(), Refusal> {
 
 /// Replies with the verdict on each row, in the order of the rows.
 fn reply(call: &Call, requests: &[KeyRequest], rows: &[Row], finished: &Finished, limited: bool) {
-    let mut next: List<usize> = finished.keys.iter().map(|key| key.first_row).collect();
-    let (mut verdicts, mut retry_after): (List<Verdict>, _) = (List::new(), Wait::Ms(0));
+    let mut next: SmallList<usize> = finished.keys.iter().map(|key| key.first_row).collect();
+    let (mut verdicts, mut retry_after): (SmallList<Verdict>, _) = (SmallList::new(), Wait::Ms(0));
     for row in rows {
         let verdict = finished.rows[next[row.key]].within(requests[row.key].longest_wait_ms);
         next[row.key] += 1;

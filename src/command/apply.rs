@@ -4,7 +4,7 @@ use super::commit::{self, Change, What};
 use crate::encoding::decode_effect;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
 use crate::limiter::{Accepted, Counted, Effect, Limiter, Outcome, Time, UnixMs};
-use crate::request::{self, List, MAX_ROWS, Refusal};
+use crate::request::{self, MAX_ROWS, Refusal, SmallList};
 use crate::server::{self, Arg, Call, Command};
 
 /// RL.APPLY.
@@ -61,7 +61,7 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     if pairs.len() > MAX_ROWS {
         return Err(Refusal::EFFECT);
     }
-    let mut effects = List::new();
+    let mut effects = SmallList::new();
     for pair in pairs.clone() {
         effects.push(parse(pair[1])?);
     }
@@ -71,18 +71,18 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     }
     let clock = server::now();
     let mut keys = OpenKeys::to_write(call, &names)?;
-    let mut fresh: List<Option<Limiter>> = effects.iter().map(|_| None).collect();
-    let mut accepted = List::new();
+    let mut fresh: SmallList<Option<Limiter>> = effects.iter().map(|_| None).collect();
+    let mut accepted = SmallList::new();
     for ((key, fresh), effect) in keys.handles().iter_mut().zip(&mut fresh).zip(&effects) {
         accepted.push(accept(key, fresh, effect)?);
     }
     // From here on nothing fails.
-    let mut outcomes = List::new();
+    let mut outcomes = SmallList::new();
     for accepted in accepted {
         outcomes.push(accepted.map_or_else(deleted, |units| units.apply(clock)));
     }
 
-    let mut changes = List::new();
+    let mut changes = SmallList::new();
     for (i, key) in keys.handles().iter_mut().enumerate() {
         changes.extend(update(key, fresh[i].take(), &effects[i], outcomes[i], clock));
     }

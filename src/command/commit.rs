@@ -10,7 +10,7 @@ use crate::server::{Arg, Call, Event, neighbors};
 /// The time that units were counted at: for windows ahead of the clock, their own newest time.
 pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, outcome: &Outcome) -> UnixMs {
     if outcome.changed() && cost.taken() > 0 && outcome.ahead {
-        limiter.newest_of(quotas).max(time.now())
+        limiter.newest_in(quotas).max(time.now())
     } else {
         time.now()
     }

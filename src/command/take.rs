@@ -59,8 +59,13 @@ fn decide(call: &mut Call, algorithm: Algorithm, request: &Request) -> Result<()
         // A copy, so that other requests stay in registers.
         return take_from_empty(key, algorithm, request.clone(), time);
     };
-    let decision =
-        limiter.take(algorithm, &request.quotas, request.cost, request.mode == Mode::Force, time)?;
+    let decision = limiter.decide_and_commit(
+        algorithm,
+        &request.quotas,
+        request.cost,
+        request.mode == Mode::Force,
+        time,
+    )?;
     close_and_reply(key, None, algorithm, request, time, decision)
 }
 
@@ -76,8 +81,13 @@ fn take_from_empty(
     let mut fresh = None;
     let mut key = key.open_again()?;
     let limiter = key.handle_mut().limiter_or(&mut fresh, algorithm);
-    let decision =
-        limiter.take(algorithm, &request.quotas, request.cost, request.mode == Mode::Force, time)?;
+    let decision = limiter.decide_and_commit(
+        algorithm,
+        &request.quotas,
+        request.cost,
+        request.mode == Mode::Force,
+        time,
+    )?;
     close_and_reply(key, fresh, algorithm, &request, time, decision)
 }
 

@@ -14,7 +14,7 @@ use redis_module::raw;
 
 use crate::encoding;
 use crate::limiter::{Algorithm, Limiter, Mover};
-use crate::server::{api, text};
+use crate::server::{api, c_string};
 
 /// The name of the type. The server requires 9 characters.
 pub(super) const NAME: &CStr = c"ratelimit";
@@ -97,7 +97,7 @@ unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, encoding_version: c_i
 ///
 /// `io` is valid.
 unsafe fn log_refused(io: *mut raw::RedisModuleIO, why: &str) {
-    let why = text(why);
+    let why = c_string(why);
     // SAFETY: the caller's promise; the format takes one C string.
     unsafe {
         api!(RedisModule_LogIOError(

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use redis_module::raw;
 
 use crate::limiter::{Algorithm, Limiter, UnixMs};
-use crate::request::{List, Refusal};
+use crate::request::{Refusal, SmallList};
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
 
@@ -49,7 +49,7 @@ pub struct OpenKey<'c, 'a, Mode> {
 ///
 /// It keeps the call to itself, like [`OpenKey`].
 pub struct OpenKeys<'c, 'a> {
-    handles: List<Handle<'c, 'a>>,
+    handles: SmallList<Handle<'c, 'a>>,
     call: &'c mut Call<'a>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Handle<'_, 'a> {
     #[inline(always)]
     fn open(call: &mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
         // SAFETY: context and name outlive the handle: they live as long as the call.
-        let key = unsafe { (functions().open_key)(call.ctx(), name.string(), mode as c_int) };
+        let key = unsafe { (functions().open_key)(call.ctx(), name.server_string(), mode as c_int) };
         let mut handle = Handle { key, limiter: null_mut(), name, call: PhantomData };
         // The server returns null for a missing key that is opened for reading.
         if key.is_null() {

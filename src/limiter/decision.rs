@@ -21,7 +21,6 @@ pub enum Wait {
 
 impl Wait {
     /// The wait in milliseconds; `None` if no wait helps.
-    #[inline(always)]
     pub fn ms(self) -> Option<u64> {
         match self {
             Wait::Ms(ms) => Some(ms),
@@ -38,7 +37,7 @@ impl Wait {
     }
 }
 
-/// The reply to a request, with the figures of one tier.
+/// The reply to a request, with the numbers of one tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether the request was over a limit.
@@ -55,7 +54,6 @@ pub struct Verdict {
 
 impl Verdict {
     /// The verdict with both waits at most `ms`, when the key expires.
-    #[inline(always)]
     pub fn within(self, ms: u64) -> Verdict {
         Verdict {
             retry_after_ms: self.retry_after_ms.map(|wait| wait.min(ms)),
@@ -76,7 +74,7 @@ pub struct RowVerdict {
 }
 
 impl RowVerdict {
-    /// The same with all waits at most `ms`, when the key expires.
+    /// The verdict with all waits at most `ms`, when the key expires.
     pub fn within(self, ms: u64) -> RowVerdict {
         RowVerdict { verdict: self.verdict.within(ms), retry_after: self.retry_after.within(ms) }
     }
@@ -136,19 +134,16 @@ pub struct Outcome {
 
 impl Outcome {
     /// Whether anything was counted or given back.
-    #[inline(always)]
     pub fn changed(&self) -> bool {
         self.change.units > 0
     }
 
     /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
-    #[inline(always)]
     pub fn may_expire_early(&self) -> bool {
         self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
     }
 
     /// The facts that the key's expiry depends on.
-    #[inline(always)]
     pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
         let Outcome { change: Change { end_moved, .. }, at_given, ahead, source, .. } = *self;
         ExpiryFacts { time, at_given, changed: self.changed(), end_moved, ahead, source }
@@ -169,20 +164,20 @@ pub struct Decision {
 pub struct Usage<F> {
     /// Units that count.
     pub used: u64,
-    /// Where the state found them.
-    pub found: F,
+    /// Where they are counted: the counter of the window, or the place in the log where the window begins.
+    pub place: F,
 }
 
 /// The state of one key, for reading.
 pub trait State {
-    /// Where it finds what counts in one window at one time.
-    type Found: Copy;
+    /// Where the units of a window are counted: its counter, or the place in the log where it begins.
+    type Place: Copy;
 
     /// Looks up what counts in `window` at `now`.
-    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Self::Found>;
+    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Self::Place>;
 
     /// The exact time from `now` until at most `room` units count in the tier, in milliseconds. More must count now.
-    fn wait_until(&self, tier: &Tier<Self::Found>, room: u64, now: UnixMs) -> u64;
+    fn wait_until(&self, tier: &Tier<Self::Place>, room: u64, now: UnixMs) -> u64;
 
     /// Checks that the key can hold the windows of these quotas beside those that still count.
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
@@ -190,8 +185,8 @@ pub trait State {
     /// See [`Outcome::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
-    /// See [`Limiter::newest_of`](super::Limiter::newest_of).
-    fn newest_of(&self, quotas: &[Quota]) -> UnixMs;
+    /// See [`Limiter::newest_in`](super::Limiter::newest_in).
+    fn newest_in(&self, quotas: &[Quota]) -> UnixMs;
 
     /// Where the time that set the key's expiry came from.
     fn source(&self) -> TimeSource;
@@ -210,9 +205,9 @@ pub trait State {
 
     /// Milliseconds from `now` until nothing counts in `window`.
     fn reset_after_ms(&self, window: WindowMs, now: UnixMs) -> u64 {
-        let Usage { used, found } = self.usage(window, now);
+        let Usage { used, place } = self.usage(window, now);
         let quota = Quota::new(0, window).expect("a limit of 0 is valid");
-        let tier = Tier { quota, used, found, refuses: false };
+        let tier = Tier { quota, used, place, refuses: false };
         if used == 0 { 0 } else { self.wait_until(&tier, 0, now) }
     }
 }
@@ -221,7 +216,7 @@ pub trait State {
 pub trait StateMut: State {
     /// Counts `units`, at least one, in all tiers, and updates them. Counts saturate at
     /// [`MAX_COUNT`](super::MAX_COUNT).
-    fn add(&mut self, tiers: &mut [Tier<Self::Found>], units: u64, now: UnixMs) -> Change;
+    fn add(&mut self, tiers: &mut [Tier<Self::Place>], units: u64, now: UnixMs) -> Change;
 
     /// Gives back up to `units` in the windows of all quotas, the newest first, among those that were counted at
     /// `as_of` or before and still count. Returns how many, in the window with the most.
@@ -235,26 +230,23 @@ pub struct Tier<F> {
     pub quota: Quota,
     /// Units that count.
     pub used: u64,
-    /// Where the state found them.
-    pub found: F,
+    /// Where they are counted: the counter of the window, or the place in the log where the window begins.
+    pub place: F,
     /// Whether it refuses the request.
     pub refuses: bool,
 }
 
 impl<F: Copy> Tier<F> {
     /// What counts in its window.
-    #[inline(always)]
     pub fn usage(&self) -> Usage<F> {
-        Usage { used: self.used, found: self.found }
+        Usage { used: self.used, place: self.place }
     }
 
     /// Replaces what counts in its window.
-    #[inline(always)]
-    pub fn set_usage(&mut self, Usage { used, found }: Usage<F>) {
-        (self.used, self.found) = (used, found);
+    pub fn set_usage(&mut self, Usage { used, place }: Usage<F>) {
+        (self.used, self.place) = (used, place);
     }
 
-    #[inline(always)]
     fn remaining(&self) -> u64 {
         self.quota.limit().saturating_sub(self.used)
     }
@@ -281,7 +273,7 @@ impl Request {
 
     /// Decides, and commits the request if it is allowed or forced.
     #[inline(always)]
-    pub fn take<S: StateMut>(
+    pub fn decide_and_commit<S: StateMut>(
         &self,
         state: &mut S,
         quotas: &[Quota],
@@ -290,11 +282,11 @@ impl Request {
         self.check_windows_fit(state, quotas)?;
         if let [quota] = quotas {
             let mut tiers = [self.tier(state, *quota)];
-            return Ok(self.take_tiers(state, &mut tiers, force));
+            return Ok(self.commit_if_allowed(state, &mut tiers, force));
         }
         let mut tiers = TierList::new();
         self.look_up(state, quotas, &mut tiers);
-        Ok(self.take_tiers(state, &mut tiers, force))
+        Ok(self.commit_if_allowed(state, &mut tiers, force))
     }
 
     /// Decides on a request that will not be committed.
@@ -311,7 +303,7 @@ impl Request {
 
     /// Looks up every tier. Returns whether one of them refuses.
     #[inline(always)]
-    pub fn look_up<S: State>(&self, state: &S, quotas: &[Quota], tiers: &mut TierList<S::Found>) -> bool {
+    pub fn look_up<S: State>(&self, state: &S, quotas: &[Quota], tiers: &mut TierList<S::Place>) -> bool {
         for quota in quotas {
             tiers.push(self.tier(state, *quota));
         }
@@ -320,15 +312,15 @@ impl Request {
 
     /// Looks up a tier.
     #[inline(always)]
-    pub fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Found> {
-        let Usage { used, found } = state.usage(quota.window(), self.time.now());
+    pub fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
+        let Usage { used, place } = state.usage(quota.window(), self.time.now());
         let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
-        Tier { quota, used, found, refuses }
+        Tier { quota, used, place, refuses }
     }
 
     /// Counts the units of a request that gives none back.
     #[inline(always)]
-    fn add<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Found>]) -> Outcome {
+    fn add<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
         let mut change = Change::default();
         if self.cost.taken() > 0 {
             change = state.add(tiers, self.cost.taken(), self.time.now());
@@ -337,10 +329,10 @@ impl Request {
     }
 
     /// Gives units back.
-    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Found>]) -> Outcome {
+    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
         let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
         // Without AT, everything there can be given back, even if it is ahead of the clock.
-        let as_of = self.time.at.unwrap_or_else(|| state.newest_of(&quotas).max(self.time.clock));
+        let as_of = self.time.at.unwrap_or_else(|| state.newest_in(&quotas).max(self.time.clock));
         let units = state.refund(&quotas, self.cost.get().unsigned_abs(), as_of);
         let emptied = units > 0 && state.counts_nothing(&quotas, self.time.earlier());
         for tier in tiers.iter_mut() {
@@ -351,9 +343,14 @@ impl Request {
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
 
-    /// Decides on looked-up tiers, and commits the request if it is allowed or forced.
+    /// Commits the request if the tiers allow it, or if it is forced.
     #[inline(always)]
-    fn take_tiers<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Found>], force: bool) -> Decision {
+    fn commit_if_allowed<S: StateMut>(
+        &self,
+        state: &mut S,
+        tiers: &mut [Tier<S::Place>],
+        force: bool,
+    ) -> Decision {
         let limited = any_refuses(tiers);
         let outcome = if force || !limited { self.add(state, tiers) } else { self.outcome(state, tiers) };
         Decision { verdict: self.verdict(state, tiers, limited), outcome }
@@ -363,7 +360,7 @@ impl Request {
     pub fn finish<S: StateMut>(
         &self,
         state: &mut S,
-        tiers: &mut [Tier<S::Found>],
+        tiers: &mut [Tier<S::Place>],
         limited: bool,
         counts: bool,
         rows: &mut Rows,
@@ -385,14 +382,14 @@ impl Request {
     }
 
     #[inline(always)]
-    fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Found>]) -> Decision {
+    fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Decision {
         let verdict = self.verdict(state, tiers, any_refuses(tiers));
         Decision { verdict, outcome: self.outcome(state, tiers) }
     }
 
     /// The outcome of a request that changes nothing.
     #[inline(always)]
-    pub fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Found>]) -> Outcome {
+    pub fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
         let as_of = self.time.now();
         Outcome {
             change: Change::default(),
@@ -405,10 +402,10 @@ impl Request {
         }
     }
 
-    /// The reply, with the figures of one tier: the longest wait if limited, else the fewest units remaining;
+    /// The reply, with the numbers of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[inline(always)]
-    pub fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Found>], limited: bool) -> Verdict {
+    pub fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
@@ -433,14 +430,14 @@ impl Request {
 
     /// The exact time until the tier allows the request, if no other comes.
     #[inline(always)]
-    pub fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Found>) -> Wait {
+    pub fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
         self.wait_for(state, tier, self.cost.taken())
     }
 
     /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
     #[inline(always)]
-    fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Found>, units: u64) -> Wait {
+    fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
             Some(room) if units == 0 || tier.used <= room => Wait::Ms(0),
@@ -450,7 +447,6 @@ impl Request {
 }
 
 /// Whether one of the tiers refuses the request.
-#[inline(always)]
 fn any_refuses<F>(tiers: &[Tier<F>]) -> bool {
     tiers.iter().any(|tier| tier.refuses)
 }

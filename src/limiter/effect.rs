@@ -101,7 +101,7 @@ impl Accepted<'_> {
     pub fn apply(self, clock: UnixMs) -> Outcome {
         let Accepted { limiter, counted } = self;
         let Counted { algorithm, units, at_given, .. } = *counted;
-        match limiter.take(algorithm, &counted.quotas(), units, true, counted.time(clock)) {
+        match limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, counted.time(clock)) {
             Ok(decision) => Outcome {
                 emptied: decision.outcome.changed() && limiter.is_empty(),
                 at_given,

@@ -39,7 +39,7 @@ impl Lifetime {
 
     /// The lifetime from `now` of what was counted at `own` and counts until `ends`. `most_ms` is the longest
     /// time that it can count, plus the slack.
-    pub(super) fn of(own: UnixMs, ends: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
+    pub(super) fn ending(own: UnixMs, ends: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
         let expires_early = own.since(now) > most_ms;
         Lifetime { ms: if expires_early { most_ms } else { ends.since(now) }, expires_early }
     }
@@ -64,18 +64,15 @@ pub struct ExpiryFacts {
 
 impl ExpiryFacts {
     /// Whether the time to live must be looked up. It need not be for nearly every request.
-    #[inline(always)]
     pub fn may_move_expiry(&self) -> bool {
         self.needs_end() || self.is_ahead_of_clock()
     }
 
     /// Whether the key must live until what was just counted ends.
-    #[inline(always)]
     fn needs_end(&self) -> bool {
         self.changed && (self.end_moved || self.at_given || self.source == TimeSource::Loaded)
     }
 
-    #[inline(always)]
     fn is_ahead_of_clock(&self) -> bool {
         self.ahead && self.time.at.is_none()
     }

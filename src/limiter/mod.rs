@@ -155,7 +155,6 @@ const _: () = assert!(size_of::<Limiter>() == 16);
 
 impl Limiter {
     /// An empty limiter.
-    #[inline(always)]
     pub fn new(algorithm: Algorithm) -> Limiter {
         match algorithm {
             Algorithm::Fixed => Limiter::Counters(Counters::new(Method::Fixed)),
@@ -169,7 +168,7 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => Form::Counters(counters.by_method()),
             Limiter::Large(large) => Form::Large(large),
-            any_short!(_) => Form::Short(Short::of(self)),
+            any_short!(_) => Form::Short(Short::in_limiter(self)),
         }
     }
 
@@ -186,7 +185,6 @@ impl Limiter {
         }
     }
 
-    #[inline(always)]
     fn short_bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Limiter::Counters(_) | Limiter::Large(_) => &mut [],
@@ -199,7 +197,6 @@ impl Limiter {
     }
 
     /// The algorithm it counts by.
-    #[inline(always)]
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Limiter::Counters(counters) => counters.algorithm(),
@@ -234,7 +231,7 @@ impl Limiter {
     /// In one pass: `decide` and `commit` take 283 instructions for a counter with one tier, this takes 194
     /// (`make bench-limiters`).
     #[inline(always)]
-    pub fn take(
+    pub fn decide_and_commit(
         &mut self,
         algorithm: Algorithm,
         quotas: &[Quota],
@@ -247,17 +244,17 @@ impl Limiter {
         match self {
             _ if cost.get() < 0 => {}
             Limiter::Counters(counters) => {
-                return Ok(request.take(&mut counters.counted_by(algorithm), quotas, force)?);
+                return Ok(request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?);
             }
             Limiter::Large(large) => {
-                let decision = request.take(large.as_mut(), quotas, force)?;
+                let decision = request.decide_and_commit(large.as_mut(), quotas, force)?;
                 self.shorten();
                 return Ok(decision);
             }
             any_short!(_) => {
-                let mut short = Short::of(&mut *self);
+                let mut short = Short::in_limiter(&mut *self);
                 if short.surely_has_room(cost.taken(), time.now()) {
-                    return Ok(request.take(&mut short, quotas, force)?);
+                    return Ok(request.decide_and_commit(&mut short, quotas, force)?);
                 }
             }
         }
@@ -272,14 +269,14 @@ impl Limiter {
         cost: Cost,
         time: Time,
     ) -> Result<Decision, TakeError> {
-        let mut decision = self.take(algorithm, quotas, cost, false, time)?;
+        let mut decision = self.decide_and_commit(algorithm, quotas, cost, false, time)?;
         if decision.verdict.limited {
             // Allowed, so that it tells of the tier with the least room: fewer units than the cost.
             let room = self.peek(quotas, Cost::ZERO, time)?.verdict.remaining;
             if let Some(part) =
                 i64::try_from(room).ok().and_then(Cost::new).filter(|part| *part != Cost::ZERO)
             {
-                decision.outcome = self.take(algorithm, quotas, part, false, time)?.outcome;
+                decision.outcome = self.decide_and_commit(algorithm, quotas, part, false, time)?.outcome;
             }
             decision.verdict = self.peek(quotas, Cost::ONE, time)?.verdict;
         }
@@ -309,14 +306,12 @@ impl Limiter {
         read!(self, state => Request { cost, time }.peek(state, quotas))
     }
 
-    #[inline(always)]
     fn check_counted_by(&self, algorithm: Algorithm) -> Result<(), TakeError> {
         let own = self.algorithm();
         if own == algorithm { Ok(()) } else { Err(TakeError::OtherAlgorithm(own)) }
     }
 
     /// Turns a large log that has shrunk into a short one.
-    #[inline(always)]
     fn shorten(&mut self) {
         if let Limiter::Large(large) = self
             && let Some(short) = short::shortened(large, true)
@@ -336,7 +331,6 @@ impl Limiter {
     }
 
     /// Whether it holds no units, not even expired ones.
-    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         read!(self, state => state.is_empty())
     }
@@ -365,7 +359,7 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.set_source(source),
             Limiter::Large(large) => large.set_source(source),
-            any_short!(_) => Short::of(self).set_source(source),
+            any_short!(_) => Short::in_limiter(self).set_source(source),
         }
     }
 
@@ -376,8 +370,8 @@ impl Limiter {
 
     /// The latest time that anything was counted at: in any window for a log, in those of `quotas` for counters,
     /// where it is the start of the window.
-    pub fn newest_of(&self, quotas: &[Quota]) -> UnixMs {
-        read!(self, state => state.newest_of(quotas))
+    pub fn newest_in(&self, quotas: &[Quota]) -> UnixMs {
+        read!(self, state => state.newest_in(quotas))
     }
 
     /// The windows that can still count at `now`, shortest first. A log has one: its longest.
@@ -542,7 +536,7 @@ impl Decided<'_> {
                 decision
             }
             (any_short!(_), Tiers::Log(tiers)) => {
-                request.finish(&mut Short::of(limiter), tiers, limited, counts, rows)
+                request.finish(&mut Short::in_limiter(limiter), tiers, limited, counts, rows)
             }
             _ => unreachable!("the tiers were looked up in this limiter"),
         }
@@ -552,7 +546,7 @@ impl Decided<'_> {
     fn make_room(&mut self) {
         let (any_short!(_), Tiers::Log(tiers)) = (&*self.limiter, &mut *self.tiers) else { return };
         let (units, now) = (self.request.cost.taken(), self.request.time.now());
-        let mut short = Short::of(&mut *self.limiter);
+        let mut short = Short::in_limiter(&mut *self.limiter);
         if units > 0 && !short.make_room(tiers, units, now) {
             let large = short::lengthened(&short);
             for tier in tiers {

@@ -25,43 +25,36 @@ impl UnixMs {
     pub const MAX: UnixMs = UnixMs(MAX_SAFE_INTEGER);
 
     /// A time of `ms` milliseconds; `None` if later than [`UnixMs::MAX`].
-    #[inline(always)]
     pub const fn new(ms: u64) -> Option<UnixMs> {
         if ms <= MAX_SAFE_INTEGER { Some(UnixMs(ms)) } else { None }
     }
 
     /// A time of `ms` milliseconds, at most [`UnixMs::MAX`].
-    #[inline(always)]
     pub const fn saturating(ms: u64) -> UnixMs {
         if ms <= MAX_SAFE_INTEGER { UnixMs(ms) } else { UnixMs::MAX }
     }
 
     /// Milliseconds since the Unix epoch.
-    #[inline(always)]
     pub const fn get(self) -> u64 {
         self.0
     }
 
     /// Milliseconds from `earlier` to this time; 0 if `earlier` is later.
-    #[inline(always)]
     pub const fn since(self, earlier: UnixMs) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
     /// This time rounded up to a multiple of `step_ms`, which must not be 0.
-    #[inline(always)]
     pub const fn rounded_up_to(self, step_ms: u64) -> UnixMs {
         UnixMs(self.0.next_multiple_of(step_ms))
     }
 
     /// The number of the window that this time is in: `floor(time / window)`.
-    #[inline(always)]
     pub fn window_number(self, window: WindowMs) -> u64 {
         self.0 / window.0
     }
 
     /// The first millisecond of window `number`.
-    #[inline(always)]
     pub fn start_of_window(number: u64, window: WindowMs) -> UnixMs {
         UnixMs(number * window.get())
     }
@@ -70,7 +63,6 @@ impl UnixMs {
 impl Add<WindowMs> for UnixMs {
     type Output = UnixMs;
 
-    #[inline(always)]
     fn add(self, window: WindowMs) -> UnixMs {
         UnixMs(self.0 + window.get())
     }
@@ -79,7 +71,6 @@ impl Add<WindowMs> for UnixMs {
 impl Add<u64> for UnixMs {
     type Output = UnixMs;
 
-    #[inline(always)]
     fn add(self, ms: u64) -> UnixMs {
         UnixMs(self.0.saturating_add(ms))
     }
@@ -96,7 +87,6 @@ pub struct Time {
 
 impl Time {
     /// The time to decide as of: AT if given, else the clock.
-    #[inline(always)]
     pub fn now(self) -> UnixMs {
         self.at.unwrap_or(self.clock)
     }
@@ -119,13 +109,11 @@ impl WindowMs {
     pub const MAX: WindowMs = WindowMs(NonZeroU64::new(3650 * 24 * 60 * 60 * 1000).expect("not zero"));
 
     /// A window of `ms` milliseconds; `None` if 0 or more than [`WindowMs::MAX`].
-    #[inline(always)]
     pub fn new(ms: u64) -> Option<WindowMs> {
         NonZeroU64::new(ms).map(WindowMs).filter(|window| *window <= WindowMs::MAX)
     }
 
     /// The length in milliseconds.
-    #[inline(always)]
     pub fn get(self) -> u64 {
         self.0.get()
     }
@@ -140,19 +128,16 @@ pub struct Quota {
 
 impl Quota {
     /// `limit` units in each `window`; `None` if the limit is more than [`MAX_SAFE_INTEGER`].
-    #[inline(always)]
     pub const fn new(limit: u64, window: WindowMs) -> Option<Quota> {
         if limit <= MAX_SAFE_INTEGER { Some(Quota { limit, window }) } else { None }
     }
 
     /// Units allowed in each window.
-    #[inline(always)]
     pub const fn limit(self) -> u64 {
         self.limit
     }
 
     /// The length of the window.
-    #[inline(always)]
     pub const fn window(self) -> WindowMs {
         self.window
     }
@@ -170,13 +155,11 @@ impl Cost {
     pub const ONE: Cost = Cost(1);
 
     /// A cost of `units`; `None` if they are more than [`MAX_SAFE_INTEGER`] either way.
-    #[inline(always)]
     pub const fn new(units: i64) -> Option<Cost> {
         if units.unsigned_abs() <= MAX_SAFE_INTEGER { Some(Cost(units)) } else { None }
     }
 
     /// Units to take, or to give back if negative.
-    #[inline(always)]
     pub const fn get(self) -> i64 {
         self.0
     }
@@ -188,7 +171,6 @@ impl Cost {
     }
 
     /// Units to take; 0 if it gives back.
-    #[inline(always)]
     pub const fn taken(self) -> u64 {
         if self.0 > 0 { self.0.unsigned_abs() } else { 0 }
     }

@@ -47,7 +47,7 @@ impl<'a> Arg<'a> {
 
     /// The argument as a server string.
     #[inline(always)]
-    pub(crate) fn string(self) -> *mut raw::RedisModuleString {
+    pub(crate) fn server_string(self) -> *mut raw::RedisModuleString {
         self.string
     }
 }

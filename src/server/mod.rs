@@ -53,13 +53,13 @@ pub fn now() -> UnixMs {
 
 /// Writes a warning to the server's log. `ctx` may be null.
 fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
-    let message = text(message);
+    let message = c_string(message);
     let (level, format): (*const c_char, *const c_char) = (c"warning".as_ptr(), c"%s".as_ptr());
     // SAFETY: the format takes one C string; the server accepts a null context.
     unsafe { api!(RedisModule_Log(ctx, level, format, message.as_ptr())) };
 }
 
 /// `message` as a C string; zero bytes become spaces.
-pub(crate) fn text(message: &str) -> CString {
+pub(crate) fn c_string(message: &str) -> CString {
     CString::new(message.replace('\0', " ")).unwrap_or_default()
 }

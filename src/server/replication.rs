@@ -35,7 +35,7 @@ pub(super) fn send_one(ctx: *mut raw::RedisModuleCtx, key: Arg, effect: Effect) 
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"ss".as_ptr());
     let word = last.word(effect).0;
     // SAFETY: the arguments match the format: s is a server string. The server takes its own reference to each.
-    unsafe { api!(RedisModule_Replicate(ctx, name, format, key.string(), word)) };
+    unsafe { api!(RedisModule_Replicate(ctx, name, format, key.server_string(), word)) };
 }
 
 /// Sends the effects on several keys in one command.
@@ -45,7 +45,7 @@ pub(super) fn send<'a>(ctx: *mut raw::RedisModuleCtx, effects: impl Iterator<Ite
     let (mut words, mut owned) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     for (key, effect) in effects {
         let word = last.word(effect).clone();
-        words.extend([key.string(), word.0]);
+        words.extend([key.server_string(), word.0]);
         owned.push(word);
     }
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"v".as_ptr());

@@ -92,7 +92,7 @@ pub fn answer_and_send(
         let time = call.time(now);
         let decision = match call.act {
             Act::Partial => limiter.take_what_fits(algorithm, &call.quotas, cost, time),
-            _ => limiter.take(algorithm, &call.quotas, cost, call.forces(), time),
+            _ => limiter.decide_and_commit(algorithm, &call.quotas, cost, call.forces(), time),
         };
         let Decision { verdict, outcome } = decision.map_err(|error| match error {
             TakeError::TooManyWindows => TooManyWindows,

@@ -3,35 +3,11 @@
 use harness::{COMMANDS, Figures, Random, ReplicationStream, Server, command, figures, pipeline};
 use redis::Value;
 
-use crate::refusals::{AT, LIMIT, SYNTAX, WINDOW, WRONGTYPE};
-
-/// The reply to RL.ALL, parsed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AllReply {
-    pub limited: i64,
-    pub retry_after: i64,
-    pub at: i64,
-    pub rows: Vec<Figures>,
-}
-
-impl AllReply {
-    #[track_caller]
-    pub fn of(value: &Value) -> AllReply {
-        match value.as_sequence() {
-            Some([Value::Int(limited), Value::Int(retry_after), Value::Int(at), Value::Array(rows)]) => {
-                let (limited, retry_after, at) = (*limited, *retry_after, *at);
-                AllReply { limited, retry_after, at, rows: rows.iter().map(figures).collect() }
-            }
-            _ => panic!("{value:?} is not a reply of RL.ALL"),
-        }
-    }
-}
-
-/// Calls RL.ALL and parses its reply.
-#[track_caller]
-pub fn all(server: &Server, line: &str) -> AllReply {
-    AllReply::of(&server.value(line))
-}
+use crate::helpers::errors::{
+    ALGORITHM, AT, LIMIT, LIVE_WINDOWS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW,
+    SYNTAX, WINDOW, WRONGTYPE,
+};
+use crate::helpers::requests::{AllReply, all};
 
 #[test]
 fn every_row_is_counted_or_none_is() {
@@ -217,15 +193,6 @@ fn up_to_64_rows_and_up_to_8_of_one_key_are_accepted() {
     }
     assert_eq!(server.integer("DBSIZE"), 72);
 }
-
-pub const ALGORITHM: &str = "ERR algorithm must be FIXED, SLIDING or LOG";
-pub const ROW_COST: &str = "ERR cost must be an integer from -9007199254740991 to 9007199254740991";
-pub const ROW: &str = "ERR each row must be key algorithm limit window cost";
-pub const ROWS: &str = "ERR rows must be from 1 to 64";
-pub const ROWS_OF_A_KEY: &str = "ERR rows of one key must be from 1 to 8";
-pub const ROWS_DIFFER: &str = "ERR rows of one key must have the same algorithm and the same cost";
-pub const ROWS_OF_A_WINDOW: &str = "ERR window must be different in each row of one key";
-pub const LIVE_WINDOWS: &str = "ERR window must be one of at most 8 in a key that still count";
 
 /// Rows that are refused beside any other, and the error.
 const REFUSED_ROWS: [(&str, &str); 24] = [

@@ -8,8 +8,9 @@ use std::thread;
 use redis::cluster::ClusterConnection;
 use redis::{ConnectionLike, RedisResult, Value};
 
-use crate::all::{AllReply, ROW};
-use crate::nodes::{Cluster, cluster_client};
+use crate::helpers::errors::ROW;
+use crate::helpers::nodes::{Cluster, cluster_client};
+use crate::helpers::requests::AllReply;
 use harness::{COMMANDS, Random, Server, command, figures, not_tested, pipeline, wait_for};
 
 /// A window that does not end while a test runs.

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness::{APPEND_ONLY, COMMANDS, Random, Server, figures, pipeline, wait_for};
 use redis::Value;
 
-use crate::histories::{CLIENTS, Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::NOW;
+use crate::helpers::histories::{CLIENTS, Histories, Sent, kill_amid_traffic, rounds};
+use crate::helpers::traffic::NOW;
 
 /// Restarts a server that was killed, with a clock that is a second behind while it loads: what is on disk
 /// must not depend on the clock.

@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use harness::Server;
 use redis_rl::request::{Options, Request};
 
-use crate::nodes::cli;
+use crate::helpers::nodes::cli;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
@@ -98,7 +98,7 @@ fn each_command_has_a_page_that_agrees_with_command_docs() {
 #[test]
 fn each_field_of_info_is_explained() {
     let section = Server::start().text("INFO rl_stats");
-    let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md"));
+    let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/monitoring.md"));
     for name in section.lines().filter_map(|line| Some(line.split_once(':')?.0)) {
         assert!(page.contains(&format!("`{name}`")), "{name}");
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use harness::{APPEND_ONLY, COMMANDS, Random, Server, command, wait_for};
 
-use crate::histories::{Histories, Sent, kill_amid_traffic, rounds};
-use crate::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send};
+use crate::helpers::histories::{Histories, Sent, kill_amid_traffic, rounds};
+use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, peeks_with_at, send};
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;

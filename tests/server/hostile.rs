@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
-use crate::all::{
-    ALGORITHM, LIVE_WINDOWS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW,
+use crate::helpers::errors::{
+    ALGORITHM, AT, COST, EFFECT, LIMIT, LIVE_WINDOWS, PAIRS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
+    ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
-use crate::apply;
+use crate::helpers::payload::{Payload, credulous_server, damage};
+use crate::helpers::requests::REQUESTS;
 use crate::load;
-use crate::payload::{Payload, credulous_server, damage};
-use crate::refusals::{AT, COST, LIMIT, PAIRS, REQUESTS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
 
 const RANDOM_COMMANDS: usize = 200_000;
 const COMMANDS_IN_A_PIPELINE: usize = 500;
@@ -53,7 +53,7 @@ const REFUSALS: [&str; 23] = [
     ROWS_OF_A_WINDOW,
     load::PAYLOAD,
     load::BUSY_KEY,
-    apply::EFFECT,
+    EFFECT,
     "ERR wrong number of arguments for 'rl.",
     "ERR wrong number of arguments for 'RL.",
     // In a script.

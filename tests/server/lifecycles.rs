@@ -5,8 +5,8 @@
 
 use harness::{Random, Server, wait_for};
 
-use crate::histories::rounds;
-use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
+use crate::helpers::histories::rounds;
+use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
 /// Something that can happen to the two between requests, and its name.
 type Event = (&'static str, fn(&mut Pair));

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, error_text, pipeline};
 use redis::{Connection, RedisResult, Value};
 
-use crate::payload::damage;
-use crate::refusals::WRONGTYPE;
+use crate::helpers::errors::WRONGTYPE;
+use crate::helpers::payload::damage;
 
 const NOW: i64 = 4_000_000_000_001;
 
@@ -251,11 +251,11 @@ fn a_log_of_a_million_entries_is_rewritten_and_loaded_as_one_command() {
 
 #[test]
 fn the_log_says_why_a_payload_is_refused() {
-    let server = crate::payload::credulous_server();
+    let server = crate::helpers::payload::credulous_server();
     server.value("RL.FIXED k 5 1h");
     let mut connection = server.connect();
     let dump: Vec<u8> = redis::cmd("DUMP").arg("k").query(&mut connection).expect("DUMP");
-    let payload = crate::payload::Payload::of(&dump);
+    let payload = crate::helpers::payload::Payload::of(&dump);
     let mut why = Vec::new();
     for body in [&b""[..], &[9, 1, 60, 5, 1], &[1, 9, 60, 5, 1], &[1, 1, 60, 5], &[1, 1, 0, 5, 1]] {
         let mut restore = redis::cmd("RESTORE");

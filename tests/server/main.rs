@@ -1,4 +1,30 @@
 //! The documented behavior, sentence by sentence, on real servers.
+//!
+//! What a caller sees:
+//!
+//! - `replies`: what the commands reply; `refusals`: every error, and that it changes nothing.
+//! - `limits`: what counts as used, and for how long; `refunds`: giving back as of a time; `partial`: as many units as fit.
+//! - `all`: several keys in one step, all or nothing.
+//! - `designs`: three well-known designs, replayed as their authors describe them.
+//! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
+//! - `info`: the section of INFO; `registration`: what COMMAND tells of the commands.
+//! - `docs`: every session in README.md and docs.
+//!
+//! Keys and memory:
+//!
+//! - `keyspace`: time to live, events, WATCH, client-side caching; `own_expiry`: a time to live that a user sets.
+//! - `memory`: all of it is freed, and running out of it does no harm.
+//! - `neighbors`: another module that writes to any key meanwhile.
+//!
+//! Files, replicas and clusters:
+//!
+//! - `persistence`: restarts, copies and dumps; `load`: RL.LOAD; `fixtures`: files of older versions.
+//! - `replication`: what copies are sent, and that they hold the same.
+//! - `crash`, `failover`, `lifecycles`: servers are killed, replicas promoted, connections lost.
+//! - `cluster`: slots move while clients send.
+//! - `hostile`: random commands, payloads, files and streams.
+//!
+//! `helpers` is what several of them use.
 
 mod all;
 mod apply;
@@ -10,7 +36,7 @@ mod designs;
 mod docs;
 mod failover;
 mod fixtures;
-mod histories;
+mod helpers;
 mod hostile;
 mod info;
 mod keyspace;
@@ -18,15 +44,13 @@ mod lifecycles;
 mod limits;
 mod load;
 mod memory;
+mod monitoring;
 mod neighbors;
-mod nodes;
 mod own_expiry;
 mod partial;
-mod payload;
 mod persistence;
 mod refunds;
 mod refusals;
 mod registration;
 mod replication;
 mod replies;
-mod traffic;

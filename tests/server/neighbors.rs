@@ -6,7 +6,7 @@
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command};
 use redis::{RedisResult, Value};
 
-use crate::all::AllReply;
+use crate::helpers::requests::AllReply;
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -434,7 +434,7 @@ fn rl_load_tells_of_a_new_key_when_it_is_closed() {
     for name in COMMANDS {
         town.server.value(&format!("{name} source 100 1h COST 7"));
         let dump: Vec<u8> = command("DUMP source").query(&mut town.server.connect()).expect("a payload");
-        let payload = crate::payload::Payload::of(&dump).body;
+        let payload = crate::helpers::payload::Payload::of(&dump).body;
         let key = town.next_case().to_string();
         town.server.value(&format!("NEIGHBOR.ON new {key} COPY {key} {key}:copied"));
         town.server.value(&format!("NEIGHBOR.ON new {key} DEL source"));

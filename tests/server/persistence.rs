@@ -8,7 +8,7 @@ use harness::{
 };
 use redis::{Cmd, Connection, Value};
 
-use crate::payload::{Payload, credulous_server, damage};
+use crate::helpers::payload::{Payload, credulous_server, damage};
 
 /// Later than any clock, so that counts do not change while a test runs. No window of more than 1 ms begins
 /// here.

@@ -2,7 +2,7 @@
 
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server};
 
-use crate::all::all;
+use crate::helpers::requests::all;
 
 const MINUTE: i64 = 60_000;
 

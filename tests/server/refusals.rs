@@ -3,17 +3,8 @@
 use harness::{COMMANDS, Server, error_text};
 use redis::Value;
 
-/// The commands that take limits and windows.
-pub const REQUESTS: [&str; 4] = [COMMANDS[0], COMMANDS[1], COMMANDS[2], "RL.PEEK"];
-
-pub const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";
-pub const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
-pub const SAME_WINDOW: &str = "ERR window must be different in each limit window pair";
-pub const PAIRS: &str = "ERR limit window pairs must be from 1 to 8";
-pub const COST: &str = "ERR COST must be an integer from -9007199254740991 to 9007199254740991";
-pub const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991";
-pub const SYNTAX: &str = "ERR syntax error";
-pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+use crate::helpers::errors::{AT, COST, LIMIT, PAIRS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
+use crate::helpers::requests::REQUESTS;
 
 /// Arguments after the key, and the error they get.
 const REFUSED: [(&str, &str); 31] = [

@@ -10,7 +10,7 @@ use harness::{
 };
 use redis::{PushKind, Value};
 
-use crate::traffic::{LATER, NOW, Traffic, assert_same, send};
+use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
 const SENT: &[(&str, &str)] = &[
@@ -240,11 +240,10 @@ fn without_at_rl_all_replicates_its_one_time() {
     server.value("RL.ALL f FIXED 9 3650d 1 s SLIDING 9 3650d 2 l LOG 9 3650d 1");
     server.step_clock(1);
     server.value("RL.ALL f FIXED 9 3650d -1 s SLIDING 9 3650d 0 l LOG 9 3650d -1");
-    let [first, second] = [NOW, NOW + 1];
     assert_eq!(
         stream.commands(&server),
         [
-            format!("RL.APPLY f F@{first}/3650d s S2@{first}/3650d l L@{first}/3650d"),
+            format!("RL.APPLY f F@{NOW}/3650d s S2@{NOW}/3650d l L@{NOW}/3650d"),
             "RL.APPLY f DEL l DEL".to_owned(),
         ]
     );

@@ -9,7 +9,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-const TOOLS: [&str; 9] = ["bash", "dirname", "grep", "head", "ln", "make", "mkdir", "sed", "sort"];
+const TOOLS: [&str; 13] =
+    ["bash", "dirname", "env", "find", "grep", "head", "id", "install", "ln", "make", "mkdir", "sed", "sort"];
 
 pub struct Machine(TempDir);
 
@@ -42,11 +43,20 @@ impl Machine {
         machine
     }
 
+    /// The folder with what is built, which this makes.
+    pub fn target(&self) -> PathBuf {
+        let target = self.0.path().join("target");
+        fs::create_dir_all(target.join("release")).expect("a folder");
+        target
+    }
+
     /// Adds a program: a bash script that records its calls.
     pub fn add(&self, name: &str, script: &str) {
         let file = self.bin().join(name);
         let log = self.0.path().join("calls");
         let noting = format!("#!/bin/bash\necho \"{name} $*\" >>'{}'\n{script}\n", log.display());
+        // In place of a tool, not through the link to it.
+        let _ = fs::remove_file(&file);
         fs::write(&file, noting).expect("a script");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its permission");
     }

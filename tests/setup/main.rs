@@ -2,7 +2,9 @@
 
 mod machine;
 
+use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 
 use machine::Machine;
@@ -37,13 +39,28 @@ fn building_asks_for_a_compiler_and_for_no_server() {
 #[test]
 fn missing_packages_are_installed_once() {
     let machine = Machine::with_rust();
-    machine.add("sudo", r#""$@""#);
-    machine.add("apt-get", r#"[[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#);
+    // Like the real one, it passes no variables on.
+    machine.add("sudo", r#"env --ignore-environment "PATH=$PATH" "$@""#);
+    machine.add(
+        "apt-get",
+        r#"[[ $DEBIAN_FRONTEND == noninteractive ]] || exit
+        [[ $1 != install ]] || ln -s /bin/true "${0%/*}/cc""#,
+    );
     machine.run(&["build"]);
     let calls = machine.calls().join("\n");
     assert!(calls.contains("gcc libc6-dev") && calls.ends_with("cargo module"), "{calls}");
     machine.run(&["build"]);
     assert_eq!(machine.calls().join("\n").matches("apt-get install").count(), 1);
+}
+
+#[test]
+fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
+    let machine = Machine::that_builds();
+    machine.target();
+    machine.add("id", "[[ $1 == -u ]] && echo 4711 || echo bob");
+    let refusal = machine.refusal(&["build"]);
+    assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
+    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
 }
 
 #[test]
@@ -57,6 +74,20 @@ fn make_run_uses_valkey_if_redis_is_missing_and_prints_a_command_to_try() {
     let typed = format!("valkey-cli -p {port} RL.LOG login:alice 3 1m\n");
     let (_, after) = shown.split_once(&typed).unwrap_or_else(|| panic!("{shown}"));
     assert_eq!(after, "the server runs\n");
+}
+
+#[test]
+fn a_language_that_cannot_be_installed_is_named_and_skipped_except_in_ci() {
+    let machine = Machine::that_builds();
+    for program in ["redis-server", "redis-cli", "lua5.1", "perl", "php", "ruby"] {
+        machine.add(program, "");
+    }
+    machine.run(&["test-languages"]);
+    let last = machine.calls().pop().expect("a call");
+    assert_eq!(last, "cargo test --locked --test languages -- --skip ::go");
+    let refusal = machine.refusal(&["test-languages", "CI=true"]);
+    assert!(refusal.contains("please install: golang-go"), "{refusal}");
+    assert!(refusal.contains("not tested: go in docs/clients.md"), "{refusal}");
 }
 
 #[test]
@@ -90,6 +121,58 @@ fn the_newest_release_in_the_changelog_is_this_version_and_has_a_date() {
     let date = heading.strip_prefix(&format!("## {VERSION} - ")).unwrap_or_else(|| panic!("{heading}"));
     let is_date = date.len() == 10 && date.split('-').map(str::len).eq([4, 2, 2]);
     assert!(is_date, "{heading}");
+}
+
+#[test]
+fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let files = [
+        "packaging/versions",
+        "Cargo.toml",
+        "Cargo.lock",
+        "fuzz/Cargo.lock",
+        "clients/rust/Cargo.toml",
+        "clients/python/pyproject.toml",
+        "clients/node/package.json",
+        "clients/node/package-lock.json",
+        "examples/node/package-lock.json",
+        "tests/fixtures/1.0.0.rdb",
+    ];
+    for file in files {
+        let copy = folder.path().join(file);
+        fs::create_dir_all(copy.parent().expect("a folder")).expect("that folder");
+        fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(file), copy).expect("a copy");
+    }
+    let versions = |new: &[&str]| {
+        let output =
+            Command::new(folder.path().join("packaging/versions")).args(new).output().expect("a run");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim_end().to_owned()
+    };
+    let changelog = folder.path().join("CHANGELOG.md");
+    fs::write(&changelog, "## Unreleased\n\n## 1.0.0 - 2026-11-22\n").expect("a changelog");
+    assert!(versions(&[]).contains("'Unreleased', not a release"), "{}", versions(&[]));
+    assert_eq!(versions(&["98.7.6"]), "98.7.6");
+    assert_eq!(versions(&[]), "98.7.6");
+    for file in &files[1..9] {
+        let path = folder.path().join(file);
+        let right = fs::read_to_string(&path).expect("the file");
+        fs::write(&path, right.replace("98.7.6", "98.7.5")).expect("a change");
+        assert!(versions(&[]).contains(&format!("{file} has version 98.7.5")), "{}", versions(&[]));
+        fs::write(&path, right).expect("the file as it was");
+    }
+    fs::write(&changelog, "## 98.7.6 - 2026-11-23\n").expect("a changelog");
+    assert!(versions(&[]).contains("1.0.0.rdb is of a version that CHANGELOG.md lacks"), "{}", versions(&[]));
+}
+
+#[test]
+fn after_installing_it_says_how_to_enable_a_service_that_is_disabled() {
+    let machine = Machine::new();
+    fs::write(machine.target().join("release/libredis_rl.so"), "a module").expect("a file");
+    machine.add("systemctl", "[[ $* == 'is-enabled redis-server' ]] && echo disabled");
+    let folder = format!("MODULEDIR={}", machine.target().display());
+    let said = machine.run(&["install", &folder]);
+    assert!(said.contains("loadmodule ") && said.contains("systemctl enable --now redis-server"), "{said}");
+    assert!(!said.contains("valkey-server"), "{said}");
 }
 
 /// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.

@@ -35,7 +35,7 @@ pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
     for (limiter, panel) in LIMITERS.iter().zip(panels.split_evenly((3, 1))) {
         let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times)?;
         let most = traffic::most_within(&requests, WINDOW_MS);
-        let caption = format!("{}: up to {most}", limiter.command);
+        let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);
         panel.draw(&Text::new(caption, (60, 4), text(15).color(&limiter.color)))?;
         draw_panel(&panel, &requests, limiter.color)?;
     }

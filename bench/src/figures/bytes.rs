@@ -34,7 +34,8 @@ impl Series {
 }
 
 pub fn draw(canvas: &Canvas, series: &[Series]) -> Result<()> {
-    let title = "Bytes that a key takes, with its name and time to live, by how many units it remembers";
+    let title =
+        "Bytes of a key on Redis 7.0, by the units that it remembers: requests at random times of a minute";
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
     let points = || series.iter().flat_map(|series| &series.points);
     let most = |figures: &mut dyn Iterator<Item = f64>| figures.fold(1.0, f64::max);

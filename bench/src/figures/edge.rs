@@ -41,7 +41,7 @@ pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
     for (limiter, strip) in LIMITERS.iter().zip(strips.split_evenly((3, 1))) {
         let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times())?;
         let most = traffic::most_within(&requests, WINDOW_MS);
-        let caption = format!("{}: at most {most} allowed in any 10 s", limiter.command);
+        let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);
         strip.draw(&Text::new(caption, (56, 4), text(15).color(&limiter.color)))?;
         draw_columns(&strip, &requests, limiter.color)?;
     }

@@ -65,7 +65,7 @@ impl Bars {
 
     /// Draws all bars to one scale.
     pub fn draw(&self, canvas: &Canvas) -> Result<()> {
-        let title = format!("Instructions of the server for a request, {}", self.server);
+        let title = format!("Instructions of the server for a request, {}: less is better", self.server);
         canvas.draw(&Text::new(title, (20, 12), text(17)))?;
         let most = self.groups.iter().flatten().map(|bar| bar.instructions).fold(0.0, f64::max);
         let mut top = TOP;

@@ -1,13 +1,14 @@
 //! `make figures`: figures of what the limiters do, drawn from the replies of a real server and the tables of
 //! `make bench`.
 //!
-//! Backgrounds are transparent and colors of medium brightness, so that figures are readable on light and dark
-//! pages. A color means the same in every figure.
+//! Backgrounds are transparent. Colors are as bright as a contrast of 4.5 to white allows, so that text is readable on
+//! dark pages too, with 4.1. A color means the same in every figure.
 
 mod accuracy;
 mod bytes;
 mod edge;
 mod instructions;
+mod leases;
 mod tables;
 mod traffic;
 
@@ -21,14 +22,14 @@ use crate::server::{Server, Setup};
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-const INK: RGBColor = RGBColor(125, 133, 144);
-const FIXED: RGBColor = RGBColor(217, 119, 6);
-const SLIDING: RGBColor = RGBColor(8, 145, 178);
-const LOG: RGBColor = RGBColor(34, 160, 80);
-const ALL: RGBColor = RGBColor(62, 120, 220);
+const INK: RGBColor = RGBColor(111, 118, 128);
+const FIXED: RGBColor = RGBColor(177, 97, 5);
+const SLIDING: RGBColor = RGBColor(7, 128, 158);
+const LOG: RGBColor = RGBColor(29, 135, 68);
+const ALL: RGBColor = RGBColor(60, 115, 211);
 /// Lua scripts, lists and other alternatives to redis-rl.
-const OTHER: RGBColor = RGBColor(150, 110, 200);
-const SORTED_SET: RGBColor = RGBColor(214, 74, 122);
+const OTHER: RGBColor = RGBColor(137, 101, 183);
+const SORTED_SET: RGBColor = RGBColor(201, 70, 115);
 
 /// Draws all figures into `folder`.
 ///
@@ -40,6 +41,7 @@ pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
     let mut connection = server.connect()?;
     picture(folder, "edge", (900, 580), |canvas| edge::draw(canvas, &mut connection))?;
     picture(folder, "accuracy", (900, 560), |canvas| accuracy::draw(canvas, &mut connection))?;
+    picture(folder, "leases", (900, 420), leases::draw)?;
 
     let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
     match bytes::Series::read(&tables) {
@@ -69,4 +71,27 @@ fn picture(
 
 fn text(size: u32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&INK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The relative luminance of a color, as WCAG 2 defines it.
+    fn luminance(color: RGBColor) -> f64 {
+        let linear = |part: u8| match f64::from(part) / 255.0 {
+            part if part <= 0.04045 => part / 12.92,
+            part => ((part + 0.055) / 1.055).powf(2.4),
+        };
+        0.2126 * linear(color.0) + 0.7152 * linear(color.1) + 0.0722 * linear(color.2)
+    }
+
+    #[test]
+    fn text_has_a_contrast_of_4_5_on_white_and_4_1_on_a_dark_page() {
+        let dark = luminance(RGBColor(13, 17, 23));
+        for color in [INK, FIXED, SLIDING, LOG, ALL, OTHER, SORTED_SET] {
+            assert!(1.05 / (luminance(color) + 0.05) >= 4.5, "{color:?} on white");
+            assert!((luminance(color) + 0.05) / (dark + 0.05) >= 4.1, "{color:?} on a dark page");
+        }
+    }
 }

@@ -1,6 +1,6 @@
-// Decisions of one process over one connection: the adapters beside other stores, with the same client. Each store
-// has a process of its own; they take turns in short rounds, so that whatever else the machine does meets all of
-// them. Then how late the middleware's timeout ends a wait. Prints Markdown.
+// Decisions of one process over one connection: the adapters beside other stores, and leases beside direct calls, with
+// the same client. Each has a process of its own; they take turns in short rounds, so that whatever else the machine
+// does meets all of them. Then how late the middleware's timeout ends a wait. Prints Markdown.
 
 import { fork, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -15,7 +15,7 @@ import { Redis } from "ioredis";
 import { RedisStore } from "rate-limit-redis";
 import { RateLimiterRedis, RateLimiterUnion } from "rate-limiter-flexible";
 import { createClient } from "redis";
-import { rl } from "redis-rl";
+import { leases, rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
@@ -38,6 +38,10 @@ const ROWS = [
   "three tiers, allowed",
   "three tiers, refused",
 ];
+
+/** What is asked of one key, 50 at once: a limit that nobody reaches, and one that is reached at once. */
+const LOCAL_ROWS = { "hot key": 100_000_000, flood: 1 };
+const WAYS = ["direct", "leases"];
 
 /** Ends with this process. */
 async function startServer() {
@@ -122,10 +126,20 @@ const stores = {
   },
 };
 
+/** What is decided for a row of LOCAL_ROWS. */
+const ways = {
+  direct: ({ limiter }) => Object.values(LOCAL_ROWS).map((limit) => () => limiter.log("hot", [limit, "1h"])),
+  leases: ({ limiter }) =>
+    Object.values(LOCAL_ROWS).map((limit) => {
+      const leased = leases(limiter, { limits: [limit, "1h"], units: 1000 });
+      return () => leased.take("hot");
+    }),
+};
+
 let prefixes = 0;
 const prefix = () => `${process.pid}:${prefixes++}:`;
 
-/** One store with one client, in a process of its own that is asked for rounds. */
+/** One store or way with one client, in a process of its own that is asked for rounds. */
 async function worker(url, client, store) {
   let connection;
   if (client === "node-redis") {
@@ -143,7 +157,7 @@ async function worker(url, client, store) {
       flexible: { storeClient: redis },
     };
   }
-  const decide = await stores[store](connection);
+  const decide = await { ...stores, ...ways }[store](connection);
   process.on("message", async ({ row, atOnce }) => process.send(await round(decide[row], atOnce)));
   process.on("disconnect", () => process.exit());
   process.send("ready");
@@ -165,7 +179,8 @@ async function round(decide, atOnce) {
   };
   await Promise.all(Array.from({ length: atOnce }, loop));
   const perSecond = latencies.length / ((performance.now() - start) / 1000);
-  return { perSecond, p99: Float64Array.from(latencies).sort()[Math.floor(latencies.length * 0.99)] };
+  const p99 = Float64Array.from(latencies).sort()[Math.floor(latencies.length * 0.99)];
+  return { perSecond, p99, decisions: latencies.length };
 }
 
 /** How long the event loop works, and how long it then waits, in ms. */
@@ -211,23 +226,40 @@ async function main() {
   await control.connect();
   const children = [];
   try {
-    for (const client of CLIENTS) {
-      console.log(`| ${client} | ${STORES.join(" | ")} |`);
-      console.log("| --- | --- | --- | --- |");
-      for (const store of STORES) {
-        const child = fork(fileURLToPath(import.meta.url), ["worker", server.url, client, store]);
+    /** Processes, one for each of these stores or ways. */
+    const start = async (client, names) => {
+      for (const name of names) {
+        const child = fork(fileURLToPath(import.meta.url), ["worker", server.url, client, name]);
         children.push(child);
         await once(child, "message");
       }
+      return children.slice(-names.length);
+    };
+    for (const client of CLIENTS) {
+      console.log(`| ${client} | ${STORES.join(" | ")} |`);
+      console.log("| --- | --- | --- | --- |");
+      const processes = await start(client, STORES);
       for (const atOnce of [1, 50]) {
         for (const [row, name] of ROWS.entries()) {
           await control.flushAll();
-          const cells = await measure(children.slice(-STORES.length), row, atOnce);
-          console.log(`| ${atOnce}: ${[name, ...cells].join(" | ")} |`);
+          const rounds = await measure(processes, row, atOnce);
+          console.log(`| ${atOnce}: ${[name, ...rounds.map(cell)].join(" | ")} |`);
         }
       }
       console.log();
     }
+    console.log(
+      "| 50 at once | direct | leases | times as many | commands for 100 | server's CPU time for each |",
+    );
+    console.log("| --- | --- | --- | --- | --- | --- |");
+    for (const client of CLIENTS) {
+      const processes = await start(client, WAYS);
+      for (const [row, name] of Object.keys(LOCAL_ROWS).entries()) {
+        const cells = await compareWays(control, processes, row);
+        console.log(`| ${client}: ${[name, ...cells].join(" | ")} |`);
+      }
+    }
+    console.log();
     console.log(`| event loop | a wait of ${TIMEOUT_MS} ms ends after: median | longest |`);
     console.log("| --- | --- | --- |");
     const pid = Number(/process_id:(\d+)/.exec(await control.sendCommand(["INFO", "server"]))[1]);
@@ -257,10 +289,48 @@ async function measure(children, row, atOnce) {
       if (i > 0) rounds[j].push(measured);
     }
   }
-  return rounds.map((measured) => {
-    const perSecond = Math.round(median(measured.map(({ perSecond }) => perSecond)));
-    return `${perSecond.toLocaleString("en")} / ${median(measured.map(({ p99 }) => p99)).toFixed(2)}`;
-  });
+  return rounds;
+}
+
+/** Decisions in a second, and the 99th percentile. */
+function cell(rounds) {
+  return `${perSecond(rounds).toLocaleString("en")} / ${median(rounds.map(({ p99 }) => p99)).toFixed(2)}`;
+}
+
+const perSecond = (rounds) => Math.round(median(rounds.map(({ perSecond }) => perSecond)));
+
+/** Leases beside direct calls: decisions, and what they cost the server. */
+async function compareWays(control, [direct, leases], row) {
+  await control.flushAll();
+  const [directly, locally] = await measure([direct, leases], row, 50);
+  const cost = async (child) => {
+    const before = await costs(control);
+    child.send({ row, atOnce: 50 });
+    const [{ decisions }] = await once(child, "message");
+    const after = await costs(control);
+    return {
+      commands: (after.commands - before.commands) / decisions,
+      cpu: (after.cpu - before.cpu) / decisions,
+    };
+  };
+  const [dear, cheap] = [await cost(direct), await cost(leases)];
+  return [
+    perSecond(directly).toLocaleString("en"),
+    perSecond(locally).toLocaleString("en"),
+    (perSecond(locally) / perSecond(directly)).toFixed(1),
+    (100 * cheap.commands).toFixed(2),
+    `1/${Math.round(dear.cpu / cheap.cpu)}`,
+  ];
+}
+
+/** How many requests the server has decided, and the CPU time it has used. */
+async function costs(control) {
+  const info = await control.sendCommand(["INFO", "everything"]);
+  const number = (pattern) => Number(pattern.exec(info)?.[1] ?? 0);
+  return {
+    commands: number(/cmdstat_rl\.log:calls=(\d+)/i),
+    cpu: number(/used_cpu_user:([\d.]+)/) + number(/used_cpu_sys:([\d.]+)/),
+  };
 }
 
 /** What was measured, where. */

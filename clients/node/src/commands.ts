@@ -25,6 +25,8 @@ export interface PeekOptions {
 export interface TakeOptions extends PeekOptions {
   /** Count the units even if the request is over the limit. */
   force?: boolean | undefined;
+  /** Take as many of the units as fit, if not all do; then the verdict has `taken` and `at`. Not with `force`. */
+  partial?: boolean | undefined;
 }
 
 export type AllOptions = Pick<TakeOptions, "force" | "at">;
@@ -40,7 +42,7 @@ export interface Row {
 }
 
 export interface Verdict {
-  /** Whether the request was refused. */
+  /** Whether the request was refused; with `partial`, whether fewer units were taken than asked for. */
   limited: boolean;
   /** The limit that the other figures speak of: of several, the tightest. */
   limit: number;
@@ -48,11 +50,15 @@ export interface Verdict {
   remaining: number;
   /**
    * Milliseconds after which this same request is allowed if no other comes. -1 when it was allowed, and when no
-   * wait can help since it costs more than the limit.
+   * wait can help since it costs more than the limit. With `partial`, milliseconds until one more unit fits.
    */
   retryAfterMs: number;
   /** Milliseconds until the whole limit is available again; 0 when it is now. */
   resetAfterMs: number;
+  /** Units that were taken, with `partial`; of a negative cost, minus the units that were given back. */
+  taken?: number;
+  /** The Unix time in milliseconds as of which they were counted, with `partial`: what to name to give them back. */
+  at?: number;
 }
 
 export interface Decision {
@@ -111,7 +117,7 @@ export interface CommandWriter {
 /** Text where a client was told to read integers as text. */
 type Integer = number | string;
 
-type Figures = readonly [Integer, Integer, Integer, Integer, Integer];
+type Figures = readonly [Integer, Integer, Integer, Integer, Integer, taken?: Integer, at?: Integer];
 
 /**
  * The largest limit, 2^53 - 48. node-redis and ioredis add a digit as `n * 10 + byte - 48`, which is no longer
@@ -134,25 +140,45 @@ export function listOf(limits: Limit | readonly Limit[]): readonly Limit[] {
   return limits.length === 0 || Array.isArray(limits[0]) ? (limits as readonly Limit[]) : [limits as Limit];
 }
 
+const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** How long a window is. */
+export function milliseconds(window: Window): number {
+  const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
+  if (count === undefined) throw new RangeError(`"${window}" is no window such as 10s, in ms, s, m, h or d`);
+  return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
+}
+
+/** A time that may be none: spelled like a window, or 0. */
+export function duration(time: Window): number {
+  return time === 0 ? 0 : milliseconds(time);
+}
+
 function pushOptions(
   writer: CommandWriter & { readonly redisArgs?: unknown[] },
-  { cost, force, at, [WAITING]: waiting }: TakeOptions & { [WAITING]?: Waiting } = {},
+  { cost, force, partial, at, [WAITING]: waiting }: TakeOptions & { [WAITING]?: Waiting } = {},
 ): void {
   if (cost !== undefined) writer.push("COST", String(cost));
   if (force) writer.push("FORCE");
+  if (partial) writer.push("PARTIAL");
   if (at !== undefined) writer.push("AT", String(at));
   // node-redis sends what these words are then. It expects a reply to everything, so to something that counts nothing.
   if (waiting !== undefined) waiting.onGiveUp = () => writer.redisArgs?.splice(0, Infinity, "PING");
 }
 
 function verdict(figures: Figures): Verdict {
-  return {
+  const verdict: Verdict = {
     limited: Number(figures[0]) === 1,
     limit: Number(figures[1]),
     remaining: Number(figures[2]),
     retryAfterMs: Number(figures[3]),
     resetAfterMs: Number(figures[4]),
   };
+  if (figures.length > 5) {
+    verdict.taken = Number(figures[5]);
+    verdict.at = Number(figures[6]);
+  }
+  return verdict;
 }
 
 function decision([limited, retryAfter, at, rows]: readonly [

@@ -3,13 +3,18 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import {
   type Algorithm,
+  duration,
   explained,
   MAX_LIMIT,
   type RateLimiter,
-  type Row,
+  type TakeOptions,
   type Verdict,
+  type Window,
 } from "./commands.js";
+import { LEASE_MS, LocalLimiter, wholeUnits } from "./leases.js";
+import { Rules, type Settings } from "./local/types.js";
 import { withTimeout } from "./patient.js";
+import { Timeout } from "./timeout.js";
 
 export interface StoreOptions {
   /** Begins each key; `rl:` if left out. */
@@ -18,6 +23,10 @@ export interface StoreOptions {
   algorithm?: Algorithm;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number;
+  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
+  remember?: Window;
+  /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
+  lease?: number;
 }
 
 /** What the store wants to know of the options of the middleware. */
@@ -38,8 +47,8 @@ interface Hit {
   /** Undefined once it has been given back. */
   key: string | undefined;
   limited: boolean;
-  /** Server time of the decision. */
-  at: number;
+  /** The server's time when it was counted. */
+  at: number | undefined;
 }
 
 /**
@@ -51,6 +60,10 @@ export class RateLimitStore {
   readonly prefix: string;
   readonly localKeys = false;
   readonly #limiter: RateLimiter;
+  readonly #timeout: Timeout;
+  readonly #settings: Settings;
+  /** Where anything is decided in this process. */
+  #local: { limiter: LocalLimiter; rules: Rules } | undefined;
   #algorithm: Algorithm | undefined;
   #windowMs = 60_000;
   #window = "1m";
@@ -62,8 +75,13 @@ export class RateLimitStore {
    */
   #hit: AsyncLocalStorage<Hit> | undefined;
 
-  constructor(limiter: RateLimiter, { prefix = "rl:", algorithm, timeoutMs = 1000 }: StoreOptions = {}) {
-    this.#limiter = withTimeout(limiter, timeoutMs);
+  constructor(
+    limiter: RateLimiter,
+    { prefix = "rl:", algorithm, timeoutMs = 1000, remember = 0, lease = 0 }: StoreOptions = {},
+  ) {
+    this.#timeout = new Timeout(timeoutMs);
+    this.#limiter = withTimeout(limiter, this.#timeout);
+    this.#settings = { units: wholeUnits(lease), rememberMs: duration(remember) };
     this.prefix = prefix;
     this.#algorithm = algorithm;
   }
@@ -75,18 +93,32 @@ export class RateLimitStore {
     const decides = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
     this.#limit = decides ? (limit as number) : MAX_LIMIT;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
+    if (this.#settings.units > 0 || this.#settings.rememberMs > 0) {
+      if (!decides) throw new TypeError("remember and lease need a limit that is a number");
+      this.#local = {
+        limiter: new LocalLimiter(this.#limiter, this.#settings, this.#timeout),
+        rules: new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS),
+      };
+    }
   }
 
   increment(key: string): Promise<ClientInfo> {
-    if (this.#hit === undefined) return this.#take(key).then((verdict) => this.#info(verdict), refuse);
-    const hit: Hit = { key, limited: true, at: 0 };
+    if (this.#hit === undefined) return this.#decide(key).then((verdict) => this.#info(verdict), refuse);
+    const hit: Hit = { key, limited: true, at: undefined };
     // In the caller's own context, where `decrement` will find it: so this is no async function.
     this.#hit.enterWith(hit);
-    return this.#limiter.all([this.#row(key)]).then(({ limited, at, rows }) => {
-      hit.limited = limited;
-      hit.at = at;
-      return this.#info(rows[0] as Verdict);
+    return this.#decide(key, { partial: true }).then((verdict) => {
+      hit.limited = verdict.limited;
+      hit.at = verdict.at;
+      return this.#info(verdict);
     }, refuse);
+  }
+
+  /** Decides a hit: in this process, if it can. */
+  #decide(key: string, options?: TakeOptions): Promise<Verdict> {
+    if (this.#local === undefined) return this.#take(key, options);
+    const { limiter, rules } = this.#local;
+    return Promise.resolve(limiter.take(this.prefix + key, rules, 1));
   }
 
   async decrement(key: string): Promise<void> {
@@ -105,19 +137,19 @@ export class RateLimitStore {
     await this.#take(key, { cost: -MAX_LIMIT });
   }
 
+  /** Gives back all leases. */
+  async shutdown(): Promise<void> {
+    await this.#local?.limiter.close();
+  }
+
   async get(key: string): Promise<ClientInfo | undefined> {
     const verdict = await this.#limiter.peek(this.prefix + key, [MAX_LIMIT, this.#window]);
     const totalHits = MAX_LIMIT - verdict.remaining;
     return totalHits === 0 ? undefined : { totalHits, resetTime: inFuture(verdict.resetAfterMs) };
   }
 
-  #take(key: string, options?: { cost: number; at?: number }): Promise<Verdict> {
+  #take(key: string, options?: TakeOptions): Promise<Verdict> {
     return this.#limiter[this.#algorithm ?? "log"](this.prefix + key, [this.#limit, this.#window], options);
-  }
-
-  #row(key: string): Row {
-    const algorithm = this.#algorithm ?? "log";
-    return { key: this.prefix + key, algorithm, limit: this.#limit, window: this.#window };
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {

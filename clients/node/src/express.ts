@@ -3,17 +3,22 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import {
   type Algorithm,
-  type AllOptions,
   type Decision,
+  duration,
   explained,
   type Limit,
   listOf,
   type RateLimiter,
   type Row,
   type Verdict,
+  type Window,
 } from "./commands.js";
 import { answer, client, type Fields, type Policy, type Problem, policiesOf, standing } from "./http.js";
+import { LEASE_MS, LocalLimiter, wholeUnits } from "./leases.js";
+import { Rules } from "./local/types.js";
 import { withTimeout } from "./patient.js";
+import { Remembering } from "./remembering.js";
+import { Timeout } from "./timeout.js";
 import { warn } from "./warning.js";
 
 export { parseLimits } from "./http.js";
@@ -46,6 +51,13 @@ export interface Options {
   timeoutMs?: number;
   /** Is told of each request why Redis was away; at most one warning a second on the console if left out. */
   onError?: (error: Error) => void;
+  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
+  remember?: Window;
+  /**
+   * How many units of each client may be leased: counted ahead, and handed out without asking. Of a quota of several
+   * limits `RateLimit` then tells of the tightest alone. For one quota; 0 if left out.
+   */
+  lease?: number;
 }
 
 export interface RateLimit<R extends Request = Request> {
@@ -55,6 +67,8 @@ export interface RateLimit<R extends Request = Request> {
    * when it was taken. More is counted even if that is over the limit. Header fields that are not yet sent follow.
    */
   settle(request: R, response: ServerResponse, used: Readonly<Record<string, number>>): Promise<void>;
+  /** Gives back all leases. */
+  close(): Promise<void>;
 }
 
 /** A quota of one request: what it asks for, and how that stands. */
@@ -79,7 +93,7 @@ interface Visit {
 export function rateLimit<R extends Request = Request>(
   limiter: RateLimiter,
   quotas: Quota<R> | readonly Quota<R>[],
-  { fail = "open", timeoutMs = 100, onError = warn }: Options = {},
+  { fail = "open", timeoutMs = 100, onError = warn, remember = 0, lease = 0 }: Options = {},
 ): RateLimit<R> {
   const all = Array.isArray(quotas) ? (quotas as readonly Quota<R>[]) : [quotas as Quota<R>];
   if (!["open", "closed"].includes(fail)) throw new TypeError("fail is open or closed");
@@ -87,13 +101,18 @@ export function rateLimit<R extends Request = Request>(
     throw new TypeError("each quota needs a name of its own");
   }
   const shareOf = all.map((quota) => sharing(quota, all.length > 1));
-  const patient = withTimeout(limiter, timeoutMs);
+  const timeout = new Timeout(timeoutMs);
+  const patient = withTimeout(limiter, timeout);
+  const remembering = new Remembering(patient, remember);
+  const units = wholeUnits(lease);
+  const settings = { units, rememberMs: duration(remember) };
+  const leased = units > 0 ? leasing(all, new LocalLimiter(patient, settings, timeout)) : undefined;
   const visits = new WeakMap<R, Visit>();
   const self = {};
 
-  async function ask(rows: Row[], options?: AllOptions): Promise<Decision | undefined> {
+  async function unlessAway(decision: Promise<Decision>): Promise<Decision | undefined> {
     try {
-      return await patient.all(rows, options);
+      return await decision;
     } catch (error) {
       onError(explained(error) as Error);
       return undefined;
@@ -103,7 +122,7 @@ export function rateLimit<R extends Request = Request>(
   async function limit(request: R, response: ServerResponse): Promise<boolean> {
     const shares = shareOf.map((share) => share(request));
     const rows = shares.flatMap(({ rows }) => rows);
-    const decision = await ask(rows);
+    const decision = await unlessAway(leased?.decide(rows) ?? remembering.decide(rows));
     visits.set(request, { shares, at: decision?.at });
     if (decision === undefined) {
       if (fail === "open") return true;
@@ -124,10 +143,7 @@ export function rateLimit<R extends Request = Request>(
       tell(response, self, fields);
       return true;
     }
-    for (const name of ["RateLimit-Policy", "RateLimit", "Retry-After"] as const) {
-      if (fields[name] !== undefined) response.setHeader(name, fields[name]);
-    }
-    refuse(response, body);
+    refuse(response, body, fields);
     return false;
   }
 
@@ -149,12 +165,13 @@ export function rateLimit<R extends Request = Request>(
         if (cost === 0) return;
         share.taken = units;
         const rows = share.rows.map((row) => ({ ...row, cost }));
-        const decision = await ask(rows, cost < 0 ? { at } : { force: true });
+        const decision = await unlessAway(patient.all(rows, cost < 0 ? { at } : { force: true }));
+        if (cost < 0) remembering.forget(shares.flatMap(({ rows }) => rows));
         share.verdicts = decision?.rows;
       }),
     );
     const known = shares.filter(({ verdicts }) => verdicts !== undefined);
-    if (response.headersSent || known.length === 0) return;
+    if (known.length === 0) return;
     const fields = standing(
       known.flatMap(({ policies }) => policies),
       known.flatMap(({ verdicts }) => verdicts ?? []),
@@ -177,7 +194,26 @@ export function rateLimit<R extends Request = Request>(
     if (allowed) next();
   }
 
-  return Object.assign(middleware, { settle });
+  return Object.assign(middleware, { settle, close: async () => leased?.close() });
+}
+
+/** Decides a single quota by leases. The decision has the figures of one limit. */
+function leasing<R extends Request>([quota, ...others]: readonly Quota<R>[], limiter: LocalLimiter) {
+  if (quota === undefined || others.length > 0) throw new TypeError("only a single quota can be leased");
+  const limits = listOf(quota.limits);
+  if (new Set(limits.map(([limit]) => limit)).size < limits.length) {
+    throw new TypeError("the limits of a quota that is leased must differ: they tell its policies apart");
+  }
+  const rules = new Rules(quota.algorithm ?? "log", limits, LEASE_MS);
+  return {
+    async decide([row]: readonly Row[]): Promise<Decision> {
+      const { key, cost = 1 } = row as Row;
+      const verdict = await limiter.take(key, rules, cost);
+      const { limited, retryAfterMs, at } = verdict;
+      return { limited, retryAfterMs, at: at as number, rows: [verdict] };
+    },
+    close: () => limiter.close(),
+  };
 }
 
 function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request: R) => Share {
@@ -215,8 +251,9 @@ function sharing<R extends Request>(quota: Quota<R>, several: boolean): (request
 /** What each middleware has said on a response. */
 const told = new WeakMap<ServerResponse, Map<object, Fields>>();
 
-/** Sets the header fields, beside those of other rate limits that the request has passed. */
+/** Sets the header fields, beside those of other rate limits that the request has passed, unless it is answered. */
 function tell(response: ServerResponse, who: object, fields: Fields): void {
+  if (response.headersSent) return;
   const all = told.get(response) ?? new Map<object, Fields>();
   told.set(response, all.set(who, fields));
   for (const name of ["RateLimit-Policy", "RateLimit"] as const) {
@@ -224,8 +261,11 @@ function tell(response: ServerResponse, who: object, fields: Fields): void {
   }
 }
 
-function refuse(response: ServerResponse, problem: Problem): void {
+/** Answers a request, unless something else has done so meanwhile: a timeout of the application, say. */
+function refuse(response: ServerResponse, problem: Problem, fields: Partial<Fields> = {}): void {
+  if (response.headersSent) return;
   response.statusCode = problem.status;
+  for (const [name, value] of Object.entries(fields)) response.setHeader(name, value);
   response.setHeader("Content-Type", "application/problem+json");
   response.end(JSON.stringify(problem));
 }

@@ -1,7 +1,7 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
 import { isIPv6 } from "node:net";
-import type { Decision, Limit, Verdict, Window } from "./commands.js";
+import { type Decision, type Limit, milliseconds, type Verdict, type Window } from "./commands.js";
 
 /** A limit as clients are told of it. */
 export interface Policy {
@@ -35,14 +35,16 @@ export interface Fields {
 
 /** Answers a request that was decided with a row for each policy. */
 export function answer(policies: readonly Policy[], decision: Decision): Answer {
-  const { limited, retryAfterMs, rows } = decision;
-  if (!limited) return { status: 200, fields: standing(policies, rows) };
+  const { limited, retryAfterMs } = decision;
+  if (!limited) return { status: 200, fields: standing(policies, decision.rows) };
 
   const waitHelps = retryAfterMs >= 0;
+  const rows = rowsOf(policies, decision.rows);
   const fields: Fields = {
     ...named(policies),
     RateLimit: list(policies, (_, i) => {
-      const row = rows[i] as Verdict;
+      const row = rows[i];
+      if (row === undefined) return undefined;
       if (!waitHelps) return `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
       // A `t` beyond Retry-After would contradict it.
       return row.limited ? `r=${row.remaining};t=${seconds(row.retryAfterMs)}` : `r=${row.remaining}`;
@@ -60,14 +62,21 @@ export function answer(policies: readonly Policy[], decision: Decision): Answer 
 }
 
 /** What is left of each policy, for an answer that refuses nothing. */
-export function standing(policies: readonly Policy[], rows: readonly Verdict[]): Fields {
+export function standing(policies: readonly Policy[], verdicts: readonly Verdict[]): Fields {
+  const rows = rowsOf(policies, verdicts);
   return {
     ...named(policies),
     RateLimit: list(policies, (_, i) => {
-      const { remaining, resetAfterMs } = rows[i] as Verdict;
-      return `r=${remaining};t=${seconds(resetAfterMs)}`;
+      const row = rows[i];
+      return row && `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
     }),
   };
+}
+
+/** The row of each policy. A decision by leases has that of one policy alone, which its limit tells. */
+function rowsOf(policies: readonly Policy[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
+  if (rows.length === policies.length) return rows;
+  return policies.map((policy) => rows.find(({ limit }) => limit === policy.limit));
 }
 
 function named(policies: readonly Policy[]): Pick<Fields, "RateLimit-Policy"> {
@@ -79,8 +88,17 @@ function named(policies: readonly Policy[]): Pick<Fields, "RateLimit-Policy"> {
   };
 }
 
-function list(policies: readonly Policy[], parameters: (policy: Policy, i: number) => string): string {
-  return policies.map((policy, i) => `${quoted(policy.name)};${parameters(policy, i)}`).join(", ");
+/** A list of the policies that have parameters. */
+function list(
+  policies: readonly Policy[],
+  parametersOf: (policy: Policy, i: number) => string | undefined,
+): string {
+  return policies
+    .flatMap((policy, i) => {
+      const parameters = parametersOf(policy, i);
+      return parameters === undefined ? [] : `${quoted(policy.name)};${parameters}`;
+    })
+    .join(", ");
 }
 
 function quoted(text: string): string {
@@ -123,14 +141,6 @@ export function parseLimits(text: string): Limit[] {
 }
 
 const MAX_WINDOW_MS = 3650 * 86_400_000;
-const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
-
-function milliseconds(window: Window): number {
-  const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
-  if (count === undefined) throw new RangeError(`"${window}" is no window such as 10s, in ms, s, m, h or d`);
-  return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
-}
-
 /** Whom an address stands for. An IPv6 client has a whole network, named by its first 64 bits. */
 export function client(address: string): string {
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);

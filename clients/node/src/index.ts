@@ -16,3 +16,4 @@ export {
   type Window,
   type WindowInfo,
 } from "./commands.js";
+export { type LeaseOptions, type Leases, leases } from "./leases.js";

@@ -1,13 +1,17 @@
 // A storage for @nestjs/throttler.
 
-import { explained, MAX_LIMIT, type RateLimiter, type Verdict } from "./commands.js";
+import { explained, MAX_LIMIT, type RateLimiter, type Row, type Verdict, type Window } from "./commands.js";
 import { withTimeout } from "./patient.js";
+import { Remembering } from "./remembering.js";
+import { Timeout } from "./timeout.js";
 
 export interface StorageOptions {
   /** Begins each key; `rl:` if left out. */
   prefix?: string;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number;
+  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
+  remember?: Window;
 }
 
 /** Times are in seconds. */
@@ -27,10 +31,12 @@ const BLOCK = 2 ** 50;
  */
 export class RateLimitStorage {
   readonly #limiter: RateLimiter;
+  readonly #remembering: Remembering;
   readonly #prefix: string;
 
-  constructor(limiter: RateLimiter, { prefix = "rl:", timeoutMs = 1000 }: StorageOptions = {}) {
-    this.#limiter = withTimeout(limiter, timeoutMs);
+  constructor(limiter: RateLimiter, { prefix = "rl:", timeoutMs = 1000, remember = 0 }: StorageOptions = {}) {
+    this.#limiter = withTimeout(limiter, new Timeout(timeoutMs));
+    this.#remembering = new Remembering(this.#limiter, remember);
     this.#prefix = prefix;
   }
 
@@ -56,24 +62,25 @@ export class RateLimitStorage {
     // The hash tag keeps both keys on one node of a cluster. A key that the application makes may serve many throttlers.
     const hits = `${this.#prefix}{${key}}:${throttlerName}`;
     const window = `${ttl}ms`;
+    const counts: Row = { key: hits, algorithm: "log", limit, window };
     if (blockDuration <= 0) {
-      const verdict = await this.#limiter.log(hits, [limit, window]);
-      return record(verdict, limit, verdict.retryAfterMs);
+      const { rows } = await this.#remembering.decide([counts]);
+      const [counted] = rows as [Verdict];
+      return record(counted, limit, counted.retryAfterMs);
     }
     const block = `${hits}:block`;
     const blockWindow = `${blockDuration}ms`;
-    const { rows } = await this.#limiter.all([
-      { key: block, algorithm: "log", limit: BLOCK, window: blockWindow },
-      { key: hits, algorithm: "log", limit, window },
-    ]);
+    const asked: Row[] = [{ key: block, algorithm: "log", limit: BLOCK, window: blockWindow }, counts];
+    const { rows } = await this.#remembering.decide(asked);
     const [blocked, counted] = rows as [Verdict, Verdict];
     if (blocked.limited) return record({ ...counted, limited: true }, limit, blocked.retryAfterMs);
     if (!counted.limited) return record(counted, limit, 0);
     // Of requests that come here at once the first blocks, and gives back all hits: the limit has room for one block.
     await this.#limiter.all([
       { key: block, algorithm: "log", limit: BLOCK + BLOCK / 2, window: blockWindow, cost: BLOCK },
-      { key: hits, algorithm: "log", limit, window, cost: -MAX_LIMIT },
+      { ...counts, cost: -MAX_LIMIT },
     ]);
+    this.#remembering.forget(asked);
     return record(counted, limit, blockDuration);
   }
 }

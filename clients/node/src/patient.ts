@@ -2,7 +2,8 @@
 // has long passed, or was long refused.
 
 import type { RateLimiter } from "./commands.js";
-import { Timeout, WAITING, type Waiting } from "./timeout.js";
+import { ofNodeRedis } from "./node-redis.js";
+import { type Timeout, WAITING, type Waiting } from "./timeout.js";
 
 /** A connection of either client. */
 export interface Connection {
@@ -12,15 +13,6 @@ export interface Connection {
 
 /** Of limiters of ioredis. */
 export const connections = new WeakMap<RateLimiter, Connection>();
-
-/** What `client.rl` of node-redis is bound to. A cluster before version 6 does not say whether it is ready. */
-interface NodeRedis {
-  readonly isOpen: boolean;
-  readonly isReady?: boolean;
-  readonly options?: { readonly disableOfflineQueue?: boolean };
-  readonly _commandOptions?: object;
-  withCommandOptions(options: object): NodeRedis;
-}
 
 const POLL_MS = 5;
 
@@ -62,22 +54,8 @@ class Gate {
   }
 }
 
-/** A limiter of node-redis without the timeout of its client, which is this process's time, and its connection. */
-function ofNodeRedis(limiter: RateLimiter & { readonly _self?: NodeRedis }): [RateLimiter, Connection?] {
-  const client = limiter._self;
-  if (client === undefined) return [limiter];
-  const options = { ...client._commandOptions, timeout: undefined };
-  const patient = Object.create(limiter, {
-    _self: { value: client.withCommandOptions(options) },
-  }) as RateLimiter;
-  const isConnecting = () =>
-    client.isOpen && client.isReady === false && client.options?.disableOfflineQueue !== true;
-  return [patient, { isConnecting }];
-}
-
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
-export function withTimeout(limiter: RateLimiter, timeoutMs: number): RateLimiter {
-  const timeout = new Timeout(timeoutMs);
+export function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
   const known = connections.get(limiter);
   const [to, connection] = known === undefined ? ofNodeRedis(limiter) : [limiter, known];
   const gate = new Gate(connection);

@@ -4,17 +4,19 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, before, beforeEach, describe, test } from "node:test";
 import express from "express";
-import { Redis } from "ioredis";
-import { createClient } from "redis";
+import { Cluster, Redis } from "ioredis";
+import { createClient, createCluster } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { command, Server, serve } from "./harness.js";
+import { command, Server, serve, startCluster } from "./harness.js";
 
 const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
 const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.exec(operations) ?? [];
+
+const [, inCluster = ""] = /on a cluster also `(.*?)`/.exec(operations) ?? [];
 
 const HOUR = 3_600_000;
 
@@ -98,3 +100,26 @@ for (const [name, connect] of Object.entries(clients)) {
     }
   });
 }
+
+test("a cluster, with the rights that the page adds for its clients", async () => {
+  const servers = await startCluster();
+  const user = { username: "app", password: "secret" };
+  const redis = new Cluster(
+    servers.map(({ port }) => ({ host: "127.0.0.1", port })),
+    { redisOptions: user },
+  );
+  const rootNodes = servers.map(({ url }) => ({ url }));
+  const client = createCluster({ rootNodes, defaults: user, modules: { rl } });
+  try {
+    for (const server of servers) await command(server, ...`${rules} ${inCluster}`.split(" "));
+    await client.connect();
+    for (const limiter of [client.rl, rateLimiter(redis)]) {
+      const verdicts = await Promise.all([1, 2, 3].map((i) => limiter.log(`limit:${i}`, [5, "1h"])));
+      assert.equal(verdicts.length, 3);
+    }
+  } finally {
+    client.destroy();
+    redis.disconnect();
+    for (const server of servers) await server.stop();
+  }
+});

@@ -5,13 +5,13 @@ import type { ServerResponse } from "node:http";
 import { Socket } from "node:net";
 import { after, afterEach, before, describe, test } from "node:test";
 import { Redis } from "ioredis";
-import { createClient } from "redis";
+import { createClient, createClientPool, createSentinel } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
 import { type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { Server, tally, work } from "./harness.js";
+import { command, Server, startSentinel, tally, work } from "./harness.js";
 
 const LIMIT = 5;
 const HOUR = 3_600_000;
@@ -84,6 +84,37 @@ describe("bursts", () => {
     },
   };
 
+  /** Clients of node-redis that hand out connections. */
+  const lenders: Record<string, (warm: boolean) => Promise<RateLimiter>> = {
+    pool: async (warm) => {
+      const pool = createClientPool({ url: server.url, modules: { rl } });
+      pool.on("error", () => {});
+      open.push(() => pool.destroy());
+      const connected = pool.connect();
+      if (warm) await connected;
+      return pool.rl;
+    },
+    sentinel: async (warm) => {
+      const { port } = await sentinel();
+      const client = createSentinel({
+        name: "main",
+        sentinelRootNodes: [{ host: "127.0.0.1", port }],
+        modules: { rl },
+      });
+      client.on("error", () => {});
+      open.push(() => client.destroy());
+      const connected = client.connect();
+      if (warm) await connected;
+      return client.rl;
+    },
+  };
+
+  async function sentinel(): Promise<Server> {
+    const sentinel = await startSentinel(server);
+    open.push(() => sentinel.stop());
+    return sentinel;
+  }
+
   let keys = 0;
 
   /** So many requests at once, and the same again for each adapter: of each the limit passes, and no more. */
@@ -153,5 +184,31 @@ describe("bursts", () => {
         1,
       );
     });
+  }
+
+  for (const [name, connect] of Object.entries(lenders)) {
+    for (const warm of [false, true]) {
+      test(`node-redis, ${name}, ${warm ? "connected" : "not yet connected"}: 10,000 at once share a connection`, async () => {
+        const limiter = await connect(warm);
+        const before = await connections();
+        await burst(limiter, [20, 10_000], all.slice(0, 2));
+        // One for each command would be more than a pool has, and the others would wait for it in vain.
+        assert.ok((await connections()) <= before + 2);
+      });
+    }
+
+    test(`node-redis, ${name}: commands fail while there is no connection, and are well later`, async () => {
+      const limiter = await connect(true);
+      await command(server, "CLIENT", "KILL", "TYPE", "normal");
+      const ask = adapters["Express, fail closed"]?.(limiter, `burst:${keys++}`) as Ask;
+      const answers = await Promise.all(Array.from({ length: 100 }, ask));
+      assert.deepEqual(new Set([...answers, 200, 429, 503]), new Set([200, 429, 503]));
+      await burst(limiter, [20], all);
+    });
+  }
+
+  async function connections(): Promise<number> {
+    const info = String(await command(server, "INFO", "clients"));
+    return Number(/^connected_clients:(\d+)/m.exec(info)?.[1]);
   }
 });

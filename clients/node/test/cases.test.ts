@@ -10,7 +10,7 @@ import { answer, type Policy } from "redis-rl/http";
 import { rateLimiter } from "redis-rl/ioredis";
 import { Server } from "./harness.js";
 
-type Figures = [number, number, number, number, number];
+type Figures = [number, number, number, number, number, taken?: number, at?: number];
 interface Step {
   call?: "fixed" | "sliding" | "log" | "peek" | "info" | "all";
   key: string;
@@ -18,6 +18,7 @@ interface Step {
   rows: Parameters<RateLimiter["all"]>[0];
   cost?: number;
   force?: boolean;
+  partial?: boolean;
   at?: number;
   words: string[];
   reply?: unknown;
@@ -66,10 +67,11 @@ function ioredis(redis: Redis): Client {
 }
 
 /** The arguments of the client's method, as the step names them. */
-function argumentsOf({ call, key, limits, rows, cost, force, at }: Step): unknown[] {
+function argumentsOf({ call, key, limits, rows, cost, force, partial, at }: Step): unknown[] {
   const options = {
     ...(cost !== undefined && { cost }),
     ...(force !== undefined && { force }),
+    ...(partial !== undefined && { partial }),
     ...(at !== undefined && { at }),
   };
   if (call === "info") return [key];
@@ -107,8 +109,9 @@ async function run({ limiter, raw }: Client, step: Step): Promise<void> {
   }
 }
 
-function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs]: Figures): Verdict {
-  return { limited: limited === 1, limit, remaining, retryAfterMs, resetAfterMs };
+function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs, taken, at]: Figures): Verdict {
+  const verdict = { limited: limited === 1, limit, remaining, retryAfterMs, resetAfterMs };
+  return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };
 }
 
 function decisionOf([limited, retryAfterMs, at, rows]: HttpCase["reply"]): Decision {

@@ -139,6 +139,26 @@ describe("express", () => {
     assert.equal(refused.policy, '"login-1h";q=1;w=3600');
   });
 
+  test("a response that something else has sent meanwhile is left alone", async () => {
+    const app = express();
+    const errors: unknown[] = [];
+    const handled: string[] = [];
+    app.use((_request, response, next) => {
+      response.send("early");
+      next();
+    });
+    app.use(rateLimit(client.rl, { limits: [1, "1h"] }, PATIENT));
+    app.use((request) => void handled.push(request.path));
+    // Express takes four arguments for a handler of errors.
+    const failed: express.ErrorRequestHandler = (...[error, , ,]) => errors.push(error);
+    app.use(Object.defineProperty(failed, "length", { value: 4 }));
+    web = await serve(app);
+    for (const path of ["/allowed", "/refused"]) assert.equal((await get(path)).text, "early");
+    await client.ping();
+    assert.deepEqual(errors, []);
+    assert.deepEqual(handled, ["/allowed"]);
+  });
+
   describe("settling", () => {
     /** Reserves 10 tokens for each request, of which it uses as many as the query says. */
     async function settling(limits: Quota["limits"]): Promise<void> {

@@ -1,7 +1,7 @@
 // Real servers with the module, on free ports of this machine, that end with the test.
 
 import { type ChildProcess, spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Server as HttpServer } from "node:http";
 import { type AddressInfo, connect, createServer as createListener } from "node:net";
 import { tmpdir } from "node:os";
@@ -38,7 +38,9 @@ export class Server {
   ) {
     this.port = port;
     this.#folder = mkdtempSync(join(tmpdir(), "redis-rl-"));
-    const args = ["--port", String(port), "--dir", this.#folder, "--save", ""];
+    // A sentinel needs a file that it can write to.
+    writeFileSync(join(this.#folder, "conf"), "");
+    const args = ["conf", "--port", String(port), "--dir", this.#folder, "--save", ""];
     // The shell ends the server when its input ends, and so when this process does, in whatever way.
     const script = '"$@" >log 2>&1 & server=$!; echo $server; cat; kill -9 $server; wait $server 2>/dev/null';
     this.#child = spawn("sh", ["-c", script, "sh", REDIS_SERVER, ...args, ...options], {
@@ -151,6 +153,13 @@ export async function startCluster(): Promise<Server[]> {
     });
   }
   return servers;
+}
+
+/** A sentinel that watches a server, which it calls `main`. */
+export async function startSentinel(server: Server): Promise<Server> {
+  const sentinel = await Server.startWithoutModule("--sentinel");
+  await command(sentinel, "SENTINEL", "MONITOR", "main", "127.0.0.1", String(server.port), "1");
+  return sentinel;
 }
 
 /** Sends one command as it is. */

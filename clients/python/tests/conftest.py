@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +74,15 @@ def cluster(_cluster: list[Server]) -> list[Server]:
             client.flushall()
             client.config_resetstat()
     return _cluster
+
+
+@pytest.fixture
+def abandoned() -> Iterator[None]:
+    """For a loop that ends without closing its connections, as a test client's does: they are collected here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import redis
 
 REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
-PATIENCE = 30.0
+PATIENCE = 120.0
 _PR_SET_PDEATHSIG = 1
 _SLOTS = 16384
 

@@ -18,7 +18,7 @@ import redis.asyncio
 from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
-from redis_rl import AsyncRateLimiter, RateLimiter
+from redis_rl import AsyncRateLimiter, Leases, RateLimiter
 from redis_rl.asgi import Guard, Quota
 
 from .rights import APP, ON_A_CLUSTER, Rights
@@ -54,6 +54,15 @@ def test_a_limiter(server: Server) -> None:
         assert not limiter.all([("limit:3", "log", 5, "1h", 1)]).limited
         with pytest.raises(redis.exceptions.NoPermissionError):
             limiter.info("limit:3")
+
+
+@pytest.mark.usefixtures("rights")
+def test_leases(server: Server) -> None:
+    with (
+        redis.Redis(port=server.port, **LOGIN) as client,
+        Leases(RateLimiter(client), "sliding", (100, "1h"), duration=60) as leases,
+    ):
+        assert [leases.take("limit:4").limited for _ in range(101)] == [False] * 100 + [True]
 
 
 @pytest.mark.usefixtures("rights")

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import AsyncRateLimiter, RateLimiter
-from redis_rl.asgi import Guard, Quota, RateLimit, Scope, client_address
+from redis_rl.asgi import Guard, Quota, RateLimit, Scope, Taken, client_address
 
 from . import http_servers
 from .http_servers import Answer, Site
@@ -241,6 +241,154 @@ def test_a_redis_that_does_not_answer_is_not_waited_for(own_server: Server, capl
         assert "cannot ask for the limit: no answer in time" in caplog.text
         own_server.thaw()
         wait_for("requests to be limited again", lambda: "ratelimit" in site.get("/").fields)
+
+
+def commands(raw: redis.Redis) -> dict[str, int]:
+    """How often each command that counts was called."""
+    stats = raw.info("commandstats")
+    return {name.lower(): each["calls"] for name, each in stats.items() if name.lower().startswith("cmdstat_rl.")}
+
+
+@contextlib.asynccontextmanager
+async def guard_of(server: Server, *tiers: tuple[int, str], **options: Any) -> AsyncIterator[Guard]:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        options = {"client": lambda scope: "me", "timeout": PATIENT, **options}
+        guard = Guard(AsyncRateLimiter(client), Quota("q", *tiers), **options)
+        yield guard
+        await guard.close()
+
+
+async def take(guard: Guard, requests: int, cost: int = 1) -> list[Taken]:
+    return [await guard.take({}, cost) for _ in range(requests)]
+
+
+@pytest.mark.parametrize("tiers", [[(3, "1h")], [(3, "1h"), (9, "1d")]])
+@pytest.mark.parametrize("cost", [1, 2])
+def test_a_refusal_is_repeated_as_long_as_it_is_remembered(
+    server: Server, raw: redis.Redis, tiers: Any, cost: int
+) -> None:
+    async def test() -> None:
+        async with guard_of(server, *tiers, remember=PATIENT) as guard:
+            told = await take(guard, 20, cost)
+            passed = 3 // cost
+            assert [each.answer.status for each in told] == [200] * passed + [429] * (20 - passed)
+            assert sum(commands(raw).values()) == passed + 1
+            assert told[-1].answer.fields["RateLimit"] == told[passed].answer.fields["RateLimit"]
+
+    asyncio.run(test())
+
+
+def test_a_refusal_is_forgotten_when_units_are_given_back_here(server: Server) -> None:
+    async def test() -> None:
+        async with guard_of(server, (3, "1h"), (9, "1d"), remember=PATIENT) as guard:
+            first, *_, last = await take(guard, 4)
+            assert last.refused
+            await first.settle(0)
+            assert not (await guard.take({})).refused
+
+    asyncio.run(test())
+
+
+def test_a_refusal_leaves_nothing_to_settle(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guard_of(server, (3, "1h")) as guard:
+            taken = await guard.take({}, 3)
+            refused = await guard.take({}, 2)
+            assert (taken.refused, refused.refused) == (False, True)
+            await refused.settle(0)
+
+    asyncio.run(test())
+    assert raw.execute_command("RL.PEEK", "q:me", 3, "1h")[2] == 0
+
+
+def test_one_limit_is_asked_for_by_the_single_command_which_tells_the_time_too(
+    server: Server, raw: redis.Redis
+) -> None:
+    async def test() -> None:
+        async with guard_of(server, (3, "1h")) as guard:
+            told = await take(guard, 4)
+            assert [each.answer.status for each in told] == [200, 200, 200, 429]
+            assert commands(raw) == {"cmdstat_rl.log": 4}
+            assert "r=1;" in (await told[0].settle(0))["RateLimit"]
+
+    asyncio.run(test())
+
+
+def test_a_guard_leases_units_and_gives_them_back(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guard_of(server, (1000, "1d"), (5000, "30d"), lease=100, remember=PATIENT) as guard:
+            told = await take(guard, 1000)
+            assert {each.answer.status for each in told} == {200}
+            assert commands(raw)["cmdstat_rl.log"] < 100
+            assert [each.answer.fields["RateLimit"].partition(";t=")[0] for each in told[::500]] == [
+                '"q-1d";r=999',
+                '"q-1d";r=499',
+            ]
+            policies = '"q-1d";q=1000;w=86400, "q-30d";q=5000;w=2592000'
+            refused = await take(guard, 100)
+            assert {each.answer.status for each in refused} == {429}
+            assert {each.answer.fields["RateLimit-Policy"] for each in (*told, *refused)} == {policies}
+            assert json.loads(refused[0].answer.body)["violated-policies"] == ["q-1d"]
+            await told[-1].settle(0)
+
+    asyncio.run(test())
+    assert raw.execute_command("RL.PEEK", "q:me", 5000, "30d")[2] == 5000 - 999
+
+
+def test_an_estimate_is_settled_as_of_its_time_beside_leases(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guard_of(server, (1000, "1d"), (5000, "30d"), lease=100) as guard:
+            before = raw.time()[0]
+            [taken] = await take(guard, 1, cost=300)
+            decision = taken._decision
+            assert decision
+            assert 1000 * before <= decision.at <= 1000 * (raw.time()[0] + 1)
+            await take(guard, 50)
+            await taken.settle(100)
+            assert (await guard.take({}, 2000)).answer.status == 403
+
+    asyncio.run(test())
+    assert raw.execute_command("RL.PEEK", "q:me", 5000, "30d")[2] == 5000 - 100 - 50
+
+
+def test_a_guard_that_is_closed_gives_back_its_leases_and_asks(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guard_of(server, (1000, "1d"), lease=100) as guard:
+            await take(guard, 50)
+            await guard.close()
+            assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 950
+            assert not (await guard.take({})).refused
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 503)])
+def test_a_guard_that_leases_does_not_wait_for_a_redis_that_does_not_answer(
+    own_server: Server, fail: Any, status: int
+) -> None:
+    async def test() -> None:
+        async with guard_of(own_server, (1000, "1d"), lease=100, fail=fail) as guard:
+            await take(guard, 1)
+            guard._timeout = 0.1
+            own_server.freeze()
+            for _ in range(3):
+                told = await asyncio.gather(*(take(guard, 1) for _ in range(20)))
+                assert {each.answer.status for [each] in told} == {status}
+            own_server.thaw()
+            guard._timeout = PATIENT
+            told = await asyncio.gather(*(take(guard, 1) for _ in range(20)))
+            assert {each.answer.status for [each] in told} == {200}
+            # What was asked for meanwhile, and nobody waited for, went back.
+            await guard.close()
+
+    asyncio.run(test())
+    with own_server.client() as raw:
+        wait_for("all else to be back", lambda: raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 21)
+
+
+def test_equal_limits_cannot_be_leased() -> None:
+    with pytest.raises(ValueError, match="must differ for a lease"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Quota("q", (5, "1m"), (5, "1h")), lease=1)
 
 
 def test_fail_is_open_or_closed() -> None:

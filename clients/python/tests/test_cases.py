@@ -21,8 +21,8 @@ from redis_rl.http import Policy, answer
 from .servers import Server
 
 # In a clone of the repository, and in the source distribution.
-_FOLDERS = (Path(__file__).parents[2], Path(__file__).parent)
-CASES = json.loads(next(folder / "cases.json" for folder in _FOLDERS if (folder / "cases.json").exists()).read_text())
+FOLDERS = (Path(__file__).parents[2], Path(__file__).parent)
+CASES = json.loads(next(folder / "cases.json" for folder in FOLDERS if (folder / "cases.json").exists()).read_text())
 
 
 def named(cases: list[Any]) -> Any:
@@ -42,7 +42,7 @@ class Recorder:
 
 
 def arguments(step: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    options = {name: step[name] for name in ("cost", "force", "at") if name in step}
+    options = {name: step[name] for name in ("cost", "force", "partial", "at") if name in step}
     if step["call"] == "all":
         rows = [tuple(row[name] for name in ("key", "algorithm", "limit", "window", "cost")) for row in step["rows"]]
         return (rows,), options
@@ -53,9 +53,10 @@ def raw_wait(wait: timedelta | None) -> int:
     return -1 if wait is None else wait // timedelta(milliseconds=1)
 
 
-def raw_verdict(verdict: Verdict) -> list[int]:
+def raw_verdict(verdict: Verdict) -> list[Any]:
     waits = [raw_wait(verdict.retry_after), raw_wait(verdict.reset_after)]
-    return [int(verdict.limited), verdict.limit, verdict.remaining, *waits]
+    taken_and_at = [verdict.taken, verdict.at] if verdict.taken is not None else []
+    return [int(verdict.limited), verdict.limit, verdict.remaining, *waits, *taken_and_at]
 
 
 def check(step: Any, result: Verdict | Decision | Info | None) -> None:

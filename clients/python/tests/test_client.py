@@ -49,6 +49,33 @@ def test_a_wait_says_whether_it_helps(raw: redis.Redis) -> None:
     assert (never.limited, never.retry_after) == (True, None)
 
 
+@pytest.mark.parametrize("method", ["fixed", "sliding", "log"])
+def test_partial_takes_what_fits_and_tells_how_much_and_as_of_when(raw: redis.Redis, method: str) -> None:
+    take = getattr(RateLimiter(raw), method)
+    assert take("k", (8, "1m"), cost=3, partial=True, at=T)[5:] == (3, T)
+    limited = take("k", (8, "1m"), cost=9, partial=True, at=T + 1000)
+    assert (limited.limited, limited.remaining, limited.taken, limited.at) == (True, 0, 5, T + 1000)
+    back = take("k", (8, "1m"), cost=-7, partial=True, at=T + 1000)
+    assert (back.taken, back.remaining) == (-7, 7)
+    assert take("k", (8, "1m"), cost=7, at=T + 1000)[5:] == (None, None), "not without partial"
+
+
+def test_partial_async(server: Server) -> None:
+    async def run() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            limiter = AsyncRateLimiter(client)
+            for method in (limiter.fixed, limiter.sliding, limiter.log):
+                verdict = await method(method.__name__, (8, "1m"), cost=9, partial=True, at=T)
+                assert (verdict.taken, verdict.at) == (8, T)
+
+    asyncio.run(run())
+
+
+def test_partial_is_not_for_force(raw: redis.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match="FORCE and PARTIAL"):
+        RateLimiter(raw).log("k", (8, "1m"), partial=True, force=True)
+
+
 def test_the_clock_of_the_server_decides_without_at(raw: redis.Redis) -> None:
     limiter = RateLimiter(raw)
     assert limiter.log("k", (1, "1h")).retry_after is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import Counter
@@ -42,7 +43,7 @@ from rest_framework.response import Response  # noqa: E402
 from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
-from redis_rl import RateLimiter, drf  # noqa: E402
+from redis_rl import Leases, RateLimiter, drf  # noqa: E402
 from redis_rl._away import AwayLog  # noqa: E402
 
 
@@ -52,6 +53,15 @@ class Expensive(drf.AnonRateThrottle):
 
     def get_cost(self, request: Request, view: APIView) -> int:
         return 3
+
+
+class Everybody(drf.RedisRLThrottle):
+    rate = "100/day"
+    lease = 20
+    remember = 60
+
+    def get_cache_key(self, request: Request, view: APIView) -> str:
+        return "everybody"
 
 
 class View(APIView):
@@ -74,6 +84,10 @@ class Uploads(View):
 
 class Unscoped(View):
     throttle_classes = (drf.ScopedRateThrottle,)
+
+
+class Hot(View):
+    throttle_classes = (Everybody,)
 
 
 class Costly(View):
@@ -194,6 +208,18 @@ def test_an_application_needs_no_more_rights_than_its_commands(server: Server, m
     for site in serve():
         assert [site.get("/anon").status for _ in range(3)] == [200, 200, 429]
         assert site.get("/uploads").status == 200
+
+
+def test_a_throttle_may_lease_units_and_remember_refusals(
+    server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A loaded machine does not end a lease while this runs.
+    monkeypatch.setattr(drf, "Leases", functools.partial(Leases, duration=60))
+    with redis.Redis(port=server.port) as client:
+        monkeypatch.setattr(Everybody, "limiter", RateLimiter(client))
+        statuses = [Hot.as_view()(APIRequestFactory().get("/")).status_code for _ in range(200)]
+    assert statuses == [200] * 100 + [429] * 100
+    assert raw.info("commandstats")["cmdstat_RL.LOG"]["calls"] < 20
 
 
 def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(

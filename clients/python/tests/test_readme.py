@@ -28,7 +28,7 @@ def test_the_code_prints_what_the_readme_says(server: Server) -> None:
         expected = output if following == "text" else ""
         assert WAIT.sub("wait", out.getvalue()) == WAIT.sub("wait", expected)
         printed += bool(expected)
-    assert printed == 3
+    assert printed == 4
 
 
 def test_the_first_lines_are_the_code_and_what_it_prints() -> None:

@@ -79,7 +79,13 @@ impl App {
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         let policy = Policy::parse("requests", "5/1h").expect("a policy");
-        let limiter = Limiter::new(connection, policy).timeout(timeout).fail(fail);
+        App::by(Limiter::new(connection, policy).timeout(timeout).fail(fail), fail)
+    }
+
+    fn by<C>(limiter: Limiter<C>, fail: Fail) -> App
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
         let client = |parts: &axum::http::request::Parts| parts.uri.query().map(str::to_owned);
         let limit = RateLimitLayer::new(limiter, client);
         App { router: Router::new().route("/", get("hello").route_layer(limit)), fail }
@@ -140,6 +146,26 @@ async fn exactly_the_limit_passes_in(
 fn of_many_requests_at_once_exactly_the_limit_passes() {
     exactly_the_limit_passes(Threads::One, &[20, 200, 1_000], false);
     exactly_the_limit_passes(Threads::Two, &[20, 200, 1_000], false);
+}
+
+#[test]
+fn exactly_the_limit_passes_with_leases_and_remembered_refusals_too() {
+    let server = Server::start();
+    for threads in [Threads::One, Threads::Two] {
+        threads.runtime().block_on(async {
+            let policy = Policy::parse("requests", "5/1h").expect("a policy");
+            let limiter = Limiter::new(server.manager("resp3"), policy).timeout(TIMEOUT).fail(Fail::Closed);
+            let apps = [
+                App::by(limiter.clone().lease(64), Fail::Closed),
+                App::by(limiter.clone().remember(PATIENCE), Fail::Closed),
+                App::by(limiter.remember(PATIENCE).lease(64), Fail::Closed),
+            ];
+            for (index, app) in apps.iter().enumerate() {
+                let client = format!("{}-{index}", threads.count());
+                assert_eq!(app.burst(&client, 200).await, [5, 195, 0], "{client}");
+            }
+        });
+    }
 }
 
 #[test]

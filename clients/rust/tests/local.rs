@@ -169,7 +169,7 @@ fn every_case_of_leases_and_refusals_holds() {
                     answered.extend(verdict.map(|verdict| (event.name.clone(), figures(&verdict))));
                 }
                 "reply" | "error" => {
-                    let to = &without_cost_of_one(&[event.to.clone()])[0];
+                    let to = &without_cost_of_one(std::slice::from_ref(&event.to))[0];
                     let position = sent.iter().position(|command| words(&command.cmd()) == *to);
                     let command =
                         sent.remove(position.unwrap_or_else(|| panic!("{what}: {to} was not sent")));

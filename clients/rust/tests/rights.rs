@@ -92,9 +92,12 @@ mod asynchronous {
         let policy = Policy::parse("limit", "5/1h").expect("a policy");
         let limiter =
             Limiter::new(server.manager("resp3"), policy).timeout(server::PATIENCE).fail(Fail::Closed);
-        let reserved = limiter.take("a", 5).await.expect("an admission");
-        assert_eq!(limiter.take("a", 1).await.unwrap_err().status(), 429);
-        let settled = limiter.settle(reserved, 2).await;
-        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
+        for (client, limiter) in [("a", limiter.clone()), ("b", limiter.lease(64))] {
+            let reserved = limiter.take(client, 5).await.expect("an admission");
+            assert_eq!(limiter.take(client, 1).await.unwrap_err().status(), 429);
+            let settled = limiter.settle(reserved, 2).await;
+            assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
+            limiter.close().await;
+        }
     }
 }

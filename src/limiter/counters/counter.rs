@@ -42,19 +42,16 @@ pub struct Counter {
 
 impl Counter {
     /// An empty counter in the window of `now`.
-    #[inline(always)]
     pub fn new(window: WindowMs, now: UnixMs) -> Counter {
         Counter { window, number: now.window_number(window), current: 0, previous: 0 }
     }
 
     /// The first millisecond of the current window.
-    #[inline(always)]
     pub fn start(&self) -> UnixMs {
         UnixMs::start_of_window(self.number, self.window)
     }
 
     /// The first millisecond after the current window.
-    #[inline(always)]
     fn end(&self) -> UnixMs {
         self.start() + self.window
     }
@@ -112,7 +109,6 @@ impl Counter {
     }
 
     /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many were added.
-    #[inline(always)]
     pub fn add(&mut self, units: u64) -> u64 {
         let units = units.min(MAX_COUNT - self.current);
         self.current += units;
@@ -150,7 +146,6 @@ fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
 }
 
 /// `floor(units * part / whole)`; `part` is at most `whole`.
-#[inline(always)]
 fn scale(units: u64, part: u64, whole: u64) -> u64 {
     match units.checked_mul(part) {
         // Spares nearly every request a 128-bit division, which takes much longer.

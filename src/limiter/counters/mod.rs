@@ -42,7 +42,6 @@ impl Counters {
     }
 
     /// How the counters are read.
-    #[inline(always)]
     pub fn method(&self) -> Method {
         match &self.0 {
             Store::Fixed(_) => Method::Fixed,
@@ -53,26 +52,22 @@ impl Counters {
     }
 
     /// The counters with their method, for reading.
-    #[inline(always)]
     pub fn by_method(&self) -> ByMethod<&Counters> {
         ByMethod { method: self.method(), counters: self }
     }
 
     /// The counters with their method, for changing.
-    #[inline(always)]
     pub fn by_method_mut(&mut self) -> ByMethod<&mut Counters> {
         ByMethod { method: self.method(), counters: self }
     }
 
-    /// The same, if it is known that they are counted by `algorithm`.
-    #[inline(always)]
+    /// [`by_method_mut`](Self::by_method_mut) of counters that are known to be counted by `algorithm`.
     pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
         let method = if algorithm == Algorithm::Fixed { Method::Fixed } else { Method::Sliding };
         ByMethod { method, counters: self }
     }
 
     /// The algorithm they are counted by.
-    #[inline(always)]
     pub fn algorithm(&self) -> Algorithm {
         match self.method() {
             Method::Fixed => Algorithm::Fixed,
@@ -81,7 +76,6 @@ impl Counters {
     }
 
     /// The packed counter, if there is only one and it is small.
-    #[inline(always)]
     fn packed(&self) -> Option<&Packed> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => Some(packed),
@@ -115,7 +109,6 @@ impl Counters {
     }
 
     /// The number of counters.
-    #[inline(always)]
     fn len(&self) -> usize {
         match &self.0 {
             Store::Fixed(_) | Store::Sliding(_) => 1,
@@ -124,7 +117,6 @@ impl Counters {
         }
     }
 
-    #[inline(always)]
     fn source(&self) -> TimeSource {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
@@ -185,7 +177,7 @@ impl Counters {
     #[inline(always)]
     fn find(&self, window: WindowMs) -> Option<Counter> {
         match &self.0 {
-            Store::Fixed(packed) | Store::Sliding(packed) => packed.of(window),
+            Store::Fixed(packed) | Store::Sliding(packed) => packed.if_window(window),
             Store::Many(many) => many.counters.iter().find(|counter| counter.window == window).copied(),
             Store::None(_) => None,
         }
@@ -199,7 +191,7 @@ impl Counters {
         let end_moved = |old: &Counter| old.number != counter.number || old.current == 0;
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => {
-                if let Some(old) = packed.of(counter.window)
+                if let Some(old) = packed.if_window(counter.window)
                     && let Some(new) = Packed::pack(&counter, packed.source)
                 {
                     *packed = new;
@@ -275,7 +267,7 @@ impl<'a> ByMethod<&'a Counters> {
 
 impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     /// The counter of the window, advanced to the time.
-    type Found = Counter;
+    type Place = Counter;
 
     #[inline(always)]
     fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Counter> {
@@ -283,15 +275,14 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
             Some(counter) => counter.advance(self.method, now),
             None => Counter::new(window, now),
         };
-        Usage { used: counter.used(now), found: counter }
+        Usage { used: counter.used(now), place: counter }
     }
 
     #[inline(always)]
     fn wait_until(&self, tier: &Tier<Counter>, room: u64, now: UnixMs) -> u64 {
-        tier.found.wait_until(self.method, room, now)
+        tier.place.wait_until(self.method, room, now)
     }
 
-    #[inline(always)]
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
         if quotas.len() + self.counters.len() <= MAX_TIERS {
             return Ok(());
@@ -301,7 +292,6 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         if quotas.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
     }
 
-    #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
         match &self.counters.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
@@ -310,17 +300,15 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         }
     }
 
-    fn newest_of(&self, quotas: &[Quota]) -> UnixMs {
+    fn newest_in(&self, quotas: &[Quota]) -> UnixMs {
         let named = quotas.iter().filter_map(|quota| self.counters.find(quota.window()));
         named.map(|counter| counter.start()).max().unwrap_or_default()
     }
 
-    #[inline(always)]
     fn source(&self) -> TimeSource {
         self.counters.source()
     }
 
-    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.counters.len() == 0
     }
@@ -334,13 +322,12 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         let method = self.method;
         let lifetime = |counter: Counter| {
             let most_ms = method.windows() * counter.window.get() + slack_ms;
-            Lifetime::of(counter.start(), counter.ends(method), now, most_ms)
+            Lifetime::ending(counter.start(), counter.ends(method), now, most_ms)
         };
         self.counters.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
     }
 
     /// Counters live exactly as long as they count.
-    #[inline(always)]
     fn retention_too_short_for(&self, _quota: Quota) -> bool {
         false
     }
@@ -351,10 +338,10 @@ impl StateMut for ByMethod<&mut Counters> {
     fn add(&mut self, tiers: &mut [Tier<Counter>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
         for tier in tiers {
-            let units = tier.found.add(units);
+            let units = tier.place.add(units);
             if units > 0 {
                 tier.used = (tier.used + units).min(MAX_COUNT);
-                change.end_moved |= self.counters.put(tier.found, now);
+                change.end_moved |= self.counters.put(tier.place, now);
                 change.units = change.units.max(units);
             }
         }

@@ -23,12 +23,10 @@ pub struct Packed {
 struct Count24([u8; 2], u8);
 
 impl Count24 {
-    #[inline(always)]
     fn new(units: u64) -> Count24 {
         Count24((units as u16).to_le_bytes(), (units >> 16) as u8)
     }
 
-    #[inline(always)]
     fn get(self) -> u64 {
         u64::from(u16::from_le_bytes(self.0)) | u64::from(self.1) << 16
     }
@@ -36,7 +34,6 @@ impl Count24 {
 
 impl Packed {
     /// Packs a counter; `None` if a number is too large.
-    #[inline(always)]
     pub fn pack(counter: &Counter, source: TimeSource) -> Option<Packed> {
         let Counter { window, number, current, previous } = *counter;
         if (current | previous) >> 24 != 0 || (window.get() | number) >> 32 != 0 {
@@ -52,8 +49,7 @@ impl Packed {
     }
 
     /// The counter, if its window is `window`.
-    #[inline(always)]
-    pub fn of(&self, window: WindowMs) -> Option<Counter> {
+    pub fn if_window(&self, window: WindowMs) -> Option<Counter> {
         let counter = Counter {
             window,
             number: self.number(),
@@ -65,21 +61,18 @@ impl Packed {
 
     /// The counter, whatever its window.
     pub fn unpack(&self) -> Option<Counter> {
-        WindowMs::new(self.window_ms()).and_then(|window| self.of(window))
+        WindowMs::new(self.window_ms()).and_then(|window| self.if_window(window))
     }
 
     /// The first millisecond of the current window, since the Unix epoch.
-    #[inline(always)]
     pub fn start_ms(&self) -> u64 {
         self.window_ms() * self.number()
     }
 
-    #[inline(always)]
     fn window_ms(&self) -> u64 {
         u64::from(u32::from_le_bytes(self.window))
     }
 
-    #[inline(always)]
     fn number(&self) -> u64 {
         u64::from(u32::from_le_bytes(self.number))
     }

@@ -26,7 +26,6 @@ pub const FIRST_SINCE: u64 = 1;
 pub const MOST_BYTES: usize = 1 + 2 * varint::MAX_LEN;
 
 /// Decodes the entry at the start of `bytes`: (ms since the previous entry, units), and its length.
-#[inline(always)]
 pub fn read(bytes: &[u8]) -> Option<((u64, u64), usize)> {
     let mut length = 0;
     let mut units = 1;
@@ -68,7 +67,6 @@ pub fn put(bytes: &mut Vec<u8>, since: u64, units: u64) -> usize {
 }
 
 /// The length of an entry in bytes.
-#[inline(always)]
 pub fn length(since: u64, units: u64) -> usize {
     let units = if units == 1 { 0 } else { 1 + varint::length(units) };
     units + varint::length(since)
@@ -102,19 +100,16 @@ pub struct Mark {
 
 impl Mark {
     /// Units between `earlier` and this mark.
-    #[inline(always)]
     pub fn units_since(&self, earlier: &Mark) -> u64 {
         self.units.wrapping_sub(earlier.units)
     }
 
     /// Entries between `earlier` and this mark.
-    #[inline(always)]
     pub fn entries_since(&self, earlier: &Mark) -> u64 {
         self.entries.wrapping_sub(earlier.entries)
     }
 
     /// The totals after one more entry.
-    #[inline(always)]
     pub fn plus(&self, at_ms: u64, units: u64) -> Mark {
         Mark { at_ms, units: self.units.wrapping_add(units), entries: self.entries.wrapping_add(1) }
     }
@@ -133,7 +128,6 @@ pub struct Cursor {
 
 impl Cursor {
     /// The place after the next entry; `None` at the end of `bytes`, its block.
-    #[inline(always)]
     pub fn after(&self, bytes: &[u8]) -> Option<Cursor> {
         let ((since, units), length) = read(bytes.get(self.offset..)?)?;
         Some(Cursor {
@@ -144,21 +138,18 @@ impl Cursor {
     }
 
     /// Identifies the place; the totals follow from it.
-    #[inline(always)]
     fn place(&self) -> (u64, usize) {
         (self.block, self.offset)
     }
 }
 
 impl PartialEq for Cursor {
-    #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
         self.place() == other.place()
     }
 }
 
 impl PartialOrd for Cursor {
-    #[inline(always)]
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.place().cmp(&other.place()))
     }

@@ -22,7 +22,7 @@ pub struct Large {
 
 impl Large {
     /// A log of these entries, oldest first, all within `retention`.
-    pub fn of(
+    pub fn with_entries(
         retention: Option<WindowMs>,
         source: TimeSource,
         entries: impl Iterator<Item = Entry>,
@@ -49,7 +49,6 @@ impl Large {
     }
 
     /// Bytes of its entries, or any number above `most` if there are more than `most`.
-    #[inline(always)]
     pub fn bytes_up_to(&self, most: usize) -> usize {
         self.run.bytes_up_to(most)
     }
@@ -76,7 +75,6 @@ impl Large {
 
     /// Drops the oldest entry if there are very many and at least `enough` units remain. Only FORCE can cause that;
     /// without this, forced requests would make the log grow without bound. Returns whether it dropped one.
-    #[inline(always)]
     fn forget_oldest_beyond(&mut self, enough: u64) -> bool {
         if self.units() > enough
             && self.entries_after(&self.front().mark) > FORGET_ABOVE_ENTRIES
@@ -91,27 +89,22 @@ impl Large {
 }
 
 impl Entries for Large {
-    #[inline(always)]
     fn retention(&self) -> Option<WindowMs> {
         self.retention
     }
 
-    #[inline(always)]
     fn newest(&self) -> UnixMs {
         UnixMs::saturating(self.run.end().at_ms)
     }
 
-    #[inline(always)]
     fn time_source(&self) -> TimeSource {
         self.source
     }
 
-    #[inline(always)]
     fn front(&self) -> Cursor {
         self.run.front()
     }
 
-    #[inline(always)]
     fn units_after(&self, mark: &Mark) -> u64 {
         self.run.end().units_since(mark)
     }
@@ -124,12 +117,12 @@ impl Entries for Large {
     fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
         let as_of = now.max(self.newest());
         let has_expired = |mark: &Mark| mark.at_ms + window.get() <= as_of.get();
-        let found = match self.run.start_of(window) {
+        let place = match self.run.start_of(window) {
             // The usual case, except when the log is full: every entry still counts.
             None if self.run.oldest_at_ms() + window.get() > as_of.get() => self.front(),
             start => self.seek(start.unwrap_or(self.front()), has_expired).0,
         };
-        Usage { used: self.units_after(&found.mark), found }
+        Usage { used: self.units_after(&place.mark), place }
     }
 
     #[inline(always)]
@@ -155,7 +148,7 @@ impl StateMut for Large {
         let named = longest.quota.window();
         let retention = self.retention.map_or(named, |retention| retention.max(named));
         // Later requests are decided as of `now` or later, so what has expired stays expired.
-        let Usage { found: from, used } =
+        let Usage { place: from, used } =
             if retention == named { longest.usage() } else { self.in_window(retention, now) };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
@@ -184,7 +177,7 @@ impl StateMut for Large {
             let window = tier.quota.window();
             if self.retention == Some(window) {
                 // All units held.
-                tier.set_usage(Usage { used: self.units(), found: self.front() });
+                tier.set_usage(Usage { used: self.units(), place: self.front() });
                 continue;
             }
             if starts_stale {
@@ -192,7 +185,7 @@ impl StateMut for Large {
             } else {
                 tier.used += units;
             }
-            self.run.remember(window, tier.found);
+            self.run.remember(window, tier.place);
         }
         Change { units, end_moved, forgot }
     }

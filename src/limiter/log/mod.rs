@@ -60,7 +60,6 @@ pub trait Entries {
     }
 
     /// Units held, expired ones included.
-    #[inline(always)]
     fn units(&self) -> u64 {
         self.units_after(&self.front().mark)
     }
@@ -68,7 +67,7 @@ pub trait Entries {
     /// The number of distinct timestamps in the longest window at `now`.
     fn count(&self, now: UnixMs) -> u64 {
         let Some(retention) = self.retention() else { return 0 };
-        self.entries_after(&self.in_window(retention, now).found.mark)
+        self.entries_after(&self.in_window(retention, now).place.mark)
     }
 
     /// The longest window so far, that of `quotas` included.
@@ -85,7 +84,7 @@ pub trait EntriesMut: Entries {
     /// See [`StateMut::refund`](super::decision::StateMut::refund).
     fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
         let Some(retention) = self.retention_with(quotas) else { return 0 };
-        let from = self.in_window(retention, as_of).found;
+        let from = self.in_window(retention, as_of).place;
         let (to, _) = self.seek(from, |mark| mark.at_ms <= as_of.get());
         let counted = to.mark.units_since(&from.mark);
         let refunded = units.min(counted);
@@ -105,7 +104,7 @@ pub trait EntriesMut: Entries {
 
 impl<L: Entries> State for L {
     /// The place where the window begins.
-    type Found = Cursor;
+    type Place = Cursor;
 
     #[inline(always)]
     fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
@@ -118,33 +117,29 @@ impl<L: Entries> State for L {
         let last_to_expire = if room == 0 {
             self.newest()
         } else {
-            let (_, after) = self.seek(tier.found, |mark| self.units_after(mark) > room);
+            let (_, after) = self.seek(tier.place, |mark| self.units_after(mark) > room);
             after.map_or(self.newest(), |after| UnixMs::saturating(after.mark.at_ms))
         };
         (last_to_expire + tier.quota.window()).since(now)
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.
-    #[inline(always)]
     fn check_windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
         Ok(())
     }
 
-    #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
         self.newest() > now && self.units() > 0
     }
 
-    fn newest_of(&self, _quotas: &[Quota]) -> UnixMs {
+    fn newest_in(&self, _quotas: &[Quota]) -> UnixMs {
         self.newest()
     }
 
-    #[inline(always)]
     fn source(&self) -> TimeSource {
         self.time_source()
     }
 
-    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.units() == 0
     }
@@ -158,17 +153,15 @@ impl<L: Entries> State for L {
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let Some(retention) = self.retention().filter(|_| !self.is_empty()) else { return Lifetime::NONE };
         let end = rounded_end(self.newest(), retention);
-        Lifetime::of(self.newest(), end, now, end.since(self.newest()) + slack_ms)
+        Lifetime::ending(self.newest(), end, now, end.since(self.newest()) + slack_ms)
     }
 
-    #[inline(always)]
     fn retention_too_short_for(&self, quota: Quota) -> bool {
         self.retention().is_some_and(|retention| retention < quota.window())
     }
 }
 
 /// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
-#[inline(always)]
 fn rounded_end(newest: UnixMs, retention: WindowMs) -> UnixMs {
     (newest + retention).rounded_up_to((retention.get() / 8).max(1))
 }

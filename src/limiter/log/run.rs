@@ -37,31 +37,26 @@ pub struct Run {
 
 impl Run {
     /// The place before the oldest entry held.
-    #[inline(always)]
     pub fn front(&self) -> Cursor {
         self.front
     }
 
     /// The time of the oldest entry held, in Unix milliseconds. Out of date if the run is empty.
-    #[inline(always)]
     pub fn oldest_at_ms(&self) -> u64 {
         self.oldest_at_ms
     }
 
     /// The totals after the newest entry held.
-    #[inline(always)]
     pub fn end(&self) -> Mark {
         self.end
     }
 
     /// Whether it holds no entry.
-    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.end.entries == self.front.mark.entries
     }
 
     /// Appends at least one unit at a time no earlier than that of the newest entry; at the same time, to that entry.
-    #[inline(always)]
     pub fn push(&mut self, at_ms: u64, units: u64) {
         if self.is_empty() {
             self.restart(at_ms);
@@ -106,7 +101,6 @@ impl Run {
     }
 
     /// The last block's bytes, with room for `most` more.
-    #[inline(always)]
     fn tail(&mut self, most: usize) -> &mut Vec<u8> {
         if self.blocks.back().is_none_or(|block| block.bytes.len() + most > BLOCK_BYTES) {
             if self.blocks.capacity() == 0 {
@@ -122,7 +116,6 @@ impl Run {
     }
 
     /// See [`Entries::seek`](super::Entries::seek).
-    #[inline(always)]
     pub fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
@@ -168,7 +161,6 @@ impl Run {
     }
 
     /// Drops all entries before `place`.
-    #[inline(always)]
     pub fn drop_before(&mut self, place: Cursor) {
         if place > self.front {
             self.advance_to(place);
@@ -291,7 +283,6 @@ impl Run {
     }
 
     /// Bytes of all entries held, or any number above `most` if there are more than `most`.
-    #[inline(always)]
     pub fn bytes_up_to(&self, most: usize) -> usize {
         // An entry takes at least a byte, so a long run is known without visiting its blocks.
         if self.end.entries_since(&self.front.mark) > most as u64 {
@@ -322,7 +313,6 @@ impl Run {
         self.blocks = VecDeque::from(blocks);
     }
 
-    #[inline(always)]
     fn index(&self, place: &Cursor) -> Option<usize> {
         let index = place.block.wrapping_sub(self.front.block) as usize;
         (index < self.blocks.len()).then_some(index)
@@ -330,14 +320,13 @@ impl Run {
 }
 
 /// Makes room for `most` more bytes.
-#[inline(always)]
 fn make_room(bytes: &mut Vec<u8>, most: usize) {
     if bytes.capacity() - bytes.len() < most {
         grow(bytes, most);
     }
 }
 
-/// The same, in allocator size classes.
+/// Allocates `most` more bytes, in the allocator's size classes.
 #[cold]
 fn grow(bytes: &mut Vec<u8>, most: usize) {
     let wanted = bytes.len() + most;

@@ -91,7 +91,7 @@ impl Head {
     }
 
     /// The header of a short log like `log`, except for what describes its bytes.
-    fn of(log: &Large) -> Head {
+    fn like(log: &Large) -> Head {
         Head {
             newest: log.newest(),
             retention_ms: log.retention().map_or(0, WindowMs::get),
@@ -101,7 +101,7 @@ impl Head {
         }
     }
 
-    /// The same without any entries.
+    /// This header for a log without entries.
     fn emptied(self) -> Head {
         let Head { newest, retention_ms, source, .. } = self;
         Head { newest, retention_ms, source, ..Head::default() }
@@ -123,19 +123,16 @@ impl Head {
     }
 
     /// Bytes before the newest entry.
-    #[inline(always)]
     fn newest_offset(&self) -> usize {
         HEAD_BYTES + self.older_length
     }
 
     /// Bytes in use.
-    #[inline(always)]
     fn size(&self) -> usize {
         self.newest_offset() + self.newest_length
     }
 
     /// Whether a short log can have this header.
-    #[inline(always)]
     fn fits(&self) -> bool {
         self.size() <= MOST_BYTES && (self.units | self.newest.get() >> 16) <= BITS_32
     }
@@ -150,7 +147,7 @@ pub struct Short<L> {
 impl<L: Deref<Target = Limiter>> Short<L> {
     /// The short log of `limiter`.
     #[inline(always)]
-    pub fn of(limiter: L) -> Short<L> {
+    pub fn in_limiter(limiter: L) -> Short<L> {
         let head = Head::read(limiter.short_bytes());
         Short { limiter, head }
     }
@@ -163,29 +160,24 @@ impl<L: Deref<Target = Limiter>> Short<L> {
 }
 
 impl<L: Deref<Target = Limiter>> Entries for Short<L> {
-    #[inline(always)]
     fn retention(&self) -> Option<WindowMs> {
         WindowMs::new(self.head.retention_ms)
     }
 
-    #[inline(always)]
     fn newest(&self) -> UnixMs {
         self.head.newest
     }
 
-    #[inline(always)]
     fn time_source(&self) -> TimeSource {
         self.head.source
     }
 
-    #[inline(always)]
     fn front(&self) -> Cursor {
         let Head { newest, span_ms, .. } = self.head;
         let at_ms = newest.get().wrapping_sub(span_ms + FIRST_SINCE);
         Cursor { mark: Mark { at_ms, ..Mark::default() }, ..Cursor::default() }
     }
 
-    #[inline(always)]
     fn units_after(&self, mark: &Mark) -> u64 {
         self.head.units - mark.units
     }
@@ -200,11 +192,11 @@ impl<L: Deref<Target = Limiter>> Entries for Short<L> {
         let front = self.front();
         if now.since(newest) + span_ms < window.get() {
             // The usual case, except when the log is full: every entry still counts.
-            return Usage { used: units, found: front };
+            return Usage { used: units, place: front };
         }
         let expired_ms = now.max(newest).get() - window.get();
-        let (found, _) = self.seek(front, |mark| mark.at_ms <= expired_ms);
-        Usage { used: units - found.mark.units, found }
+        let (place, _) = self.seek(front, |mark| mark.at_ms <= expired_ms);
+        Usage { used: units - place.mark.units, place }
     }
 
     #[inline(always)]
@@ -232,7 +224,6 @@ impl Short<&mut Limiter> {
     }
 
     /// Whether `units` at `now` fit for certain, even if nothing has expired.
-    #[inline(always)]
     pub fn surely_has_room(&self, units: u64, now: UnixMs) -> bool {
         let numbers = self.head.units | units | now.get() >> 16;
         self.head.size() + ENTRY_BYTES <= MOST_BYTES && numbers <= BITS_32 / 2
@@ -272,7 +263,7 @@ impl Short<&mut Limiter> {
         let retention = self.retention().map_or(named, |retention| retention.max(named));
         let usage = if retention == named { longest.usage() } else { self.in_window(retention, now) };
         if usage.used < self.head.units {
-            let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.found;
+            let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.place;
             drop_before(self.limiter, offset, at_ms, units);
             self.head = Head::read(self.limiter.short_bytes());
             for tier in tiers {
@@ -365,9 +356,8 @@ impl EntriesMut for Short<&mut Limiter> {
 }
 
 /// A large log with the same content.
-#[cold]
 pub fn lengthened(short: &impl Entries) -> Box<Large> {
-    Box::new(Large::of(short.retention(), short.time_source(), short.iter()))
+    Box::new(Large::with_entries(short.retention(), short.time_source(), short.iter()))
 }
 
 /// Returns `log` as a short log; `None` if it is too large. One that `has_shrunk` must fit half of the largest
@@ -379,7 +369,7 @@ pub fn shortened(log: &Large, has_shrunk: bool) -> Option<Limiter> {
     {
         return None;
     }
-    let (size, bytes) = written(Head::of(log), log.iter())?;
+    let (size, bytes) = written(Head::like(log), log.iter())?;
     (size <= most_bytes).then(|| allocate(&bytes[..size], size))
 }
 
@@ -400,7 +390,6 @@ fn written(head: Head, entries: impl Iterator<Item = Entry>) -> Option<(usize, [
 }
 
 /// Whether an allocation of `allocated` bytes should be replaced by a smaller one for `size`.
-#[inline(always)]
 fn is_wasteful(size: usize, allocated: usize) -> bool {
     2 * size <= allocated && allocated > LEAST_BYTES
 }
@@ -423,7 +412,6 @@ fn allocate(bytes: &[u8], size: usize) -> Limiter {
 }
 
 /// An empty short log.
-#[inline(always)]
 pub fn empty() -> Limiter {
     Limiter::Short32(Box::new([0; LEAST_BYTES]))
 }

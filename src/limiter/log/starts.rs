@@ -26,7 +26,6 @@ struct Start {
 impl Deref for RunWithStarts {
     type Target = Run;
 
-    #[inline(always)]
     fn deref(&self) -> &Run {
         &self.run
     }
@@ -34,7 +33,6 @@ impl Deref for RunWithStarts {
 
 impl RunWithStarts {
     /// Where `window` last began. It now begins there or later.
-    #[inline(always)]
     pub fn start_of(&self, window: WindowMs) -> Option<Cursor> {
         self.starts.iter().find(|start| start.window == window).map(|start| start.place)
     }
@@ -52,13 +50,11 @@ impl RunWithStarts {
     }
 
     /// See [`Run::push`].
-    #[inline(always)]
     pub fn push(&mut self, at_ms: u64, units: u64) {
         self.run.push(at_ms, units);
     }
 
     /// See [`Run::drop_before`].
-    #[inline(always)]
     pub fn drop_before(&mut self, place: Cursor) {
         self.run.drop_before(place);
     }

@@ -14,7 +14,6 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// The length of `value`'s encoding, in bytes.
-#[inline]
 pub fn length(value: u64) -> usize {
     match value {
         0..0x80 => 1,
@@ -24,7 +23,6 @@ pub fn length(value: u64) -> usize {
 }
 
 /// Writes `value` to the start of `out`, which must have room for it. Returns its length.
-#[inline]
 pub fn write(out: &mut [u8], mut value: u64) -> usize {
     let mut length = 0;
     while value >= 0x80 {
@@ -40,7 +38,6 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
 ///
 /// `None` if it is truncated, exceeds 64 bits, or is longer than [`put`] would write it: each value has one
 /// encoding.
-#[inline]
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     let low = |byte: u8| u64::from(byte & 0x7f);
     match *bytes {
@@ -51,7 +48,7 @@ pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     }
 }
 
-/// The same, with length 0 instead of `None`: a pair is returned in registers.
+/// As [`get`], with length 0 instead of `None`: a pair is returned in registers.
 #[inline(never)]
 fn get_long(bytes: &[u8]) -> (u64, usize) {
     let mut value = 0;

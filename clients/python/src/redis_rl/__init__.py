@@ -6,14 +6,17 @@ that speaks HTTP.
 """
 
 from ._client import AsyncRateLimiter, RateLimiter
+from ._leases import AsyncLeases, Leases
 from ._wire import Algorithm, Decision, Info, Key, Row, Tier, Verdict, Window, WindowInfo
 
 __all__ = [
     "Algorithm",
+    "AsyncLeases",
     "AsyncRateLimiter",
     "Decision",
     "Info",
     "Key",
+    "Leases",
     "RateLimiter",
     "Row",
     "Tier",

@@ -36,7 +36,8 @@ class RateLimiter:
     """Rate limits, decided by a server with the module.
 
     ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
-    them even over the limit. ``at`` decides as of this Unix time in milliseconds instead of the server's clock.
+    them even over the limit. ``partial`` takes those that fit if not all do, and tells how many in ``taken`` and ``at``
+    of the verdict. ``at`` decides as of this Unix time in milliseconds instead of the server's clock.
     Errors are those of redis-py: a key of another type, say, raises ``redis.ResponseError``.
     Threads may share a limiter if they may share its client.
     """
@@ -53,25 +54,49 @@ class RateLimiter:
         try:
             return self._client.execute_command(*words)
         except Exception as error:
-            if _wire.is_unknown_command(error):
-                raise type(error)(_wire.NOT_LOADED) from error
+            if (explained := _wire.explained(error)) is not error:
+                raise explained from error
             raise
 
-    def fixed(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+    def fixed(
+        self,
+        key: Key,
+        *tiers: Tier,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return _wire.verdict(self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at)))
+        return _wire.verdict(self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at, partial)))
 
-    def sliding(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+    def sliding(
+        self,
+        key: Key,
+        *tiers: Tier,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return _wire.verdict(self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
+        return _wire.verdict(self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at, partial)))
 
-    def log(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+    def log(
+        self,
+        key: Key,
+        *tiers: Tier,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return _wire.verdict(self._call(_wire.take("RL.LOG", key, tiers, cost, force, at)))
+        return _wire.verdict(self._call(_wire.take("RL.LOG", key, tiers, cost, force, at, partial)))
 
     def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return _wire.verdict(self._call(_wire.take("RL.PEEK", key, tiers, cost, False, at)))
+        return _wire.verdict(self._call(_wire.take("RL.PEEK", key, tiers, cost, at=at)))
 
     def all(
         self,
@@ -112,27 +137,49 @@ class AsyncRateLimiter:
             # RL.ALL without rows has no key, which the server says.
             return await self._batches.call(words[1] if len(words) > 1 else "", words, timeout)
         except Exception as error:
-            if _wire.is_unknown_command(error):
-                raise type(error)(_wire.NOT_LOADED) from error
+            if (explained := _wire.explained(error)) is not error:
+                raise explained from error
             raise
 
-    async def fixed(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+    async def fixed(
+        self,
+        key: Key,
+        *tiers: Tier,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return _wire.verdict(await self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at, partial)))
 
     async def sliding(
-        self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None
+        self,
+        key: Key,
+        *tiers: Tier,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
     ) -> Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return _wire.verdict(await self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at, partial)))
 
-    async def log(self, key: Key, *tiers: Tier, cost: int = 1, force: bool = False, at: int | None = None) -> Verdict:
+    async def log(
+        self,
+        key: Key,
+        *tiers: Tier,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return _wire.verdict(await self._call(_wire.take("RL.LOG", key, tiers, cost, force, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.LOG", key, tiers, cost, force, at, partial)))
 
     async def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return _wire.verdict(await self._call(_wire.take("RL.PEEK", key, tiers, cost, False, at)))
+        return _wire.verdict(await self._call(_wire.take("RL.PEEK", key, tiers, cost, at=at)))
 
     async def all(
         self,

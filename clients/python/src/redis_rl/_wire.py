@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,16 +15,23 @@ Tier: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
 
-_MILLISECOND = timedelta(milliseconds=1)
+MAX_COST = 2**53 - 1
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MILLISECOND = timedelta(milliseconds=1)
 
 NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
 NO_PIPELINE = "a pipeline replies later: send the commands to it with execute_command"
 
 
-def is_unknown_command(error: Exception) -> bool:
-    """Whether the server does not know a command. A cluster client of redis-py says so in its own words."""
+def explained(error: Exception) -> Exception:
+    """The error, or one that says what it means that the server does not know a command."""
     text = str(error)
-    return text.startswith("unknown command") or "command doesn't exist in Redis commands" in text
+    # The latter are the words of redis-py's cluster client.
+    if not text.startswith("unknown command") and "command doesn't exist in Redis commands" not in text:
+        return error
+    explained = type(error)(NOT_LOADED)
+    explained.__cause__ = error
+    return explained
 
 
 class Row(NamedTuple):
@@ -36,12 +44,12 @@ class Row(NamedTuple):
     cost: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one request was told. Of several tiers it speaks of one, which ``limit`` names.
 
-    Waits are timedeltas: exact to the millisecond, as the server decides, and with a unit that nobody has to
-    remember. ``retry_after.total_seconds()`` is what ``sleep`` takes.
+    A plain tuple: a process that decides by itself makes many. Waits are timedeltas: exact to the millisecond, as the
+    server decides, and with a unit that nobody has to remember. ``retry_after.total_seconds()`` is what ``sleep``
+    takes.
     """
 
     limited: bool
@@ -53,6 +61,11 @@ class Verdict:
     None if it was allowed, and if no wait can help because it costs more than the limit."""
     reset_after: timedelta
     """Wait until the whole limit is available again if no other request comes. Zero if it is now."""
+    taken: int | None = None
+    """With ``partial``: the units that were taken; of a negative cost, minus the units that were given back."""
+    at: int | None = None
+    """With ``partial``: the Unix time in milliseconds as of which they were counted. Name it in ``at`` to give some
+    back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,20 @@ class Decision:
     """The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later."""
     rows: tuple[Verdict, ...]
     """The verdict of each row, in the order given. ``limited`` says whether this row refuses."""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Decision:
+        """Of a verdict that has a time, or nothing to give back."""
+        return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
+
+    def verdict(self) -> Verdict:
+        """What the single command replies if the rows are tiers of one key, with the time."""
+        refusing = [row for row in self.rows if row.limited]
+        if refusing:
+            row = max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
+        else:
+            row = min(self.rows, key=lambda row: row.remaining)
+        return row._replace(at=self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +120,29 @@ class Info:
     """Of a log: the distinct timestamps that it holds."""
 
 
-def take(command: str, key: Key, tiers: Iterable[Tier], cost: int, force: bool, at: int | None) -> list[Key | int]:
+def take(
+    command: str,
+    key: Key,
+    tiers: Iterable[Tier],
+    cost: int,
+    force: bool = False,
+    at: int | None = None,
+    partial: bool = False,
+) -> list[Key | int]:
     """RL.FIXED, RL.SLIDING, RL.LOG or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
     for limit, window in tiers:
         words += (limit, _window(window))
     if cost != 1:
         words += ("COST", cost)
+    if partial:
+        words.append("PARTIAL")
     return words + _options(force, at)
 
 
-def take_all(rows: Iterable[tuple[Key, Algorithm, int, Window, int]], force: bool, at: int | None) -> list[Key | int]:
+def take_all(
+    rows: Iterable[tuple[Key, Algorithm, int, Window, int]], force: bool = False, at: int | None = None
+) -> list[Key | int]:
     """RL.ALL."""
     words: list[Key | int] = ["RL.ALL"]
     for key, algorithm, limit, window, cost in rows:
@@ -119,16 +158,30 @@ def _options(force: bool, at: int | None) -> list[Key | int]:
 def _window(window: Window) -> str | int:
     if not isinstance(window, timedelta):
         return window
-    milliseconds, rest = divmod(window, _MILLISECOND)
+    milliseconds, rest = divmod(window, MILLISECOND)
     if rest:
         raise ValueError(f"a window must be whole milliseconds: {window!r}")
     return f"{milliseconds}ms"
 
 
+def timedelta_of(window: Window) -> timedelta:
+    """How long a window is."""
+    if isinstance(window, timedelta):
+        return window
+    if isinstance(window, int):
+        return timedelta(seconds=window)
+    match = re.fullmatch(r"(\d+)(ms|[smhd]?)", window.lower())
+    if not match:
+        raise ValueError(f"{window!r} is no window such as 10s")
+    number, unit = int(match[1]), match[2] or "s"
+    return timedelta(milliseconds=number) if unit == "ms" else timedelta(seconds=number * _SECONDS[unit])
+
+
 def verdict(reply: Sequence[int]) -> Verdict:
-    """The five integers."""
-    limited, limit, remaining, retry_after, reset_after = reply
-    return Verdict(limited == 1, limit, remaining, _wait(retry_after), timedelta(milliseconds=reset_after))
+    """The five integers, with PARTIAL seven."""
+    limited, limit, remaining, retry_after, reset_after, *taken_and_at = reply
+    reset = timedelta(milliseconds=reset_after)
+    return Verdict(limited == 1, limit, remaining, _wait(retry_after), reset, *taken_and_at)
 
 
 def decision(reply: Sequence[Any]) -> Decision:

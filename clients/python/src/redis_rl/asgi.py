@@ -10,12 +10,14 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from . import _wire, http
 from ._away import AwayLog
 from ._client import AsyncRateLimiter
-from ._wire import Decision, Row
+from ._leases import AsyncLeases, now_ms
+from ._local import Refusals
+from ._wire import Decision, Row, Verdict
 from .http import Answer, Quota
 
 __all__ = ["Guard", "Quota", "RateLimit", "Taken", "client_address"]
@@ -24,6 +26,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+_Answer = TypeVar("_Answer")
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # A status of websockets.
@@ -60,6 +63,15 @@ def _network(address: str) -> str:
     return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
 
 
+class _Leases(AsyncLeases):
+    # To settle by.
+    _tells_time = True
+
+    async def take_within(self, timeout: float | None, key: str, cost: int) -> Verdict:
+        own = self._in_loop()
+        return own.known(key, cost) or await own.ask(key, cost, timeout)
+
+
 class Guard:
     """A quota, whose it is, and what happens while Redis is away. For middleware, and for handlers to ask by hand.
 
@@ -67,6 +79,10 @@ class Guard:
     as the answer. Then requests pass without limits if ``fail`` is "open", and are answered 503 if it is "closed"; a
     warning is logged, at most one a second. ``timeout`` is in seconds in which Redis could answer: while this process
     is busy with something else, they do not count.
+
+    ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``lease`` is how many units
+    this process may take in advance where a client asks often; see :class:`redis_rl.AsyncLeases`. The RateLimit field
+    then speaks of one tier alone, so the limits of all must differ. ``close`` gives back what is left.
 
     Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
     """
@@ -79,6 +95,8 @@ class Guard:
         client: Callable[[Scope], str] | None = None,
         fail: Literal["open", "closed"] = "open",
         timeout: float | None = 0.1,
+        remember: float = 0.0,
+        lease: int = 0,
     ) -> None:
         """Counts for the network address unless ``client`` says otherwise."""
         if fail not in ("open", "closed"):
@@ -90,19 +108,53 @@ class Guard:
         self._client = client or client_address()
         self._fail = fail
         self._timeout = timeout
+        self._refusals = Refusals(int(remember * 1000)) if remember else None
+        self._leases = (
+            _Leases(limiter, quota.algorithm, *quota.tiers, units=lease, remember=remember) if lease else None
+        )
+        # The verdict of a lease names its tier by the limit.
+        self._policies = {policy.limit: policy for policy in quota.policies}
+        if lease and len(self._policies) < len(quota.policies):
+            raise ValueError(f"the limits of {quota.name} must differ for a lease")
 
     async def take(self, scope: Scope, cost: int = 1) -> Taken:
         """Takes units in one step from all tiers, or from none."""
         http.check_cost(cost)
         client = self._client(scope)
-        decision = await self._decide(self.quota.rows(client, cost))
-        if decision is not None:
-            return Taken(self, client, cost, decision, http.answer(self.quota.policies, decision))
-        return Taken(self, client, 0, None, http.away() if self._fail == "closed" else Answer(200, {}))
+        told = None
+        if self._leases:
+            verdict = await self._asked(self._leases.take_within(self._timeout, self.quota.key(client), cost))
+            decision = Decision.of(verdict) if verdict else None
+            told = [self._policies[verdict.limit]] if verdict else None
+        else:
+            decision = await self._take_or_refuse(client, cost)
+        if decision is None:
+            return Taken(self, client, 0, None, http.away() if self._fail == "closed" else Answer(200, {}))
+        answer = http.answer(self.quota.policies, decision, told)
+        return Taken(self, client, 0 if decision.limited else cost, decision, answer)
 
-    async def _decide(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision | None:
+    async def _take_or_refuse(self, client: str, cost: int) -> Decision | None:
+        rows = self.quota.rows(client, cost)
+        if self._refusals and (known := self._refusals.known(now_ms(), rows)):
+            return known
+        # The single command is cheaper, and tells the time of one unit too.
+        one = len(rows) == 1 and cost == 1
+        decision = await self._asked(self._take_one(rows[0]) if one else self._take_all(rows))
+        if self._refusals and decision:
+            self._refusals.remember(now_ms(), rows, decision)
+        return decision
+
+    async def _take_one(self, row: Row) -> Decision:
+        words = _wire.take(f"RL.{row.algorithm.upper()}", row.key, [(row.limit, row.window)], row.cost, partial=True)
+        return Decision.of(_wire.verdict(await self._limiter._call(words, self._timeout)))
+
+    async def _take_all(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision:
+        return _wire.decision(await self._limiter._call(_wire.take_all(rows, force, at), self._timeout))
+
+    async def _asked(self, answer: Awaitable[_Answer]) -> _Answer | None:
+        """None if Redis is away."""
         try:
-            reply = await self._limiter._call(_wire.take_all(rows, force, at), self._timeout)
+            told = await answer
         except asyncio.TimeoutError:
             _away.failed("no answer in time")
         except (TypeError, ValueError):
@@ -113,15 +165,27 @@ class Guard:
             _away.failed(str(error) or repr(error))
         else:
             _away.worked()
-            return _wire.decision(reply)
+            return told
         return None
+
+    async def _settle(self, client: str, more: int, at: int | None) -> Decision | None:
+        rows = self.quota.rows(client, more)
+        decision = await self._asked(self._take_all(rows, force=True, at=at))
+        if self._refusals and decision and more < 0:
+            self._refusals.remember(now_ms(), rows, decision)
+        return decision
+
+    async def close(self) -> None:
+        """Gives back what is left of leases. From then on every request is asked for."""
+        if self._leases:
+            await self._leases.close()
 
 
 class Taken:
     """What :meth:`Guard.take` took, or why it did not."""
 
     def __init__(self, guard: Guard, client: str, cost: int, decision: Decision | None, answer: Answer) -> None:
-        """``cost`` is what is to be settled: nothing, where Redis was away."""
+        """``cost`` is what was taken: nothing, where it was refused or Redis was away."""
         self.answer = answer
         self._guard, self._client, self._cost, self._decision = guard, client, cost, decision
 
@@ -139,7 +203,7 @@ class Taken:
         more = used - self._cost
         at = self._decision.at if self._decision and more < 0 else None
         guard = self._guard
-        decision = await guard._decide(guard.quota.rows(self._client, more), force=True, at=at)
+        decision = await guard._settle(self._client, more, at)
         return http.standing(guard.quota.policies, decision) if decision else self.answer.fields
 
 

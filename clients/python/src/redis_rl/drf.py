@@ -30,7 +30,8 @@ from rest_framework.exceptions import APIException
 from . import http
 from ._away import AwayLog
 from ._client import RateLimiter
-from ._wire import Algorithm, Tier
+from ._leases import Leases
+from ._wire import Algorithm, Tier, Verdict
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -57,6 +58,10 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
     algorithm: Algorithm = "log"
     limiter: RateLimiter | None = None
     """Counts for these throttles; by default as settings.REDIS_RL says."""
+    remember = 0.0
+    """Seconds for which a refusal is repeated without asking, at most."""
+    lease = 0
+    """Units that a process takes in advance of a key that is asked for often."""
     _retry_after: timedelta | None = None
 
     def get_cost(self, request: Request, view: APIView) -> int:
@@ -86,10 +91,9 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         if self.rate is None or (key := self.get_cache_key(request, view)) is None:
             return True
         limiter = self.limiter or _limiter_of_settings()
-        take = {"fixed": limiter.fixed, "sliding": limiter.sliding, "log": limiter.log}[self.algorithm]
         http.check_cost(cost := self.get_cost(request, view))
         try:
-            verdict = take(key, *self.tiers, cost=cost)
+            verdict = self._take(limiter, key, cost)
         except (TypeError, ValueError):
             # A mistake of the application, as a name that cannot be sent.
             raise
@@ -102,6 +106,12 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         _away.worked()
         self._retry_after = verdict.retry_after
         return not verdict.limited
+
+    def _take(self, limiter: RateLimiter, key: str, cost: int) -> Verdict:
+        if self.lease or self.remember:
+            return _leases(limiter, self.algorithm, tuple(self.tiers), self.lease, self.remember).take(key, cost)
+        take = {"fixed": limiter.fixed, "sliding": limiter.sliding, "log": limiter.log}[self.algorithm]
+        return take(key, *self.tiers, cost=cost)
 
     def wait(self) -> float | None:
         """The exact wait, in whole seconds; None if no wait can help."""
@@ -125,6 +135,12 @@ def _settings() -> dict[str, Any]:
     if values["FAIL"] not in ("open", "closed"):
         raise ImproperlyConfigured("REDIS_RL['FAIL'] is open or closed: whether requests pass while Redis is away")
     return values
+
+
+@cache
+def _leases(limiter: RateLimiter, algorithm: Algorithm, tiers: tuple[Tier, ...], lease: int, remember: float) -> Leases:
+    """For all throttles that count alike."""
+    return Leases(limiter, algorithm, *tiers, units=lease, remember=remember)
 
 
 @cache

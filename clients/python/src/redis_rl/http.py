@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import get_args
 
-from ._wire import Algorithm, Decision, Row, Tier, Window
+from ._wire import MAX_COST, Algorithm, Decision, Row, Tier, Window, timedelta_of
 
 __all__ = ["Answer", "Policy", "Quota", "answer", "away", "standing"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
 _LONGEST = timedelta(days=3650)
 _MAX_TIERS = 8
-_MAX_COST = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class Quota:
         self.tiers = tiers
         self.algorithm: Algorithm = algorithm
         self.policies: tuple[Policy, ...] = tuple(
-            Policy(f"{name}-{_name(window)}", limit, _timedelta(window), unit) for limit, window in tiers
+            Policy(f"{name}-{_name(window)}", limit, timedelta_of(window), unit) for limit, window in tiers
         )
         windows = {policy.window for policy in self.policies}
         if len(windows) < max(1, len(tiers)):
@@ -85,9 +83,13 @@ class Quota:
             tiers.append((int(match[1]), match[2]))
         return cls(name, *tiers, unit=unit, algorithm=algorithm)
 
+    def key(self, client: str) -> str:
+        """The key that counts what this client takes."""
+        return f"{self.name}:{client}"
+
     def rows(self, client: str, cost: int = 1) -> list[Row]:
         """The rows that take ``cost`` units from what this client has: tiers of one key."""
-        key = f"{self.name}:{client}"
+        key = self.key(client)
         return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.tiers]
 
 
@@ -107,12 +109,12 @@ class Answer:
         return self.status != 200
 
 
-def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
-    """What to tell a client after RL.ALL with one row for each policy."""
-    fields = standing(policies, decision)
+def answer(policies: Sequence[Policy], decision: Decision, told: Sequence[Policy] | None = None) -> Answer:
+    """What to tell a client after RL.ALL with one row for each policy, or for each of those that ``told`` names."""
+    fields = standing(policies, decision, told)
     if not decision.limited:
         return Answer(200, fields)
-    rows = list(zip(policies, decision.rows, strict=True))
+    rows = list(zip(told or policies, decision.rows, strict=True))
     # No wait helps a request that costs more than a limit, so its client is not asked to try again.
     status = 403
     if decision.retry_after is not None:
@@ -124,9 +126,9 @@ def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
     return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
-def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
-    """The header fields: of each policy the units left, and the seconds to make do with them."""
-    rows = zip(policies, decision.rows, strict=True)
+def standing(policies: Sequence[Policy], decision: Decision, told: Sequence[Policy] | None = None) -> dict[str, str]:
+    """The header fields: of each policy that is told of the units left, and the seconds to make do with them."""
+    rows = zip(told or policies, decision.rows, strict=True)
     return {
         "RateLimit-Policy": ", ".join(policy.item for policy in policies),
         "RateLimit": ", ".join(_item(policy, row.remaining, row.reset_after) for policy, row in rows),
@@ -135,8 +137,8 @@ def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
 
 def check_cost(cost: int) -> None:
     """Refuses a cost that no request can have. A negative one would give back what others took."""
-    if not isinstance(cost, int) or not 0 <= cost <= _MAX_COST:
-        raise ValueError(f"a cost must be an integer from 0 to {_MAX_COST}: {cost!r}")
+    if not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
+        raise ValueError(f"a cost must be an integer from 0 to {MAX_COST}: {cost!r}")
 
 
 def away() -> Answer:
@@ -159,21 +161,9 @@ def _seconds(wait: timedelta) -> int:
     return -(-wait // _SECOND)
 
 
-def _timedelta(window: Window) -> timedelta:
-    if isinstance(window, timedelta):
-        return window
-    if isinstance(window, int):
-        return timedelta(seconds=window)
-    match = re.fullmatch(r"(\d+)(ms|[smhd]?)", window.lower())
-    if not match:
-        raise ValueError(f"{window!r} is no window such as 10s")
-    number, unit = int(match[1]), match[2] or "s"
-    return timedelta(milliseconds=number) if unit == "ms" else timedelta(seconds=number * _SECONDS[unit])
-
-
 def _name(window: Window) -> str:
     """A window as it was written, or in seconds."""
-    return window if isinstance(window, str) else f"{_timedelta(window) // _SECOND}s"
+    return window if isinstance(window, str) else f"{timedelta_of(window) // _SECOND}s"
 
 
 def _string(text: str) -> str:

@@ -48,12 +48,12 @@ def _sliding(key: str) -> str:
 
 
 def _take(command: str, key: str, limit: int, expiry: int, amount: int = 1) -> list[_wire.Key | int]:
-    return _wire.take(command, key, [(limit, expiry)], amount, False, None)
+    return _wire.take(command, key, [(limit, expiry)], amount)
 
 
 def _give_back_all(command: str, key: str, window: _wire.Window) -> list[_wire.Key | int]:
     """Forgets what is counted, by a command that whoever counts may use, where DEL may be kept from applications."""
-    return _wire.take(command, key, [(1, window)], -(2**53 - 1), False, None)
+    return _wire.take(command, key, [(1, window)], -_wire.MAX_COST)
 
 
 def _peek(key: str, limit: int, expiry: int, cost: int = 1) -> list[_wire.Key | int]:

@@ -135,8 +135,8 @@ impl Key {
         if let Some(refusal) = &mut self.refusal
             && !refusal.verdict.is_hopeless()
         {
-            refusal.cost -= cost;
-            refusal.verdict.remaining -= cost;
+            refusal.cost = refusal.cost.saturating_sub(cost);
+            refusal.verdict.remaining = refusal.verdict.remaining.saturating_sub(cost);
         }
         let verdict = Verdict { taken: Some(cost as i64), ..lease.verdict };
         Some(later(verdict, now_ms - lease.replied_ms))

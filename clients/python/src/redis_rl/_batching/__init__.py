@@ -16,7 +16,7 @@ from .cluster import ClusterLane
 from .lane import Call, EachAlone, Lane, Loop, Word
 from .server import ServerLane
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Call", "Loop"]
 
 
 class Batches:
@@ -40,22 +40,34 @@ class Batches:
 
     def call(self, key: Word, words: Sequence[Word], timeout: float | None = None) -> asyncio.Future[Any]:
         """The reply to a command. Its key says which node it is for; ``timeout`` is in seconds of the server's time."""
+        reply = self.put(key, words).reply
+        if timeout is not None:
+            self.end_after(timeout, reply)
+        return reply
+
+    def put(self, key: Word, words: Sequence[Word]) -> Call:
+        """Sends a command."""
         if self._encoder:
             # What cannot be sent is an error of this command alone.
             words = [words[0], *map(self._encoder.encode, words[1:])]
-        loop = asyncio.get_running_loop()
-        call = Call(key, words, loop.create_future())
-        lane = self._lanes.get(loop) or self._new_lane(loop)
+        lane = self._lane()
+        call = Call(key, words, lane.loop.create_future())
         lane.put(call)
-        if timeout is not None:
-            lane.end_after(timeout, call)
-        return call.reply
+        return call
+
+    def end_after(self, timeout: float, reply: asyncio.Future[Any]) -> None:
+        """Ends the wait for a reply with TimeoutError once the server had so many seconds."""
+        self._lane().end_after(timeout, reply)
+
+    def _lane(self) -> Lane:
+        loop = asyncio.get_running_loop()
+        return self._lanes.get(loop) or self._new_lane(loop)
 
     def _new_lane(self, loop: Loop) -> Lane:
+        lane: Lane | None
         for other in list(self._lanes):
-            if other.is_closed():
-                self._lanes.pop(other, None)
-        lane: Lane
+            if other.is_closed() and (lane := self._lanes.pop(other, None)):
+                lane.abandon()
         if self._library and hasattr(self._client, "get_node_from_key"):
             lane = ClusterLane(self._client, loop, import_module(f"{self._library}.exceptions"))
         elif self._library and hasattr(self._client, "connection_pool"):

@@ -32,6 +32,12 @@ class ClusterLane(Lane):
             progress.update(lane.progress())
         return progress
 
+    def abandon(self) -> None:
+        """The same of every node."""
+        super().abandon()
+        for lane in self._nodes.values():
+            lane.abandon()
+
     async def _send(self, batch: list[Call]) -> None:
         if claim(self.client, self.loop).is_closed():
             for node in (*self.client.get_nodes(), *self.client.nodes_manager.startup_nodes.values()):
@@ -86,6 +92,8 @@ class _NodeLane(Lane):
                 self._cluster.put(call)
             return
         batch = [call for call in batch if call.waits]
+        for call in batch:
+            call.sent = True
         errors = self._cluster.errors
         commands = [types.SimpleNamespace(args=call.words, kwargs={}, result=None) for call in batch]
         lost: Exception | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
@@ -28,11 +29,14 @@ _owners_lock = threading.Lock()
 class Call:
     """A command, and the reply that somebody waits for."""
 
-    __slots__ = ("attempts", "key", "reply", "words")
+    __slots__ = ("attempts", "background", "key", "reply", "sent", "words")
 
     def __init__(self, key: Word, words: Sequence[Word], reply: asyncio.Future[Any]) -> None:
         self.key, self.words, self.reply = key, words, reply
         self.attempts = 0
+        self.sent = False
+        # Whether its reply is of use, but nobody waits for it.
+        self.background = False
 
     @property
     def waits(self) -> bool:
@@ -66,15 +70,22 @@ class Lane:
         if not self._task:
             self._start()
 
-    def end_after(self, seconds: float, call: Call) -> None:
+    def end_after(self, seconds: float, reply: asyncio.Future[Any]) -> None:
         """Ends the wait once the server had this time."""
         if seconds not in self._timeouts:
             self._timeouts[seconds] = ServerTimeout(seconds, self.loop, self.progress)
-        self._timeouts[seconds].watch(call.reply)
+        self._timeouts[seconds].watch(reply)
 
     def progress(self) -> Mapping[Lane, int]:
         """A number that grows whenever something comes from the server, if a batch is under way."""
         return {self: self._steps} if self._task else {}
+
+    def abandon(self) -> None:
+        """Ends the batch of an event loop that was closed meanwhile: its connection goes back to the pool."""
+        if self._task:
+            # Their event loop is closed, which the connection and the task say.
+            with contextlib.suppress(Exception):
+                self._task.get_coro().close()
 
     def _start(self) -> None:
         # A task factory might start it before this turn is over.
@@ -90,7 +101,7 @@ class Lane:
                 await _noting_steps(self._send_or_fail(batch), self._note_step)
         finally:
             self._task = None
-            if any(call.waits for call in self._queue):
+            if not self.loop.is_closed() and any(call.waits for call in self._queue):
                 # The batch was given up, and others wait for the next.
                 self._start()
 
@@ -101,8 +112,9 @@ class Lane:
             for call in batch:
                 call.end(error)
         except BaseException:
-            for call in batch:
-                call.reply.cancel()
+            if not self.loop.is_closed():
+                for call in batch:
+                    call.reply.cancel()
             raise
 
     def _note_step(self) -> None:
@@ -117,7 +129,8 @@ class Lane:
         self._watching = self._task is not None
         if not self._task:
             return
-        if batch is self._batch and steps == self._steps and not any(call.waits for call in batch):
+        is_awaited = any(call.waits and not call.background for call in batch)
+        if batch is self._batch and steps == self._steps and not is_awaited:
             self._task.cancel()
             self._given_up()
         self._watch()
@@ -131,6 +144,7 @@ class Lane:
 
     async def _send_alone(self, call: Call) -> None:
         """Sends a call as the client sends any command, with all that it does about redirections and errors."""
+        call.sent = True
         try:
             reply = await self.client.execute_command(*call.words)
         except Exception as error:

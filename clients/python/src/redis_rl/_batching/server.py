@@ -43,6 +43,8 @@ class ServerLane(Lane):
             # If the connection was lost, neither what has been answered is sent again nor what nobody waits for.
             unanswered.clear()
             unanswered.extend(call for call in batch if call.waits)
+            for call in unanswered:
+                call.sent = True
             if unanswered:
                 await connection.send_packed_command(connection.pack_commands([call.words for call in unanswered]))
             while unanswered:

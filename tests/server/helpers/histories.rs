@@ -12,7 +12,7 @@ use std::thread;
 use harness::{Server, command, commands_in_aof, pipeline};
 use redis::{Connection, Value};
 
-use crate::traffic::{NOW, Traffic, send};
+use crate::helpers::traffic::{NOW, Traffic, send};
 
 /// Clients that send at the same time.
 pub const CLIENTS: usize = 3;

@@ -1,0 +1,267 @@
+// One key of one process.
+
+import type { Key, Verdict } from "../commands.js";
+import { MAX_COST, type Request, type Rules, type Settings, type Step } from "./types.js";
+
+/** Units that are counted and not yet used. There may be none left, or none from the start. */
+interface Lease {
+  left: number;
+  endsMs: number;
+  /** What the last request was told that got units of it. */
+  verdict: Verdict;
+  repliedMs: number;
+  /** Whether all of the units that were asked for were there. */
+  isWhole: boolean;
+}
+
+interface Refusal {
+  /** Requests of this cost and more are refused. */
+  cost: number;
+  verdict: Verdict;
+  repliedMs: number;
+  untilMs: number;
+}
+
+interface Flight<R> {
+  sentMs: number;
+  requests: R[];
+  /** Units that were asked for on their behalf. */
+  cost: number;
+  /** Units that were asked for beyond those. */
+  lease: number;
+}
+
+/** The lease and the last refusal of a key, and the requests that wait. */
+export class KeyState<R extends Request> {
+  readonly key: Key;
+  #rules: Rules;
+  /** Units of the next lease. */
+  #wanted = 0;
+  #lease: Lease | undefined;
+  #refusal: Refusal | undefined;
+  #flight: Flight<R> | undefined;
+  #waiting: R[] = [];
+
+  /** A key of which nothing is known. */
+  constructor(key: Key, rules: Rules) {
+    this.key = key;
+    this.#rules = rules;
+  }
+
+  /** Whether no reply is awaited for it. */
+  get isAtRest(): boolean {
+    return this.#flight === undefined;
+  }
+
+  /** When its lease ends, if units of it are left then. */
+  get endsMs(): number | undefined {
+    return this.#lease !== undefined && this.#lease.left > 0 ? this.#lease.endsMs : undefined;
+  }
+
+  hasRules(rules: Rules): boolean {
+    return this.#rules.equals(rules);
+  }
+
+  /** With other rules it is as if nothing were known. */
+  setRules(rules: Rules, step: Step<R>): void {
+    if (this.hasRules(rules)) return;
+    this.endLease(step);
+    this.#rules = rules;
+    this.#wanted = 0;
+    this.#refusal = undefined;
+  }
+
+  /** What a request is told that has units of the lease. */
+  leased(nowMs: number, cost: number): Verdict | undefined {
+    const lease = this.#lease;
+    if (lease === undefined || cost > lease.left || nowMs >= lease.endsMs) return undefined;
+    lease.left -= cost;
+    lease.verdict.remaining -= cost;
+    // A refusal that came with the lease begins beyond it.
+    if (this.#refusal !== undefined && this.#refusal.verdict.retryAfterMs >= 0) {
+      this.#refusal.cost -= cost;
+      this.#refusal.verdict.remaining -= cost;
+    }
+    return later(lease.verdict, nowMs - lease.repliedMs, cost);
+  }
+
+  /** What a request is told that the remembered refusal holds for. */
+  refused(nowMs: number, cost: number): Verdict | undefined {
+    const refusal = this.#refusal;
+    if (refusal === undefined || nowMs >= refusal.untilMs || cost < refusal.cost) return undefined;
+    if (this.#rules.isHopeless(cost) !== refusal.verdict.retryAfterMs < 0) return undefined;
+    return later(refusal.verdict, nowMs - refusal.repliedMs, 0);
+  }
+
+  /** A request that is not known to be allowed or refused. Its cost is positive, and no limit is smaller. */
+  take(nowMs: number, settings: Settings, request: R, step: Step<R>): void {
+    this.#waiting.push(request);
+    if (this.isAtRest) this.#ask(nowMs, settings, step);
+  }
+
+  /** Asks for the requests that wait and whose rules are those of the first, and for a lease. */
+  #ask(nowMs: number, settings: Settings, step: Step<R>): void {
+    const [first] = this.#waiting;
+    if (first === undefined) return;
+    this.setRules(first.rules, step);
+    if (this.#lease !== undefined && nowMs < this.#lease.endsMs) {
+      // A request has found it used up before its time.
+      if (this.#lease.isWhole) this.#wanted = Math.max(2 * this.#wanted, 1);
+      this.#giveBack(this.#lease.left, step);
+      this.#lease = undefined;
+    } else {
+      this.endLease(step);
+    }
+    let count = 0;
+    let cost = 0;
+    for (const request of this.#waiting) {
+      if (!this.hasRules(request.rules) || request.cost > MAX_COST - cost) break;
+      cost += request.cost;
+      count++;
+    }
+    const requests = this.#waiting.splice(0, count);
+    this.#wanted = Math.min(this.#wanted, settings.units);
+    const lease = Math.min(this.#wanted, MAX_COST - cost);
+    step.commands.push({
+      key: this.key,
+      rules: this.#rules,
+      cost: cost + lease,
+      // Alone and without a lease a request is decided as a whole, with the wait of the whole.
+      partial: lease > 0 || count > 1 || cost === 1,
+      at: undefined,
+      replyTo: "flight",
+    });
+    this.#flight = { sentMs: nowMs, requests, cost, lease };
+  }
+
+  /** The reply to the command in flight. */
+  reply(nowMs: number, settings: Settings, reply: Verdict, step: Step<R>): void {
+    const flight = this.#flight;
+    if (flight === undefined) return;
+    this.#flight = undefined;
+    // What was decided as a whole stays counted for whoever no longer awaits it: nobody can tell as of which time to
+    // give it back.
+    const whole = reply.limited ? 0 : flight.requests.reduce((sum, { cost }) => sum + cost, 0);
+    let rest = reply.taken ?? whole;
+    for (const request of flight.requests) {
+      const isAllowed = request.cost <= rest;
+      if (isAllowed) rest -= request.cost;
+      const verdict: Verdict = {
+        ...reply,
+        limited: !isAllowed,
+        remaining: reply.remaining + rest,
+        retryAfterMs: isAllowed ? -1 : reply.retryAfterMs,
+      };
+      if (reply.taken !== undefined) verdict.taken = isAllowed ? request.cost : 0;
+      step.answers.push([request, verdict]);
+    }
+    const remaining = reply.remaining + rest;
+    this.#remember(
+      nowMs,
+      settings,
+      { ...reply, remaining },
+      reply.taken === undefined ? flight.cost : rest + 1,
+    );
+
+    const left = Math.min(rest, flight.lease, settings.units);
+    const endsMs = flight.sentMs + this.#rules.leaseMs;
+    this.#lease = {
+      left,
+      endsMs,
+      verdict: { ...reply, limited: false, remaining, retryAfterMs: -1 },
+      repliedMs: nowMs,
+      isWhole: !reply.limited,
+    };
+    this.#giveBack(rest - left, step);
+    if (nowMs >= endsMs) this.endLease(step);
+    this.#serveWaiting(nowMs, settings, step);
+  }
+
+  /** The command in flight has failed. Units that it may have counted stay counted. */
+  fail(nowMs: number, settings: Settings, step: Step<R>): void {
+    const flight = this.#flight;
+    if (flight === undefined) return;
+    this.#flight = undefined;
+    for (const request of flight.requests) step.answers.push([request, undefined]);
+    // So that an outage loses few units.
+    this.#wanted = 0;
+    this.#serveWaiting(nowMs, settings, step);
+  }
+
+  /** Serves the requests that wait, in order, and asks for those that it cannot tell. */
+  #serveWaiting(nowMs: number, settings: Settings, step: Step<R>): void {
+    const unknown: R[] = [];
+    for (const request of this.#waiting) {
+      const { rules, cost } = request;
+      let verdict: Verdict | undefined;
+      if (this.hasRules(rules)) {
+        if (unknown.length === 0) verdict = this.leased(nowMs, cost);
+        verdict ??= this.refused(nowMs, cost);
+      }
+      if (verdict === undefined) unknown.push(request);
+      else step.answers.push([request, verdict]);
+    }
+    this.#waiting = unknown;
+    this.#ask(nowMs, settings, step);
+  }
+
+  /** The reply to a request that was sent by itself. */
+  replyAlone(nowMs: number, settings: Settings, reply: Verdict, cost: number): void {
+    if (cost !== 0) this.#remember(nowMs, settings, reply, Math.abs(cost));
+  }
+
+  /** The newest reply counts: what it refuses is remembered, and what was remembered before is forgotten. */
+  #remember(nowMs: number, settings: Settings, reply: Verdict, cost: number): void {
+    const { limited, retryAfterMs } = reply;
+    const rememberMs = retryAfterMs < 0 ? settings.rememberMs : Math.min(settings.rememberMs, retryAfterMs);
+    this.#refusal =
+      limited && rememberMs > 0
+        ? { cost, verdict: { ...reply }, repliedMs: nowMs, untilMs: nowMs + rememberMs }
+        : undefined;
+  }
+
+  /** Nobody awaits the answer any more. */
+  cancel(request: R): void {
+    this.#waiting = this.#waiting.filter((other) => other !== request);
+    if (this.#flight === undefined) return;
+    this.#flight.requests = this.#flight.requests.filter((other) => other !== request);
+  }
+
+  /** Ends the lease if it is time. */
+  tick(nowMs: number, step: Step<R>): void {
+    if (this.endsMs !== undefined && nowMs >= this.endsMs) this.endLease(step);
+  }
+
+  /** Gives back what is left of the lease; then the next one is half as large. */
+  endLease(step: Step<R>): void {
+    const left = this.#lease?.left ?? 0;
+    if (left > 0) {
+      this.#wanted = Math.floor(this.#wanted / 2);
+      this.#giveBack(left, step);
+    }
+    this.#lease = undefined;
+  }
+
+  /** Gives back units of the lease as of the time when they were counted. */
+  #giveBack(units: number, step: Step<R>): void {
+    const at = this.#lease?.verdict.at;
+    if (units === 0 || at === undefined) return;
+    const { key } = this;
+    step.commands.push({ key, rules: this.#rules, cost: -units, partial: false, at, replyTo: "nobody" });
+  }
+}
+
+/** What is told of a decision after so many milliseconds. */
+function later(verdict: Verdict, goneMs: number, taken: number): Verdict {
+  const { limited, limit, remaining, retryAfterMs, resetAfterMs } = verdict;
+  const told: Verdict = {
+    limited,
+    limit,
+    remaining,
+    retryAfterMs: retryAfterMs < 0 ? -1 : Math.max(0, retryAfterMs - goneMs),
+    resetAfterMs: Math.max(0, resetAfterMs - goneMs),
+  };
+  if (verdict.taken !== undefined) told.taken = taken;
+  if (verdict.at !== undefined) told.at = verdict.at;
+  return told;
+}

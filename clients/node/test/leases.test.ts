@@ -1,0 +1,364 @@
+// Units that are leased, and refusals that are remembered, on real servers.
+
+import assert from "node:assert/strict";
+import { type ChildProcess, execFile, fork } from "node:child_process";
+import { once } from "node:events";
+import type { ServerResponse } from "node:http";
+import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { promisify } from "node:util";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { type Leases, leases, type LeaseOptions, type RateLimiter, rl } from "redis-rl";
+import { type Options, type Quota, type Request, rateLimit } from "redis-rl/express";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import type { Order } from "./hammer.js";
+import { calls, command, Server, tally, waitFor } from "./harness.js";
+
+const HOUR = 3_600_000;
+/** However busy the machine is, a refusal is not as old, and a server that answers is not away. */
+const LONG = "1h";
+const PATIENT_MS = 30_000;
+
+/** What a test has opened. */
+const open: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of open.splice(0).reverse()) await close();
+});
+
+describe("leases", () => {
+  let server: Server;
+  before(async () => {
+    server = await Server.start();
+  });
+  after(() => server?.stop());
+  beforeEach(async () => {
+    await command(server, "FLUSHALL");
+    await command(server, "CONFIG", "RESETSTAT");
+  });
+
+  const clients: Record<string, () => Promise<RateLimiter>> = {
+    "node-redis": async () => {
+      const client = await createClient({ url: server.url, modules: { rl } }).connect();
+      open.push(() => client.destroy());
+      return client.rl;
+    },
+    ioredis: async () => {
+      const redis = new Redis(server.url);
+      open.push(() => redis.disconnect());
+      return rateLimiter(redis);
+    },
+  };
+
+  async function used(key: string): Promise<number> {
+    const client = await createClient({ url: server.url, modules: { rl } }).connect();
+    try {
+      return (await client.rl.info(key))?.windows[0]?.used ?? 0;
+    } finally {
+      client.destroy();
+    }
+  }
+
+  /** Asks so often, so many at once. */
+  async function ask(limiter: Leases, key: string, times: number, atOnce = 50) {
+    const verdicts = [];
+    while (verdicts.length < times) {
+      const asked = Array.from({ length: atOnce }, () => limiter.take(key));
+      verdicts.push(...(await Promise.all(asked)));
+    }
+    return verdicts;
+  }
+
+  for (const [name, connect] of Object.entries(clients)) {
+    describe(name, () => {
+      for (const algorithm of ["log", "fixed", "sliding"] as const) {
+        test(`${algorithm}: a hot key costs few commands, exactly the limit passes, and what is left goes back`, async () => {
+          const options: LeaseOptions = { algorithm, limits: [6000, "30d"], units: 1000 };
+          const limiter = leases(await connect(), options);
+          const before = await ask(limiter, "key", 5000);
+          assert.ok(before.every(({ limited }) => !limited));
+          const after = await ask(limiter, "key", 2000);
+          assert.equal(after.filter(({ limited }) => !limited).length, 1000);
+          await limiter.close();
+          assert.equal(await used("key"), 6000);
+        });
+      }
+
+      test("a lease is given back by close, and its units are counted for nobody", async () => {
+        const limiter = leases(await connect(), { limits: [6000, "1h"], units: 1000, for: "3m" });
+        await ask(limiter, "key", 1050);
+        assert.ok((await used("key")) > 1050);
+        await limiter.close();
+        assert.equal(await used("key"), 1050);
+        // From now on each is asked for.
+        await ask(limiter, "key", 100);
+        assert.equal(await used("key"), 1150);
+      });
+
+      test("a lease that ends goes back by itself", async () => {
+        const limiter = leases(await connect(), { limits: [6000, "1h"], units: 1000, for: "1ms" });
+        await ask(limiter, "key", 1000);
+        await waitFor("what is left to go back", async () => (await used("key")) === 1000);
+      });
+
+      test("a key that is asked for now and then is exact, and every figure is the server's", async () => {
+        const limiter = leases(await connect(), { limits: [5, "1h"], units: 0, remember: 0 });
+        const remaining = [];
+        for (let i = 0; i < 7; i++) remaining.push((await limiter.take("key")).remaining);
+        assert.deepEqual(remaining, [4, 3, 2, 1, 0, 0, 0]);
+        assert.equal(await calls(server, "RL.LOG"), 7);
+      });
+
+      test("a refusal is repeated without asking, until units are given back", async () => {
+        const limiter = leases(await connect(), { limits: [5, "1h"], remember: LONG });
+        const verdicts = await ask(limiter, "key", 1000, 1);
+        assert.equal(verdicts.filter(({ limited }) => !limited).length, 5);
+        assert.equal(await calls(server, "RL.LOG"), 6);
+        const [last] = verdicts.slice(-1);
+        assert.ok(last && last.retryAfterMs > 0 && last.retryAfterMs <= HOUR);
+        await limiter.take("key", { cost: -1 });
+        assert.equal((await limiter.take("key")).limited, false);
+        assert.equal((await limiter.take("key", { cost: 0 })).remaining, 0);
+      });
+
+      test("a key is any bytes, the same as text as in a buffer", async () => {
+        const limiter = leases(await connect(), { limits: [2, "1h"], remember: LONG });
+        const keys = ["größe", Buffer.from("größe"), Buffer.from([0xff]), Buffer.from([0xfe]), "\xff"];
+        const limited = [];
+        for (const key of [...keys, ...keys]) limited.push((await limiter.take(key)).limited);
+        assert.deepEqual(
+          limited,
+          [false, false, false, false, false, true, true, false, false, false].map(Boolean),
+        );
+        assert.equal(await command(server, "DBSIZE"), 4);
+      });
+
+      test("an error fails the requests that wait for it, and no other", async () => {
+        await command(server, "SET", "text", "text");
+        const limiter = leases(await connect(), { limits: [1000, "1h"], units: 100 });
+        const asked = Array.from({ length: 100 }, (_, i) => limiter.take(i % 2 ? "text" : "key"));
+        const answers = await Promise.allSettled(asked);
+        assert.deepEqual(tally(answers.map((answer, i) => `${i % 2 ? "text" : "key"}: ${answer.status}`)), {
+          "key: fulfilled": 50,
+          "text: rejected": 50,
+        });
+        await assert.rejects(limiter.take("text"), /WRONGTYPE/);
+        await limiter.close();
+      });
+    });
+  }
+
+  test("what makes no sense is refused", async () => {
+    const limiter = await clients.ioredis?.();
+    assert.ok(limiter);
+    const make = (options: Partial<LeaseOptions>) => () => leases(limiter, { limits: [5, "1h"], ...options });
+    for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
+    assert.throws(make({ limits: [5, "soon"] }), /no window/);
+    assert.throws(make({ for: "soon" }), /no window/);
+    assert.throws(make({ remember: "-1s" }), /no window/);
+    await assert.rejects(make({})().take("key", { cost: 1.5 }), RangeError);
+    await assert.rejects(make({})().take("key", { cost: Number.NaN }), RangeError);
+  });
+
+  describe("processes", () => {
+    const children: ChildProcess[] = [];
+    afterEach(() => {
+      for (const child of children.splice(0)) child.kill("SIGKILL");
+    });
+
+    /** Begins to ask in a process of its own. */
+    async function hammer(order: Omit<Order, "url">): Promise<{ child: ChildProcess; allowed: number }> {
+      const child = fork(new URL("hammer.js", import.meta.url));
+      children.push(child);
+      child.send({ ...order, url: server.url });
+      const [allowed] = (await once(child, "message")) as [number];
+      return { child, allowed };
+    }
+
+    for (const algorithm of ["log", "fixed", "sliding"] as const) {
+      test(`${algorithm}: of two on one key the limit passes, less what one holds that is killed`, async () => {
+        const [limit, units] = [20_000, 500];
+        // No other window begins while this runs, and no lease ends.
+        const options: LeaseOptions = { algorithm, limits: [limit, "3650d"], units, for: "1h", remember: 0 };
+        const [one, other] = await Promise.all([
+          hammer({ client: "node-redis", key: "key", options }),
+          hammer({ client: "ioredis", key: "key", options }),
+        ]);
+        const allowed = one.allowed + other.allowed;
+        assert.ok(allowed <= limit, String(allowed));
+        assert.ok(allowed >= limit - 2 * units, String(allowed));
+        assert.equal(await used("key"), limit);
+        assert.ok((await calls(server, `RL.${algorithm.toUpperCase()}`)) <= limit / 100);
+        other.child.kill("SIGKILL");
+        await once(other.child, "exit");
+        one.child.send("close");
+        await once(one.child, "exit");
+        const lost = (await used("key")) - allowed;
+        assert.ok(lost >= 0 && lost <= units, String(lost));
+      });
+    }
+
+    test("nothing keeps a process alive: it ends with its client, though a lease is open", async () => {
+      const program = `
+        import { createClient } from "redis";
+        import { leases, rl } from "redis-rl";
+        const client = await createClient({ url: "${server.url}", modules: { rl } }).connect();
+        const limiter = leases(client.rl, { limits: [1e6, "3650d"], units: 1000, for: "3650d" });
+        for (let i = 0; i < 100; i++) await limiter.take("key");
+        await client.close();`;
+      const options = { cwd: import.meta.dirname, timeout: 60_000 };
+      await promisify(execFile)("node", ["--input-type=module", "--eval", program], options);
+      assert.ok((await used("key")) > 100);
+    });
+  });
+
+  describe("Express", () => {
+    interface Answer {
+      status: number;
+      fields: Record<string, string>;
+    }
+
+    function application(limiter: RateLimiter, quota: Quota, options: Options) {
+      const limit = rateLimit(limiter, quota, { timeoutMs: PATIENT_MS, ...options });
+      open.push(() => limit.close());
+      const ask = async (settle?: number): Promise<Answer> => {
+        const fields: Record<string, string> = {};
+        const request = {} as Request;
+        return new Promise((resolve) => {
+          const response = {
+            statusCode: 200,
+            setHeader: (name: string, value: string) => (fields[name] = value),
+            end: () => resolve({ status: response.statusCode, fields }),
+          };
+          void limit(request, response as unknown as ServerResponse, async () => {
+            if (settle !== undefined) {
+              await limit.settle(request, response as unknown as ServerResponse, { requests: settle });
+            }
+            resolve({ status: response.statusCode, fields });
+          });
+        });
+      };
+      return { ask, close: () => limit.close() };
+    }
+
+    for (const [name, connect] of Object.entries(clients)) {
+      test(`${name}: lease: a client that asks often costs few commands, and gets its limit`, async () => {
+        const limits = [
+          [1000, "1h"],
+          [2000, "1d"],
+        ] as const;
+        const { ask, close } = application(await connect(), { limits, key: () => "key" }, { lease: 100 });
+        const answers: Answer[] = [];
+        for (let i = 0; i < 30; i++)
+          answers.push(...(await Promise.all(Array.from({ length: 50 }, () => ask()))));
+        assert.deepEqual(tally(answers.map(({ status }) => status)), { 200: 1000, 429: 500 });
+        const { fields } = await ask();
+        assert.equal(fields["RateLimit-Policy"], '"requests-1h";q=1000;w=3600, "requests-1d";q=2000;w=86400');
+        assert.match(fields.RateLimit ?? "", /^"requests-1h";r=0;t=\d+$/);
+        await close();
+        assert.equal(await used("key"), 1000);
+      });
+
+      test(`${name}: remember: a flood costs one command, and several quotas are remembered together`, async () => {
+        const { ask } = application(
+          await connect(),
+          { limits: [5, "1h"], key: () => "key" },
+          { remember: LONG },
+        );
+        const answers = [];
+        for (let i = 0; i < 100; i++) answers.push(await ask());
+        assert.deepEqual(tally(answers.map(({ status }) => status)), { 200: 5, 429: 95 });
+        assert.equal(await calls(server, "RL.ALL"), 6);
+        assert.match(answers.at(-1)?.fields["Retry-After"] ?? "", /^3[56]\d\d$/);
+      });
+
+      test(`${name}: what is settled goes back, leased or not, and ends a refusal that is remembered`, async () => {
+        for (const options of [{ lease: 10 }, { remember: LONG }]) {
+          const quota = { limits: [10, "1h"], cost: 4, key: () => "key" } as const;
+          const { ask, close } = application(await connect(), quota, options);
+          const statuses = [];
+          for (const used of [undefined, 0, 0]) statuses.push((await ask(used)).status);
+          assert.deepEqual(statuses, [200, 200, 200]);
+          await close();
+          assert.equal(await used("key"), 4);
+          await command(server, "FLUSHALL");
+        }
+      });
+
+      test(`${name}: Redis away: every wait ends`, async () => {
+        const limiter = await connect();
+        const quota = { limits: [5, "1h"], key: () => "key" } as const;
+        const limits = (["open", "closed"] as const).map((fail) =>
+          application(limiter, quota, { fail, timeoutMs: 50, lease: 10, remember: LONG, onError: () => {} }),
+        );
+        server.freeze();
+        try {
+          const answers = await Promise.all(
+            limits.map(({ ask }) => Promise.all(Array.from({ length: 100 }, () => ask()))),
+          );
+          assert.deepEqual(
+            answers.map((answers) => tally(answers.map(({ status }) => status))),
+            [{ 200: 100 }, { 503: 100 }],
+          );
+        } finally {
+          server.thaw();
+        }
+      });
+    }
+
+    test("a lease is for one quota whose limits differ", async () => {
+      const limiter = (await clients.ioredis?.()) as RateLimiter;
+      const quota = { limits: [5, "1h"] } as const;
+      assert.throws(() => rateLimit(limiter, [quota, { ...quota, name: "b" }], { lease: 1 }), /single quota/);
+      const same = [
+        [5, "1h"],
+        [5, "1d"],
+      ] as const;
+      assert.throws(() => rateLimit(limiter, { limits: same }, { lease: 1 }), /must differ/);
+      assert.throws(() => rateLimit(limiter, quota, { lease: 1.5 }), RangeError);
+    });
+  });
+
+  test("express-rate-limit: remember and lease", async () => {
+    const limiter = (await clients["node-redis"]?.()) as RateLimiter;
+    const increments = async (store: RateLimitStore, times: number) => {
+      const hits = [];
+      for (let i = 0; i < times; i++) hits.push((await store.increment("key")).totalHits);
+      return hits;
+    };
+    const remembering = new RateLimitStore(limiter, { remember: LONG, timeoutMs: PATIENT_MS });
+    remembering.init({ windowMs: HOUR, limit: 2 });
+    assert.deepEqual(await increments(remembering, 100), [1, 2, ...Array<number>(98).fill(3)]);
+    assert.equal(await calls(server, "RL.LOG"), 3);
+
+    const leasing = new RateLimitStore(limiter, { prefix: "leased:", lease: 100, timeoutMs: PATIENT_MS });
+    leasing.init({ windowMs: HOUR, limit: 500, skipFailedRequests: true });
+    await increments(leasing, 400);
+    // That of the last request.
+    await leasing.decrement("key");
+    await leasing.shutdown();
+    assert.equal(await used("leased:key"), 399);
+
+    for (const options of [{ remember: "1s" }, { lease: 1 }]) {
+      const store = new RateLimitStore(limiter, options);
+      assert.throws(() => store.init({ windowMs: HOUR, limit: () => 5 }), /a limit that is a number/);
+    }
+  });
+
+  test("@nestjs/throttler: remember: a client that is blocked costs no command", async () => {
+    const limiter = (await clients["node-redis"]?.()) as RateLimiter;
+    for (const block of [HOUR, 0]) {
+      const storage = new RateLimitStorage(limiter, { remember: LONG, timeoutMs: PATIENT_MS });
+      const hit = () => storage.increment("key", HOUR, 2, block);
+      const records = [];
+      for (let i = 0; i < 100; i++) records.push(await hit());
+      assert.deepEqual(tally(records.map(({ isBlocked }) => String(isBlocked))), { false: 2, true: 98 });
+      assert.ok((records.at(-1)?.timeToBlockExpire ?? 0) > 3500);
+      // Two hits, a refusal; and the block, and a refusal by it.
+      assert.equal(await calls(server, "RL.ALL"), block > 0 ? 5 : 3);
+      await command(server, "FLUSHALL");
+      await command(server, "CONFIG", "RESETSTAT");
+    }
+  });
+});

@@ -1,0 +1,203 @@
+// What a process decides by itself: the table of cases that all clients share. Time is a field of it.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import {
+  type Algorithm,
+  type CommandWriter,
+  type Decision,
+  type Key,
+  type Limit,
+  type Row,
+  rl,
+  type Verdict,
+} from "redis-rl";
+import type * as deciders from "./node_modules/redis-rl/dist/local/decider.js";
+import type * as refusals from "./node_modules/redis-rl/dist/local/refusals.js";
+import type * as types from "./node_modules/redis-rl/dist/local/types.js";
+
+// Not exported, so by their paths.
+const load = (name: string) =>
+  import(new URL(`../node_modules/redis-rl/dist/local/${name}.js`, import.meta.url).href);
+const { Decider } = (await load("decider")) as typeof deciders;
+const { Refusals } = (await load("refusals")) as typeof refusals;
+const { Rules } = (await load("types")) as typeof types;
+
+interface Settings {
+  algorithm: Algorithm;
+  limits: Limit[];
+  units: number;
+  for_ms: number;
+  remember_ms: number;
+  max_keys: number;
+}
+
+type Figures = [number, number, number, number, number, taken?: number, at?: number];
+type DecisionFigures = [number, number, number, Figures[]];
+
+interface Event {
+  at: number;
+  event: "take" | "reply" | "error" | "cancel" | "tick" | "close";
+  name: string;
+  key: string;
+  cost?: number;
+  limits?: Limit[];
+  algorithm?: Algorithm;
+  rows: Row[];
+  to: string;
+  reply: unknown;
+  sends?: string[];
+  answers?: Record<string, unknown>;
+}
+
+interface Case {
+  name: string;
+  settings?: Partial<Settings>;
+  steps: Event[];
+}
+
+const table = JSON.parse(readFileSync(process.env.LOCAL ?? "../../local.json", "utf8")) as {
+  settings: Settings;
+  cases: Case[];
+  decisions: Case[];
+};
+
+/** A request of the table. */
+interface Request extends types.Request {
+  name: string;
+  key: Key;
+}
+
+function wordsOf(write: (writer: CommandWriter) => void): string {
+  const words: Key[] = [];
+  write({ push: (...more) => words.push(...more), pushKey: (key) => words.push(key) });
+  return words.join(" ");
+}
+
+/** What would be sent. */
+function words({ key, rules, cost, partial, at }: types.Command<Request>): string {
+  const { algorithm, limits } = rules;
+  return wordsOf((writer) => rl[algorithm].parseCommand(writer, key, limits, { cost, partial, at }));
+}
+
+function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs, taken, at]: Figures): Verdict {
+  const verdict = { limited: limited === 1, limit, remaining, retryAfterMs, resetAfterMs };
+  return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };
+}
+
+function decisionOf([limited, retryAfterMs, at, rows]: DecisionFigures): Decision {
+  return { limited: limited === 1, retryAfterMs, at, rows: rows.map(verdictOf) };
+}
+
+/** What is sent and answered in each step, beside what should be. */
+function compare(
+  { steps }: Case,
+  happen: (event: Event, answers: Record<string, unknown>) => string[],
+): void {
+  const cancelled = new Set<string>();
+  for (const event of steps) {
+    if (event.event === "cancel") cancelled.add(event.name);
+    const answers: Record<string, unknown> = {};
+    const sends = happen(event, answers);
+    const given = Object.entries(answers).filter(([name]) => !cancelled.has(name));
+    const what = `${event.event} ${event.name} at ${event.at} ms`;
+    assert.deepEqual(sends, event.sends ?? [], what);
+    assert.deepEqual(Object.fromEntries(given), expected(event), what);
+  }
+}
+
+function expected({ answers = {} }: Event): Record<string, unknown> {
+  const verdict = (figures: unknown) =>
+    Array.isArray(figures)
+      ? Array.isArray(figures[3])
+        ? decisionOf(figures as DecisionFigures)
+        : verdictOf(figures as Figures)
+      : figures;
+  return Object.fromEntries(Object.entries(answers).map(([name, figures]) => [name, verdict(figures)]));
+}
+
+test("the table has its cases", () => assert.ok(table.cases.length >= 40));
+
+for (const example of table.cases) {
+  test(example.name, () => {
+    const given = { ...table.settings, ...example.settings };
+    const settings = { units: given.units, rememberMs: given.remember_ms };
+    const decider = new Decider<Request>(settings, given.max_keys);
+    const requests = new Map<string, Request>();
+    const sent: types.Command<Request>[] = [];
+
+    function happen(event: Event, answers: Record<string, unknown>): types.Step<Request> | undefined {
+      const { at, name, key, cost = 1, limits = given.limits, algorithm = given.algorithm } = event;
+      switch (event.event) {
+        case "take": {
+          const rules = new Rules(algorithm, limits, given.for_ms);
+          const known = decider.known(at, key, rules, cost);
+          if (known !== undefined) {
+            answers[name] = known;
+            return undefined;
+          }
+          const request = { name, key, rules, cost };
+          requests.set(name, request);
+          return decider.take(at, key, request);
+        }
+        case "reply":
+        case "error": {
+          const [command] = sent.splice(
+            sent.findIndex((command) => words(command) === event.to),
+            1,
+          );
+          assert.equal(command && words(command), event.to);
+          const reply = event.event === "reply" ? verdictOf(event.reply as Figures) : undefined;
+          return decider.reply(at, command as types.Command<Request>, reply);
+        }
+        case "cancel":
+          decider.cancel((requests.get(name) as Request).key, requests.get(name) as Request);
+          return undefined;
+        case "tick":
+          return decider.tick(at);
+        case "close":
+          return decider.close();
+      }
+    }
+
+    compare(example, (event, answers) => {
+      const step = happen(event, answers);
+      for (const [{ name }, verdict] of step?.answers ?? []) answers[name] = verdict ?? "error";
+      sent.push(...(step?.commands ?? []));
+      return step?.commands.map(words) ?? [];
+    });
+  });
+}
+
+for (const example of table.decisions) {
+  test(`several keys: ${example.name}`, () => {
+    const given = { ...table.settings, ...example.settings };
+    const refusals = new Refusals(given.remember_ms, given.max_keys);
+    const sent = new Map<string, { name: string; rows: Row[] }>();
+    compare(example, (event, answers) => {
+      const { at, name, rows, to } = event;
+      if (event.event === "take") {
+        const known = refusals.known(at, rows);
+        if (known !== undefined) {
+          answers[name] = known;
+          return [];
+        }
+        const words = wordsOf((writer) => rl.all.parseCommand(writer, rows));
+        sent.set(words, { name, rows });
+        return [words];
+      }
+      const request = sent.get(to);
+      assert.ok(request, to);
+      sent.delete(to);
+      if (event.event === "reply") {
+        const decision = decisionOf(event.reply as DecisionFigures);
+        refusals.remember(at, request.rows, decision);
+        answers[request.name] = decision;
+      } else {
+        answers[request.name] = "error";
+      }
+      return [];
+    });
+  });
+}

@@ -1,0 +1,124 @@
+"""The keys of one process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+
+from .._wire import Key, Verdict
+from .key import Command, KeyMachine, Request, Rules, Settings, Step
+
+MAX_KEYS = 10_000
+
+
+class Decider:
+    """The machines of all keys: those that a command is in flight for, and of the rest as many as may be remembered."""
+
+    def __init__(self, units: int, remember_ms: int, max_keys: int = MAX_KEYS) -> None:
+        """With leases of at most ``units``, and refusals that are repeated for at most ``remember_ms``."""
+        self._settings = Settings(units, remember_ms)
+        self._max_keys = max_keys
+        self._in_flight: dict[Key, KeyMachine] = {}
+        # The least recently used goes first.
+        self._at_rest: OrderedDict[Key, KeyMachine] = OrderedDict()
+        # When leases end. The lease of a key may have ended before, and it may have another by then.
+        self._ends: list[tuple[int, int, Key]] = []
+        self._leases = 0
+
+    def known(self, now_ms: int, key: Key, rules: Rules, cost: int) -> Verdict | None:
+        """What a request is told without asking, if that is known."""
+        machine = self._at_rest.get(key)
+        if machine is None:
+            # In flight no units are handed out: what waits may need them.
+            machine = self._in_flight.get(key)
+            if machine and machine.has_rules(rules):
+                return machine.refused(now_ms, cost)
+            return None
+        self._at_rest.move_to_end(key)
+        if 0 < cost <= rules.smallest_limit:
+            return machine.known(now_ms, rules, cost)
+        return machine.refused(now_ms, cost) if machine.has_rules(rules) else None
+
+    def ask(self, now_ms: int, key: Key, request: Request) -> Step:
+        """Asks for a request, now or when the command in flight for its key is answered."""
+        step = Step([], [])
+        cost, rules = request.cost, request.rules
+        if self._settings.units == 0 or cost <= 0 or rules.is_hopeless(cost):
+            step.commands.append(Command(key, rules, cost, [request]))
+            return step
+        machine = self._in_flight.get(key)
+        if not machine:
+            machine = self._at_rest.pop(key) if key in self._at_rest else KeyMachine(key, rules)
+            self._in_flight[key] = machine
+        machine.waiting.append(request)
+        if not machine.flight:
+            machine.ask(now_ms, self._settings, step)
+        return step
+
+    def reply(self, now_ms: int, command: Command, reply: Verdict | Exception) -> Step:
+        """The reply to a command that does not give back, or the error with which it has failed."""
+        step = Step([], [])
+        machine = self._in_flight.get(command.key)
+        if machine and machine.flight and machine.flight.requests is command.requests:
+            if isinstance(reply, Verdict):
+                machine.reply(now_ms, self._settings, reply, step)
+            else:
+                machine.fail(now_ms, self._settings, reply, step)
+            if not machine.flight:
+                self._rest(self._in_flight.pop(command.key), step)
+        else:
+            step.answers.extend((request, reply) for request in command.requests if request.waits)
+            if isinstance(reply, Verdict):
+                self._remember_alone(now_ms, command, reply, step)
+        return step
+
+    def _remember_alone(self, now_ms: int, command: Command, reply: Verdict, step: Step) -> None:
+        machine = self._in_flight.get(command.key) or self._at_rest.get(command.key)
+        if not machine:
+            if not reply.limited or not self._settings.remember_ms:
+                return
+            machine = KeyMachine(command.key, command.rules)
+            self._rest(machine, step)
+        elif not machine.flight:
+            self._at_rest.move_to_end(command.key)
+            if reply.limited:
+                machine.set_rules(command.rules, step)
+        if machine.has_rules(command.rules):
+            machine.reply_alone(now_ms, self._settings, reply, command.cost)
+
+    def _rest(self, machine: KeyMachine, step: Step) -> None:
+        """Remembers a key, and forgets another if there are too many."""
+        if machine.ends_ms is not None:
+            self._leases += 1
+            heappush(self._ends, (machine.ends_ms, self._leases, machine.name))
+        self._at_rest[machine.name] = machine
+        if len(self._at_rest) > self._max_keys:
+            self._at_rest.popitem(last=False)[1].end_lease(step)
+
+    def tick(self, now_ms: int) -> Step:
+        """Ends the leases whose time is over."""
+        step = Step([], [])
+        while self._ends and self._ends[0][0] <= now_ms:
+            machine = self._at_rest.get(heappop(self._ends)[2])
+            if machine:
+                machine.tick(now_ms, step)
+        return step
+
+    @property
+    def next_tick_ms(self) -> int | None:
+        """When the next tick is due, if any is."""
+        return self._ends[0][0] if self._ends else None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no command is in flight that may bring a lease."""
+        return not self._in_flight
+
+    def close(self) -> Step:
+        """Gives back all leases. From now on requests are asked for one by one."""
+        step = Step([], [])
+        self._settings.units = 0
+        for machine in self._at_rest.values():
+            machine.end_lease(step)
+        self._ends.clear()
+        return step

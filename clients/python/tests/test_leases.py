@@ -1,0 +1,528 @@
+"""Leases and remembered refusals on a real server. The rules themselves: test_local.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import valkey
+import valkey.asyncio
+
+from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
+from redis_rl._batching import Call
+
+from .servers import PATIENCE, Server, wait_for
+
+# A loaded machine does not end a lease, or have a refusal forgotten, while a test runs.
+LONG = 10_000.0
+PATIENT: Any = {"duration": LONG, "remember": LONG}
+LIMIT = 1000
+
+
+def run(test: Awaitable[Any]) -> Any:
+    async def within_patience() -> Any:
+        return await asyncio.wait_for(test, PATIENCE)
+
+    return asyncio.run(within_patience())
+
+
+def counted(raw: redis.Redis, key: str = "k", limit: int = LIMIT) -> int:
+    """Units that are counted at the server."""
+    left: int = raw.execute_command("RL.PEEK", key, limit, "3650d")[2]
+    return limit - left
+
+
+def commands(raw: redis.Redis) -> int:
+    """Commands that counted."""
+    stats = raw.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name.lower() == "cmdstat_rl.log")
+
+
+@pytest.fixture
+def limiter(server: Server) -> Iterator[RateLimiter]:
+    with redis.Redis(port=server.port) as client:
+        yield RateLimiter(client)
+
+
+def leases_of(limiter: RateLimiter, limit: int = LIMIT, **options: Any) -> Leases:
+    return Leases(limiter, "log", (limit, "3650d"), **{**PATIENT, **options})
+
+
+@contextlib.asynccontextmanager
+async def async_leases(server: Server, limit: int = LIMIT, *, kind: Any = redis.asyncio.Redis, **options: Any) -> Any:
+    client = kind(port=server.port)
+    async with AsyncLeases(AsyncRateLimiter(client), "log", (limit, "3650d"), **{**PATIENT, **options}) as leases:
+        yield leases
+    await client.aclose()
+
+
+def allowed(verdicts: Any) -> int:
+    return sum(not verdict.limited for verdict in verdicts)
+
+
+def test_a_hot_key_takes_a_command_for_many_decisions_and_exactly_the_limit_passes(
+    limiter: RateLimiter, raw: redis.Redis
+) -> None:
+    with leases_of(limiter, 100_000) as leases:
+        verdicts = [leases.take("k") for _ in range(101_000)]
+        assert commands(raw) < len(verdicts) / 100
+    assert allowed(verdicts) == 100_000
+    assert [verdict.remaining for verdict in verdicts[:100_000]] == [*range(99_999, -1, -1)]
+
+
+def test_close_gives_back_what_is_left_and_every_request_is_asked_for_then(
+    limiter: RateLimiter, raw: redis.Redis
+) -> None:
+    with leases_of(limiter) as leases:
+        for number in range(100):
+            leases.take(f"k{number % 2}")
+        assert counted(raw, "k0") > 50
+    assert counted(raw, "k0") == counted(raw, "k1") == 50
+    raw.config_resetstat()
+    for number in range(10):
+        assert leases.take("k0").remaining == LIMIT - 51 - number
+    assert commands(raw) == 10
+
+
+def test_a_lease_that_is_over_goes_back_in_the_background(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter, duration=0.2)
+    taken = 0
+    while counted(raw) == taken:
+        leases.take("k")
+        taken += 1
+    wait_for("the lease to go back", lambda: counted(raw) == taken)
+    wait_for("the thread to end", lambda: leases._thread is None)
+
+
+def test_a_refusal_is_repeated_without_asking(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter, 5)
+    verdicts = [leases.take("k") for _ in range(200)]
+    assert allowed(verdicts) == 5
+    assert commands(raw) <= 6
+    assert verdicts[-1].retry_after is not None
+
+
+def test_without_leases_refusals_are_remembered_all_the_same(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter, 5, units=0)
+    verdicts = [leases.take("k") for _ in range(20)]
+    assert [verdict.limited for verdict in verdicts] == [False] * 5 + [True] * 15
+    assert commands(raw) == 6
+
+
+def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
+    threads, each = 20, 600
+    with leases_of(limiter, 10_000) as leases:
+        start = threading.Barrier(threads)
+
+        def take(_: int) -> int:
+            start.wait()
+            return allowed(leases.take("k") for _ in range(each))
+
+        with ThreadPoolExecutor(threads) as pool:
+            assert sum(pool.map(take, range(threads))) == 10_000
+        assert commands(raw) < threads * each / 20
+    assert counted(raw, limit=10_000) == 10_000
+
+
+def blocked(raw: redis.Redis) -> int:
+    clients: int = raw.info("clients")["blocked_clients"]
+    return clients
+
+
+@contextlib.contextmanager
+def paused(raw: redis.Redis) -> Iterator[None]:
+    raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+    try:
+        yield
+    finally:
+        raw.execute_command("CLIENT", "UNPAUSE")
+
+
+def waiting(leases: Leases, key: str) -> int:
+    machine = leases._decider._in_flight.get(key)
+    return len(machine.waiting) if machine else 0
+
+
+def test_threads_that_wait_for_a_key_ask_together(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter)
+    with ThreadPoolExecutor(11) as pool:
+        with paused(raw):
+            first = pool.submit(leases.take, "k")
+            wait_for("the first to ask", lambda: blocked(raw) == 1)
+            others = [pool.submit(leases.take, "k") for _ in range(10)]
+            wait_for("the others to wait", lambda: waiting(leases, "k") == 10)
+        assert first.result().remaining == LIMIT - 1
+        assert sorted(other.result().remaining for other in others) == [*range(LIMIT - 11, LIMIT - 1)]
+    assert commands(raw) == 2
+    leases.close()
+    assert counted(raw) == 11
+
+
+def test_an_error_is_that_of_all_who_waited_for_it(limiter: RateLimiter, raw: redis.Redis) -> None:
+    raw.set("k", "something else")
+    leases = leases_of(limiter)
+    with ThreadPoolExecutor(6) as pool:
+        with paused(raw):
+            first = pool.submit(leases.take, "k")
+            wait_for("the first to ask", lambda: blocked(raw) == 1)
+            others = [pool.submit(leases.take, "k") for _ in range(5)]
+            wait_for("the others to wait", lambda: waiting(leases, "k") == 5)
+        for each in (first, *others):
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                each.result()
+    raw.delete("k")
+    assert not leases.take("k").limited
+
+
+class Interrupted:
+    """A client whose first command is interrupted, as by Ctrl-C, once it may be."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def execute_command(self, *words: Any) -> Any:
+        if not self.asked.is_set():
+            self.asked.set()
+            self.go_on.wait(PATIENCE)
+            raise KeyboardInterrupt
+        return self._client.execute_command(*words)
+
+
+def test_a_thread_that_is_interrupted_while_it_asks_leaves_the_others_to_ask(raw: redis.Redis) -> None:
+    client = Interrupted(raw)
+    leases = leases_of(RateLimiter(client))
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(leases.take, "k")
+        client.asked.wait(PATIENCE)
+        others = [pool.submit(leases.take, "k") for _ in range(3)]
+        wait_for("the others to wait", lambda: waiting(leases, "k") == 3)
+        client.go_on.set()
+        with pytest.raises(KeyboardInterrupt):
+            first.result()
+        assert allowed(other.result() for other in others) == 3
+    leases.close()
+
+
+@pytest.mark.parametrize("cost", [1.5, "1", None])
+def test_a_cost_that_is_no_integer_is_an_error(limiter: RateLimiter, cost: Any) -> None:
+    with pytest.raises(TypeError):
+        leases_of(limiter).take("k", cost)
+
+
+def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: RateLimiter) -> None:
+    leases = leases_of(limiter)
+    with pytest.raises(ValueError, match="a cost must be an integer from"):
+        leases.take("k", 2**53)
+    assert not leases.take("k").limited
+
+
+def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
+    with pytest.raises(ValueError, match="fixed, sliding or log"):
+        Leases(limiter, "bucket", (5, "1m"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a limit is needed"):
+        Leases(limiter, "log")
+    with pytest.raises(ValueError, match="may not be negative"):
+        Leases(limiter, "log", (5, "1m"), units=-1)
+    with pytest.raises(TypeError, match="RateLimiter"):
+        Leases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (5, "1m"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="AsyncRateLimiter"):
+        AsyncLeases(limiter, "log", (5, "1m"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster], ids=["redis", "valkey"])
+def test_leases_on_a_cluster(cluster: list[Server], kind: Any) -> None:
+    with (
+        kind(host="127.0.0.1", port=cluster[0].port) as client,
+        leases_of(RateLimiter(client), 50) as leases,
+    ):
+        assert [allowed(leases.take(f"k{number}") for _ in range(100)) for number in range(9)] == [50] * 9
+
+
+def test_any_protocol_does(server: Server) -> None:
+    options: Any
+    for options in ({"protocol": 2}, {"protocol": 3, "decode_responses": True}):
+        with redis.Redis(port=server.port, **options) as client, leases_of(RateLimiter(client), 50) as leases:
+            assert allowed(leases.take(f"k{options}") for _ in range(100)) == 50
+
+
+# What a script needs to be told, and to tell.
+SCRIPT = """
+import sys
+import redis
+from redis_rl import Leases, RateLimiter
+
+port, algorithm, limit, window, units = sys.argv[1:6]
+leases = Leases(RateLimiter(redis.Redis(port=int(port))), algorithm, (int(limit), window), units=int(units), duration=9)
+"""
+
+
+def script(text: str, *arguments: object) -> subprocess.Popen[str]:
+    words = [sys.executable, "-W", "error", "-c", SCRIPT + text, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_no_lease_keeps_a_process_alive(server: Server, raw: redis.Redis) -> None:
+    with script("for _ in range(50): leases.take('k')", server.port, "log", LIMIT, "3650d", 100) as process:
+        assert process.wait(PATIENCE) == 0
+    assert counted(raw) > 50, "it had a lease"
+
+
+FORK = """
+import os
+for _ in range(50): leases.take("k")
+parent = leases._decider
+child = os.fork()
+print(len(leases._decider._at_rest), leases._thread is None, not leases.take("k").limited)
+sys.stdout.flush()
+if child:
+    os.waitpid(child, 0)
+leases.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_process_that_is_forked_starts_with_no_lease(server: Server, raw: redis.Redis) -> None:
+    # Python 3.12 warns of a fork beside threads.
+    text = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)" + FORK
+    with script(text, server.port, "log", LIMIT, "3650d", 100) as process:
+        told, _ = process.communicate(timeout=PATIENCE)
+    assert sorted(told.splitlines()) == ["0 True True", "1 False True"]
+    assert counted(raw) == 52, "each gave back its own"
+
+
+SHARE = """
+import time
+allowed = []
+while len(allowed) < 2 * int(limit):
+    before = time.time()
+    if not leases.take("k").limited:
+        allowed.append((before, time.time()))
+for before, after in allowed:
+    print(before, after)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["log", "fixed"])
+def test_no_more_pass_than_the_limit_and_the_leases_of_all_processes(server: Server, algorithm: str) -> None:
+    limit, units, processes = 200, 50, 2
+    runs = [script(SHARE, server.port, algorithm, limit, "500ms", units) for _ in range(processes)]
+    with contextlib.ExitStack() as stack:
+        told = [stack.enter_context(each).communicate(timeout=PATIENCE)[0].splitlines() for each in runs]
+    times = [tuple(map(float, line.split())) for lines in told for line in lines]
+    assert len(times) == 2 * limit * processes
+    if algorithm == "log":
+        # Those that began and ended within a window, wherever that begins.
+        most = max(sum(begin <= before and after < begin + 0.5 for before, after in times) for begin, _ in times)
+    else:
+        most = max(Counter(before // 0.5 for before, after in times if before // 0.5 == after // 0.5).values())
+    assert most <= limit + units * processes
+
+
+def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter)
+    # The next is asked for with a lease of two.
+    taken = allowed(leases.take("k") for _ in range(3))
+    with ThreadPoolExecutor(2) as pool:
+        with paused(raw):
+            last = pool.submit(leases.take, "k")
+            wait_for("it to ask", lambda: blocked(raw) == 1)
+            closed = pool.submit(leases.close)
+            wait_for("it to close", lambda: leases._units == 0)
+        assert not last.result().limited
+        closed.result()
+    assert counted(raw) == taken + 1
+
+
+# asyncio
+
+
+@pytest.mark.parametrize("kind", [redis.asyncio.Redis, valkey.asyncio.Valkey])
+@pytest.mark.parametrize("requests", [1, 100, 2000])
+def test_a_burst_passes_as_far_as_the_limit(server: Server, raw: redis.Redis, kind: Any, requests: int) -> None:
+    async def test() -> None:
+        async with async_leases(server, 50, kind=kind) as leases:
+            for key in ("cold", "warm"):
+                verdicts = await asyncio.gather(*(leases.take(key) for _ in range(requests)))
+                assert allowed(verdicts) == min(requests, 50)
+        assert counted(raw, "cold", 50) == counted(raw, "warm", 50) == min(requests, 50)
+        assert commands(raw) <= 8
+
+    run(test())
+
+
+def test_tasks_take_a_command_for_many_decisions(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server, 100_000) as leases:
+
+            async def take() -> list[Verdict]:
+                return [await leases.take("k") for _ in range(1000)]
+
+            told = await asyncio.gather(*(take() for _ in range(50)))
+            assert sorted(verdict.remaining for each in told for verdict in each) == [*range(50_000, 100_000)]
+            assert commands(raw) < 500
+
+    run(test())
+
+
+def test_a_lease_that_is_over_goes_back_by_itself_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server, duration=0.2) as leases:
+            taken = 0
+            while counted(raw) == taken:
+                await leases.take("k")
+                taken += 1
+            while counted(raw) != taken:  # noqa: ASYNC110 - the server has no event for it
+                await asyncio.sleep(0.01)
+
+    run(test())
+
+
+def test_what_is_cancelled_before_it_is_sent_is_not_counted(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server) as leases:
+            call = asyncio.ensure_future(leases.take("k"))
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert (await leases.take("k")).remaining == LIMIT - 1
+
+    run(test())
+    assert counted(raw) == 1
+
+
+def test_what_is_cancelled_while_it_is_asked_for_goes_back(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server) as leases:
+            await leases.take("warm")
+            with paused(raw):
+                call = asyncio.ensure_future(leases.take("k"))
+                while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.01)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            while counted(raw) or not commands(raw):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert (await leases.take("k")).remaining == LIMIT - 1
+
+    run(test())
+    assert counted(raw) == 1
+
+
+def test_close_waits_for_what_is_in_flight_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server) as leases:
+            taken = allowed([await leases.take("k") for _ in range(3)])
+            with paused(raw):
+                last = asyncio.ensure_future(leases.take("k"))
+                while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.01)
+                closed = asyncio.ensure_future(leases.close())
+                await asyncio.sleep(0)
+            await closed
+            assert counted(raw) == taken + 1
+            assert not (await last).limited
+
+    run(test())
+
+
+class Held:
+    """Commands whose replies a test gives."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def put(self, key: str, words: Any) -> Call:
+        self.calls.append(Call(key, words, asyncio.get_running_loop().create_future()))
+        return self.calls[-1]
+
+
+def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back() -> None:
+    async def test() -> None:
+        leases = AsyncLeases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (LIMIT, "1d"), **PATIENT)
+        own: Any = leases._in_loop()
+        own._batches = held = Held()
+        call = asyncio.ensure_future(leases.take("k"))
+        await asyncio.sleep(0)
+        held.calls[0].reply.set_result([0, LIMIT, LIMIT - 1, -1, 1000, 1, 1_700_000_040_000])
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert held.calls[1].words[-4:] == ["COST", -1, "AT", 1_700_000_040_000]
+
+    run(test())
+
+
+def test_errors_reach_all_tasks_that_wait(server: Server, raw: redis.Redis) -> None:
+    raw.set("k", "something else")
+
+    async def test() -> None:
+        async with async_leases(server) as leases:
+            told = await asyncio.gather(*(leases.take("k") for _ in range(20)), return_exceptions=True)
+            assert {type(each) for each in told} == {redis.ResponseError}
+            told = await asyncio.gather(*map(leases.take, ["\ud800", "other"]), return_exceptions=True)
+            assert [type(each) for each in told] == [UnicodeEncodeError, Verdict]
+            raw.delete("k")
+            assert not (await leases.take("k")).limited
+
+    run(test())
+
+
+def test_a_server_without_the_module_is_named_in_the_error(server_without_module: Server) -> None:
+    async def test() -> None:
+        async with async_leases(server_without_module) as leases:
+            await leases.take("k")
+
+    with pytest.raises(redis.ResponseError, match="has not loaded"):
+        run(test())
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(server: Server, raw: redis.Redis) -> None:
+    leases = AsyncLeases(
+        AsyncRateLimiter(redis.asyncio.Redis(port=server.port)),
+        "log",
+        (LIMIT, "3650d"),
+        **PATIENT,
+    )
+
+    async def take() -> int:
+        return allowed([await leases.take("k") for _ in range(LIMIT)])
+
+    def thread(_: int) -> int:
+        return asyncio.run(give_back())
+
+    async def give_back() -> int:
+        passed = await take()
+        await leases._in_loop().close()
+        await leases._limiter._batches._client.aclose()
+        return passed
+
+    with ThreadPoolExecutor(4) as pool:
+        passed = sum(pool.map(thread, range(4)))
+    # What one had leased while another was refused went back unused.
+    assert passed <= LIMIT
+    assert counted(raw) == passed
+    assert passed + run(give_back()) == LIMIT
+
+
+@pytest.mark.parametrize("kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"])
+def test_leases_of_tasks_on_a_cluster(cluster: list[Server], kind: Any) -> None:
+    async def test() -> None:
+        client = kind(host="127.0.0.1", port=cluster[0].port)
+        async with AsyncLeases(AsyncRateLimiter(client), "log", (50, "3650d"), duration=LONG) as leases:
+            keys = [f"k{number % 9}" for number in range(900)]
+            assert allowed(await asyncio.gather(*(leases.take(key) for key in keys))) == 450
+        await client.aclose()
+
+    run(test())

@@ -1,0 +1,182 @@
+//! The programs in docs/clients.md, as they are shown: each in the language of its code block, on real servers.
+//!
+//! A program that connects to port 6379 is for one server, one that connects to port 7000 for a cluster. Only the port is
+//! replaced. Code blocks with neither are excerpts, which are not run.
+
+#[expect(dead_code, reason = "the tests of the module use the rest")]
+#[path = "../server/helpers/nodes.rs"]
+mod nodes;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness::{Process, Server, wait_for};
+use nodes::Cluster;
+use tempfile::TempDir;
+
+const SERVER: &str = "6379";
+const CLUSTER: &str = "7000";
+
+/// Runs a test for each of these languages. `make test-languages` skips those that cannot be installed.
+macro_rules! tests {
+    ($($test:ident: $($language:ident)*;)*) => {
+        $(mod $test { $(#[test] fn $language() { super::$test(stringify!($language)); })* })*
+    };
+}
+
+const LANGUAGES: [&str; 6] = ["c", "go", "lua", "perl", "php", "ruby"];
+
+tests! {
+    a_program_prints_what_the_server_decides: c go lua perl php ruby;
+    a_program_fails_with_the_error_of_the_server: c go lua perl php ruby;
+    a_program_for_a_cluster_asks_the_right_node: go php ruby;
+    a_client_that_knows_no_cluster_fails_with_its_redirection: c lua perl;
+}
+
+#[test]
+fn every_program_on_the_page_is_run() {
+    for block in code_blocks() {
+        let is_program = block.text.contains(SERVER) || block.text.contains(CLUSTER);
+        assert!(!is_program || LANGUAGES.contains(&block.language), "{}", block.text);
+    }
+}
+
+fn a_program_prints_what_the_server_decides(language: &str) {
+    for text in programs(language, SERVER) {
+        // Its clock stands still, and so do the waits.
+        let server = Server::with_clock_at(1_700_000_040_000, &[]);
+        let program = Program::new(language, text, SERVER, &server);
+        // The tokens are used up by the second run, the logins by the third.
+        for _ in 0..4 {
+            let [limited, limit, remaining, retry_after_ms, _] = server.figures("RL.PEEK login:alice 3 1m");
+            let logins = match limited {
+                0 => format!("{} of {limit} left", remaining - 1),
+                _ => format!("retry after {retry_after_ms} ms"),
+            };
+            let [limited, _, remaining, retry_after_ms, _] =
+                server.figures("RL.PEEK {acme}tokens 5000 1h COST 2000");
+            let tokens = match limited {
+                0 => format!("{} tokens left", remaining - 2_000),
+                _ => format!("retry after {retry_after_ms} ms"),
+            };
+            assert_eq!(program.run(), (true, format!("{logins}\n{tokens}\n")), "{text}");
+        }
+    }
+}
+
+fn a_program_fails_with_the_error_of_the_server(language: &str) {
+    for text in programs(language, SERVER) {
+        let server = Server::start();
+        server.value("SET login:alice text");
+        let (succeeded, output) = Program::new(language, text, SERVER, &server).run();
+        assert!(!succeeded && output.contains("WRONGTYPE") && !output.contains(" left"), "{output}{text}");
+    }
+}
+
+fn a_program_for_a_cluster_asks_the_right_node(language: &str) {
+    for text in programs(language, CLUSTER) {
+        let cluster = Cluster::start();
+        let masters: Vec<&Server> = cluster.masters().iter().map(|master| cluster.node(*master)).collect();
+        let program = Program::new(language, text, CLUSTER, masters[1]);
+        let lines = ["alice", "bob", "eve"].map(|user| format!("{user}: 2 of 3 left, 3000 tokens left\n"));
+        assert_eq!(program.run(), (true, lines.concat()), "{text}");
+
+        for master in &masters {
+            assert_eq!(master.integer("DBSIZE"), 3, "a login of one user, requests and tokens of one");
+        }
+        let nodes = 0..cluster.addresses().len();
+        let redirections: u32 = nodes.map(|index| redirections(cluster.node(index))).sum();
+        assert_eq!(redirections, 0, "{text}");
+    }
+}
+
+fn a_client_that_knows_no_cluster_fails_with_its_redirection(language: &str) {
+    assert!(programs(language, CLUSTER).is_empty(), "{language}");
+    let cluster = Cluster::start();
+    let owner = cluster.owner(cluster.slot("login:alice"));
+    let other = cluster.masters().into_iter().find(|master| *master != owner).expect("another master");
+    for text in programs(language, SERVER) {
+        let (succeeded, output) = Program::new(language, text, SERVER, cluster.node(other)).run();
+        assert!(!succeeded && output.contains("MOVED"), "{output}{text}");
+    }
+}
+
+/// How often a node has replied MOVED.
+fn redirections(node: &Server) -> u32 {
+    let errors = node.text("INFO errorstats");
+    let count = errors.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+    count.map_or(0, |count| count.parse().expect("a number"))
+}
+
+struct CodeBlock {
+    language: &'static str,
+    text: &'static str,
+}
+
+/// The code blocks of the page.
+fn code_blocks() -> impl Iterator<Item = CodeBlock> {
+    let fenced = include_str!("../../docs/clients.md").split("\n```").skip(1).step_by(2);
+    fenced.map(|block| {
+        let (language, text) = block.split_once('\n').expect("a language and a text");
+        CodeBlock { language, text }
+    })
+}
+
+/// The programs in a language that connect to this port.
+fn programs(language: &str, port: &str) -> Vec<&'static str> {
+    let of_language = code_blocks().filter(|block| block.language == language);
+    of_language.map(|block| block.text).filter(|text| text.contains(port)).collect()
+}
+
+/// A program that is ready to run, in a folder of its own.
+struct Program {
+    words: Vec<PathBuf>,
+    folder: TempDir,
+}
+
+impl Program {
+    /// Compiles the program, if need be, for a server at another port than the page says.
+    fn new(language: &str, text: &str, port: &str, server: &Server) -> Program {
+        let folder = TempDir::new().expect("a temporary folder");
+        let source = folder.path().join(format!("program.{language}"));
+        let executable = folder.path().join("program");
+        fs::write(&source, text.replace(port, &server.port().to_string())).expect("a file");
+        let words = match language {
+            "c" => {
+                let mut cc = Command::new("cc");
+                compile(
+                    cc.args(["-Wall", "-Wextra", "-Werror", "-o"])
+                        .args([&executable, &source])
+                        .arg("-lhiredis"),
+                );
+                vec![executable]
+            }
+            "go" => {
+                let mut go = Command::new("go");
+                // Debian's packages are sources for builds without modules.
+                go.env("GO111MODULE", "off").env("GOPATH", "/usr/share/gocode");
+                go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go"));
+                compile(go.args(["build", "-o"]).args([&executable, &source]));
+                vec![executable]
+            }
+            "lua" => vec!["lua5.1".into(), source],
+            interpreter => vec![interpreter.into(), source],
+        };
+        Program { words, folder }
+    }
+
+    /// Whether it succeeded, and its output.
+    fn run(&self) -> (bool, String) {
+        let mut command = Command::new(&self.words[0]);
+        let process = Process::spawn(command.args(&self.words[1..]), self.folder.path().join("log"));
+        let mut process = process.unwrap_or_else(|error| panic!("{error}"));
+        wait_for("the program to end", || !process.is_running());
+        (process.wait().success(), process.log())
+    }
+}
+
+fn compile(compiler: &mut Command) {
+    let output = compiler.output().unwrap_or_else(|error| panic!("{compiler:?}: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,195 @@
+//! Four processes in Python, Node and Rust take units of one key by leases. However they and the server are disturbed, no
+//! more than docs/scaling.md promises passes. `LEASES_SECONDS` is how long each test runs, by default 4.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use harness::{APPEND_ONLY, Process, Random, Server, wait_for};
+use tempfile::TempDir;
+
+const LIMIT: u64 = 1_000;
+const WINDOW_MS: u64 = 2_000;
+const UNITS: u64 = 20;
+const PROCESSES: [Language; 4] = [Language::Python, Language::Node, Language::Rust, Language::Rust];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Language {
+    Python,
+    Node,
+    Rust,
+}
+
+fn path(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
+}
+
+impl Language {
+    /// The worker, if its package is installed.
+    fn command(self) -> Option<Command> {
+        let (program, installed) = match self {
+            Language::Python => ("python3".into(), path("target/examples/python")),
+            Language::Node => ("node".into(), path("target/examples/node")),
+            Language::Rust => {
+                let worker = path("target/debug/examples/worker");
+                (worker.clone(), worker)
+            }
+        };
+        if !installed.exists() {
+            assert!(env::var_os("CI").is_none(), "{self:?} is not installed: see make test-leases");
+            eprintln!("without {self:?}, which is not installed: see make test-leases");
+            return None;
+        }
+        let mut command = Command::new::<PathBuf>(program);
+        match self {
+            Language::Python => {
+                command.arg(path("tests/leases/worker.py")).env("PYTHONPATH", installed);
+            }
+            // A link, so that it finds the packages beside it.
+            Language::Node => {
+                command
+                    .args(["--preserve-symlinks", "--preserve-symlinks-main"])
+                    .arg(installed.join("worker.js"));
+            }
+            Language::Rust => {}
+        }
+        Some(command)
+    }
+}
+
+/// The workers on a server, and what earlier ones printed.
+struct Workers<'a> {
+    port: u16,
+    settings: [(&'a str, String); 5],
+    folder: TempDir,
+    running: Vec<(Language, Process)>,
+    ended: Vec<String>,
+}
+
+impl Workers<'_> {
+    fn start(server: &Server, algorithm: &str, units: u64, remember_ms: u64) -> Workers<'static> {
+        let settings = [
+            ("ALGORITHM", algorithm.to_owned()),
+            ("LIMIT", LIMIT.to_string()),
+            ("WINDOW", format!("{WINDOW_MS}ms")),
+            ("UNITS", units.to_string()),
+            ("REMEMBER_MS", remember_ms.to_string()),
+        ];
+        let folder = TempDir::new().expect("a temporary folder");
+        let mut workers =
+            Workers { port: server.port(), settings, folder, running: Vec::new(), ended: Vec::new() };
+        PROCESSES.into_iter().for_each(|language| workers.add(language));
+        workers
+    }
+
+    fn add(&mut self, language: Language) {
+        let Some(mut command) = language.command() else { return };
+        command.env("REDIS_PORT", self.port.to_string());
+        command.envs(self.settings.iter().map(|(name, value)| (name, value)));
+        let log = self.folder.path().join(format!("{}-{}", self.ended.len(), self.running.len()));
+        self.running.push((language, Process::spawn(&mut command, log).expect("a worker")));
+    }
+
+    /// Kills a worker, and starts another like it.
+    fn replace(&mut self, index: usize) {
+        let (language, mut worker) = self.running.remove(index);
+        worker.kill();
+        self.ended.push(worker.log());
+        self.add(language);
+    }
+
+    fn kill_all(&mut self) {
+        while !self.running.is_empty() {
+            let (_, mut worker) = self.running.remove(0);
+            worker.kill();
+            self.ended.push(worker.log());
+        }
+    }
+
+    /// When requests passed, in order.
+    fn passed(&self) -> Vec<u64> {
+        let logs = self.running.iter().map(|(_, worker)| worker.log());
+        let mut passed: Vec<u64> =
+            logs.chain(self.ended.iter().cloned()).flat_map(|log| times(&log)).collect();
+        passed.sort_unstable();
+        passed
+    }
+}
+
+/// The last line may be cut.
+fn times(log: &str) -> Vec<u64> {
+    let whole = &log[..log.rfind('\n').map_or(0, |end| end + 1)];
+    let time = |line: &str| line.parse().unwrap_or_else(|_| panic!("a worker says: {log}"));
+    whole.lines().map(time).collect()
+}
+
+/// The most that passed in any span of a window (a log), or in a window of the clock.
+fn most_in_a_window(algorithm: &str, passed: &[u64]) -> u64 {
+    let of = |start: usize| {
+        let end = match algorithm {
+            "log" => passed[start] + WINDOW_MS,
+            _ => (passed[start] / WINDOW_MS + 1) * WINDOW_MS,
+        };
+        passed[start..].iter().take_while(|time| **time < end).count() as u64
+    };
+    (0..passed.len()).map(of).max().unwrap_or(0)
+}
+
+fn end() -> Instant {
+    let seconds =
+        env::var("LEASES_SECONDS").map_or(4, |seconds| seconds.parse().expect("a number of seconds"));
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+/// Disturbs the workers and the server until the end, each time after some requests have passed.
+fn disturb(server: &mut Server, workers: &mut Workers) {
+    let (mut random, end) = (Random::new(5), end());
+    loop {
+        let before = workers.passed().len();
+        wait_for("requests that pass", || workers.passed().len() >= before + LIMIT as usize / 4);
+        if Instant::now() >= end {
+            return;
+        }
+        match random.below(4) {
+            0 => server.restart(),
+            1 => _ = server.value("CLIENT PAUSE 300"),
+            _ => workers.replace(random.below(workers.running.len())),
+        }
+    }
+}
+
+fn check(algorithm: &str, units: u64, remember_ms: u64) {
+    let mut server = Server::with(&APPEND_ONLY);
+    let mut workers = Workers::start(&server, algorithm, units, remember_ms);
+    disturb(&mut server, &mut workers);
+    workers.kill_all();
+    let most = most_in_a_window(algorithm, &workers.passed());
+    let bound = LIMIT + units * PROCESSES.len() as u64;
+    println!("{algorithm}: {most} in a window, of {bound} at most");
+    assert!(most <= bound, "{most} passed in a window, of {bound} at most");
+    assert!(most * 10 >= LIMIT * 9, "only {most} of {LIMIT} passed in the best window");
+    let reset_after = server.figures(&format!("RL.PEEK hot {LIMIT} {WINDOW_MS}ms"))[4];
+    let longest = if algorithm == "sliding" { 2 * WINDOW_MS } else { WINDOW_MS };
+    assert!(reset_after <= longest as i64, "all is free again after a window, not after {reset_after} ms");
+}
+
+#[test]
+fn a_log_lets_at_most_the_leases_of_all_processes_pass_beyond_its_limit() {
+    check("log", UNITS, 1_000);
+}
+
+#[test]
+fn a_fixed_window_lets_at_most_the_leases_of_all_processes_pass_beyond_its_limit() {
+    check("fixed", UNITS, 1_000);
+}
+
+#[test]
+fn a_sliding_window_lets_at_most_the_leases_of_all_processes_pass_beyond_its_limit() {
+    check("sliding", UNITS, 1_000);
+}
+
+#[test]
+fn without_leases_exactly_the_limit_passes() {
+    check("log", 0, 0);
+}

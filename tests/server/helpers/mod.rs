@@ -1,0 +1,15 @@
+//! What several tests use.
+//!
+//! - `errors`: the texts of errors.
+//! - `requests`: the commands, and the reply to RL.ALL.
+//! - `traffic`: random requests of all kinds, and a check that two servers hold the same.
+//! - `histories`: clients whose server is killed while they send, and which of their requests it must hold.
+//! - `nodes`: a cluster of six servers.
+//! - `payload`: takes the reply of DUMP apart, and damages it.
+
+pub mod errors;
+pub mod histories;
+pub mod nodes;
+pub mod payload;
+pub mod requests;
+pub mod traffic;

@@ -1,0 +1,35 @@
+//! The commands, and the reply to RL.ALL.
+
+use harness::{COMMANDS, Figures, Server, figures};
+use redis::Value;
+
+/// The commands that take limits and windows.
+pub const REQUESTS: [&str; 4] = [COMMANDS[0], COMMANDS[1], COMMANDS[2], "RL.PEEK"];
+
+/// The reply to RL.ALL, parsed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AllReply {
+    pub limited: i64,
+    pub retry_after: i64,
+    pub at: i64,
+    pub rows: Vec<Figures>,
+}
+
+impl AllReply {
+    #[track_caller]
+    pub fn of(value: &Value) -> AllReply {
+        match value.as_sequence() {
+            Some([Value::Int(limited), Value::Int(retry_after), Value::Int(at), Value::Array(rows)]) => {
+                let (limited, retry_after, at) = (*limited, *retry_after, *at);
+                AllReply { limited, retry_after, at, rows: rows.iter().map(figures).collect() }
+            }
+            _ => panic!("{value:?} is not a reply of RL.ALL"),
+        }
+    }
+}
+
+/// Calls RL.ALL and parses its reply.
+#[track_caller]
+pub fn all(server: &Server, line: &str) -> AllReply {
+    AllReply::of(&server.value(line))
+}
