@@ -23,8 +23,9 @@ async function take() {
       if (verdict.limited) {
         await setTimeout(1);
       } else {
-        // One that its reply allows passes when it is counted, one that a lease serves when it is served.
-        writeSync(1, `${Math.max(askedMs, verdict.at ?? 0)}\n`);
+        // One that its reply allows passes when it is counted, one that a lease serves when it is served. The server's
+        // time may be that of the moment before it was asked.
+        writeSync(1, `${Number(UNITS) > 0 ? Math.max(askedMs, verdict.at) : verdict.at}\n`);
         await setImmediate();
       }
     } catch {

@@ -8,7 +8,7 @@
 //! - `designs`: three well-known designs, replayed as their authors describe them.
 //! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
 //! - `info`: the section of INFO; `registration`: what COMMAND tells of the commands.
-//! - `docs`: every session in README.md and docs.
+//! - `docs`: every session in README.md and docs; `monitoring`: its metrics, alerts and dashboard.
 //!
 //! Keys and memory:
 //!
@@ -19,7 +19,7 @@
 //! Files, replicas and clusters:
 //!
 //! - `persistence`: restarts, copies and dumps; `load`: RL.LOAD; `fixtures`: files of older versions.
-//! - `replication`: what copies are sent, and that they hold the same.
+//! - `replication`: what copies are sent, and that they hold the same; `apply`: RL.APPLY itself.
 //! - `crash`, `failover`, `lifecycles`: servers are killed, replicas promoted, connections lost.
 //! - `cluster`: slots move while clients send.
 //! - `hostile`: random commands, payloads, files and streams.

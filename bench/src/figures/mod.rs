@@ -72,26 +72,3 @@ fn picture(
 fn text(size: u32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&INK)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The relative luminance of a color, as WCAG 2 defines it.
-    fn luminance(color: RGBColor) -> f64 {
-        let linear = |part: u8| match f64::from(part) / 255.0 {
-            part if part <= 0.04045 => part / 12.92,
-            part => ((part + 0.055) / 1.055).powf(2.4),
-        };
-        0.2126 * linear(color.0) + 0.7152 * linear(color.1) + 0.0722 * linear(color.2)
-    }
-
-    #[test]
-    fn text_has_a_contrast_of_4_5_on_white_and_4_1_on_a_dark_page() {
-        let dark = luminance(RGBColor(13, 17, 23));
-        for color in [INK, FIXED, SLIDING, LOG, ALL, OTHER, SORTED_SET] {
-            assert!(1.05 / (luminance(color) + 0.05) >= 4.5, "{color:?} on white");
-            assert!((luminance(color) + 0.05) / (dark + 0.05) >= 4.1, "{color:?} on a dark page");
-        }
-    }
-}
