@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
-use crate::apply;
 use crate::helpers::errors::{
     ALGORITHM, AT, COST, EFFECT, LIMIT, LIVE_WINDOWS, PAIRS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
     ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
