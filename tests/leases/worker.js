@@ -23,9 +23,8 @@ async function take() {
       if (verdict.limited) {
         await setTimeout(1);
       } else {
-        // One that its reply allows passes when it is counted, one that a lease serves when it is served. The server's
-        // time may be that of the moment before it was asked.
-        writeSync(1, `${Number(UNITS) > 0 ? Math.max(askedMs, verdict.at) : verdict.at}\n`);
+        // One that its reply allows passes when it is counted, one that a lease serves when it is served.
+        writeSync(1, `${Math.max(askedMs, verdict.at ?? 0)}\n`);
         await setImmediate();
       }
     } catch {

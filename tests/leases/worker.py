@@ -23,9 +23,8 @@ async def take(leases: AsyncLeases) -> None:
         if verdict.limited:
             await asyncio.sleep(0.001)
         else:
-            # One that its reply allows passes when it is counted, one that a lease serves when it is served. The server's
-            # time may be that of the moment before it was asked.
-            print(max(asked_ms, verdict.at) if LEASE["units"] else verdict.at, flush=True)
+            # One that its reply allows passes when it is counted, one that a lease serves when it is served.
+            print(max(asked_ms, verdict.at or 0), flush=True)
             await asyncio.sleep(0)
 
 

@@ -20,15 +20,13 @@ fn unix_ms(time: SystemTime) -> u128 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis())
 }
 
-async fn take(leases: Leases<ConnectionManager>, leases_units: bool) {
+async fn take(leases: Leases<ConnectionManager>) {
     loop {
         let asked = SystemTime::now();
         match leases.take("hot", 1).await {
             Ok(verdict) if !verdict.limited => {
-                // One that its reply allows passes when it is counted, one that a lease serves when it is served. The
-                // server's time may be that of the moment before it was asked.
-                let counted = verdict.at.expect("its time");
-                let passed = if leases_units { counted.max(asked) } else { counted };
+                // One that its reply allows passes when it is counted, one that a lease serves when it is served.
+                let passed = verdict.at.map_or(asked, |at| at.max(asked));
                 writeln!(std::io::stdout(), "{}", unix_ms(passed)).expect("somebody reads");
                 tokio::task::yield_now().await;
             }
@@ -53,7 +51,7 @@ async fn main() {
     let leases = Leases::new(connection, algorithm, [quota])
         .units(number("UNITS"))
         .remember(Duration::from_millis(number("REMEMBER_MS")));
-    let tasks: Vec<_> = (0..20).map(|_| tokio::spawn(take(leases.clone(), number("UNITS") > 0))).collect();
+    let tasks: Vec<_> = (0..20).map(|_| tokio::spawn(take(leases.clone()))).collect();
     for task in tasks {
         task.await.expect("it never ends");
     }
