@@ -11,7 +11,7 @@ import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { command, Server, serve, startCluster } from "./harness.js";
+import { command, serve, Server, socket, startCluster } from "./harness.js";
 
 const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
 const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.exec(operations) ?? [];
@@ -19,11 +19,13 @@ const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.e
 const [, inCluster = ""] = /on a cluster also `(.*?)`/.exec(operations) ?? [];
 
 const HOUR = 3_600_000;
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT = { timeoutMs: 30_000 };
 
 const clients: Record<string, (port: number) => Promise<{ limiter: RateLimiter; stop(): void }>> = {
   "node-redis": async (port) => {
     const url = `redis://app:secret@127.0.0.1:${port}`;
-    const client = await createClient({ url, modules: { rl } }).connect();
+    const client = await createClient({ url, socket, modules: { rl } }).connect();
     return { limiter: client.rl, stop: () => client.destroy() };
   },
   ioredis: async (port) => {
@@ -78,7 +80,7 @@ for (const [name, connect] of Object.entries(clients)) {
 
     for (const options of [{}, { skipFailedRequests: true }]) {
       test(`express-rate-limit and hono-rate-limiter, ${JSON.stringify(options)}`, async () => {
-        const store = new RateLimitStore(limiter, { prefix: "limit:" });
+        const store = new RateLimitStore(limiter, { ...PATIENT, prefix: "limit:" });
         store.init({ windowMs: HOUR, limit: 1, ...options });
         assert.equal((await store.increment("key")).totalHits, 1);
         assert.equal((await store.increment("key")).totalHits, 2);
@@ -91,7 +93,7 @@ for (const [name, connect] of Object.entries(clients)) {
 
     for (const block of [HOUR, 0]) {
       test(`@nestjs/throttler, blocked for ${block} ms`, async () => {
-        const storage = new RateLimitStorage(limiter, { prefix: "limit:" });
+        const storage = new RateLimitStorage(limiter, { ...PATIENT, prefix: "limit:" });
         const hit = () => storage.increment("key", HOUR, 1, block);
         const blocked = [];
         for (let i = 0; i < 3; i++) blocked.push((await hit()).isBlocked);
@@ -109,7 +111,7 @@ test("a cluster, with the rights that the page adds for its clients", async () =
     { redisOptions: user },
   );
   const rootNodes = servers.map(({ url }) => ({ url }));
-  const client = createCluster({ rootNodes, defaults: user, modules: { rl } });
+  const client = createCluster({ rootNodes, defaults: { ...user, socket }, modules: { rl } });
   try {
     for (const server of servers) await command(server, ...`${rules} ${inCluster}`.split(" "));
     await client.connect();

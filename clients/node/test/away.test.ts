@@ -10,7 +10,7 @@ import { type Options, type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { calls, command, Server, tally, work } from "./harness.js";
+import { calls, command, Server, socket, tally, work } from "./harness.js";
 
 const HOUR = 3_600_000;
 const AT_ONCE = 100;
@@ -28,7 +28,7 @@ interface Client {
 
 const clients: Record<string, (url: string) => Client> = {
   "node-redis": (url) => {
-    const client = createClient({ url, modules: { rl } });
+    const client = createClient({ url, socket, modules: { rl } });
     client.on("error", () => {});
     client.connect().catch(() => {});
     return { limiter: client.rl, ping: () => client.ping(), stop: () => client.destroy() };
@@ -181,7 +181,7 @@ for (const [name, connect] of Object.entries(clients)) {
 
 test("a client's own timeout, which is this process's time, does not end the wait of an adapter", async () => {
   const server = await Server.start();
-  const client = createClient({ url: server.url, modules: { rl }, commandOptions: { timeout: 1 } });
+  const client = createClient({ url: server.url, socket, modules: { rl }, commandOptions: { timeout: 1 } });
   const redis = new Redis(server.url);
   try {
     await Promise.all([client.connect(), redis.ping()]);

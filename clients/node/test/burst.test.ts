@@ -11,7 +11,7 @@ import { type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { command, Server, startSentinel, tally, work } from "./harness.js";
+import { command, Server, socket, startSentinel, tally, work } from "./harness.js";
 
 const LIMIT = 5;
 const HOUR = 3_600_000;
@@ -68,7 +68,7 @@ describe("bursts", () => {
   /** Clients that have begun to connect, or are connected. */
   const clients: Record<string, (warm: boolean) => Promise<RateLimiter>> = {
     "node-redis": async (warm) => {
-      const client = createClient({ url: server.url, modules: { rl } });
+      const client = createClient({ url: server.url, socket, modules: { rl } });
       // It connects again if this process was too busy for its connectTimeout.
       client.on("error", () => {});
       open.push(() => client.destroy());
@@ -87,7 +87,7 @@ describe("bursts", () => {
   /** Clients of node-redis that hand out connections. */
   const lenders: Record<string, (warm: boolean) => Promise<RateLimiter>> = {
     pool: async (warm) => {
-      const pool = createClientPool({ url: server.url, modules: { rl } });
+      const pool = createClientPool({ url: server.url, socket, modules: { rl } });
       pool.on("error", () => {});
       open.push(() => pool.destroy());
       const connected = pool.connect();
@@ -99,6 +99,8 @@ describe("bursts", () => {
       const client = createSentinel({
         name: "main",
         sentinelRootNodes: [{ host: "127.0.0.1", port }],
+        nodeClientOptions: { socket },
+        sentinelClientOptions: { socket },
         modules: { rl },
       });
       client.on("error", () => {});

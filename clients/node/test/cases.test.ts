@@ -8,7 +8,7 @@ import { createClient } from "redis";
 import { type CommandWriter, type Decision, type Key, type RateLimiter, rl, type Verdict } from "redis-rl";
 import { answer, type Policy } from "redis-rl/http";
 import { rateLimiter } from "redis-rl/ioredis";
-import { Server } from "./harness.js";
+import { Server, socket } from "./harness.js";
 
 type Figures = [number, number, number, number, number, taken?: number, at?: number];
 interface Step {
@@ -57,7 +57,7 @@ const clients: Record<string, (url: string) => Promise<Client>> = {
 };
 
 async function nodeRedis(url: string, RESP: 2 | 3): Promise<Client> {
-  const client = await createClient({ url, RESP, modules: { rl } }).connect();
+  const client = await createClient({ url, socket, RESP, modules: { rl } }).connect();
   return { limiter: client.rl, raw: (words) => client.sendCommand(words), stop: () => client.destroy() };
 }
 

@@ -9,7 +9,7 @@ import { MAX_LIMIT, type RateLimiter, rl } from "redis-rl";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { command, redirections, Server, startCluster } from "./harness.js";
+import { command, redirections, Server, socket, startCluster } from "./harness.js";
 
 const MINUTE = 1_700_000_040_000;
 /** What a test has opened. */
@@ -30,7 +30,7 @@ describe("one server", () => {
 
   const limiters: Record<string, (prefix?: string) => Promise<RateLimiter>> = {
     "node-redis": async (keyPrefix = "") => {
-      const client = await createClient({ url: server.url, keyPrefix, modules: { rl } }).connect();
+      const client = await createClient({ url: server.url, socket, keyPrefix, modules: { rl } }).connect();
       open.push(() => client.destroy());
       return client.rl;
     },
@@ -45,8 +45,8 @@ describe("one server", () => {
     test(`${name}: a key is any bytes`, async () => {
       const limiter = await connect();
       const key = Buffer.from([0, 0xff, 0x0a, 0xc3]);
-      await limiter.log(key, [5, "10s"]);
-      assert.equal((await limiter.peek(key, [5, "10s"])).remaining, 4);
+      await limiter.log(key, [5, "1h"]);
+      assert.equal((await limiter.peek(key, [5, "1h"])).remaining, 4);
       assert.equal(await command(server, "EXISTS", "\0"), 0);
       assert.equal(await limiter.reset(key), 1);
       assert.equal(await limiter.reset(key), 0);
@@ -54,8 +54,8 @@ describe("one server", () => {
 
     test(`${name}: the client's prefix begins every key`, async () => {
       const limiter = await connect("app:");
-      await limiter.log("a", [5, "10s"]);
-      await limiter.fixed(Buffer.from("b"), [5, "10s"]);
+      await limiter.log("a", [5, "1h"]);
+      await limiter.fixed(Buffer.from("b"), [5, "1h"]);
       assert.equal(await command(server, "EXISTS", "app:a", "app:b"), 2);
       assert.equal(await command(server, "DBSIZE"), 2);
     });
@@ -94,9 +94,9 @@ describe("one server", () => {
   });
 
   test("node-redis: inside MULTI, and with integers read as text", async () => {
-    const client = await createClient({ url: server.url, modules: { rl } }).connect();
+    const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
     open.push(() => client.destroy());
-    const [first, second] = await client.multi().rl.log("key", [1, "1m"]).rl.log("key", [1, "1m"]).exec();
+    const [first, second] = await client.multi().rl.log("key", [1, "1h"]).rl.log("key", [1, "1h"]).exec();
     assert.deepEqual(
       [first, second].map((verdict) => (verdict as unknown as { limited: boolean }).limited),
       [false, true],
@@ -112,7 +112,7 @@ describe("one server", () => {
     await redis.ping();
     const stream = redis.stream as Socket & Required<Pick<Socket, "_writev">>;
     const writes = [t.mock.method(stream, "_write"), t.mock.method(stream, "_writev")];
-    const verdicts = Promise.all(KEYS.map(() => limiter.log("key", [50, "1m"])));
+    const verdicts = Promise.all(KEYS.map(() => limiter.log("key", [50, "1h"])));
     // Sent after the others, in the same turn.
     await Promise.all([verdicts, redis.quit()]);
     assert.equal((await verdicts).filter(({ limited }) => limited).length, 50);
@@ -124,7 +124,7 @@ describe("one server", () => {
     const redis = new Redis(server.url, { enableAutoPipelining: true });
     open.push(() => redis.disconnect());
     const limiter = rateLimiter(redis);
-    const [verdict] = await Promise.all([limiter.log("key", [5, "1m"]), redis.set("other", 1)]);
+    const [verdict] = await Promise.all([limiter.log("key", [5, "1h"]), redis.set("other", 1)]);
     assert.equal(verdict.remaining, 4);
   });
 });
@@ -132,14 +132,14 @@ describe("one server", () => {
 test("a server without the module is named in the error", async () => {
   const server = await Server.startWithoutModule();
   open.push(() => server.stop());
-  const client = await createClient({ url: server.url, modules: { rl } }).connect();
+  const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
   open.push(() => client.destroy());
   const redis = new Redis(server.url);
   open.push(() => redis.disconnect());
   const expected = /has not loaded the redis-rl module/;
-  await assert.rejects(rateLimiter(redis).log("key", [5, "1m"]), expected);
+  await assert.rejects(rateLimiter(redis).log("key", [5, "1h"]), expected);
   // node-redis leaves errors as they are.
-  await assert.rejects(client.rl.log("key", [5, "1m"]), /unknown command 'RL.LOG'/);
+  await assert.rejects(client.rl.log("key", [5, "1h"]), /unknown command 'RL.LOG'/);
   const store = new RateLimitStore(client.rl);
   store.init({ windowMs: 60_000, limit: 5 });
   await assert.rejects(store.increment("key"), expected);
@@ -152,11 +152,11 @@ test("a server without the module is named in the error", async () => {
 test("node-redis: a signal gives up a command that has not been sent", async () => {
   const server = await Server.start();
   open.push(() => server.stop());
-  const client = await createClient({ url: server.url, modules: { rl } }).connect();
+  const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
   open.push(() => client.destroy());
-  const aborted = client.withAbortSignal(AbortSignal.abort()).rl.log("key", [5, "1m"]);
+  const aborted = client.withAbortSignal(AbortSignal.abort()).rl.log("key", [5, "1h"]);
   await assert.rejects(aborted, /abort/i);
-  const { remaining } = await client.withAbortSignal(AbortSignal.timeout(30_000)).rl.log("key", [5, "1m"]);
+  const { remaining } = await client.withAbortSignal(AbortSignal.timeout(30_000)).rl.log("key", [5, "1h"]);
   assert.equal(remaining, 4);
 });
 
@@ -168,8 +168,8 @@ test("ioredis: a command that is not answered in time, and one whose connection 
   open.push(() => redis.disconnect());
   await redis.connect();
   server.freeze();
-  await assert.rejects(rateLimiter(redis).log("key", [5, "1m"]), /timed out/);
-  const lost = assert.rejects(rateLimiter(redis).log("key", [5, "1m"]));
+  await assert.rejects(rateLimiter(redis).log("key", [5, "1h"]), /timed out/);
+  const lost = assert.rejects(rateLimiter(redis).log("key", [5, "1h"]));
   redis.disconnect();
   await lost;
 });
@@ -189,16 +189,16 @@ describe("a cluster", () => {
   }
 
   async function everyCommand(limiter: RateLimiter, key: string): Promise<void> {
-    await limiter.log(`${key}:log`, [5, "10s"]);
-    await limiter.fixed(`${key}:fixed`, [5, "10s"]);
-    await limiter.sliding(`${key}:sliding`, [5, "10s"]);
-    await limiter.peek(`${key}:log`, [5, "10s"]);
+    await limiter.log(`${key}:log`, [5, "1h"]);
+    await limiter.fixed(`${key}:fixed`, [5, "1h"]);
+    await limiter.sliding(`${key}:sliding`, [5, "1h"]);
+    await limiter.peek(`${key}:log`, [5, "1h"]);
     assert.notEqual(await limiter.info(`${key}:log`), null);
     assert.equal(await limiter.reset(`${key}:log`), 1);
   }
 
   async function severalKeys(limiter: RateLimiter, key: string): Promise<void> {
-    const row = { algorithm: "log", limit: 5, window: "10s" } as const;
+    const row = { algorithm: "log", limit: 5, window: "1h" } as const;
     const { rows } = await limiter.all([
       { ...row, key: `{${key}}:user` },
       { ...row, key: `{${key}}:team` },
@@ -208,7 +208,7 @@ describe("a cluster", () => {
 
   test("node-redis asks the right node at once", async () => {
     const rootNodes = servers.map(({ url }) => ({ url }));
-    const cluster = await createCluster({ rootNodes, modules: { rl } }).connect();
+    const cluster = await createCluster({ rootNodes, defaults: { socket }, modules: { rl } }).connect();
     open.push(() => cluster.close());
     assert.equal(await redirected((key) => everyCommand(cluster.rl, key)), 0);
     assert.equal(await redirected((key) => severalKeys(cluster.rl, key)), 0);
@@ -220,14 +220,14 @@ describe("a cluster", () => {
     const limiter = rateLimiter(cluster);
     assert.equal(await redirected((key) => everyCommand(limiter, key)), 0);
     assert.equal(await redirected((key) => severalKeys(limiter, key)), 0);
-    assert.notEqual(await redirected((key) => cluster.call("RL.LOG", key, "5", "10s")), 0);
+    assert.notEqual(await redirected((key) => cluster.call("RL.LOG", key, "5", "1h")), 0);
   });
 
   test("keys of several slots are refused", async () => {
     const rootNodes = servers.map(({ url }) => ({ url }));
-    const cluster = await createCluster({ rootNodes, modules: { rl } }).connect();
+    const cluster = await createCluster({ rootNodes, defaults: { socket }, modules: { rl } }).connect();
     open.push(() => cluster.close());
-    const row = { algorithm: "log", limit: 5, window: "10s" } as const;
+    const row = { algorithm: "log", limit: 5, window: "1h" } as const;
     await assert.rejects(
       cluster.rl.all([
         { ...row, key: "a" },

@@ -7,7 +7,7 @@ import { createClient } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
 import { type Options, parseLimits, type Quota, type RateLimit, rateLimit } from "redis-rl/express";
 import { client as whom } from "redis-rl/http";
-import { calls, clock, command, Server, serve, type Web } from "./harness.js";
+import { calls, clock, command, serve, Server, socket, type Web } from "./harness.js";
 
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT: Options = { timeoutMs: 30_000 };
@@ -16,7 +16,7 @@ describe("express", () => {
   let server: Server;
   let client: Awaited<ReturnType<typeof connect>>;
   let web: Web | undefined;
-  const connect = () => createClient({ url: server.url, modules: { rl } }).connect();
+  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
   before(async () => {
     server = await Server.start();
     client = await connect();
@@ -72,8 +72,9 @@ describe("express", () => {
     await get();
     const refused = await get();
     assert.equal(refused.status, 429);
-    assert.equal(refused.retryAfter, "3600");
-    assert.equal(refused.limit, '"requests-10m";r=0;t=600, "requests-1h";r=0;t=3600');
+    // However long all of this has taken.
+    assert.match(refused.retryAfter ?? "", /^3[56]\d\d$/);
+    assert.match(refused.limit ?? "", /^"requests-10m";r=0;t=[56]\d\d, "requests-1h";r=0;t=3[56]\d\d$/);
     assert.equal(refused.type, "application/problem+json");
     assert.deepEqual(JSON.parse(refused.text), {
       status: 429,
@@ -90,9 +91,10 @@ describe("express", () => {
     await get();
     const before = await clock(server);
     const { retryAfter } = await get();
+    const after = await clock(server);
     const peek = (at: number) => client.rl.peek("key", [1, "1h"], { at });
     assert.equal((await peek(before + Number(retryAfter) * 1000 - 2000)).limited, true);
-    assert.equal((await peek(before + Number(retryAfter) * 1000)).limited, false);
+    assert.equal((await peek(after + Number(retryAfter) * 1000)).limited, false);
   });
 
   test("a request that costs more than the limit is answered 403", async () => {
@@ -183,7 +185,7 @@ describe("express", () => {
       const { status, policy, limit } = await get("/?used=3");
       assert.equal(status, 200);
       assert.equal(policy, '"tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400');
-      assert.equal(limit, '"tokens-1h";r=37;t=3600, "tokens-1d";r=97;t=86400');
+      assert.match(limit ?? "", /^"tokens-1h";r=37;t=3[56]\d\d, "tokens-1d";r=97;t=86[34]\d\d$/);
       assert.equal((await client.rl.peek("key", [40, "1h"])).remaining, 37);
     });
 

@@ -5,6 +5,7 @@ import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { leases, type LeaseOptions, rl } from "redis-rl";
 import { rateLimiter } from "redis-rl/ioredis";
+import { socket } from "./harness.js";
 
 export interface Order {
   client: "node-redis" | "ioredis";
@@ -21,7 +22,7 @@ async function connect({ client, url }: Order) {
     const redis = new Redis(url);
     return { limiter: rateLimiter(redis), end: () => redis.quit() };
   }
-  const redis = await createClient({ url, modules: { rl } }).connect();
+  const redis = await createClient({ url, socket, modules: { rl } }).connect();
   return { limiter: redis.rl, end: () => redis.close() };
 }
 

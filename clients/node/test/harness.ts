@@ -16,6 +16,9 @@ const module_ = MODULE;
 /** No condition takes longer, however busy the machine is. */
 const PATIENCE_MS = 30_000;
 
+/** How node-redis connects. */
+export const socket = { connectTimeout: PATIENCE_MS };
+
 export async function waitFor<T>(what: string, condition: () => Promise<T | undefined | false>): Promise<T> {
   const end = Date.now() + PATIENCE_MS;
   for (;;) {
@@ -164,7 +167,7 @@ export async function startSentinel(server: Server): Promise<Server> {
 
 /** Sends one command as it is. */
 export async function command(server: Server, ...words: string[]): Promise<unknown> {
-  const client = await createClient({ url: server.url }).connect();
+  const client = await createClient({ url: server.url, socket }).connect();
   try {
     return await client.sendCommand(words);
   } finally {

@@ -14,7 +14,7 @@ import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import type { Order } from "./hammer.js";
-import { calls, command, Server, tally, waitFor } from "./harness.js";
+import { calls, command, Server, socket, tally, waitFor } from "./harness.js";
 
 const HOUR = 3_600_000;
 /** However busy the machine is, a refusal is not as old, and a server that answers is not away. */
@@ -40,7 +40,7 @@ describe("leases", () => {
 
   const clients: Record<string, () => Promise<RateLimiter>> = {
     "node-redis": async () => {
-      const client = await createClient({ url: server.url, modules: { rl } }).connect();
+      const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
       open.push(() => client.destroy());
       return client.rl;
     },
@@ -52,7 +52,7 @@ describe("leases", () => {
   };
 
   async function used(key: string): Promise<number> {
-    const client = await createClient({ url: server.url, modules: { rl } }).connect();
+    const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
     try {
       return (await client.rl.info(key))?.windows[0]?.used ?? 0;
     } finally {
@@ -203,11 +203,11 @@ describe("leases", () => {
       const program = `
         import { createClient } from "redis";
         import { leases, rl } from "redis-rl";
-        const client = await createClient({ url: "${server.url}", modules: { rl } }).connect();
+        const client = await createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} }, modules: { rl } }).connect();
         const limiter = leases(client.rl, { limits: [1e6, "3650d"], units: 1000, for: "3650d" });
         for (let i = 0; i < 100; i++) await limiter.take("key");
         await client.close();`;
-      const options = { cwd: import.meta.dirname, timeout: 60_000 };
+      const options = { cwd: import.meta.dirname, timeout: 300_000 };
       await promisify(execFile)("node", ["--input-type=module", "--eval", program], options);
       assert.ok((await used("key")) > 100);
     });

@@ -6,7 +6,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { after, before, beforeEach, test } from "node:test";
 import { promisify } from "node:util";
 import type express from "express";
-import { command, Server, serve } from "./harness.js";
+import { command, serve, Server, socket } from "./harness.js";
 
 const readme = readFileSync(process.env.README ?? "../README.md", "utf8");
 
@@ -29,7 +29,10 @@ beforeEach(() => command(server, "FLUSHALL"));
 /** Writes code as a module, told where the server is. */
 function moduleOf(code: string, name: string): string {
   const there = code
-    .replaceAll("createClient({", `createClient({ url: "${server.url}",`)
+    .replaceAll(
+      "createClient({",
+      `createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} },`,
+    )
     .replaceAll("new Redis()", `new Redis("${server.url}")`);
   const file = new URL(`readme-${name}.mjs`, import.meta.url);
   writeFileSync(file, there);
@@ -45,7 +48,7 @@ for (const [i, { code, shown }] of examples.entries()) {
       // What is part of an application leaves the client open for it; a program ends by itself.
       const program = code.includes("export const client") ? `${code}\nawait client.close();` : code;
       const { stdout } = await promisify(execFile)("node", [moduleOf(program, String(i))], {
-        timeout: 60_000,
+        timeout: 300_000,
       });
       assert.equal(stdout, shown?.[1] === "text" ? shown[2] : "");
     }

@@ -11,9 +11,11 @@ import { rateLimiter as honoRateLimiter } from "hono-rate-limiter";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
-import { calls, command, Server, serve, type Web } from "./harness.js";
+import { calls, command, serve, Server, socket, type Web } from "./harness.js";
 
 const HOUR = 3_600_000;
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT = { timeoutMs: 30_000 };
 
 /** What both libraries understand. */
 interface Config {
@@ -26,7 +28,7 @@ describe("stores", () => {
   let server: Server;
   let client: Awaited<ReturnType<typeof connect>>;
   let web: Web | undefined;
-  const connect = () => createClient({ url: server.url, modules: { rl } }).connect();
+  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
   before(async () => {
     server = await Server.start();
     client = await connect();
@@ -93,7 +95,7 @@ describe("stores", () => {
   for (const [name, start] of Object.entries(applications)) {
     describe(name, () => {
       test("allows the limit, refuses the rest and counts only what it allowed", async () => {
-        web = await start({ limit: 2 }, new RateLimitStore(client.rl));
+        web = await start({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
         assert.deepEqual(await statuses("/200", "/200", "/200", "/200"), [200, 200, 429, 429]);
         assert.equal(await used(), 2);
         assert.equal(await calls(server, "RL.LOG"), 4);
@@ -102,7 +104,7 @@ describe("stores", () => {
       test("tells when a refused request is allowed, not when all is free", async () => {
         const hourAgo = Date.now() - HOUR;
         await client.rl.log("rl:key", [2, "1h"], { at: hourAgo + 600_000 });
-        web = await start({ limit: 2 }, new RateLimitStore(client.rl));
+        web = await start({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
         await statuses("/200");
         const response = await fetch(`${web.url}/200`);
         assert.equal(response.status, 429);
@@ -111,7 +113,7 @@ describe("stores", () => {
       });
 
       test("skipFailedRequests gives back only what was allowed", async () => {
-        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl));
+        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl, PATIENT));
         assert.deepEqual(
           await statuses(..."/200 /200 /200 /200 /200 /200".split(" ")),
           [200, 200, 429, 429, 429, 429],
@@ -120,7 +122,7 @@ describe("stores", () => {
       });
 
       test("skipFailedRequests gives back what failed", async () => {
-        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl));
+        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl, PATIENT));
         assert.deepEqual(await statuses(..."/500 /404 /500 /200".split(" ")), [500, 404, 500, 200]);
         assert.equal(await used(), 1);
         // Four hits, of which three go back.
@@ -131,7 +133,7 @@ describe("stores", () => {
       });
 
       test("skipSuccessfulRequests gives back what succeeded", async () => {
-        web = await start({ limit: 2, skipSuccessfulRequests: true }, new RateLimitStore(client.rl));
+        web = await start({ limit: 2, skipSuccessfulRequests: true }, new RateLimitStore(client.rl, PATIENT));
         assert.deepEqual(
           await statuses(..."/200 /200 /200 /500 /500 /200 /500 /200".split(" ")),
           [200, 200, 200, 500, 500, 429, 429, 429],
@@ -141,7 +143,7 @@ describe("stores", () => {
 
       test("a limit that is a function: every request is counted", async () => {
         let limit = 1;
-        web = await start({ limit: () => limit }, new RateLimitStore(client.rl));
+        web = await start({ limit: () => limit }, new RateLimitStore(client.rl, PATIENT));
         assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 429, 429]);
         limit = 5;
         assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 200, 429]);
@@ -153,7 +155,7 @@ describe("stores", () => {
         for (const algorithm of ["fixed", "sliding", "log"] as const) {
           web = await start(
             { limit: 2, skipFailedRequests: true },
-            new RateLimitStore(client.rl, { algorithm }),
+            new RateLimitStore(client.rl, { ...PATIENT, algorithm }),
           );
           assert.deepEqual(await statuses("/200", "/500", "/200", "/200"), [200, 500, 200, 429]);
           assert.equal((await client.rl.info("rl:key"))?.algorithm, algorithm);
@@ -173,7 +175,7 @@ describe("stores", () => {
         windowMs: HOUR,
         limit: 3,
         skipFailedRequests: true,
-        store: new RateLimitStore(client.rl),
+        store: new RateLimitStore(client.rl, PATIENT),
         keyGenerator: () => "key",
       }),
     );
@@ -204,13 +206,13 @@ describe("stores", () => {
 
   test("a limit that is a function: what was refused and skipped is given back", async () => {
     const config = { limit: () => 2, skipFailedRequests: true };
-    web = await applications["express-rate-limit"]?.(config, new RateLimitStore(client.rl));
+    web = await applications["express-rate-limit"]?.(config, new RateLimitStore(client.rl, PATIENT));
     assert.deepEqual(await statuses(..."/500 /200 /200 /200 /200".split(" ")), [500, 200, 200, 429, 429]);
     assert.equal(await used(), 2);
   });
 
   test("a hit is given back as of its time", async () => {
-    const store = new RateLimitStore(client.rl);
+    const store = new RateLimitStore(client.rl, PATIENT);
     store.init({ windowMs: HOUR, limit: 5, skipFailedRequests: true });
     await store.increment("key");
     await client.rl.log("rl:key", [5, "1h"], { cost: 2, at: Date.now() + 60_000 });
@@ -220,7 +222,7 @@ describe("stores", () => {
   });
 
   test("as an API: hits, the newest given back, reset", async () => {
-    const store = new RateLimitStore(client.rl, { prefix: "app:" });
+    const store = new RateLimitStore(client.rl, { ...PATIENT, prefix: "app:" });
     store.init({ windowMs: 60_000 });
     assert.equal(await store.get("key"), undefined);
     const { totalHits, resetTime } = await store.increment("key");
@@ -238,7 +240,7 @@ describe("stores", () => {
 
   test("a reset leaves nothing, whatever the algorithm", async () => {
     for (const algorithm of ["fixed", "sliding", "log"] as const) {
-      const store = new RateLimitStore(client.rl, { algorithm });
+      const store = new RateLimitStore(client.rl, { ...PATIENT, algorithm });
       store.init({ windowMs: HOUR, limit: 2 });
       const hits = [];
       for (let i = 0; i < 3; i++) hits.push((await store.increment("key")).totalHits);
@@ -251,7 +253,7 @@ describe("stores", () => {
   });
 
   test("a limit of nothing refuses all, and asks to come again after a window", async () => {
-    const store = new RateLimitStore(client.rl);
+    const store = new RateLimitStore(client.rl, PATIENT);
     store.init({ windowMs: 60_000, limit: 0 });
     const { totalHits, resetTime } = await store.increment("key");
     assert.equal(totalHits, 1);
@@ -260,7 +262,7 @@ describe("stores", () => {
 
   test("an error of Redis is the library's to handle", async () => {
     await command(server, "SET", "rl:key", "text");
-    web = await applications["express-rate-limit"]?.({ limit: 2 }, new RateLimitStore(client.rl));
+    web = await applications["express-rate-limit"]?.({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
     assert.deepEqual(await statuses("/200"), [500]);
   });
 });
