@@ -11,6 +11,7 @@ module.exports = tseslint.config(
     languageOptions: { parserOptions: { project: "./tsconfig.json" } },
     rules: {
       "@typescript-eslint/no-invalid-void-type": ["error", { allowAsThisParameter: true }],
+      "@typescript-eslint/prefer-promise-reject-errors": ["error", { allowThrowingUnknown: true }],
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
     },
   },

@@ -123,6 +123,9 @@ describe("stores", () => {
         web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl));
         assert.deepEqual(await statuses(..."/500 /404 /500 /200".split(" ")), [500, 404, 500, 200]);
         assert.equal(await used(), 1);
+        // Four hits, of which three go back.
+        assert.equal(await calls(server, "RL.LOG"), 7);
+        assert.equal(await calls(server, "RL.ALL"), 0);
         assert.deepEqual(await statuses("/500", "/200", "/200"), [500, 200, 429]);
         assert.equal(await used(), 2);
       });
