@@ -7,7 +7,7 @@
 //! - `server`: the current call, the clock, replication, registration, the server's log, the allocator.
 //! - `stats`: the counters shown in INFO.
 //! - [`request`]: parses arguments, and holds every error text.
-//! - [`encoding`]: a limiter as versioned bytes.
+//! - [`encoding`]: a limiter as versioned bytes, an effect as a word.
 //! - [`limiter`]: the algorithms. Pure, as are the two modules above it.
 
 mod command;

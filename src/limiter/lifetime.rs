@@ -111,3 +111,22 @@ pub struct Expiry {
     /// Where the time that sets the expiry comes from, after this request.
     pub source: TimeSource,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> UnixMs {
+        UnixMs::saturating(ms)
+    }
+
+    #[test]
+    fn a_key_expires_early_only_if_it_is_ahead_by_more_than_its_whole_lifetime() {
+        let (own, ends, most_ms) = (at(10_000), at(11_000), 1_000);
+        let lifetime = |now| Lifetime::ending(own, ends, at(now), most_ms);
+        assert_eq!(lifetime(11_000), Lifetime { ms: 0, expires_early: false });
+        assert_eq!(lifetime(10_001), Lifetime { ms: 999, expires_early: false });
+        assert_eq!(lifetime(9_000), Lifetime { ms: 2_000, expires_early: false });
+        assert_eq!(lifetime(8_999), Lifetime { ms: 1_000, expires_early: true });
+    }
+}

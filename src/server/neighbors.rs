@@ -100,7 +100,8 @@ unsafe extern "C" fn on_change(
 ) {
     // SAFETY: with this event the server passes the name of the module, and a context of this one.
     unsafe {
-        if CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) != MODULE_NAME {
+        let name = CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name);
+        if name != MODULE_NAME && !BUILT_IN.contains(&name.to_bytes()) {
             expect_neighbors(ctx);
         }
     }

@@ -3,10 +3,8 @@
 use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, commands_in_aof, pipeline};
 use redis::Value;
 
-use crate::helpers::errors::{LIVE_WINDOWS, WRONGTYPE};
+use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
-
-pub const EFFECT: &str = "ERR effect is not valid";
 
 /// Words that are no effects.
 const NOT_VALID: [&str; 46] = [

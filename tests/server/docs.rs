@@ -184,8 +184,9 @@ const CONTRAST: f64 = 4.5;
 #[test]
 fn text_in_the_pictures_has_contrast_to_a_white_page_and_to_a_dark_one() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/figures");
-    for name in ["accuracy", "bytes", "edge", "instructions"] {
-        let picture = read(&folder.join(name).with_extension("svg"));
+    let files = folder.read_dir().expect("the figures").map(|entry| entry.expect("a figure").path());
+    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "svg")) {
+        let (name, picture) = (path.display(), read(&path));
         let texts = picture.split("<text ").skip(1);
         let colors: BTreeSet<&str> = texts
             .map(|text| text.split_once("fill=\"#").expect("a color").1)

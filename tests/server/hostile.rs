@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
-use crate::apply;
 use crate::helpers::errors::{
-    ALGORITHM, AT, COST, LIMIT, LIVE_WINDOWS, PAIRS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
+    ALGORITHM, AT, COST, EFFECT, LIMIT, LIVE_WINDOWS, PAIRS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
     ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::payload::{Payload, credulous_server, damage};
@@ -54,7 +53,7 @@ const REFUSALS: [&str; 23] = [
     ROWS_OF_A_WINDOW,
     load::PAYLOAD,
     load::BUSY_KEY,
-    apply::EFFECT,
+    EFFECT,
     "ERR wrong number of arguments for 'rl.",
     "ERR wrong number of arguments for 'RL.",
     // In a script.

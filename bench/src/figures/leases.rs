@@ -28,8 +28,8 @@ const UNITS: [u64; 7] = [0, 1, 3, 10, 30, 100, 300];
 struct Outcome {
     units: u64,
     commands_per_decision: f64,
-    /// Requests beyond the limit that passed in the worst span of a window, in percent of the limit.
-    beyond_percent: f64,
+    /// Requests beyond the limit that passed in the worst span of a window.
+    beyond: u64,
     /// Requests that passed in the last whole window, in percent of the limit.
     used_percent: f64,
 }
@@ -208,7 +208,7 @@ impl Simulation {
         Outcome {
             units: self.settings.units,
             commands_per_decision: self.commands as f64 / self.decisions as f64,
-            beyond_percent: most.saturating_sub(LIMIT) as f64 * 100.0 / LIMIT as f64,
+            beyond: most.saturating_sub(LIMIT),
             used_percent: last as f64 * 100.0 / LIMIT as f64,
         }
     }
@@ -221,11 +221,11 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
     println!("| --- | --- | --- | --- | --- |");
     for (quiet, busy) in quiet.iter().zip(&busy) {
         println!(
-            "| {} | {:.1} | {:.1} | {:.2} % | {:.1} % |",
+            "| {} | {:.1} | {:.1} | {} | {:.1} % |",
             quiet.units,
             100.0 * quiet.commands_per_decision,
             100.0 * busy.commands_per_decision,
-            busy.beyond_percent,
+            busy.beyond,
             busy.used_percent,
         );
     }
@@ -233,6 +233,7 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
     let (_, panel) = canvas.split_vertically(40);
     let last = UNITS.len() as f64 - 1.0;
+    let most_beyond = busy.iter().map(|outcome| outcome.beyond).max().unwrap_or(0).max(10) as f64 * 1.5;
     let mut chart = ChartBuilder::on(&panel)
         .margin(12)
         .margin_top(70)
@@ -240,7 +241,7 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
         .y_label_area_size(60)
         .right_y_label_area_size(60)
         .build_cartesian_2d(0.0..last, 0.0..100.0)?
-        .set_secondary_coord(0.0..last, 0.0..1.0);
+        .set_secondary_coord(0.0..last, 0.0..most_beyond);
     chart
         .configure_mesh()
         .disable_mesh()
@@ -256,8 +257,8 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
         .configure_secondary_axes()
         .axis_style(INK)
         .label_style(text(13))
-        .y_desc("beyond the limit")
-        .y_label_formatter(&|n| format!("{n:.1} %"))
+        .y_desc("requests beyond the limit")
+        .y_label_formatter(&|n| format!("{n}"))
         .draw()?;
     let points = |outcomes: &[Outcome], figure: fn(&Outcome) -> f64| {
         outcomes.iter().map(figure).enumerate().map(|(x, y)| (x as f64, y)).collect::<Vec<_>>()
@@ -265,12 +266,12 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
     let commands = |outcome: &Outcome| 100.0 * outcome.commands_per_decision;
     chart.draw_series(LineSeries::new(points(&quiet, commands), LOG.stroke_width(3)))?;
     chart.draw_series(LineSeries::new(points(&busy, commands), ALL.stroke_width(3)))?;
-    let beyond = points(&busy, |outcome| outcome.beyond_percent);
+    let beyond = points(&busy, |outcome| outcome.beyond as f64);
     chart.draw_secondary_series(LineSeries::new(beyond, OTHER.stroke_width(3)))?;
     let legend = [
         ("commands, while half of the limit is asked for", LOG),
         ("commands, while twice the limit is asked for", ALL),
-        ("passed beyond the limit then, in the worst span of a window", OTHER),
+        ("requests beyond the limit of 2,000,000 then, in the worst span of a window", OTHER),
     ];
     for (line, (label, color)) in legend.into_iter().enumerate() {
         panel.draw(&Text::new(label, (80, 6 + 20 * line as i32), text(14).color(&color)))?;

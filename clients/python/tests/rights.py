@@ -6,7 +6,7 @@ from .servers import Server
 
 # As docs/operations.md has it.
 APP = "app on >secret ~limit:* -@all +@connection -@dangerous +rl.fixed +rl.sliding +rl.log +rl.all +rl.peek"
-ON_A_CLUSTER = "+cluster|slots +cluster|shards +cluster|nodes +command"
+ON_A_CLUSTER = "+cluster|slots +cluster|shards +cluster|nodes +cluster|info +command"
 
 
 class Rights:

@@ -422,13 +422,16 @@ def test_a_server_that_hangs_is_not_connected_to_for_each_timeout(own_server: Se
     assert connections <= 1 + took, "one a second, and one for this question"
 
 
-def test_a_connection_on_which_nothing_comes_is_given_up(server: Server) -> None:
+@pytest.mark.parametrize("lease", [0, 5])
+def test_a_connection_on_which_nothing_comes_is_given_up(server: Server, lease: int) -> None:
     """As behind a firewall that has forgotten it, while the server is well."""
 
     async def test() -> None:
         async with Proxy(server) as proxy:
             client = redis.asyncio.Redis(port=proxy.port, socket_timeout=None)
-            impatient, patient = (guard(client, fail="closed", timeout=seconds) for seconds in (SHORT, PATIENT))
+            impatient, patient = (
+                guard(client, fail="closed", timeout=seconds, lease=lease) for seconds in (SHORT, PATIENT)
+            )
             await statuses(patient, 1, "/warm")
             proxy.hold()
             assert await statuses(impatient, 1) == [503]

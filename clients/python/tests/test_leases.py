@@ -509,7 +509,6 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
     async def give_back() -> int:
         passed = await take()
         await leases._in_loop().close()
-        await leases._limiter._batches._client.aclose()
         return passed
 
     with ThreadPoolExecutor(4) as pool:

@@ -26,8 +26,8 @@ async fn take(leases: Leases<ConnectionManager>) {
         match leases.take("hot", 1).await {
             Ok(verdict) if !verdict.limited => {
                 // One that its reply allows passes when it is counted, one that a lease serves when it is served.
-                let passed = unix_ms(verdict.at.map_or(asked, |at| at.max(asked)));
-                writeln!(std::io::stdout(), "{passed}").expect("somebody reads");
+                let passed = verdict.at.map_or(asked, |at| at.max(asked));
+                writeln!(std::io::stdout(), "{}", unix_ms(passed)).expect("somebody reads");
                 tokio::task::yield_now().await;
             }
             Ok(_) => tokio::time::sleep(Duration::from_millis(1)).await,

@@ -18,3 +18,4 @@ pub const ROWS_OF_A_KEY: &str = "ERR rows of one key must be from 1 to 8";
 pub const ROWS_DIFFER: &str = "ERR rows of one key must have the same algorithm and the same cost";
 pub const ROWS_OF_A_WINDOW: &str = "ERR window must be different in each row of one key";
 pub const LIVE_WINDOWS: &str = "ERR window must be one of at most 8 in a key that still count";
+pub const EFFECT: &str = "ERR effect is not valid";

@@ -152,7 +152,11 @@ class Leases(_Leased[RateLimiter]):
                 self._wake_thread.notify()
         elif self._give_backs or next_tick_ms is not None:
             self._thread = threading.Thread(target=self._run, name="redis-rl leases", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                # None can be started now, as when the interpreter ends. Units that should go back stay counted.
+                self._thread = None
 
     def _assign(self, commands: list[Command]) -> None:
         """Has commands sent: by a thread that waits for the reply, together with what goes back before; or by ours."""
@@ -168,11 +172,7 @@ class Leases(_Leased[RateLimiter]):
                 before = []
             else:
                 before.pop()
-                self._follow(
-                    self._decider.reply(
-                        now_ms(), command, redis.exceptions.ConnectionError("nobody waits for the reply")
-                    )
-                )
+                self._follow(self._decider.reply(now_ms(), command, _nobody_waits()))
         self._give_backs += before
 
     def _run(self) -> None:
@@ -346,11 +346,9 @@ class _InLoop:
         del self._under_way[command]
         reply: Verdict | Exception
         if ended.cancelled():
-            reply = redis.exceptions.ConnectionError("nobody waits for the reply")
+            reply = _nobody_waits()
         elif error := ended.exception():
-            reply = (
-                _wire.explained(error) if isinstance(error, Exception) else redis.exceptions.ConnectionError(str(error))
-            )
+            reply = _wire.explained(error) if isinstance(error, Exception) else _nobody_waits()
         elif by_all:
             reply = _wire.decision(ended.result()).verdict()
         else:
@@ -383,6 +381,10 @@ class _InLoop:
 def now_ms() -> int:
     """The time by which a process decides."""
     return monotonic_ns() // 1_000_000
+
+
+def _nobody_waits() -> Exception:
+    return redis.exceptions.ConnectionError("nobody waits for the reply")
 
 
 def _check_cost(cost: int) -> None:
