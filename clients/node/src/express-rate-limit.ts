@@ -96,7 +96,7 @@ export class RateLimitStore {
     if (this.#settings.units > 0 || this.#settings.rememberMs > 0) {
       if (!decides) throw new TypeError("remember and lease need a limit that is a number");
       this.#local = {
-        limiter: new LocalLimiter(this.#limiter, this.#settings, this.#timeout),
+        limiter: new LocalLimiter(this.#limiter, this.#timeout, this.#settings, { wantsTime: true }),
         rules: new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS),
       };
     }

@@ -106,7 +106,8 @@ export function rateLimit<R extends Request = Request>(
   const remembering = new Remembering(patient, remember);
   const units = wholeUnits(lease);
   const settings = { units, rememberMs: duration(remember) };
-  const leased = units > 0 ? leasing(all, new LocalLimiter(patient, settings, timeout)) : undefined;
+  const local = new LocalLimiter(patient, timeout, settings, { wantsTime: true });
+  const leased = units > 0 ? leasing(all, local) : undefined;
   const visits = new WeakMap<R, Visit>();
   const self = {};
 

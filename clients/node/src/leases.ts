@@ -15,7 +15,8 @@ import {
 } from "./commands.js";
 import { Decider } from "./local/decider.js";
 import { type Command, type Request, Rules, type Settings, type Step } from "./local/types.js";
-import type { Timeout, Waiting } from "./timeout.js";
+import { withTimeout } from "./patient.js";
+import { Timeout, type Waiting } from "./timeout.js";
 
 /** How long a lease lasts if nothing else is said. */
 export const LEASE_MS = 100;
@@ -34,6 +35,8 @@ export interface LeaseOptions {
   for?: Window;
   /** How old a refusal may be that is repeated without asking; `1s` if left out, with 0 none is. */
   remember?: Window;
+  /** How long Redis may take to answer before a request fails; 1000 if left out. */
+  timeoutMs?: number;
 }
 
 /** A limiter for hot keys and floods. */
@@ -59,10 +62,13 @@ export function leases(
     units = Math.floor(smallest(limits) / 100),
     for: lasting = `${LEASE_MS}ms`,
     remember = "1s",
+    timeoutMs = 1000,
   }: LeaseOptions,
 ): Leases {
   const rules = new Rules(algorithm, listOf(limits), duration(lasting));
-  const local = new LocalLimiter(limiter, { units: wholeUnits(units), rememberMs: duration(remember) });
+  const timeout = new Timeout(timeoutMs);
+  const settings = { units: wholeUnits(units), rememberMs: duration(remember) };
+  const local = new LocalLimiter(withTimeout(limiter, timeout), timeout, settings);
   return {
     async take(key, { cost = 1 } = {}) {
       return local.take(key, rules, cost);
@@ -93,34 +99,40 @@ interface Asked extends Request {
 export class LocalLimiter {
   readonly #limiter: RateLimiter;
   readonly #decider: Decider<Asked>;
-  readonly #timeout: Timeout | undefined;
+  readonly #timeout: Timeout;
+  readonly #wantsTime: boolean;
   readonly #sent = new Set<Promise<unknown>>();
   #timer: NodeJS.Timeout | undefined;
   #timerMs = Infinity;
 
-  /** With a timeout, no request waits for longer, and every verdict on a positive cost has `at`. */
-  constructor(limiter: RateLimiter, settings: Settings, timeout?: Timeout) {
+  /**
+   * The limiter has this timeout too: a client may lose a command, for which the others of its key would wait for ever.
+   * If the time is wanted, every verdict on a positive cost has `at`.
+   */
+  constructor(
+    limiter: RateLimiter,
+    timeout: Timeout,
+    settings: Settings,
+    { wantsTime = false }: { wantsTime?: boolean } = {},
+  ) {
     this.#limiter = limiter;
-    this.#decider = new Decider(settings);
     this.#timeout = timeout;
+    this.#decider = new Decider(settings);
+    this.#wantsTime = wantsTime;
   }
 
   take(key: Key, rules: Rules, cost: number): Verdict | Promise<Verdict> {
     if (!Number.isSafeInteger(cost)) throw new RangeError("a cost must be an integer");
     const known = this.#decider.known(now(), key, rules, cost);
-    if (known !== undefined) return known;
-    if (this.#timeout === undefined) return this.#ask(key, rules, cost);
-    return this.#timeout.wait((waiting) => this.#ask(key, rules, cost, waiting));
+    return known ?? this.#timeout.wait((waiting) => this.#ask(key, rules, cost, waiting));
   }
 
-  #ask(key: Key, rules: Rules, cost: number, waiting?: Waiting): Promise<Verdict> {
+  #ask(key: Key, rules: Rules, cost: number, waiting: Waiting): Promise<Verdict> {
     return new Promise((resolve, reject) => {
       const request: Asked = { rules, cost, resolve, reject };
-      if (waiting !== undefined) {
-        waiting.onGiveUp = () => {
-          this.#decider.cancel(key, request);
-        };
-      }
+      waiting.onGiveUp = () => {
+        this.#decider.cancel(key, request);
+      };
       this.#carryOut(this.#decider.take(now(), key, request));
     });
   }
@@ -151,7 +163,7 @@ export class LocalLimiter {
 
   async #reply({ key, rules, cost, partial, at }: Command<Asked>): Promise<Verdict> {
     const { algorithm, limits } = rules;
-    const wantsTime = this.#timeout !== undefined && cost > 0 && !partial;
+    const wantsTime = this.#wantsTime && cost > 0 && !partial;
     if (wantsTime && cost > 1) {
       return tightest(
         await this.#limiter.all(limits.map(([limit, window]) => ({ key, algorithm, limit, window, cost }))),

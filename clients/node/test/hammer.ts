@@ -28,7 +28,7 @@ async function connect({ client, url }: Order) {
 
 async function hammer(order: Order): Promise<void> {
   const { limiter, end } = await connect(order);
-  const limited = leases(limiter, order.options);
+  const limited = leases(limiter, { timeoutMs: 30_000, ...order.options });
   let allowed = 0;
   const ask = async () => {
     while (!(await limited.take(order.key)).limited) allowed++;

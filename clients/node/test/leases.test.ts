@@ -8,7 +8,7 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import { promisify } from "node:util";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type Leases, leases, type LeaseOptions, type RateLimiter, rl } from "redis-rl";
+import { type Leases, leases as leasesOf, type LeaseOptions, type RateLimiter, rl } from "redis-rl";
 import { type Options, type Quota, type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
@@ -20,6 +20,9 @@ const HOUR = 3_600_000;
 /** However busy the machine is, a refusal is not as old, and a server that answers is not away. */
 const LONG = "1h";
 const PATIENT_MS = 30_000;
+
+const leases = (limiter: RateLimiter, options: LeaseOptions) =>
+  leasesOf(limiter, { timeoutMs: PATIENT_MS, ...options });
 
 /** What a test has opened. */
 const open: (() => unknown)[] = [];
@@ -149,10 +152,28 @@ describe("leases", () => {
     });
   }
 
+  test("ioredis: a command that the client loses fails, and its key is well again", async () => {
+    const redis = new Redis(server.url, { autoResendUnfulfilledCommands: false });
+    redis.on("error", () => {});
+    open.push(() => redis.disconnect());
+    const limiter = leases(rateLimiter(redis), { limits: [5, "1h"], timeoutMs: 100 });
+    await redis.ping();
+    server.freeze();
+    const asked = limiter.take("key");
+    const waits = limiter.take("key");
+    redis.stream.destroy();
+    server.thaw();
+    await assert.rejects(asked, /no answer/);
+    await assert.rejects(waits, /no answer/);
+    await waitFor("an answer", () => limiter.take("key").catch(() => false as const));
+    await limiter.close();
+  });
+
   test("what makes no sense is refused", async () => {
     const limiter = await clients.ioredis?.();
     assert.ok(limiter);
     const make = (options: Partial<LeaseOptions>) => () => leases(limiter, { limits: [5, "1h"], ...options });
+    assert.throws(make({ timeoutMs: 0 }), RangeError);
     for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
     assert.throws(make({ limits: [5, "soon"] }), /no window/);
     assert.throws(make({ for: "soon" }), /no window/);

@@ -79,8 +79,8 @@ export class KeyState<R extends Request> {
     lease.verdict.remaining -= cost;
     // A refusal that came with the lease begins beyond it.
     if (this.#refusal !== undefined && this.#refusal.verdict.retryAfterMs >= 0) {
-      this.#refusal.cost -= cost;
-      this.#refusal.verdict.remaining -= cost;
+      this.#refusal.cost = Math.max(0, this.#refusal.cost - cost);
+      this.#refusal.verdict.remaining = Math.max(0, this.#refusal.verdict.remaining - cost);
     }
     return later(lease.verdict, nowMs - lease.repliedMs, cost);
   }
