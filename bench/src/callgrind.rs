@@ -33,6 +33,13 @@ impl CountedServer {
         Ok(CountedServer { server, dumps: Cell::new(0) })
     }
 
+    /// An online replica of it, at full speed.
+    pub fn replica(&self, setup: &Setup, program: &Path) -> Result<Server> {
+        let replica = Server::start(setup, program, &[])?;
+        replica.follow(&self.server);
+        Ok(replica)
+    }
+
     /// A new connection.
     pub fn connect(&self) -> Result<Connection> {
         self.server.connect()

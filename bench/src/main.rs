@@ -4,6 +4,7 @@
 mod bench;
 mod callgrind;
 mod figures;
+mod file;
 mod logs;
 mod memory;
 mod report;

@@ -6,6 +6,7 @@ use std::thread;
 use anyhow::{Result, ensure};
 
 use crate::bench::{Bench, Counter, Tools};
+use crate::file::InFile;
 use crate::logs::LargeLog;
 use crate::memory::{Keeping, bytes_a_key, bytes_a_unit, bytes_of_counters, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
@@ -14,8 +15,11 @@ use crate::server::{Setup, clock_ms, flush, pipeline, send_all};
 use crate::throughput::Spread;
 use crate::workload::{Algorithm, Workload};
 
-const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "everysec")];
+const APPEND_ONLY: [(&str, &str); 3] =
+    [("appendonly", "yes"), ("appendfsync", "everysec"), ("enable-debug-command", "local")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
+const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
+const REPLICA_TITLE: &str = "With a replica; to INCR";
 
 /// Workloads, each with the base of its ratio.
 struct Section {
@@ -98,11 +102,21 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     ]
 }
 
-/// Requests to a server that writes each command to disk.
-fn on_disk(setup: &Setup, scripts: &Loaded) -> Section {
-    let workloads =
-        [Workload::incr()].into_iter().chain(each(Workload::allowed)).chain(others(setup, scripts));
-    Section::beside(APPEND_ONLY_TITLE, Workload::incr, workloads)
+/// Requests to a server that tells copies of each command.
+fn with_copies(title: &str, setup: &Setup, scripts: &Loaded) -> Section {
+    let workloads = [Workload::incr()]
+        .into_iter()
+        .chain(each(Workload::allowed))
+        .chain([Workload::three_tiers(Algorithm::Fixed), Workload::three_keys(Algorithm::Fixed)])
+        .chain(others(setup, scripts));
+    Section::beside(title, Workload::incr, workloads)
+}
+
+/// The commands whose part in an append-only file is measured.
+fn in_a_file() -> [Workload; 6] {
+    let [fixed, sliding, log] = each(Workload::allowed);
+    let (tiers, keys) = (Workload::three_tiers(Algorithm::Fixed), Workload::three_keys(Algorithm::Fixed));
+    [Workload::incr(), fixed, sliding, log, tiers, keys]
 }
 
 /// Instructions of each server for a request.
@@ -147,7 +161,18 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
     }
     drop(counter);
     let counter = Counter::start(setup, tools, program, &APPEND_ONLY)?;
-    rows.extend(count_section(&counter, &on_disk(setup, &counter.scripts))?);
+    rows.extend(count_section(&counter, &with_copies(APPEND_ONLY_TITLE, setup, &counter.scripts))?);
+    rows.push((bold(LOADING_TITLE), [String::new(), String::new()]));
+    let mut incr = None;
+    for workload in in_a_file() {
+        let InFile { bytes, instructions } = InFile::of(&counter, &workload)?;
+        let ratio = two_places(instructions / *incr.get_or_insert(instructions));
+        rows.push((format!("{}, {bytes} bytes", workload.name), [grouped(instructions), ratio]));
+    }
+    drop(counter);
+    let counter = Counter::start(setup, tools, program, &[])?;
+    let _replica = counter.server.replica(setup, program)?;
+    rows.extend(count_section(&counter, &with_copies(REPLICA_TITLE, setup, &counter.scripts))?);
     Ok(Counted { version, rows })
 }
 
@@ -170,7 +195,7 @@ pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
     }
     drop(bench);
     let bench = Bench::start(setup, tools, &APPEND_ONLY)?;
-    rates(&bench, &on_disk(setup, &bench.scripts), report)
+    rates(&bench, &with_copies(APPEND_ONLY_TITLE, setup, &bench.scripts), report)
 }
 
 const THROUGHPUT: &str = "\

@@ -11,11 +11,11 @@ pub const KEYS: usize = 100;
 /// Placeholder for the 12 digits of a key, which redis-benchmark replaces by random ones.
 pub const NUMBER: &str = "__rand_int__";
 
-/// The key of a request: 16 bytes.
-pub const KEY: &str = "key:__rand_int__";
+/// The key of a request: 15 bytes.
+pub const KEY: &str = "ip:__rand_int__";
 
 /// The keys of a request with three keys.
-const THREE_KEYS: [&str; 3] = ["usr:__rand_int__", "org:__rand_int__", "llm:__rand_int__"];
+const THREE_KEYS: [&str; 3] = ["id:__rand_int__", "co:__rand_int__", "ai:__rand_int__"];
 
 /// A limit and a window.
 pub struct Tier {
