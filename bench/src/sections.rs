@@ -160,6 +160,7 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
         rows.extend(count_section(&counter, &section)?);
     }
     drop(counter);
+    let setup = &setup.alone();
     let counter = Counter::start(setup, tools, program, &APPEND_ONLY)?;
     rows.extend(count_section(&counter, &with_copies(APPEND_ONLY_TITLE, setup, &counter.scripts))?);
     rows.push((bold(LOADING_TITLE), [String::new(), String::new()]));

@@ -12,6 +12,7 @@ use redis::Connection;
 pub use harness::{clock_ms, command, info, pipeline};
 
 /// What to measure, and how much: from the environment, and the modules beside this program.
+#[derive(Clone)]
 pub struct Setup {
     /// The servers' programs, at least one. Throughput, time and memory are measured on the first.
     pub servers: Vec<PathBuf>,
@@ -47,6 +48,11 @@ impl Setup {
     /// Whether to measure a part: `instructions`, `throughput`, `logs` or `memory`.
     pub fn wants(&self, part: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == part)
+    }
+
+    /// The same with redis-rl alone, as most servers run it: beside another module, RL.ALL opens its keys twice.
+    pub fn alone(&self) -> Setup {
+        Setup { modules: self.modules[..1].to_vec(), has_cell: false, ..self.clone() }
     }
 
     /// The first server's program.

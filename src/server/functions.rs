@@ -1,7 +1,7 @@
 //! The server functions that every request calls, looked up once when the module is loaded.
 //!
 //! Calling one takes one instruction. `api!` takes four: it loads an optional pointer from another crate and
-//! checks it.
+//! checks it. That is 1.1 % of an allowed RL.FIXED, and 1.8 % of an RL.ALL with three keys (`make bench`).
 
 use std::ffi::{c_char, c_int, c_long, c_longlong, c_void};
 use std::mem::MaybeUninit;

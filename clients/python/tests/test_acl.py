@@ -60,7 +60,7 @@ def test_a_limiter(server: Server) -> None:
 def test_leases(server: Server) -> None:
     with (
         redis.Redis(port=server.port, **LOGIN) as client,
-        Leases(RateLimiter(client), "sliding", (100, "1h"), duration=60) as leases,
+        Leases(RateLimiter(client), "sliding", (100, "1h"), units=1000, duration=60) as leases,
     ):
         assert [leases.take("limit:4").limited for _ in range(101)] == [False] * 100 + [True]
 

@@ -26,7 +26,7 @@ from .servers import PATIENCE, Server, wait_for
 
 # A loaded machine does not end a lease, or have a refusal forgotten, while a test runs.
 LONG = 10_000.0
-PATIENT: Any = {"duration": LONG, "remember": LONG}
+PATIENT: Any = {"units": 1000, "duration": LONG, "remember": LONG}
 LIMIT = 1000
 
 
@@ -523,7 +523,7 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
 def test_leases_of_tasks_on_a_cluster(cluster: list[Server], kind: Any) -> None:
     async def test() -> None:
         client = kind(host="127.0.0.1", port=cluster[0].port)
-        async with AsyncLeases(AsyncRateLimiter(client), "log", (50, "3650d"), duration=LONG) as leases:
+        async with AsyncLeases(AsyncRateLimiter(client), "log", (50, "3650d"), units=1000, duration=LONG) as leases:
             keys = [f"k{number % 9}" for number in range(900)]
             assert allowed(await asyncio.gather(*(leases.take(key) for key in keys))) == 450
         await client.aclose()

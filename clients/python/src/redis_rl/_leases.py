@@ -34,12 +34,13 @@ class _Leased(Generic[_Limiter]):
         limiter: _Limiter,
         algorithm: Algorithm,
         *tiers: Tier,
-        units: int = 1000,
+        units: int | None = None,
         duration: float = 0.1,
         remember: float = 1.0,
     ) -> None:
         """Counts by ``algorithm``, and leases at most ``units`` of a key, for ``duration`` seconds.
 
+        ``units`` is a hundredth of the smallest limit by default; with 0 every request is asked for.
         A refusal is repeated without asking for ``remember`` seconds at most.
         """
         if not isinstance(limiter, self._asks):
@@ -48,6 +49,8 @@ class _Leased(Generic[_Limiter]):
             raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
         if not tiers:
             raise ValueError("a limit is needed")
+        if units is None:
+            units = min(limit for limit, _ in tiers) // 100
         if units < 0 or duration < 0 or remember < 0:
             raise ValueError("units, duration and remember may not be negative")
         self._limiter: _Limiter = limiter
