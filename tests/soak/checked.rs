@@ -2,7 +2,8 @@
 //! limits.
 
 use harness::{ReplicationStream, Server};
-use redis_rl::limiter::{Algorithm, Quota, WindowMs};
+use redis_rl::encoding::decode_effect;
+use redis_rl::limiter::{Algorithm, Counted, Effect, Quota, WindowMs};
 
 use crate::naive::{Model, Search};
 
@@ -57,6 +58,21 @@ impl Account {
     fn of(key: &Key) -> Account {
         Account { model: Model::new(key.algorithm, Search::Halving), taken: 0, latest: 0 }
     }
+
+    /// Follows an effect on the key.
+    fn apply(&mut self, key: &Key, effect: &str) {
+        let Key { algorithm, quotas, .. } = key;
+        match decode_effect(effect.as_bytes()).expect("an effect") {
+            Effect::Counted(Counted { units, at, .. }) => {
+                let (units, at) = (units.get(), at.get());
+                assert!(!self.model.refuses(quotas, units, at), "over a limit: {effect}, {:?}", self.model);
+                self.model.record(quotas, units, at, true).expect("an effect changes something");
+                self.taken += units.max(0);
+                self.latest = self.latest.max(at);
+            }
+            Effect::Deleted => self.model = Model::new(*algorithm, Search::Halving),
+        }
+    }
 }
 
 /// Follows the effects that a server sends to its replicas, in order, until it sends `last`. Each effect has
@@ -68,19 +84,12 @@ pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<
         if effect == last {
             return accounts;
         }
-        let words: Vec<&str> = effect.split(' ').collect();
-        let (true, Some(key)) = (words[0].starts_with("RL."), words.get(1)) else { continue };
-        let Some(index) = key.strip_prefix("checked:") else { continue };
-        let index: usize = index.parse().expect("a number");
-        let option = |name| words.iter().position(|word| *word == name).map(|at| words[at + 1]);
-        let cost = option("COST").map_or(1, |cost| cost.parse().expect("a number"));
-        let at = option("AT").expect("its time").parse().expect("a number");
-
-        let (Key { quotas, .. }, account) = (&keys[index], &mut accounts[index]);
-        assert!(!account.model.refuses(quotas, cost, at), "over a limit: {effect}, {:?}", account.model);
-        account.model.record(quotas, cost, at, true).expect("an effect changes something");
-        account.taken += cost.max(0);
-        account.latest = account.latest.max(at);
+        let Some(pairs) = effect.strip_prefix("RL.APPLY ") else { continue };
+        for pair in pairs.split(' ').collect::<Vec<_>>().chunks(2) {
+            let Some(index) = pair[0].strip_prefix("checked:") else { continue };
+            let index: usize = index.parse().expect("a number");
+            accounts[index].apply(&keys[index], pair[1]);
+        }
     }
 }
 
