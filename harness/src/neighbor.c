@@ -7,30 +7,20 @@
  *   NEIGHBOR.RAN
  *       How many commands have been run.
  *
- * The events are keyspace events, and `unlink`, a server event of Redis 7.2 and newer: the key is about to be
- * removed. The server's header is not needed: a module asks the server for each function by its name. */
-#include <stdint.h>
-#include <stdlib.h>
+ * The events are keyspace events. The server's header is not needed: a module asks the server for each function by its
+ * name. */
 #include <string.h>
 
 typedef struct Context Context;
 typedef struct String String;
 typedef struct Reply Reply;
-typedef struct Key Key;
-
-/* Since the server passes these by value or by address, they have its layout. */
-typedef struct { uint64_t id, version; } Event;
-typedef struct { uint64_t version; Key *key; } KeyInfo;
 
 typedef int Command(Context *, String **, int);
 typedef int OnKeyspaceEvent(Context *, int, const char *, String *);
-typedef void OnServerEvent(Context *, Event, uint64_t, void *);
 
 static void (*set_attributes)(Context *, const char *, int, int);
 static int (*create_command)(Context *, const char *, Command *, const char *, int, int, int);
 static int (*subscribe_to_keyspace)(Context *, int, OnKeyspaceEvent *);
-static int (*subscribe_to_server)(Context *, Event, OnServerEvent *);
-static const String *(*name_of)(Key *);
 static const char *(*bytes_of)(const String *, size_t *);
 static String *(*copy)(Context *, const String *);
 static void (*free_string)(Context *, String *);
@@ -44,7 +34,6 @@ enum { OK = 0, ERROR = 1, API = 1, MOST_WORDS = 8, MOST_RULES = 64 };
 
 /* From the server's documentation: generic, expired, module, new; and the server event about keys. */
 enum { EVENTS = 1 << 2 | 1 << 8 | 1 << 13 | 1 << 14 };
-static const Event KEY = {17, 1};
 
 /* The event, the key, the command and its arguments. */
 typedef struct { String *words[MOST_WORDS]; int count; } Rule;
@@ -77,11 +66,6 @@ static int on_keyspace_event(Context *ctx, int class, const char *event, String 
     return OK;
 }
 
-static void on_key_event(Context *ctx, Event event, uint64_t kind, void *info) {
-    (void)event, (void)kind;
-    run_rules(ctx, "unlink", name_of(((KeyInfo *)info)->key));
-}
-
 static int on(Context *ctx, String **words, int count) {
     if (count < 4 || count - 1 > MOST_WORDS || rule_count == MOST_RULES) return reply_wrong_arity(ctx);
     Rule *rule = &rules[rule_count++];
@@ -111,8 +95,6 @@ int RedisModule_OnLoad(Context *ctx, String **words, int count) {
     if (get("RedisModule_SetModuleAttribs", &set_attributes) != OK ||
         get("RedisModule_CreateCommand", &create_command) != OK ||
         get("RedisModule_SubscribeToKeyspaceEvents", &subscribe_to_keyspace) != OK ||
-        get("RedisModule_SubscribeToServerEvent", &subscribe_to_server) != OK ||
-        get("RedisModule_GetKeyNameFromModuleKey", &name_of) != OK ||
         get("RedisModule_StringPtrLen", &bytes_of) != OK ||
         get("RedisModule_CreateStringFromString", &copy) != OK ||
         get("RedisModule_FreeString", &free_string) != OK ||
@@ -122,8 +104,6 @@ int RedisModule_OnLoad(Context *ctx, String **words, int count) {
         get("RedisModule_ReplyWithLongLong", &reply_integer) != OK ||
         get("RedisModule_WrongArity", &reply_wrong_arity) != OK) return ERROR;
     set_attributes(ctx, "neighbor", 1, API);
-    /* An older server has no such event. */
-    subscribe_to_server(ctx, KEY, on_key_event);
     return subscribe_to_keyspace(ctx, EVENTS, on_keyspace_event) == OK &&
                    create_command(ctx, "neighbor.on", on, "", 0, 0, 0) == OK &&
                    create_command(ctx, "neighbor.off", off, "", 0, 0, 0) == OK &&

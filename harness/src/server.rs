@@ -207,13 +207,22 @@ impl Server {
     }
 
     /// A new connection that speaks RESP2.
+    #[track_caller]
     pub fn connect(&self) -> Connection {
-        self.try_connect().expect("the server accepts")
+        self.connect_with("resp2")
     }
 
     /// A new connection that speaks RESP3.
+    #[track_caller]
     pub fn connect_resp3(&self) -> Connection {
-        wire::connect(self.port, "resp3").expect("the server accepts")
+        self.connect_with("resp3")
+    }
+
+    /// A new connection. If the server has ended, its log says why.
+    #[track_caller]
+    fn connect_with(&self, protocol: &str) -> Connection {
+        wire::connect(self.port, protocol)
+            .unwrap_or_else(|error| panic!("the server does not accept: {error}\n{}", self.log()))
     }
 
     /// The reply to a command whose arguments are separated by spaces.
