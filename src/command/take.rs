@@ -2,7 +2,7 @@
 
 use super::{commit, partial, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Decision, Effect, Limiter, Time};
+use crate::limiter::{Algorithm, Decision, Effect, Limiter, TakeError, Time};
 use crate::request::{Mode, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
@@ -59,13 +59,7 @@ fn decide(call: &mut Call, algorithm: Algorithm, request: &Request) -> Result<()
         // A copy, so that other requests stay in registers.
         return take_from_empty(key, algorithm, request.clone(), time);
     };
-    let decision = limiter.decide_and_commit(
-        algorithm,
-        &request.quotas,
-        request.cost,
-        request.mode == Mode::Force,
-        time,
-    )?;
+    let decision = count(limiter, algorithm, request, time)?;
     close_and_reply(key, None, algorithm, request, time, decision)
 }
 
@@ -81,14 +75,19 @@ fn take_from_empty(
     let mut fresh = None;
     let mut key = key.open_again()?;
     let limiter = key.handle_mut().limiter_or(&mut fresh, algorithm);
-    let decision = limiter.decide_and_commit(
-        algorithm,
-        &request.quotas,
-        request.cost,
-        request.mode == Mode::Force,
-        time,
-    )?;
+    let decision = count(limiter, algorithm, &request, time)?;
     close_and_reply(key, fresh, algorithm, &request, time, decision)
+}
+
+#[inline(always)]
+fn count(
+    limiter: &mut Limiter,
+    algorithm: Algorithm,
+    request: &Request,
+    time: Time,
+) -> Result<Decision, TakeError> {
+    let force = request.mode == Mode::Force;
+    limiter.decide_and_commit(algorithm, &request.quotas, request.cost, force, time)
 }
 
 #[inline(always)]

@@ -275,9 +275,8 @@ impl Limiter {
         if decision.verdict.limited {
             // Allowed, so that it tells of the tier with the least room: fewer units than the cost.
             let room = self.peek(quotas, Cost::ZERO, time)?.verdict.remaining;
-            if let Some(part) =
-                i64::try_from(room).ok().and_then(Cost::new).filter(|part| *part != Cost::ZERO)
-            {
+            let part = cost.at_most(room);
+            if part != Cost::ZERO {
                 decision.outcome = self.decide_and_commit(algorithm, quotas, part, false, time)?.outcome;
             }
             decision.verdict = self.peek(quotas, Cost::ONE, time)?.verdict;

@@ -59,22 +59,16 @@ impl Language {
 }
 
 /// The workers on a server, and what earlier ones printed.
-struct Workers<'a> {
+struct Workers {
     port: u16,
-    settings: [(&'a str, String); 5],
+    settings: [(&'static str, String); 5],
     folder: TempDir,
     running: Vec<(Language, Process)>,
     ended: Vec<String>,
 }
 
-impl Workers<'_> {
-    fn start(
-        server: &Server,
-        algorithm: &str,
-        window: String,
-        units: u64,
-        remember_ms: u64,
-    ) -> Workers<'static> {
+impl Workers {
+    fn start(server: &Server, algorithm: &str, window: String, units: u64, remember_ms: u64) -> Workers {
         let settings = [
             ("ALGORITHM", algorithm.to_owned()),
             ("LIMIT", LIMIT.to_string()),
