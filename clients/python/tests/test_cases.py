@@ -15,7 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import AsyncRateLimiter, Decision, Info, RateLimiter, Verdict
+from redis_rl import AsyncRateLimiter, Decision, Info, RateLimiter, Verdict, _wire
 from redis_rl.http import Policy, answer
 
 from .servers import Server
@@ -137,6 +137,15 @@ def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
                     getattr(limiter, step["call"])(*positional, **options)
             else:
                 check(step, getattr(limiter, step["call"])(*positional, **options))
+
+
+@pytest.mark.parametrize("case", CASES["quotas"], ids=lambda case: repr(case["text"]))
+def test_quotas(case: Any) -> None:
+    if case.get("error"):
+        with pytest.raises(ValueError, match=r'^".*" is no quota such as 5/10s$'):
+            _wire.pairs([case["text"]])
+    else:
+        assert _wire.pairs([case["text"]]) == tuple(map(tuple, case["quotas"]))
 
 
 @named(CASES["http"])

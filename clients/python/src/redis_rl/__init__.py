@@ -7,7 +7,7 @@ that speaks HTTP.
 
 from ._client import AsyncRateLimiter, RateLimiter
 from ._leases import AsyncLeases, Leases
-from ._wire import Algorithm, Decision, Info, Key, Row, Tier, Verdict, Window, WindowInfo
+from ._wire import Algorithm, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
 
 __all__ = [
     "Algorithm",
@@ -17,9 +17,9 @@ __all__ = [
     "Info",
     "Key",
     "Leases",
+    "Quota",
     "RateLimiter",
     "Row",
-    "Tier",
     "Verdict",
     "Window",
     "WindowInfo",

@@ -15,7 +15,7 @@ from redis.cluster import ClusterPipeline
 
 from . import _wire
 from ._batching import Batches
-from ._wire import Algorithm, Decision, Info, Key, Tier, Verdict, Window
+from ._wire import Algorithm, Decision, Info, Key, Quota, Verdict, Window
 
 
 class Client(Protocol):
@@ -61,42 +61,42 @@ class RateLimiter:
     def fixed(
         self,
         key: Key,
-        *tiers: Tier,
+        *quotas: Quota,
         cost: int = 1,
         force: bool = False,
         partial: bool = False,
         at: int | None = None,
     ) -> Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return _wire.verdict(self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at, partial)))
+        return _wire.verdict(self._call(_wire.take("RL.FIXED", key, quotas, cost, force, at, partial)))
 
     def sliding(
         self,
         key: Key,
-        *tiers: Tier,
+        *quotas: Quota,
         cost: int = 1,
         force: bool = False,
         partial: bool = False,
         at: int | None = None,
     ) -> Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return _wire.verdict(self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at, partial)))
+        return _wire.verdict(self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, at, partial)))
 
     def log(
         self,
         key: Key,
-        *tiers: Tier,
+        *quotas: Quota,
         cost: int = 1,
         force: bool = False,
         partial: bool = False,
         at: int | None = None,
     ) -> Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return _wire.verdict(self._call(_wire.take("RL.LOG", key, tiers, cost, force, at, partial)))
+        return _wire.verdict(self._call(_wire.take("RL.LOG", key, quotas, cost, force, at, partial)))
 
-    def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
+    def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return _wire.verdict(self._call(_wire.take("RL.PEEK", key, tiers, cost, at=at)))
+        return _wire.verdict(self._call(_wire.take("RL.PEEK", key, quotas, cost, at=at)))
 
     def all(
         self,
@@ -144,42 +144,42 @@ class AsyncRateLimiter:
     async def fixed(
         self,
         key: Key,
-        *tiers: Tier,
+        *quotas: Quota,
         cost: int = 1,
         force: bool = False,
         partial: bool = False,
         at: int | None = None,
     ) -> Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return _wire.verdict(await self._call(_wire.take("RL.FIXED", key, tiers, cost, force, at, partial)))
+        return _wire.verdict(await self._call(_wire.take("RL.FIXED", key, quotas, cost, force, at, partial)))
 
     async def sliding(
         self,
         key: Key,
-        *tiers: Tier,
+        *quotas: Quota,
         cost: int = 1,
         force: bool = False,
         partial: bool = False,
         at: int | None = None,
     ) -> Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return _wire.verdict(await self._call(_wire.take("RL.SLIDING", key, tiers, cost, force, at, partial)))
+        return _wire.verdict(await self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, at, partial)))
 
     async def log(
         self,
         key: Key,
-        *tiers: Tier,
+        *quotas: Quota,
         cost: int = 1,
         force: bool = False,
         partial: bool = False,
         at: int | None = None,
     ) -> Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return _wire.verdict(await self._call(_wire.take("RL.LOG", key, tiers, cost, force, at, partial)))
+        return _wire.verdict(await self._call(_wire.take("RL.LOG", key, quotas, cost, force, at, partial)))
 
-    async def peek(self, key: Key, *tiers: Tier, cost: int = 1, at: int | None = None) -> Verdict:
+    async def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return _wire.verdict(await self._call(_wire.take("RL.PEEK", key, tiers, cost, at=at)))
+        return _wire.verdict(await self._call(_wire.take("RL.PEEK", key, quotas, cost, at=at)))
 
     async def all(
         self,

@@ -19,7 +19,7 @@ from . import _wire
 from ._batching import Call, Loop
 from ._client import AsyncRateLimiter, RateLimiter
 from ._local import Command, Decider, Request, Rules, Step
-from ._wire import MAX_COST, Algorithm, Key, Tier, Verdict
+from ._wire import MAX_COST, Algorithm, Key, Quota, Verdict
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -33,7 +33,7 @@ class _Leased(Generic[_Limiter]):
         self,
         limiter: _Limiter,
         algorithm: Algorithm,
-        *tiers: Tier,
+        *quotas: Quota,
         units: int | None = None,
         duration: float = 0.1,
         remember: float = 1.0,
@@ -47,14 +47,15 @@ class _Leased(Generic[_Limiter]):
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
         if algorithm not in get_args(Algorithm):
             raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
-        if not tiers:
+        pairs = _wire.pairs(quotas)
+        if not pairs:
             raise ValueError("a limit is needed")
         if units is None:
-            units = min(limit for limit, _ in tiers) // 100
+            units = min(limit for limit, _ in pairs) // 100
         if units < 0 or duration < 0 or remember < 0:
             raise ValueError("units, duration and remember may not be negative")
         self._limiter: _Limiter = limiter
-        self._rules = Rules.of(algorithm, tiers, int(duration * 1000))
+        self._rules = Rules.of(algorithm, pairs, int(duration * 1000))
         self._units = units
         self._remember_ms = int(remember * 1000)
         self._begin()

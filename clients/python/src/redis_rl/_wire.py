@@ -6,17 +6,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Key: TypeAlias = str | bytes
 Window: TypeAlias = str | int | timedelta
 """A text such as ``"10s"`` (``ms``, ``s``, ``m``, ``h`` or ``d``), a whole number of seconds, or a timedelta."""
-Tier: TypeAlias = tuple[int, Window]
+Pair: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
+Quota: TypeAlias = Pair | str
+"""A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
 
 MAX_COST = 2**53 - 1
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MAX_LIMIT = 2**53 - 1
+_LONGEST_WINDOW_MS = 3650 * 86_400_000
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MILLISECOND = timedelta(milliseconds=1)
 
 NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
@@ -120,10 +125,41 @@ class Info:
     """Of a log: the distinct timestamps that it holds."""
 
 
+def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
+    """The limits and windows of quotas, of which each is a pair or a text."""
+    pairs: list[Pair] = []
+    for quota in quotas:
+        if isinstance(quota, str):
+            pairs += parsed(quota)
+            continue
+        try:
+            limit, window = quota
+        except (TypeError, ValueError):
+            raise TypeError(f'a quota is a text such as "5/10s" or a pair such as (5, "10s"): {quota!r}') from None
+        pairs.append((limit, window))
+    return tuple(pairs)
+
+
+# An application names few, in every call.
+@lru_cache(maxsize=1024)
+def parsed(text: str) -> tuple[Pair, ...]:
+    """The limits and windows of a text such as ``5/10s, 100/h``."""
+    return tuple(_parsed_one(part.strip(" ")) for part in text.split(","))
+
+
+def _parsed_one(text: str) -> Pair:
+    match = re.fullmatch(r"([0-9]{1,16})/([0-9]{0,12})(ms|[smhd])", text, re.IGNORECASE)
+    if match:
+        limit, number, unit = int(match[1]), int(match[2] or 1), match[3].lower()
+        if limit <= _MAX_LIMIT and 0 < number * _MILLISECONDS[unit] <= _LONGEST_WINDOW_MS:
+            return limit, f"{number}{unit}"
+    raise ValueError(f'"{text}" is no quota such as 5/10s')
+
+
 def take(
     command: str,
     key: Key,
-    tiers: Iterable[Tier],
+    quotas: Iterable[Quota],
     cost: int,
     force: bool = False,
     at: int | None = None,
@@ -131,7 +167,7 @@ def take(
 ) -> list[Key | int]:
     """RL.FIXED, RL.SLIDING, RL.LOG or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
-    for limit, window in tiers:
+    for limit, window in pairs(quotas):
         words += (limit, _window(window))
     if cost != 1:
         words += ("COST", cost)
@@ -170,11 +206,10 @@ def timedelta_of(window: Window) -> timedelta:
         return window
     if isinstance(window, int):
         return timedelta(seconds=window)
-    match = re.fullmatch(r"(\d+)(ms|[smhd]?)", window.lower())
+    match = re.fullmatch(r"([0-9]+)(ms|[smhd]?)", window.lower())
     if not match:
         raise ValueError(f"{window!r} is no window such as 10s")
-    number, unit = int(match[1]), match[2] or "s"
-    return timedelta(milliseconds=number) if unit == "ms" else timedelta(seconds=number * _SECONDS[unit])
+    return timedelta(milliseconds=int(match[1]) * _MILLISECONDS[match[2] or "s"])
 
 
 def verdict(reply: Sequence[int]) -> Verdict:

@@ -31,7 +31,7 @@ from . import http
 from ._away import AwayLog
 from ._client import RateLimiter
 from ._leases import Leases
-from ._wire import Algorithm, Tier, Verdict
+from ._wire import Algorithm, Pair, Verdict
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -72,7 +72,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         """Reads ``5/s, 100/10min``: tiers of a limit and a window, of which the first letter is the unit."""
         if rate is None:
             return None, None
-        tiers: list[Tier] = []
+        tiers: list[Pair] = []
         for tier in rate.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d*)\s*([smhd])[a-z]*\s*", tier)
             if not match:
@@ -138,7 +138,7 @@ def _settings() -> dict[str, Any]:
 
 
 @cache
-def _leases(limiter: RateLimiter, algorithm: Algorithm, tiers: tuple[Tier, ...], lease: int, remember: float) -> Leases:
+def _leases(limiter: RateLimiter, algorithm: Algorithm, tiers: tuple[Pair, ...], lease: int, remember: float) -> Leases:
     """For all throttles that count alike."""
     return Leases(limiter, algorithm, *tiers, units=lease, remember=remember)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import get_args
 
-from ._wire import MAX_COST, Algorithm, Decision, Row, Tier, Window, timedelta_of
+from ._wire import MAX_COST, Algorithm, Decision, Pair, Row, Window, timedelta_of
 
 __all__ = ["Answer", "Policy", "Quota", "answer", "away", "standing"]
 
@@ -53,7 +53,7 @@ class Quota:
     Each tier is a policy, named by both: ``requests-10s``.
     """
 
-    def __init__(self, name: str, *tiers: Tier, unit: str | None = None, algorithm: Algorithm = "log") -> None:
+    def __init__(self, name: str, *tiers: Pair, unit: str | None = None, algorithm: Algorithm = "log") -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly."""
         self.name = name
         self.tiers = tiers
@@ -75,7 +75,7 @@ class Quota:
     @classmethod
     def parse(cls, name: str, text: str, *, unit: str | None = None, algorithm: Algorithm = "log") -> Quota:
         """Of a setting such as ``5/10s,100/1h``."""
-        tiers: list[Tier] = []
+        tiers: list[Pair] = []
         for tier in text.split(","):
             match = re.fullmatch(r"\s*(\d{1,15})/(\d{1,8}[smhd])\s*", tier)
             if not match:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
 from .. import _wire
-from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Row, Tier, Verdict
+from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Pair, Row, Verdict
 
 ZERO = timedelta()
 
@@ -20,16 +20,16 @@ class Rules:
     """How a key is counted, and how long its leases last."""
 
     algorithm: Algorithm
-    tiers: tuple[Tier, ...]
+    quotas: tuple[Pair, ...]
     lease_ms: int
     """Never more than a twentieth of the shortest window."""
     smallest_limit: int = field(compare=False)
 
     @classmethod
-    def of(cls, algorithm: Algorithm, tiers: tuple[Tier, ...], lease_ms: int) -> Rules:
+    def of(cls, algorithm: Algorithm, quotas: tuple[Pair, ...], lease_ms: int) -> Rules:
         """Leases last for ``lease_ms``, or for a twentieth of the shortest window if that is less."""
-        longest_ms = min(_wire.timedelta_of(window) for _, window in tiers) // (20 * MILLISECOND)
-        return cls(algorithm, tiers, min(lease_ms, longest_ms), min(limit for limit, _ in tiers))
+        longest_ms = min(_wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
+        return cls(algorithm, quotas, min(lease_ms, longest_ms), min(limit for limit, _ in quotas))
 
     def is_hopeless(self, cost: int) -> bool:
         """Whether no wait helps a request of this cost."""
@@ -104,13 +104,13 @@ class Command:
 
     def words(self) -> list[Key | int]:
         """What is sent. The reply is a verdict."""
-        algorithm, tiers = self.rules.algorithm, self.rules.tiers
-        return _wire.take(f"RL.{algorithm.upper()}", self.key, tiers, self.cost, at=self.at, partial=self.partial)
+        algorithm, quotas = self.rules.algorithm, self.rules.quotas
+        return _wire.take(f"RL.{algorithm.upper()}", self.key, quotas, self.cost, at=self.at, partial=self.partial)
 
     def words_of_all(self) -> list[Key | int]:
         """The same as RL.ALL, which tells the time. The reply is a decision."""
         return _wire.take_all(
-            Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.tiers
+            Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.quotas
         )
 
 
