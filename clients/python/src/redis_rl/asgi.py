@@ -69,7 +69,8 @@ class _Leases(AsyncLeases):
 
     async def take_within(self, timeout: float | None, key: str, cost: int) -> Verdict:
         own = self._in_loop()
-        return own.known(key, cost) or await own.ask(key, cost, timeout)
+        known = own.known(key, cost)
+        return known if known is not None else await own.ask(key, cost, timeout)
 
 
 class Guard:
@@ -124,8 +125,8 @@ class Guard:
         told = None
         if self._leases:
             verdict = await self._asked(self._leases.take_within(self._timeout, self.quota.key(client), cost))
-            decision = Decision.of(verdict) if verdict else None
-            told = [self._policies[verdict.limit]] if verdict else None
+            decision = Decision.of(verdict) if verdict is not None else None
+            told = [self._policies[verdict.limit]] if verdict is not None else None
         else:
             decision = await self._take_or_refuse(client, cost)
         if decision is None:
@@ -135,21 +136,21 @@ class Guard:
 
     async def _take_or_refuse(self, client: str, cost: int) -> Decision | None:
         rows = self.quota.rows(client, cost)
-        if self._refusals and (known := self._refusals.known(now_ms(), rows)):
+        if self._refusals and (known := self._refusals.known(now_ms(), rows)) is not None:
             return known
         # The single command is cheaper, and tells the time of one unit too.
         one = len(rows) == 1 and cost == 1
         decision = await self._asked(self._take_one(rows[0]) if one else self._take_all(rows))
-        if self._refusals and decision:
+        if self._refusals and decision is not None:
             self._refusals.remember(now_ms(), rows, decision)
         return decision
 
     async def _take_one(self, row: Row) -> Decision:
         words = _wire.take(f"RL.{row.algorithm.upper()}", row.key, [(row.limit, row.window)], row.cost, partial=True)
-        return Decision.of(_wire.verdict(await self._limiter._call(words, self._timeout)))
+        return Decision.of(await self._limiter._call(words, _wire.verdict, self._timeout))
 
     async def _take_all(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision:
-        return _wire.decision(await self._limiter._call(_wire.take_all(rows, force, at), self._timeout))
+        return await self._limiter._call(_wire.take_all(rows, force, at), _wire.decision, self._timeout)
 
     async def _asked(self, answer: Awaitable[_Answer]) -> _Answer | None:
         """None if Redis is away."""
@@ -171,7 +172,7 @@ class Guard:
     async def _settle(self, client: str, more: int, at: int | None) -> Decision | None:
         rows = self.quota.rows(client, more)
         decision = await self._asked(self._take_all(rows, force=True, at=at))
-        if self._refusals and decision and more < 0:
+        if self._refusals and decision is not None and more < 0:
             self._refusals.remember(now_ms(), rows, decision)
         return decision
 
@@ -201,10 +202,10 @@ class Taken:
         beyond the estimate is counted even over the limit, and the next request waits.
         """
         more = used - self._cost
-        at = self._decision.at if self._decision and more < 0 else None
+        at = self._decision.at if self._decision is not None and more < 0 else None
         guard = self._guard
         decision = await guard._settle(self._client, more, at)
-        return http.standing(guard.quota.policies, decision) if decision else self.answer.fields
+        return http.standing(guard.quota.policies, decision) if decision is not None else self.answer.fields
 
 
 class RateLimit:
