@@ -7,12 +7,13 @@ that speaks HTTP.
 
 from ._client import AsyncRateLimiter, RateLimiter
 from ._leases import AsyncLeases, Leases
-from ._wire import Algorithm, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
 
 __all__ = [
     "Algorithm",
     "AsyncLeases",
     "AsyncRateLimiter",
+    "Clock",
     "Decision",
     "Info",
     "Key",

@@ -15,7 +15,7 @@ from redis.cluster import ClusterPipeline
 
 from . import _wire
 from ._batching import Batches
-from ._wire import Algorithm, Decision, Info, Key, Quota, Verdict, Window
+from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
@@ -40,6 +40,12 @@ class AsyncClient(Protocol):
 class _Commands(Generic[_Verdict, _Decision, _Info]):
     """The commands, each with what it returns: a verdict, say, or a coroutine of one."""
 
+    _clock: Clock | None
+
+    def _as_of(self, at: int | None) -> int | None:
+        """The time to name in a command. None: the server's clock decides."""
+        return self._clock() if at is None and self._clock is not None else at
+
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], Any]) -> Any:
         """Sends a command and reads its reply."""
         raise NotImplementedError
@@ -54,7 +60,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return self._call(_wire.take("RL.FIXED", key, quotas, cost, force, at, partial), _wire.verdict)
+        return self._call(_wire.take("RL.FIXED", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def sliding(
         self,
@@ -66,7 +72,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, at, partial), _wire.verdict)
+        return self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def log(
         self,
@@ -78,11 +84,11 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return self._call(_wire.take("RL.LOG", key, quotas, cost, force, at, partial), _wire.verdict)
+        return self._call(_wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return self._call(_wire.take("RL.PEEK", key, quotas, cost, at=at), _wire.verdict)
+        return self._call(_wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), _wire.verdict)
 
     def all(
         self,
@@ -96,7 +102,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
         hash tag.
         """
-        return self._call(_wire.take_all(rows, force, at), _wire.decision)
+        return self._call(_wire.take_all(rows, force, self._as_of(at)), _wire.decision)
 
     def info(self, key: Key) -> _Info:
         """What is counted in a key, None if nothing is: RL.INFO."""
@@ -108,18 +114,20 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None]):
 
     ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
     them even over the limit. ``partial`` takes those that fit if not all do, and tells how many in ``taken`` and ``at``
-    of the verdict. ``at`` decides as of this Unix time in milliseconds instead of the server's clock.
+    of the verdict. ``at`` decides as of this Unix time in milliseconds instead of the server's clock, and ``clock`` is
+    asked for it by every command that names none: with a clock of its own, a test moves time on a real server.
     Errors are those of redis-py: a key of another type, say, raises ``redis.ResponseError``.
     Threads may share a limiter if they may share its client.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, clock: Clock | None = None) -> None:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
         if isinstance(client, AsyncRedis | AsyncRedisCluster):
             raise TypeError("AsyncRateLimiter is for this client")
         if isinstance(client, Pipeline | ClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
         self._client = client
+        self._clock = clock
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
@@ -139,13 +147,14 @@ class AsyncRateLimiter(
     connection of the client, on a cluster on one to each node.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, *, clock: Clock | None = None) -> None:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
         if isinstance(client, Redis | RedisCluster):
             raise TypeError("RateLimiter is for this client")
         if isinstance(client, AsyncPipeline | AsyncClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
         self._batches = Batches.of(client)
+        self._clock = clock
 
     async def _call(
         self, words: Sequence[Key | int], read: Callable[[Any], _Reply], timeout: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -17,6 +17,8 @@ Pair: TypeAlias = tuple[int, Window]
 Quota: TypeAlias = Pair | str
 """A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
+Clock: TypeAlias = Callable[[], int]
+"""Returns the Unix time in milliseconds."""
 
 MAX_COST = 2**53 - 1
 _MAX_LIMIT = 2**53 - 1
