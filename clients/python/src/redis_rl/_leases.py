@@ -10,7 +10,7 @@ from functools import partial
 from operator import index
 from time import monotonic_ns
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakSet
 
 import redis.exceptions
@@ -48,8 +48,7 @@ class _Leased(Generic[_Limiter]):
         """
         if not isinstance(limiter, self._asks):
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
-        if algorithm not in get_args(Algorithm):
-            raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
+        _wire.check_algorithm(algorithm)
         pairs = _wire.pairs(quotas)
         if not pairs:
             raise ValueError("a limit is needed")

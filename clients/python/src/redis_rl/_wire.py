@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 Key: TypeAlias = str | bytes
 Window: TypeAlias = str | int | timedelta
@@ -143,6 +143,12 @@ class Info:
     """Each live window, shortest first. A log has one, its longest."""
     entries: int | None = None
     """Of a log: the distinct timestamps that it holds."""
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuses one that does not exist."""
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
 
 
 def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
