@@ -54,7 +54,7 @@ class Process:
         step = Step([], [])
         if event["event"] == "take":
             key, rules, cost = event["key"], self._rules(event), event.get("cost", 1)
-            if known := self._decider.known(event["at"], key, rules, cost):
+            if (known := self._decider.known(event["at"], key, rules, cost)) is not None:
                 answers[event["name"]] = raw_verdict(known)
             else:
                 request = self._requests[event["name"]] = Request(rules, cost, Waiter(event["name"]))
@@ -97,7 +97,7 @@ def test_decisions_over_several_keys(case: Any) -> None:
         answers: dict[str, Any] = {}
         if event["event"] == "take":
             rows = [Row(**row) for row in event["rows"]]
-            if known := refusals.known(event["at"], rows):
+            if (known := refusals.known(event["at"], rows)) is not None:
                 answers[event["name"]] = raw_decision(known)
             else:
                 sends = [" ".join(map(str, _wire.take_all(rows)))]

@@ -265,8 +265,8 @@ class Guard:
             [row] = rows
             quota = (row.limit, row.window)
             words = _wire.take(f"RL.{row.algorithm.upper()}", row.key, [quota], row.cost, at=at, partial=True)
-            return Decision.of(_wire.verdict(await self._limiter._call(words, self._timeout)))
-        return _wire.decision(await self._limiter._call(_wire.take_all(rows, force, at), self._timeout))
+            return Decision.of(await self._limiter._call(words, _wire.verdict, self._timeout))
+        return await self._limiter._call(_wire.take_all(rows, force, at), _wire.decision, self._timeout)
 
     async def _asked(self, answer: Awaitable[Decision]) -> Decision | Exception:
         """What Redis decided, or why it did not."""

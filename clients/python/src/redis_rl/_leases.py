@@ -107,7 +107,7 @@ class Leases(_Leased[RateLimiter]):
         with self._lock:
             now = monotonic_ns() // 1_000_000
             verdict = self._decider.known(now, key, self._rules, cost)
-            if verdict:
+            if verdict is not None:
                 return verdict
             _check_cost(cost)
             turn = _Turn()
@@ -134,7 +134,7 @@ class Leases(_Leased[RateLimiter]):
     def _send(self, command: Command) -> None:
         reply: Verdict | Exception = redis.exceptions.ConnectionError("the thread that asked was interrupted")
         try:
-            reply = _wire.verdict(self._limiter._call(command.words()))
+            reply = self._limiter._call(command.words(), _wire.verdict)
         except Exception as error:
             reply = error
         finally:
@@ -267,7 +267,7 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         cost = index(cost)
         own = self._loops.get(get_running_loop()) or self._in_loop()
         verdict = own.decider.known(monotonic_ns() // 1_000_000, key, self._rules, cost)
-        return verdict or await own.ask(key, cost)
+        return verdict if verdict is not None else await own.ask(key, cost)
 
     async def close(self) -> None:
         """Gives back what is left. From then on every request is asked for."""

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What one request was told. Of several tiers it speaks of one, which ``limit`` names.
+    """What one request was told, true if it is allowed. Of several tiers it speaks of one, which ``limit`` names.
 
     A plain tuple: a process that decides by itself makes many. Waits are timedeltas: exact to the millisecond, as the
     server decides, and with a unit that nobody has to remember. ``retry_after.total_seconds()`` is what ``sleep``
@@ -72,10 +72,19 @@ class Verdict(NamedTuple):
     """With ``partial``: the Unix time in milliseconds as of which they were counted. Name it in ``at`` to give some
     back."""
 
+    @property
+    def allowed(self) -> bool:
+        """Whether the request may go on: the opposite of limited."""
+        return not self.limited
+
+    def __bool__(self) -> bool:
+        """Whether it is allowed."""
+        return not self.limited
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a request over several rows was told: all of them allow it, or nothing was counted in any."""
+    """What a request over several rows was told, true if it is allowed: by all of them, or nothing was counted."""
 
     limited: bool
     retry_after: timedelta | None
@@ -84,6 +93,15 @@ class Decision:
     """The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later."""
     rows: tuple[Verdict, ...]
     """The verdict of each row, in the order given. ``limited`` says whether this row refuses."""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the request may go on: the opposite of limited."""
+        return not self.limited
+
+    def __bool__(self) -> bool:
+        """Whether it is allowed."""
+        return not self.limited
 
     @classmethod
     def of(cls, verdict: Verdict) -> Decision:

@@ -333,7 +333,7 @@ class KeyMachine:
                 known = self.known(now_ms, request.rules, request.cost)
             else:
                 known = self.refused(now_ms, request.cost) if self.has_rules(request.rules) else None
-            if known:
+            if known is not None:
                 step.answers.append((request, known))
             else:
                 self.waiting.append(request)
