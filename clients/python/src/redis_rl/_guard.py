@@ -17,7 +17,7 @@ from ._away import AwayLog
 from ._client import AsyncRateLimiter
 from ._leases import AsyncLeases, now_ms
 from ._local import Refusals
-from ._wire import Decision, Row, Verdict
+from ._wire import Decision, Row
 from .http import Answer, Policy, Standing
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -111,12 +111,12 @@ class Guard:
     is in seconds in which Redis could answer: while this process is busy with something else, they do not count.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``lease`` is how many units
-    this process may take in advance where a client asks often; see :class:`redis_rl.AsyncLeases`. The RateLimit field
-    then speaks of one quota alone, so it is for one fixed policy whose limits differ. ``close`` gives back what is left.
+    this process may take in advance where a client asks often; see :class:`redis_rl.AsyncLeases`. It is for one fixed
+    policy whose limits differ, as the RateLimit field then speaks of one alone. ``close`` gives back what is left.
 
     ``on_decision`` is told of each decision, with the policies of the request; ``on_error`` of each request that Redis
-    did not decide, and why, instead of the warnings. ``on_limited`` returns the answer to send instead of 429 or 403, or
-    None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while Redis
+    did not decide, and why, instead of the warnings. ``on_limited`` returns the answer to send instead of 429 or 403,
+    or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while Redis
     is away, in place of ``fail``; None lets the request pass. The latter two may be asynchronous.
 
     ``clock`` returns the Unix time in milliseconds as of which to decide, for tests: see :class:`redis_rl.RateLimiter`.
@@ -129,15 +129,15 @@ class Guard:
         limiter: AsyncRateLimiter,
         policies: Policies = (),
         *,
-        key: Callable[[Scope], str | None | Awaitable[str | None]] | None = None,
+        key: Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
         fail: Literal["open", "closed"] | None = None,
         timeout: float | None = 0.1,
         remember: float = 0.0,
         lease: int = 0,
         on_decision: Callable[[Scope, Decision, Sequence[Policy]], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
-        on_limited: Callable[[Scope, Decision, Answer], Answer | None | Awaitable[Answer | None]] | None = None,
-        on_away: Callable[[Scope, Exception], Answer | None | Awaitable[Answer | None]] | None = None,
+        on_limited: Callable[[Scope, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
+        on_away: Callable[[Scope, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         """Counts for the network address unless ``key`` says otherwise."""

@@ -118,13 +118,12 @@ class Report:
         return together(standings).fields() if standings else {}
 
     async def _send_refusal(self, message: Message, refusal: Answer) -> None:
+        # What else the application, or its framework, would have answered is left out.
         if message["type"] == "websocket.close":
-            return await self._send(message)
-        if not message["type"].endswith("http.response.start"):
-            # Of what the application, or its framework, would have answered.
-            return None
-        for each in _answering(self._scope, refusal, message.get("headers", ())):
-            await self._send(each)
+            await self._send(message)
+        elif message["type"].endswith("http.response.start"):
+            for each in _answering(self._scope, refusal, message.get("headers", ())):
+                await self._send(each)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:

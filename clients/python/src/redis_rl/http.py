@@ -61,7 +61,7 @@ class Policy:
         unit: str | None = None,
         algorithm: Algorithm = "log",
         cost: int | Callable[[Any], int | Awaitable[int]] = 1,
-        key: Callable[[Any], str | None | Awaitable[str | None]] | None = None,
+        key: Callable[[Any], str | Awaitable[str | None] | None] | None = None,
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
 

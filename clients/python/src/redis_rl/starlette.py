@@ -13,7 +13,7 @@ In Starlette, and where a handler has its request, ``@limit.handler("5/10s, 100/
 import functools
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -30,7 +30,7 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class Refused(HTTPException):
-    """A route's limit refuses. The middleware sends ``taken.answer``, whatever a handler of exceptions makes of this."""
+    """The limit of a route refuses. The middleware sends its answer, whatever an exception handler makes of this."""
 
     def __init__(self, taken: Taken) -> None:
         """With its status, for what looks at exceptions."""
@@ -49,30 +49,37 @@ class RouteLimits:
         """``Guard(limiter)``, without policies, limits nothing but such routes."""
         self._guard = guard
 
+    @overload
     def __call__(
         self,
-        *limits: Quota | Policy | list[Policy] | Callable[[Scope], Chosen | Awaitable[Chosen]],
+        *quotas: Quota,
         name: str | None = None,
         unit: str | None = None,
         algorithm: Algorithm = "log",
         cost: int | Callable[[Scope], int | Awaitable[int]] = 1,
-        key: Callable[[Scope], str | None | Awaitable[str | None]] | None = None,
-    ) -> "RouteLimit":
+        key: Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
+    ) -> "RouteLimit": ...
+
+    @overload
+    def __call__(
+        self, *policies: Policy | list[Policy] | Callable[[Scope], Chosen | Awaitable[Chosen]]
+    ) -> "RouteLimit": ...
+
+    def __call__(self, *limits: Any, name: str | None = None, **options: Any) -> "RouteLimit":
         """A dependency of FastAPI: ``Depends(limit("5/10s, 100/h"))``.
 
         Takes quotas and what else a policy has; or policies, a list of them, or a function that chooses. Each handler
-        counts for itself, under its module and name, unless the policy has a ``name``.
+        counts for itself, under its module and name, unless a ``name`` is given.
         """
         if all(isinstance(each, str | tuple) for each in limits):
-            options = {"unit": unit, "algorithm": algorithm, "cost": cost, "key": key}
-            made = functools.partial(Policy, **options)
             # What is wrong with them is an error now, not at the first request.
-            made("route", *limits)
-            return RouteLimit(self._guard, lambda handler: Choice(made(name or _name_of(handler), *limits)))
-        if (name, unit, algorithm, cost, key) != (None, None, "log", 1, None):
-            raise TypeError("a policy has a name, a unit, an algorithm, a cost and a key of its own")
-        policies = limits[0] if len(limits) == 1 else list(limits)
-        choice = Choice(policies)
+            Policy(name or "route", *limits, **options)
+            return RouteLimit(
+                self._guard, lambda handler: Choice(Policy(name or _name_of(handler), *limits, **options))
+            )
+        if name or options:
+            raise TypeError("a policy has a name and options of its own")
+        choice = Choice(limits[0] if len(limits) == 1 else limits)
         return RouteLimit(self._guard, lambda handler: choice)
 
     def handler(self, *limits: Any, **options: Any) -> Callable[[_Handler], _Handler]:
