@@ -68,7 +68,8 @@ def test_what_a_middleware_sends(case: Any, server: Server) -> None:
 async def plan_of(scope: Scope) -> Policy | list[Policy] | None:
     """By the name of the user: a plan, several policies, or no limit at all."""
     await asyncio.sleep(0)
-    return {"free": FREE, "paid": [PAID, TOKENS], "staff": None}[scope["user"]]
+    plans: dict[str, Policy | list[Policy] | None] = {"free": FREE, "paid": [PAID, TOKENS], "staff": None}
+    return plans[scope["user"]]
 
 
 FREE, PAID, TOKENS = Policy("free", "1/h"), Policy("paid", "9/h"), Policy("tokens", "100/d", cost=60)
@@ -186,9 +187,7 @@ def test_a_lease_is_for_one_policy_that_is_fixed(policies: Any) -> None:
         Guard(AsyncRateLimiter(redis.asyncio.Redis()), policies, lease=10)
 
 
-def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(
-    server: Server, raw: redis.Redis
-) -> None:
+def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(server: Server, raw: redis.Redis) -> None:
     policy = Policy("q", "1000/h", key=lambda scope: scope["user"], cost=lambda scope: scope["cost"])
 
     async def test() -> None:

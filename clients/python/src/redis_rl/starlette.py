@@ -12,7 +12,7 @@ In Starlette, and where a handler has its request, ``@limit.handler("5/10s, 100/
 # FastAPI reads the annotations of RouteLimit.__call__ as they are: they may not be texts.
 import functools
 from collections.abc import Awaitable, Callable
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, TypeVar, cast, overload
 
 from starlette.concurrency import run_in_threadpool
@@ -26,6 +26,7 @@ from .http import Policy
 
 __all__ = ["Refused", "RouteLimit", "RouteLimits"]
 
+_NO_REQUEST = "the handler needs a parameter for its request: {}"
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
@@ -87,12 +88,15 @@ class RouteLimits:
         limit = self(*limits, **options)
 
         def decorate(function: _Handler) -> _Handler:
+            if not signature(function).parameters:
+                raise TypeError(_NO_REQUEST.format(function))
+
             async def take(*args: Any, **arguments: Any) -> None:
                 for each in (*args, *arguments.values()):
                     if isinstance(each, HTTPConnection):
                         await limit.take(each.scope, function)
                         return
-                raise TypeError(f"{function!r} needs a parameter for its request")
+                raise TypeError(_NO_REQUEST.format(function))
 
             @functools.wraps(function)
             async def limited(*args: Any, **arguments: Any) -> Any:
