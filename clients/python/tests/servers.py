@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import redis
 
+from redis_rl import testing
+
 REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
 PATIENCE = 120.0
-_PR_SET_PDEATHSIG = 1
 _SLOTS = 16384
 
 
@@ -32,36 +28,11 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-class Server:
-    """A server that runs. It ends with :meth:`stop`, and with this process however that ends."""
+class Server(testing.Server):
+    """A server that a test may freeze, kill and start again."""
 
     def __init__(self, *settings: str, module: bool = True) -> None:
-        """Retries with another port if somebody else takes the free one first."""
-        self._settings = [*settings, *(["--loadmodule", MODULE] if module else [])]
-        for _ in range(5):
-            self.port = _free_port()
-            self._folder = tempfile.mkdtemp()
-            said = self._start()
-            if not said:
-                return
-            shutil.rmtree(self._folder)
-            if "Address already in use" not in said:
-                break
-        raise RuntimeError(said)
-
-    def _start(self) -> str:
-        """What the server said if it ended at once."""
-        command = [REDIS_SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder, "--save", ""]
-        with (Path(self._folder) / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, *self._settings], stdout=log, stderr=log, preexec_fn=_end_with_parent
-            )
-        wait_for("the server to answer or to end", lambda: self._answers() or self._process.poll() is not None)
-        return "" if self._process.poll() is None else (Path(self._folder) / "log").read_text()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        super().__init__(REDIS_SERVER, MODULE if module else None, *settings)
 
     def keys(self) -> list[str]:
         with self.client() as client:
@@ -85,15 +56,6 @@ class Server:
         """After :meth:`kill`, on the same port and empty."""
         if said := self._start():
             raise RuntimeError(said)
-
-    def stop(self) -> None:
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port) as client:
-            return bool(client.ping()) and client.info("server")["process_id"] == self._process.pid
-        return False
 
 
 @contextlib.contextmanager
@@ -133,17 +95,3 @@ def _replicate(master: Server, replica: Server) -> None:
     with master.client() as client, replica.client() as other:
         other.execute_command("CLUSTER", "REPLICATE", client.execute_command("CLUSTER", "MYID"))
         wait_for("the replica to be one", lambda: other.info("replication").get("master_link_status") == "up")
-
-
-def _free_port() -> int:
-    """One whose cluster bus port, 10000 above, exists too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 55000:
-            return port
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -10,7 +10,8 @@ import redis.asyncio
 import valkey
 from redis.exceptions import RedisClusterException
 
-from redis_rl import AsyncRateLimiter, RateLimiter, Row
+from redis_rl import AsyncRateLimiter, RateLimiter, Row, cmd
+from redis_rl.testing import Clock
 
 from . import servers
 from .servers import Server
@@ -47,6 +48,88 @@ def test_a_wait_says_whether_it_helps(raw: redis.Redis) -> None:
     assert (allowed.limited, allowed.retry_after) == (False, None)
     assert (limited.limited, limited.retry_after) == (True, timedelta(milliseconds=9_999))
     assert (never.limited, never.retry_after) == (True, None)
+
+
+def test_the_answer_is_true_if_the_request_is_allowed(raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw)
+    told = [limiter.log("k", "1/10s", at=T) for _ in range(2)]
+    assert [bool(each) for each in told] == [each.allowed for each in told] == [True, False]
+    decisions = [limiter.all([("other", "log", 1, "10s", 1)], at=T) for _ in range(2)]
+    assert [bool(each) for each in decisions] == [each.allowed for each in decisions] == [True, False]
+
+
+@pytest.mark.parametrize("method", ["fixed", "sliding", "log", "peek"])
+def test_a_quota_is_a_text_too_and_beside_pairs(raw: redis.Redis, method: str) -> None:
+    limiter = RateLimiter(raw)
+    told = getattr(limiter, method)("k", "9/10s, 7/m", (5, "1h"), at=T)
+    assert told == getattr(limiter, method)("other", (9, "10s"), (7, "1m"), (5, "1h"), at=T)
+    assert told.limit == 5
+
+
+@pytest.mark.parametrize("quota", [5, None, (5,), (5, "10s", 3), b"5/10s"])
+def test_what_is_no_quota_is_said_to_be_none(raw: redis.Redis, quota: Any) -> None:
+    with pytest.raises(TypeError, match="a quota is a text such as"):
+        RateLimiter(raw).log("k", quota)
+
+
+def test_a_clock_says_when_unless_a_command_does(raw: redis.Redis) -> None:
+    clock = Clock(T)
+    limiter = RateLimiter(raw, clock=clock)
+    for method in (limiter.fixed, limiter.sliding, limiter.log):
+        assert method(method.__name__, "1/10s")
+        assert not method(method.__name__, "1/10s")
+        assert not limiter.peek(method.__name__, "1/10s")
+        clock.move(20)
+        assert limiter.peek(method.__name__, "1/10s")
+        assert method(method.__name__, "1/10s")
+    row = Row("all", "log", 1, "10s")
+    assert limiter.all([row]).at == clock()
+    assert not limiter.all([row])
+    clock.move(10)
+    assert limiter.all([row])
+    assert limiter.log("own", "5/10s", partial=True, at=T + 7).at == T + 7
+
+
+def test_a_clock_says_when_in_an_event_loop_too(server: Server) -> None:
+    async def run() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            clock = Clock(T)
+            limiter = AsyncRateLimiter(client, clock=clock)
+            assert await limiter.log("k", "1/10s")
+            assert not await limiter.peek("k", "1/10s")
+            clock.move(10)
+            assert (await limiter.all([("k", "log", 1, "10s", 1)])).at == clock()
+
+    asyncio.run(run())
+
+
+def test_reset_forgets_a_key_and_tells_whether_there_was_one(raw: redis.Redis, server: Server) -> None:
+    limiter = RateLimiter(raw)
+    limiter.log("k", "1/10s")
+    assert [limiter.reset("k"), limiter.reset("k")] == [True, False]
+    assert limiter.log("k", "1/10s")
+
+    async def run() -> list[bool]:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            return [await AsyncRateLimiter(client).reset("k") for _ in range(2)]
+
+    assert asyncio.run(run()) == [True, False]
+
+
+def test_a_pipeline_has_the_words_of_commands_and_their_replies_read(raw: redis.Redis) -> None:
+    pipe = raw.pipeline(transaction=True)
+    for name in ("fixed", "sliding", "log", "peek"):
+        pipe.execute_command(*getattr(cmd, name)(f"k:{name}", "5/10s", cost=2, at=T))
+    pipe.execute_command(*cmd.log("k:log", (5, "10s"), cost=9, partial=True, at=T))
+    pipe.execute_command(*cmd.all([Row("k:fixed", "fixed", 9, "1h", cost=3)], force=True, at=T))
+    pipe.execute_command("RL.INFO", "k:log")
+    *verdicts, partial, decision, info = pipe.execute()
+    assert [cmd.verdict(reply).remaining for reply in verdicts] == [3, 3, 3, 5]
+    assert (cmd.verdict(partial).taken, cmd.verdict(partial).allowed) == (3, False)
+    assert cmd.decision(decision).rows[0].remaining == 6
+    told = cmd.info(info)
+    assert told is not None
+    assert told.algorithm == "log"
 
 
 @pytest.mark.parametrize("method", ["fixed", "sliding", "log"])

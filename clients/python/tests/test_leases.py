@@ -21,6 +21,7 @@ import valkey.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
 from redis_rl._batching import Call
+from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Server, wait_for
 
@@ -213,6 +214,47 @@ def test_a_thread_that_is_interrupted_while_it_asks_leaves_the_others_to_ask(raw
             first.result()
         assert allowed(other.result() for other in others) == 3
     leases.close()
+
+
+def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
+    clock = Clock()
+    with (
+        redis.Redis(port=server.port) as client,
+        Leases(
+            RateLimiter(client, clock=clock), "log", "100/10s, 9000/d", units=20, duration=0.1, remember=5
+        ) as leases,
+    ):
+        assert allowed(leases.take("k") for _ in range(200)) == 100
+        asked = commands(raw)
+        clock.move(4.999)
+        assert not leases.take("k")
+        assert commands(raw) == asked, "the refusal is remembered by that clock"
+        clock.move(5.001)
+        assert allowed(leases.take("k") for _ in range(31)) == 31
+        clock.move(0.1)
+        # The lease of another key is over; it goes back with this request.
+        assert leases.take("other")
+        wait_for(
+            "the lease to go back", lambda: raw.execute_command("RL.PEEK", "k", 100, "10s", "AT", clock())[2] == 69
+        )
+
+
+def test_leases_of_tasks_go_by_a_clock_of_their_own(server: Server, raw: redis.Redis) -> None:
+    clock = Clock()
+
+    async def test() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            limiter = AsyncRateLimiter(client)
+            async with AsyncLeases(limiter, "log", "100/10s", units=20, duration=0.1, clock=clock) as leases:
+                assert allowed([await leases.take("k") for _ in range(31)]) == 31
+                clock.move(0.1)
+                assert await leases.take("other")
+                while (await limiter.peek("k", "100/10s", at=clock())).remaining != 69:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                clock.move(10)
+                assert allowed([await leases.take("k") for _ in range(101)]) == 100
+
+    run(test())
 
 
 @pytest.mark.parametrize("cost", [1.5, "1", None])

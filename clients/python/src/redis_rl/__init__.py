@@ -5,14 +5,16 @@ FastAPI and other ASGI applications, ``redis_rl.drf`` for Django REST framework,
 that speaks HTTP.
 """
 
+from . import cmd
 from ._client import AsyncRateLimiter, RateLimiter
 from ._leases import AsyncLeases, Leases
-from ._wire import Algorithm, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
 
 __all__ = [
     "Algorithm",
     "AsyncLeases",
     "AsyncRateLimiter",
+    "Clock",
     "Decision",
     "Info",
     "Key",
@@ -23,4 +25,5 @@ __all__ = [
     "Verdict",
     "Window",
     "WindowInfo",
+    "cmd",
 ]

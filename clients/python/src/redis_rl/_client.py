@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis import Redis, RedisCluster
@@ -14,13 +17,15 @@ from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 
 from . import _wire
+from ._acquire import Acquisition
 from ._batching import Batches
-from ._wire import Algorithm, Decision, Info, Key, Quota, Verdict, Window
+from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
 _Decision = TypeVar("_Decision")
 _Info = TypeVar("_Info")
+_Bool = TypeVar("_Bool")
 
 
 class Client(Protocol):
@@ -37,11 +42,21 @@ class AsyncClient(Protocol):
         """Sends a command and returns its reply."""
 
 
-class _Commands(Generic[_Verdict, _Decision, _Info]):
+class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
     """The commands, each with what it returns: a verdict, say, or a coroutine of one."""
+
+    _clock: Clock | None
+
+    def _as_of(self, at: int | None) -> int | None:
+        """The time to name in a command. None: the server's clock decides."""
+        return self._clock() if at is None and self._clock is not None else at
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], Any]) -> Any:
         """Sends a command and reads its reply."""
+        raise NotImplementedError
+
+    def _wait_for(self, acquisition: Acquisition) -> Any:
+        """Asks until it is answered for good."""
         raise NotImplementedError
 
     def fixed(
@@ -54,7 +69,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return self._call(_wire.take("RL.FIXED", key, quotas, cost, force, at, partial), _wire.verdict)
+        return self._call(_wire.take("RL.FIXED", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def sliding(
         self,
@@ -66,7 +81,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, at, partial), _wire.verdict)
+        return self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def log(
         self,
@@ -78,11 +93,11 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return self._call(_wire.take("RL.LOG", key, quotas, cost, force, at, partial), _wire.verdict)
+        return self._call(_wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return self._call(_wire.take("RL.PEEK", key, quotas, cost, at=at), _wire.verdict)
+        return self._call(_wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), _wire.verdict)
 
     def all(
         self,
@@ -96,30 +111,55 @@ class _Commands(Generic[_Verdict, _Decision, _Info]):
         A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
         hash tag.
         """
-        return self._call(_wire.take_all(rows, force, at), _wire.decision)
+        return self._call(_wire.take_all(rows, force, self._as_of(at)), _wire.decision)
 
     def info(self, key: Key) -> _Info:
         """What is counted in a key, None if nothing is: RL.INFO."""
         return self._call(["RL.INFO", key], _wire.info)
 
+    def reset(self, key: Key) -> _Bool:
+        """Forgets what is counted in a key, and tells whether there was one: DEL."""
+        return self._call(["DEL", key], bool)
 
-class RateLimiter(_Commands[Verdict, Decision, Info | None]):
+    def acquire(
+        self, algorithm: Algorithm, key: Key, *quotas: Quota, cost: int = 1, timeout: float | None = None
+    ) -> _Verdict:
+        """Takes units, and waits for them if need be, for ``timeout`` seconds at most.
+
+        Sleeps exactly as long as the server says, and asks again. If that is longer than what is left of the timeout,
+        or no wait helps, it returns the refusal at once. Those who wait for a key are served in no particular order.
+        The verdict has ``taken`` and ``at``, to give the units back.
+
+        A task that is cancelled takes nothing: units that were on their way to it go back as soon as they come.
+        """
+        return self._wait_for(Acquisition(algorithm, key, quotas, cost, timeout, self._clock))
+
+
+class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
     """Rate limits, decided by a server with the module.
 
     ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
     them even over the limit. ``partial`` takes those that fit if not all do, and tells how many in ``taken`` and ``at``
-    of the verdict. ``at`` decides as of this Unix time in milliseconds instead of the server's clock.
+    of the verdict. ``at`` decides as of this Unix time in milliseconds instead of the server's clock, and ``clock`` is
+    asked for it by every command that names none: with a clock of its own, a test moves time on a real server.
     Errors are those of redis-py: a key of another type, say, raises ``redis.ResponseError``.
     Threads may share a limiter if they may share its client.
     """
 
-    def __init__(self, client: Client) -> None:
-        """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
+    def __init__(
+        self, client: Client, *, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        """Takes a client as it is, for one server or for a cluster, and leaves its settings alone.
+
+        ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
+        """
         if isinstance(client, AsyncRedis | AsyncRedisCluster):
             raise TypeError("AsyncRateLimiter is for this client")
         if isinstance(client, Pipeline | ClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
         self._client = client
+        self._clock = clock
+        self._sleep = sleep
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
@@ -129,9 +169,22 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None]):
                 raise explained from error
             raise
 
+    def _wait_for(self, acquisition: Acquisition) -> Verdict:
+        while True:
+            verdict = self._call(acquisition.words(), acquisition.read)
+            wait = acquisition.wait_after(verdict)
+            if wait is None:
+                return verdict
+            self._sleep(wait)
+
 
 class AsyncRateLimiter(
-    _Commands[Coroutine[Any, Any, Verdict], Coroutine[Any, Any, Decision], Coroutine[Any, Any, Info | None]]
+    _Commands[
+        Coroutine[Any, Any, Verdict],
+        Coroutine[Any, Any, Decision],
+        Coroutine[Any, Any, Info | None],
+        Coroutine[Any, Any, bool],
+    ]
 ):
     """The same for ``redis.asyncio``; see :class:`RateLimiter`.
 
@@ -139,13 +192,24 @@ class AsyncRateLimiter(
     connection of the client, on a cluster on one to each node.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
-        """Takes a client as it is, for one server or for a cluster, and leaves its settings alone."""
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Takes a client as it is, for one server or for a cluster, and leaves its settings alone.
+
+        ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
+        """
         if isinstance(client, Redis | RedisCluster):
             raise TypeError("RateLimiter is for this client")
         if isinstance(client, AsyncPipeline | AsyncClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
         self._batches = Batches.of(client)
+        self._clock = clock
+        self._sleep = sleep
 
     async def _call(
         self, words: Sequence[Key | int], read: Callable[[Any], _Reply], timeout: float | None = None
@@ -157,3 +221,34 @@ class AsyncRateLimiter(
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error
             raise
+
+    async def _wait_for(self, acquisition: Acquisition) -> Verdict:
+        while True:
+            verdict = await self._ask_or_give_back(acquisition)
+            wait = acquisition.wait_after(verdict)
+            if wait is None:
+                return verdict
+            await self._sleep(wait)
+
+    async def _ask_or_give_back(self, acquisition: Acquisition) -> Verdict:
+        try:
+            call = self._batches.put(acquisition.key, acquisition.words())
+            try:
+                return acquisition.read(await asyncio.shield(call.reply))
+            except asyncio.CancelledError:
+                if call.sent:
+                    call.background = True
+                    call.reply.add_done_callback(partial(self._give_back, acquisition))
+                else:
+                    call.reply.cancel()
+                raise
+        except Exception as error:
+            if (explained := _wire.explained(error)) is not error:
+                raise explained from error
+            raise
+
+    def _give_back(self, acquisition: Acquisition, reply: asyncio.Future[Any]) -> None:
+        if reply.cancelled() or reply.exception():
+            return
+        if words := acquisition.give_back_words(acquisition.read(reply.result())):
+            self._batches.put(acquisition.key, words).background = True

@@ -10,7 +10,7 @@ from functools import partial
 from operator import index
 from time import monotonic_ns
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakSet
 
 import redis.exceptions
@@ -19,7 +19,7 @@ from . import _wire
 from ._batching import Call, Loop
 from ._client import AsyncRateLimiter, RateLimiter
 from ._local import Command, Decider, Request, Rules, Step
-from ._wire import MAX_COST, Algorithm, Key, Quota, Verdict
+from ._wire import MAX_COST, Algorithm, Clock, Key, Quota, Verdict
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -37,16 +37,18 @@ class _Leased(Generic[_Limiter]):
         units: int | None = None,
         duration: float = 0.1,
         remember: float = 1.0,
+        clock: Clock | None = None,
     ) -> None:
         """Counts by ``algorithm``, and leases at most ``units`` of a key, for ``duration`` seconds.
 
         ``units`` is a hundredth of the smallest limit by default; with 0 every request is asked for.
         A refusal is repeated without asking for ``remember`` seconds at most.
+        By ``clock``, or that of the limiter if it has one, the server decides and so does this process: a lease that is
+        over goes back with the next request.
         """
         if not isinstance(limiter, self._asks):
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
-        if algorithm not in get_args(Algorithm):
-            raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
+        _wire.check_algorithm(algorithm)
         pairs = _wire.pairs(quotas)
         if not pairs:
             raise ValueError("a limit is needed")
@@ -55,6 +57,8 @@ class _Leased(Generic[_Limiter]):
         if units < 0 or duration < 0 or remember < 0:
             raise ValueError("units, duration and remember may not be negative")
         self._limiter: _Limiter = limiter
+        self._clock = clock or limiter._clock
+        self._now_ms: Clock = self._clock or now_ms
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000))
         self._units = units
         self._remember_ms = int(remember * 1000)
@@ -105,7 +109,7 @@ class Leases(_Leased[RateLimiter]):
         """Takes units, of the lease if it has them."""
         cost = index(cost)
         with self._lock:
-            now = monotonic_ns() // 1_000_000
+            now = monotonic_ns() // 1_000_000 if self._clock is None else self._tick()
             verdict = self._decider.known(now, key, self._rules, cost)
             if verdict is not None:
                 return verdict
@@ -121,6 +125,12 @@ class Leases(_Leased[RateLimiter]):
                 self._assign(turn.commands)
             raise
 
+    def _tick(self) -> int:
+        """By a clock of the application leases end when a request comes. The lock is held."""
+        now = self._now_ms()
+        self._follow(self._decider.tick(now))
+        return now
+
     def _wait(self, turn: _Turn) -> Verdict:
         while turn.answer is None:
             if turn.commands:
@@ -134,13 +144,13 @@ class Leases(_Leased[RateLimiter]):
     def _send(self, command: Command) -> None:
         reply: Verdict | Exception = redis.exceptions.ConnectionError("the thread that asked was interrupted")
         try:
-            reply = self._limiter._call(command.words(), _wire.verdict)
+            reply = self._limiter._call(command.words(_as_of(self._clock)), _wire.verdict)
         except Exception as error:
             reply = error
         finally:
             if not command.gives_back:
                 with self._lock:
-                    self._follow(self._decider.reply(now_ms(), command, reply))
+                    self._follow(self._decider.reply(self._now_ms(), command, reply))
 
     def _follow(self, step: Step) -> None:
         """Gives the answers, and has the commands sent. The lock is held."""
@@ -150,7 +160,7 @@ class Leases(_Leased[RateLimiter]):
         self._assign(step.commands)
         if self._decider.is_at_rest:
             self._at_rest.notify_all()
-        next_tick_ms = self._decider.next_tick_ms
+        next_tick_ms = self._next_tick_ms
         if self._thread:
             if self._give_backs or (next_tick_ms is not None and next_tick_ms < self._thread_sleeps_until_ms):
                 self._wake_thread.notify()
@@ -161,6 +171,11 @@ class Leases(_Leased[RateLimiter]):
             except RuntimeError:
                 # None can be started now, as when the interpreter ends. Units that should go back stay counted.
                 self._thread = None
+
+    @property
+    def _next_tick_ms(self) -> int | None:
+        """When the thread is to wake up. None: not for the time."""
+        return self._decider.next_tick_ms if self._clock is None else None
 
     def _assign(self, commands: list[Command]) -> None:
         """Has commands sent: by a thread that waits for the reply, together with what goes back before; or by ours."""
@@ -176,17 +191,17 @@ class Leases(_Leased[RateLimiter]):
                 before = []
             else:
                 before.pop()
-                self._follow(self._decider.reply(now_ms(), command, _nobody_waits()))
+                self._follow(self._decider.reply(self._now_ms(), command, _nobody_waits()))
         self._give_backs += before
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                now = now_ms()
+                now = self._now_ms()
                 commands = [*self._give_backs, *self._decider.tick(now).commands]
                 self._give_backs = []
                 if not commands:
-                    next_tick_ms = self._decider.next_tick_ms
+                    next_tick_ms = self._next_tick_ms
                     if next_tick_ms is None:
                         self._thread = None
                         return
@@ -259,14 +274,15 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         if own is None:
             for other in [other for other in list(self._loops) if other.is_closed()]:
                 self._loops.pop(other, None)
-            own = self._loops[loop] = _InLoop(loop, self._limiter, self._rules, self._new_decider(), self._tells_time)
+            own = self._loops[loop] = _InLoop(loop, self)
         return own
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
         cost = index(cost)
         own = self._loops.get(get_running_loop()) or self._in_loop()
-        verdict = own.decider.known(monotonic_ns() // 1_000_000, key, self._rules, cost)
+        now = monotonic_ns() // 1_000_000 if self._clock is None else own.tick()
+        verdict = own.decider.known(now, key, self._rules, cost)
         return verdict if verdict is not None else await own.ask(key, cost)
 
     async def close(self) -> None:
@@ -288,22 +304,23 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 class _InLoop:
     """The leases of one event loop."""
 
-    def __init__(self, loop: Loop, limiter: AsyncRateLimiter, rules: Rules, decider: Decider, tells_time: bool) -> None:
-        self._loop, self._batches, self._rules, self.decider = loop, limiter._batches, rules, decider
-        self._tells_time = tells_time
+    def __init__(self, loop: Loop, leases: AsyncLeases) -> None:
+        self._loop, self._batches, self.decider = loop, leases._limiter._batches, leases._new_decider()
+        self._rules, self._tells_time = leases._rules, leases._tells_time
+        self._clock, self._now_ms = leases._clock, leases._now_ms
         self._under_way: dict[Command, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
     def known(self, key: Key, cost: int) -> Verdict | None:
-        return self.decider.known(now_ms(), key, self._rules, cost)
+        return self.decider.known(self._now_ms() if self._clock is None else self.tick(), key, self._rules, cost)
 
     async def ask(self, key: Key, cost: int, timeout: float | None = None) -> Verdict:
         """``timeout`` is in seconds of the server's time."""
         _check_cost(cost)
         answer: asyncio.Future[Verdict] = self._loop.create_future()
         request = Request(self._rules, cost, answer)
-        self._follow(self.decider.ask(now_ms(), key, request))
+        self._follow(self.decider.ask(self._now_ms(), key, request))
         if timeout is not None:
             self._batches.end_after(timeout, answer)
         try:
@@ -338,9 +355,10 @@ class _InLoop:
     def _send(self, command: Command) -> None:
         by_all = self._tells_time and command.is_whole
         try:
-            call = self._batches.put(command.key, command.words_of_all() if by_all else command.words())
+            at = _as_of(self._clock)
+            call = self._batches.put(command.key, command.words_of_all(at) if by_all else command.words(at))
         except Exception as error:
-            self._follow(self.decider.reply(now_ms(), command, error))
+            self._follow(self.decider.reply(self._now_ms(), command, error))
             return
         call.background = command.gives_back
         self._under_way[command] = call
@@ -358,20 +376,25 @@ class _InLoop:
         else:
             reply = _wire.verdict(ended.result())
         if not command.gives_back:
-            self._follow(self.decider.reply(now_ms(), command, reply))
+            self._follow(self.decider.reply(self._now_ms(), command, reply))
 
     def _set_timer(self) -> None:
         next_tick_ms = self.decider.next_tick_ms
-        if next_tick_ms is None or (self._timer and next_tick_ms >= self._timer_ms):
+        if next_tick_ms is None or self._clock or (self._timer and next_tick_ms >= self._timer_ms):
             return
         if self._timer:
             self._timer.cancel()
         self._timer_ms = next_tick_ms
-        self._timer = self._loop.call_later((next_tick_ms - now_ms()) / 1000, self._tick)
+        self._timer = self._loop.call_later((next_tick_ms - now_ms()) / 1000, self._end_timer)
 
-    def _tick(self) -> None:
+    def _end_timer(self) -> None:
         self._timer = None
-        self._follow(self.decider.tick(now_ms()))
+        self.tick()
+
+    def tick(self) -> int:
+        now = self._now_ms()
+        self._follow(self.decider.tick(now))
+        return now
 
     async def close(self) -> None:
         if self._timer:
@@ -385,6 +408,11 @@ class _InLoop:
 def now_ms() -> int:
     """The time by which a process decides."""
     return monotonic_ns() // 1_000_000
+
+
+def _as_of(clock: Clock | None) -> int | None:
+    """The time by which the server is to decide. None: by its own clock."""
+    return None if clock is None else clock()
 
 
 def _nobody_waits() -> Exception:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 Key: TypeAlias = str | bytes
 Window: TypeAlias = str | int | timedelta
@@ -17,6 +17,8 @@ Pair: TypeAlias = tuple[int, Window]
 Quota: TypeAlias = Pair | str
 """A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
+Clock: TypeAlias = Callable[[], int]
+"""Returns the Unix time in milliseconds."""
 
 MAX_COST = 2**53 - 1
 _MAX_LIMIT = 2**53 - 1
@@ -141,6 +143,12 @@ class Info:
     """Each live window, shortest first. A log has one, its longest."""
     entries: int | None = None
     """Of a log: the distinct timestamps that it holds."""
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuses one that does not exist."""
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
 
 
 def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:

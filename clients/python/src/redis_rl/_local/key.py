@@ -102,16 +102,16 @@ class Command:
         """Whether it is decided as a whole, by a command that does not tell the time."""
         return not self.partial and not self.gives_back
 
-    def words(self) -> list[Key | int]:
-        """What is sent. The reply is a verdict."""
+    def words(self, at: int | None = None) -> list[Key | int]:
+        """What is sent, to decide as of ``at`` unless it gives back. The reply is a verdict."""
         algorithm, quotas = self.rules.algorithm, self.rules.quotas
-        return _wire.take(f"RL.{algorithm.upper()}", self.key, quotas, self.cost, at=self.at, partial=self.partial)
+        at = self.at if self.gives_back else at
+        return _wire.take(f"RL.{algorithm.upper()}", self.key, quotas, self.cost, at=at, partial=self.partial)
 
-    def words_of_all(self) -> list[Key | int]:
+    def words_of_all(self, at: int | None = None) -> list[Key | int]:
         """The same as RL.ALL, which tells the time. The reply is a decision."""
-        return _wire.take_all(
-            Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.quotas
-        )
+        algorithm, quotas = self.rules.algorithm, self.rules.quotas
+        return _wire.take_all([Row(self.key, algorithm, *pair, self.cost) for pair in quotas], at=at)
 
 
 class Step(NamedTuple):

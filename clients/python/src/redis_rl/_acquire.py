@@ -1,0 +1,66 @@
+"""Units that are waited for. Pure, but for a clock that is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic_ns
+from typing import Any
+
+from . import _wire
+from ._wire import MILLISECOND, Algorithm, Clock, Key, Quota, Row, Verdict
+
+
+class Acquisition:
+    """What to ask, how long to sleep before it is asked again, and how to give back what nobody waits for any more."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        key: Key,
+        quotas: Iterable[Quota],
+        cost: int,
+        timeout: float | None,
+        clock: Clock | None,
+    ) -> None:
+        """``timeout`` is in seconds, from now on."""
+        _wire.check_algorithm(algorithm)
+        if cost < 0:
+            raise ValueError(f"a cost that gives back is not waited for: {cost!r}")
+        self.key = key
+        self._algorithm: Algorithm = algorithm
+        self._quotas = _wire.pairs(quotas)
+        self._cost = cost
+        self._clock = clock
+        self._until_ms = None if timeout is None else self._now_ms() + timeout * 1000
+
+    def _now_ms(self) -> int:
+        return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
+
+    def words(self) -> list[Key | int]:
+        """A command that tells as of when units are taken, so that they can be given back."""
+        at = None if self._clock is None else self._clock()
+        if self._cost == 1:
+            return _wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, 1, at=at, partial=True)
+        return _wire.take_all([Row(self.key, self._algorithm, *pair, self._cost) for pair in self._quotas], at=at)
+
+    def read(self, reply: Any) -> Verdict:
+        """The reply to that."""
+        if self._cost == 1:
+            return _wire.verdict(reply)
+        verdict = _wire.decision(reply).verdict()
+        return verdict._replace(taken=0 if verdict.limited else self._cost)
+
+    def wait_after(self, verdict: Verdict) -> float | None:
+        """The seconds after which to ask again. None: this verdict is the answer."""
+        if verdict.allowed or verdict.retry_after is None:
+            return None
+        wait_ms = verdict.retry_after // MILLISECOND
+        if self._until_ms is not None and self._now_ms() + wait_ms > self._until_ms:
+            return None
+        return wait_ms / 1000
+
+    def give_back_words(self, verdict: Verdict) -> list[Key | int] | None:
+        """What undoes it, if it took anything."""
+        if not verdict.taken:
+            return None
+        return _wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, -verdict.taken, at=verdict.at)

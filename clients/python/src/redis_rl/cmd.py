@@ -1,0 +1,50 @@
+"""The words of each command and the meaning of its reply, for pipelines and transactions.
+
+    pipe = redis.pipeline()
+    for user in users:
+        pipe.execute_command(*cmd.log(f"api:{user}", "5/10s, 100/h"))
+    verdicts = [cmd.verdict(reply) for reply in pipe.execute()]
+
+``RL.INFO`` has two words, its name and a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ._wire import Algorithm, Key, Quota, Window, decision, info, take, take_all, verdict
+
+__all__ = ["all", "decision", "fixed", "info", "log", "peek", "sliding", "verdict"]
+
+
+def fixed(
+    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
+) -> list[Key | int]:
+    """RL.FIXED, answered by a verdict."""
+    return take("RL.FIXED", key, quotas, cost, force, at, partial)
+
+
+def sliding(
+    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
+) -> list[Key | int]:
+    """RL.SLIDING, answered by a verdict."""
+    return take("RL.SLIDING", key, quotas, cost, force, at, partial)
+
+
+def log(
+    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
+) -> list[Key | int]:
+    """RL.LOG, answered by a verdict."""
+    return take("RL.LOG", key, quotas, cost, force, at, partial)
+
+
+def peek(key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> list[Key | int]:
+    """RL.PEEK, answered by a verdict."""
+    return take("RL.PEEK", key, quotas, cost, at=at)
+
+
+def all(  # noqa: A001 - as the command is called
+    rows: Iterable[tuple[Key, Algorithm, int, Window, int]], *, force: bool = False, at: int | None = None
+) -> list[Key | int]:
+    """RL.ALL, answered by a decision."""
+    return take_all(rows, force, at)

@@ -1,0 +1,220 @@
+"""Waiting for units: on a real server, by a clock that sleeping moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
+from redis_rl.testing import Clock
+
+from .servers import PATIENCE, Server
+
+Acquire = Callable[..., Verdict]
+
+
+class Slept(Clock):
+    """A clock that notes how long was slept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+        self.meanwhile()
+
+    async def async_sleep(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
+@pytest.fixture
+def clock() -> Slept:
+    return Slept()
+
+
+def run(test: Awaitable[Any]) -> Any:
+    async def within_patience() -> Any:
+        return await asyncio.wait_for(test, PATIENCE)
+
+    return asyncio.run(within_patience())
+
+
+@pytest.fixture(params=["sync", "async"])
+def acquire(request: pytest.FixtureRequest, server: Server, clock: Slept) -> Iterator[Acquire]:
+    """``acquire`` of either limiter."""
+    if request.param == "sync":
+        with redis.Redis(port=server.port) as client:
+            yield RateLimiter(client, clock=clock, sleep=clock.sleep).acquire
+        return
+
+    async def call(*args: Any, **options: Any) -> Verdict:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            return await AsyncRateLimiter(client, clock=clock, sleep=clock.async_sleep).acquire(*args, **options)
+
+    yield lambda *args, **options: run(call(*args, **options))
+
+
+@pytest.mark.parametrize("algorithm", ["log", "sliding", "fixed"])
+@pytest.mark.parametrize("cost", [1, 2])
+def test_it_sleeps_exactly_as_long_as_the_server_says(
+    acquire: Acquire, clock: Slept, raw: redis.Redis, algorithm: str, cost: int
+) -> None:
+    start = clock()
+    for _ in range(2):
+        told = acquire(algorithm, "k", "2/10s, 100/h", cost=cost)
+        assert (told.allowed, told.taken, told.at) == (True, cost, clock())
+    wait = raw.execute_command("RL.PEEK", "k", 2, "10s", "COST", cost, "AT", clock())[3] / 1000
+    while not clock.sleeps:
+        assert acquire(algorithm, "k", "2/10s, 100/h", cost=cost).allowed
+    if cost == 1:
+        assert clock.sleeps == [wait], "and one millisecond less is too early"
+    assert clock() == start + 1000 * sum(clock.sleeps)
+
+
+def test_it_gives_up_at_once_when_the_wait_is_longer_than_the_timeout(acquire: Acquire, clock: Slept) -> None:
+    assert acquire("log", "k", "1/10s")
+    for timeout in (0, 1, 9.999):
+        told = acquire("log", "k", "1/10s", timeout=timeout)
+        assert (told.allowed, told.retry_after, clock.sleeps) == (False, timedelta(seconds=10), [])
+    assert acquire("log", "k", "1/10s", timeout=10)
+    assert clock.sleeps == [10]
+
+
+def test_it_gives_up_at_once_when_no_wait_helps(acquire: Acquire, clock: Slept) -> None:
+    told = acquire("log", "k", (1, "10s"), cost=2)
+    assert (told.limited, told.retry_after, told.taken, clock.sleeps) == (True, None, 0, [])
+
+
+def test_units_that_others_take_meanwhile_are_waited_for_again_within_the_timeout(
+    acquire: Acquire, clock: Slept, raw: redis.Redis
+) -> None:
+    acquire("log", "k", "1/10s")
+    clock.meanwhile = lambda: raw.execute_command("RL.LOG", "k", 1, "10s", "AT", clock())
+    told = acquire("log", "k", "1/10s", timeout=35)
+    assert (told.allowed, clock.sleeps) == (False, [10, 10, 10])
+
+
+def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
+    with pytest.raises(ValueError, match="fixed, sliding or log: 'user:1'"):
+        acquire("user:1", "5/10s")
+    with pytest.raises(ValueError, match="is not waited for"):
+        acquire("log", "k", "5/10s", cost=-1)
+    with pytest.raises(ValueError, match="is no quota"):
+        acquire("log", "k", "5 per second")
+    with pytest.raises(redis.ResponseError):
+        acquire("log", "k")
+
+
+def blocked(raw: redis.Redis) -> int:
+    clients: int = raw.info("clients")["blocked_clients"]
+    return clients
+
+
+def logs(raw: redis.Redis) -> int:
+    calls: int = raw.info("commandstats").get("cmdstat_RL.LOG", {"calls": 0})["calls"]
+    return calls
+
+
+@pytest.mark.parametrize("cost", [1, 3])
+def test_a_task_that_is_cancelled_before_it_asks_takes_nothing(server: Server, raw: redis.Redis, cost: int) -> None:
+    async def test() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            task = asyncio.ensure_future(AsyncRateLimiter(client).acquire("log", "k", "5/1h", cost=cost))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await AsyncRateLimiter(client).info("k")
+
+    run(test())
+    assert raw.keys() == []
+
+
+@pytest.mark.parametrize("cost", [1, 3])
+@pytest.mark.parametrize("subclass", [False, True], ids=["in a batch", "alone"])
+def test_what_is_on_its_way_to_a_cancelled_task_goes_back(
+    server: Server, raw: redis.Redis, cost: int, subclass: bool
+) -> None:
+    class Own(redis.asyncio.Redis):
+        """One that has each command go by itself."""
+
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            return await super().execute_command(*args, **options)
+
+    async def test() -> None:
+        async with (Own if subclass else redis.asyncio.Redis)(port=server.port) as client:
+            limiter = AsyncRateLimiter(client)
+            assert (await limiter.log("k", "5/1h")).remaining == 4
+            raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+            task = asyncio.ensure_future(limiter.acquire("log", "k", "5/1h", cost=cost))
+            while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raw.execute_command("CLIENT", "UNPAUSE")
+            while logs(raw) < (3 if cost == 1 else 2):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert (await limiter.peek("k", "5/1h")).remaining == 4
+
+    run(test())
+
+
+def test_a_task_that_is_cancelled_while_it_sleeps_takes_nothing(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        asleep = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            asleep.set()
+            await asyncio.Future()
+
+        async with redis.asyncio.Redis(port=server.port) as client:
+            limiter = AsyncRateLimiter(client, sleep=sleep)
+            await limiter.log("k", "1/1h")
+            task = asyncio.ensure_future(limiter.acquire("log", "k", "1/1h, 5/2h"))
+            await asleep.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run(test())
+    assert raw.execute_command("RL.PEEK", "k", 5, "2h")[2] == 4
+
+
+def test_a_thread_that_is_interrupted_while_it_sleeps_takes_nothing(raw: redis.Redis) -> None:
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    limiter = RateLimiter(raw, sleep=sleep)
+    limiter.log("k", "1/1h")
+    with pytest.raises(KeyboardInterrupt):
+        limiter.acquire("log", "k", "1/1h, 5/2h")
+    assert raw.execute_command("RL.PEEK", "k", 5, "2h")[2] == 4
+
+
+def test_without_a_clock_of_its_own_it_sleeps_in_real_time(server: Server) -> None:
+    with redis.Redis(port=server.port) as client:
+        limiter = RateLimiter(client)
+        first = limiter.acquire("log", "k", "1/50ms")
+        second = limiter.acquire("log", "k", "1/50ms", timeout=PATIENCE)
+    assert first.at is not None
+    assert second.at is not None
+    assert second.allowed
+    assert second.at - first.at >= 50
+
+
+def test_on_a_cluster(cluster: list[Server]) -> None:
+    async def test() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+            clock = Slept()
+            limiter = AsyncRateLimiter(client, clock=clock, sleep=clock.async_sleep)
+            told = await asyncio.gather(*(limiter.acquire("log", f"k{n % 3}", "1/10s", cost=1) for n in range(6)))
+            assert all(told)
+
+    run(test())
