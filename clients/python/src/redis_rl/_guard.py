@@ -17,7 +17,7 @@ from ._away import AwayLog
 from ._client import AsyncRateLimiter
 from ._leases import AsyncLeases, now_ms
 from ._local import Refusals
-from ._wire import Decision, Row
+from ._wire import Clock, Decision, Row
 from .http import Answer, Policy, Standing
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -119,7 +119,7 @@ class Guard:
     or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while Redis
     is away, in place of ``fail``; None lets the request pass. The latter two may be asynchronous.
 
-    ``clock`` returns the Unix time in milliseconds as of which to decide, for tests: see :class:`redis_rl.RateLimiter`.
+    ``clock`` returns the Unix time in milliseconds as of which to decide, for tests; by default it is the limiter's.
 
     Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
     """
@@ -138,7 +138,7 @@ class Guard:
         on_error: Callable[[Exception], object] | None = None,
         on_limited: Callable[[Scope, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
         on_away: Callable[[Scope, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
-        clock: Callable[[], int] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Counts for the network address unless ``key`` says otherwise."""
         if fail not in (None, "open", "closed"):
@@ -149,6 +149,7 @@ class Guard:
             raise TypeError(f"a Guard asks an AsyncRateLimiter: {limiter!r}")
         self.choice = Choice(policies)
         self._limiter = limiter
+        self._clock = clock or limiter._clock
         self._key = key
         self._address = client_address()
         self._is_closed = fail == "closed"
@@ -161,7 +162,6 @@ class Guard:
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
-        self._clock = clock
 
     def _lease(self, units: int, remember: float) -> None:
         if not self.choice.fixed or len(self.choice.fixed) > 1:
@@ -171,7 +171,9 @@ class Guard:
         self._leased_items = {item.limit: item for item in policy.items}
         if len(self._leased_items) < len(policy.items):
             raise ValueError(f"the limits of {policy.name} must differ for a lease")
-        self._leases = _Leases(self._limiter, policy.algorithm, *policy.quotas, units=units, remember=remember)
+        self._leases = _Leases(
+            self._limiter, policy.algorithm, *policy.quotas, units=units, remember=remember, clock=self._clock
+        )
 
     async def take(self, scope: Scope, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all policies of the request, or from none.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from . import _wire
 from ._wire import MAX_COST, Algorithm, Decision, Quota, Row, Window, timedelta_of
@@ -84,8 +84,7 @@ class Policy:
             raise ValueError(f"{name} may have {_MAX_QUOTAS} quotas")
         if max(windows) > _LONGEST:
             raise ValueError(f"a window must be at most {_LONGEST.days} days: {max(windows)}")
-        if algorithm not in get_args(Algorithm):
-            raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
+        _wire.check_algorithm(algorithm)
         if not callable(cost):
             check_cost(cost)
         if key is not None and not callable(key):
