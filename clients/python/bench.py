@@ -197,8 +197,8 @@ class Burst(NamedTuple):
 
 async def burst(url: str, requests: int) -> Burst:
     client = redis.asyncio.Redis.from_url(url)
-    quota = asgi.Quota("requests", (GUARD_LIMIT, "1h"))
-    guard = asgi.Guard(redis_rl.AsyncRateLimiter(client), quota, client=lambda scope: str(scope["client"]))
+    policy = asgi.Policy("requests", (GUARD_LIMIT, "1h"))
+    guard = asgi.Guard(redis_rl.AsyncRateLimiter(client), policy, key=lambda scope: str(scope["client"]))
 
     async def take(address: str) -> tuple[float, int]:
         start = time.perf_counter()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from redis_rl import asgi
+from redis_rl import _guard
 from redis_rl._away import AwayLog
 
 from . import servers
@@ -19,7 +19,7 @@ from .servers import Server
 @pytest.fixture(autouse=True)
 def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """One a second: what an earlier test logged is not to keep this one's back."""
-    monkeypatch.setattr(asgi, "_away", AwayLog(logging.getLogger(asgi.__name__)))
+    monkeypatch.setattr(_guard, "_away", AwayLog(logging.getLogger("redis_rl.asgi")))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import AsyncRateLimiter, RateLimiter
-from redis_rl.asgi import Guard, Quota, RateLimit, Scope, Taken, client_address
+from redis_rl.asgi import Guard, Policy, RateLimit, Scope, Taken, client_address
 
 from . import http_servers
 from .http_servers import Answer, Site
@@ -54,8 +54,8 @@ def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **o
     client = redis.asyncio.Redis(port=port, retry=Retry(NoBackoff(), 0))
     limiter = AsyncRateLimiter(client)
     options = {"timeout": PATIENT, **options}
-    requests = Guard(limiter, Quota.parse("requests", rates), **options)
-    budget = Guard(limiter, Quota.parse("tokens", tokens, unit="tokens"), **options)
+    requests = Guard(limiter, Policy("requests", rates), **options)
+    budget = Guard(limiter, Policy("tokens", tokens, unit="tokens"), **options)
 
     async def generate(request: Request) -> Response:
         estimate, used = map(int, (await request.body()).split())
@@ -140,7 +140,7 @@ def test_what_was_used_beyond_the_estimate_is_counted_even_over_the_limit(server
 
 
 def test_a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(server: Server) -> None:
-    with serve(server, rates="1/10m", client=client_address(proxies=1)) as site:
+    with serve(server, rates="1/10m", key=client_address(proxies=1)) as site:
         assert site.get("/", X_Forwarded_For="192.0.2.1").status == 200
         assert site.get("/", X_Forwarded_For="198.51.100.7, 192.0.2.1").status == 429
         assert site.get("/", X_Forwarded_For="192.0.2.2").status == 200
@@ -212,7 +212,7 @@ def test_any_client_that_cannot_connect_is_redis_away(
 
     async def statuses() -> list[int]:
         limiter = AsyncRateLimiter(client(own_server.port))
-        guards = [Guard(limiter, Quota("q", (1, "1s")), fail=fail, timeout=PATIENT) for fail in ("open", "closed")]
+        guards = [Guard(limiter, Policy("q", (1, "1s")), fail=fail, timeout=PATIENT) for fail in ("open", "closed")]
         return [(await guard.take({"headers": []})).answer.status for guard in guards]
 
     assert asyncio.run(statuses()) == [200, 503]
@@ -221,14 +221,14 @@ def test_any_client_that_cannot_connect_is_redis_away(
 
 def test_a_limiter_that_is_not_asynchronous_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="AsyncRateLimiter"):
-        Guard(RateLimiter(redis.Redis()), Quota("q", (1, "1s")))  # type: ignore[arg-type]
+        Guard(RateLimiter(redis.Redis()), Policy("q", (1, "1s")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cost", [-1, 2**53, 1.5])
 def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(server: Server, cost: Any) -> None:
     async def take() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            await Guard(AsyncRateLimiter(client), Quota("q", (1, "1s"))).take({"headers": []}, cost)
+            await Guard(AsyncRateLimiter(client), Policy("q", (1, "1s"))).take({"headers": []}, cost)
 
     with pytest.raises(ValueError, match="a cost must be an integer from 0"):
         asyncio.run(take())
@@ -250,10 +250,10 @@ def commands(raw: redis.Redis) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def guard_of(server: Server, *tiers: tuple[int, str], **options: Any) -> AsyncIterator[Guard]:
+async def guard_of(server: Server, *quotas: tuple[int, str], **options: Any) -> AsyncIterator[Guard]:
     async with redis.asyncio.Redis(port=server.port) as client:
-        options = {"client": lambda scope: "me", "timeout": PATIENT, **options}
-        guard = Guard(AsyncRateLimiter(client), Quota("q", *tiers), **options)
+        options = {"key": lambda scope: "me", "timeout": PATIENT, **options}
+        guard = Guard(AsyncRateLimiter(client), Policy("q", *quotas), **options)
         yield guard
         await guard.close()
 
@@ -262,13 +262,13 @@ async def take(guard: Guard, requests: int, cost: int = 1) -> list[Taken]:
     return [await guard.take({}, cost) for _ in range(requests)]
 
 
-@pytest.mark.parametrize("tiers", [[(3, "1h")], [(3, "1h"), (9, "1d")]])
+@pytest.mark.parametrize("quotas", [[(3, "1h")], [(3, "1h"), (9, "1d")]])
 @pytest.mark.parametrize("cost", [1, 2])
 def test_a_refusal_is_repeated_as_long_as_it_is_remembered(
-    server: Server, raw: redis.Redis, tiers: Any, cost: int
+    server: Server, raw: redis.Redis, quotas: Any, cost: int
 ) -> None:
     async def test() -> None:
-        async with guard_of(server, *tiers, remember=PATIENT) as guard:
+        async with guard_of(server, *quotas, remember=PATIENT) as guard:
             told = await take(guard, 20, cost)
             passed = 3 // cost
             assert [each.answer.status for each in told] == [200] * passed + [429] * (20 - passed)
@@ -340,8 +340,8 @@ def test_an_estimate_is_settled_as_of_its_time_beside_leases(server: Server, raw
         async with guard_of(server, (1000, "1d"), (5000, "30d"), lease=100) as guard:
             before = raw.time()[0]
             [taken] = await take(guard, 1, cost=300)
-            decision = taken._decision
-            assert decision
+            decision = taken.decision
+            assert decision is not None
             assert 1000 * before <= decision.at <= 1000 * (raw.time()[0] + 1)
             await take(guard, 50)
             await taken.settle(100)
@@ -388,19 +388,19 @@ def test_a_guard_that_leases_does_not_wait_for_a_redis_that_does_not_answer(
 
 def test_equal_limits_cannot_be_leased() -> None:
     with pytest.raises(ValueError, match="must differ for a lease"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Quota("q", (5, "1m"), (5, "1h")), lease=1)
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Policy("q", (5, "1m"), (5, "1h")), lease=1)
 
 
 def test_fail_is_open_or_closed() -> None:
     with pytest.raises(ValueError, match="fail is open or closed"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Quota("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
 
 
 def test_fastapi(server: Server) -> None:
     client = redis.asyncio.Redis(port=server.port)
     app = FastAPI(lifespan=closing(client))
     guard = Guard(
-        AsyncRateLimiter(client), Quota("requests", (2, "1h")), client=lambda scope: "everybody", timeout=PATIENT
+        AsyncRateLimiter(client), Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT
     )
     app.add_middleware(RateLimit, guard=guard)
 
@@ -417,7 +417,7 @@ def test_the_handshake_of_a_websocket_is_limited_and_its_messages_are_not(server
     client = redis.asyncio.Redis(port=server.port)
     app = FastAPI(lifespan=closing(client))
     guard = Guard(
-        AsyncRateLimiter(client), Quota("requests", (2, "1h")), client=lambda scope: "everybody", timeout=PATIENT
+        AsyncRateLimiter(client), Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT
     )
     app.add_middleware(RateLimit, guard=guard)
 
@@ -457,7 +457,7 @@ def test_a_websocket_is_closed_where_the_server_cannot_send_an_answer(server: Se
 
     async def connect() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            guard = Guard(AsyncRateLimiter(client), Quota("requests", (0, "1h")), timeout=PATIENT)
+            guard = Guard(AsyncRateLimiter(client), Policy("requests", (0, "1h")), timeout=PATIENT)
             await RateLimit(application, guard)({"type": "websocket", "headers": []}, receive, send)
 
     asyncio.run(connect())

@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from redis_rl import AsyncRateLimiter, Verdict
-from redis_rl.asgi import Guard, Quota, RateLimit
+from redis_rl.asgi import Guard, Policy, RateLimit
 
 from . import servers
 from .servers import PATIENCE, Server, wait_for
@@ -49,9 +49,7 @@ async def client_of(server: Server, **options: Any) -> AsyncIterator[redis.async
 
 
 def guard(client: Any, **options: Any) -> Guard:
-    return Guard(
-        AsyncRateLimiter(client), Quota("q", (LIMIT, "1h")), client=lambda scope: str(scope["path"]), **options
-    )
+    return Guard(AsyncRateLimiter(client), Policy("q", (LIMIT, "1h")), key=lambda scope: str(scope["path"]), **options)
 
 
 async def statuses(guard: Guard, requests: int, path: str = "/") -> list[int]:

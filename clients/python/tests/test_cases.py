@@ -16,7 +16,7 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncRateLimiter, Decision, Info, RateLimiter, Verdict, _wire
-from redis_rl.http import Policy, answer
+from redis_rl.http import Item, Standing
 
 from .servers import Server
 
@@ -152,14 +152,14 @@ def test_quotas(case: Any) -> None:
 def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     for step in case["before"]:
         assert raw.execute_command(*step["words"]) == step["reply"]
-    policies = [
-        Policy(fields["name"], fields["limit"], window(fields["window"]), fields.get("unit"))
+    items = tuple(
+        Item(fields["name"], fields["limit"], window(fields["window"]), fields.get("unit"))
         for fields in case["policies"]
-    ]
+    )
     positional, options = arguments({**case, "call": "all"})
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
-    told = answer(policies, decision)
+    told = Standing(items, items, decision).answer()
     assert told.status == case["status"]
     assert {name: told.fields.get(name) for name in case["fields"]} == case["fields"]
     if "body" in case:

@@ -1,77 +1,105 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from redis_rl import Row
-from redis_rl.http import Policy, Quota, away
+from redis_rl import Decision, Row, Verdict
+from redis_rl.http import Answer, Item, Policy, answer, away, check_cost, standing
 
 
-def test_a_quota_is_read_from_a_setting() -> None:
-    quota = Quota.parse("requests", " 5/10s, 100/1h ")
-    assert [policy.item for policy in quota.policies] == ['"requests-10s";q=5;w=10', '"requests-1h";q=100;w=3600']
-    assert quota.rows("192.0.2.1", 3) == [
-        Row("requests:192.0.2.1", "log", 5, "10s", 3),
-        Row("requests:192.0.2.1", "log", 100, "1h", 3),
-    ]
+def test_a_policy_names_its_quotas_in_the_header_field() -> None:
+    for policy in (Policy("requests", " 5/10s, 100/h "), Policy("requests", (5, "10s"), "100/1h")):
+        assert [item.text for item in policy.items] == ['"requests-10s";q=5;w=10', '"requests-1h";q=100;w=3600']
+        assert policy.rows("192.0.2.1", 3) == [
+            Row("requests:192.0.2.1", "log", 5, "10s", 3),
+            Row("requests:192.0.2.1", "log", 100, "1h", 3),
+        ]
+    assert repr(policy) == '<Policy "requests-10s";q=5;w=10, "requests-1h";q=100;w=3600>'
 
 
-def test_a_quota_has_an_algorithm_and_a_unit() -> None:
-    quota = Quota("tokens", (1000, "1m"), unit="tokens", algorithm="sliding")
-    assert quota.policies[0].item == '"tokens-1m";q=1000;qu="tokens";w=60'
-    assert quota.rows("k")[0].algorithm == "sliding"
+def test_a_policy_has_an_algorithm_and_a_unit() -> None:
+    policy = Policy("tokens", "1000/m", unit="tokens", algorithm="sliding")
+    assert policy.items[0].text == '"tokens-1m";q=1000;qu="tokens";w=60'
+    assert policy.rows("k")[0].algorithm == "sliding"
+
+
+@pytest.mark.parametrize("cost", [-1, 2**53, 1.5, "1"])
+def test_a_cost_that_no_request_can_have_is_refused(cost: Any) -> None:
+    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+        Policy("q", "5/1s", cost=cost)
+    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+        check_cost(cost)
+
+
+def test_a_key_is_a_function() -> None:
+    with pytest.raises(TypeError, match="a key is a function of the request: 'bob'"):
+        Policy("q", "5/1s", key="bob")  # type: ignore[arg-type]
+
+
+def test_several_policies_are_told_in_the_order_of_their_rows() -> None:
+    minute = timedelta(minutes=1)
+    rows = tuple(Verdict(False, limit, limit - 1, None, minute) for limit in (5, 100, 7))
+    policies = [Policy("requests", "5/10m, 100/h"), Policy("tokens", "7/d", unit="tokens")]
+    decision = Decision(False, None, 0, rows)
+    fields = {
+        "RateLimit-Policy": '"requests-10m";q=5;w=600, "requests-1h";q=100;w=3600, "tokens-1d";q=7;qu="tokens";w=86400',
+        "RateLimit": '"requests-10m";r=4;t=60, "requests-1h";r=99;t=60, "tokens-1d";r=6;t=60',
+    }
+    assert standing(policies, decision) == fields
+    assert answer(policies, decision) == Answer(200, fields)
 
 
 @pytest.mark.parametrize("window", [90, "90", "90000ms", "90S", timedelta(seconds=90)])
 def test_a_window_may_be_given_in_any_way(window: int | str | timedelta) -> None:
-    assert Quota("q", (5, window)).policies[0].window == timedelta(seconds=90)
+    assert Policy("q", (5, window)).items[0].window == timedelta(seconds=90)
 
 
-@pytest.mark.parametrize("text", ["1000 an hour", "1000/1500ms", "5/10", "-5/10s", "5/10s,", "", "5/0s"])
-def test_a_setting_that_is_no_limit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no limit such as 5/10s|must be whole seconds"):
-        Quota.parse("requests", text)
+@pytest.mark.parametrize("text", ["1000 an hour", "5/10", "-5/10s", "5/10s,", "", "5/0s"])
+def test_a_text_that_is_no_quota_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no quota such as 5/10s"):
+        Policy("requests", text)
 
 
 def test_two_limits_may_be_equal_but_two_windows_may_not() -> None:
-    assert len(Quota.parse("requests", "5/10s,5/1h").policies) == 2
-    for text in ("5/10s,9/10s", "5/60m,100/1h"):
+    assert len(Policy("requests", "5/10s, 5/1h").items) == 2
+    for text in ("5/10s, 9/10s", "5/60m, 100/1h"):
         with pytest.raises(ValueError, match="must differ"):
-            Quota.parse("requests", text)
-    with pytest.raises(ValueError, match="needs a limit"):
-        Quota("requests")
+            Policy("requests", text)
+    with pytest.raises(ValueError, match="needs a quota"):
+        Policy("requests")
 
 
 @pytest.mark.parametrize("window", ["1500ms", 0, timedelta(milliseconds=1)])
 def test_a_window_that_the_header_cannot_say_is_refused(window: int | str | timedelta) -> None:
     with pytest.raises(ValueError, match="whole seconds"):
-        Quota("q", (5, window))
+        Policy("q", (5, window))
 
 
 def test_a_limit_that_the_header_cannot_say_is_refused() -> None:
-    assert Policy("q", 10**15 - 1, timedelta(seconds=1)).item == '"q";q=999999999999999;w=1'
+    assert Item("q", 10**15 - 1, timedelta(seconds=1)).text == '"q";q=999999999999999;w=1'
     with pytest.raises(ValueError, match="an integer from 0 to 999999999999999"):
-        Policy("q", 10**15, timedelta(seconds=1))
+        Item("q", 10**15, timedelta(seconds=1))
 
 
 def test_what_the_server_would_always_refuse_is_refused_at_the_start() -> None:
-    assert len(Quota("q", *[(5, f"{n}s") for n in range(1, 9)]).policies) == 8
-    with pytest.raises(ValueError, match="q may have 8 limits"):
-        Quota("q", *[(5, f"{n}s") for n in range(1, 10)])
-    assert Quota("q", (5, "3650d"))
+    assert len(Policy("q", *[(5, f"{n}s") for n in range(1, 9)]).items) == 8
+    with pytest.raises(ValueError, match="q may have 8 quotas"):
+        Policy("q", *[(5, f"{n}s") for n in range(1, 10)])
+    assert Policy("q", (5, "3650d"))
     with pytest.raises(ValueError, match="at most 3650 days"):
-        Quota("q", (5, "3651d"))
+        Policy("q", (5, "3651d"))
     with pytest.raises(ValueError, match="an integer from 0 to 999999999999999"):
-        Quota("q", (1.5, "1s"))  # type: ignore[arg-type]
+        Policy("q", (1.5, "1s"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fixed, sliding or log"):
-        Quota("q", (5, "1s"), algorithm="bucket")  # type: ignore[arg-type]
+        Policy("q", (5, "1s"), algorithm="bucket")  # type: ignore[arg-type]
 
 
 def test_a_name_is_quoted_or_refused() -> None:
-    assert Policy('a "b" \\', 1, timedelta(seconds=1)).item == r'"a \"b\" \\";q=1;w=1'
+    assert Item('a "b" \\', 1, timedelta(seconds=1)).text == r'"a \"b\" \\";q=1;w=1'
     with pytest.raises(ValueError, match="printable ASCII"):
-        Policy("größe", 1, timedelta(seconds=1))
+        Item("größe", 1, timedelta(seconds=1))
 
 
 def test_redis_away_is_503_without_fields() -> None:

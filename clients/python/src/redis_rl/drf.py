@@ -79,7 +79,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
                 raise ImproperlyConfigured(f"{tier!r} is no rate such as 5/s or 100/10min")
             tiers.append((int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]))
         try:
-            http.Quota("the rate", *tiers)
+            http.Policy("the rate", *tiers)
         except ValueError as error:
             raise ImproperlyConfigured(f"{rate!r}: {error}") from error
         self.tiers = tiers

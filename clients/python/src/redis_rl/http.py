@@ -7,33 +7,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import get_args
+from typing import Any, NamedTuple
 
-from ._wire import MAX_COST, Algorithm, Decision, Pair, Row, Window, timedelta_of
+from . import _wire
+from ._wire import MAX_COST, Algorithm, Decision, Quota, Row, Window, timedelta_of
 
-__all__ = ["Answer", "Policy", "Quota", "answer", "away", "standing"]
+__all__ = ["Answer", "Policy", "answer", "away", "check_cost", "standing"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
 _LONGEST = timedelta(days=3650)
-_MAX_TIERS = 8
+_MAX_QUOTAS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """One limit as a client is told of it."""
+class Item:
+    """One quota of a policy, as the header fields name it: what the standard calls a policy."""
 
     name: str
     limit: int
     window: timedelta
     unit: str | None = None
-    """What is counted. None for requests, the draft's default."""
-    item: str = field(init=False, repr=False, compare=False)
+    quoted: str = field(init=False, repr=False, compare=False)
+    text: str = field(init=False, repr=False, compare=False)
     """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
@@ -43,54 +44,60 @@ class Policy:
         if self.window % _SECOND or not self.window:
             raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
         unit = "" if self.unit is None else f";qu={_string(self.unit)}"
-        item = f"{_string(self.name)};q={self.limit}{unit};w={self.window // _SECOND}"
-        object.__setattr__(self, "item", item)
+        object.__setattr__(self, "quoted", _string(self.name))
+        object.__setattr__(self, "text", f"{self.quoted};q={self.limit}{unit};w={self.window // _SECOND}")
 
 
-class Quota:
-    """What a client may take: a name and its tiers, as in ``Quota("requests", (5, "10s"), (100, "1h"))``.
+class Policy:
+    """What a client may take: ``Policy("requests", "5/10s, 100/h")``, or with pairs, ``(5, "10s"), (100, "1h")``.
 
-    Each tier is a policy, named by both: ``requests-10s``.
+    The header fields name each quota by the policy and the window: ``requests-10s``.
     """
 
-    def __init__(self, name: str, *tiers: Pair, unit: str | None = None, algorithm: Algorithm = "log") -> None:
-        """Counts ``unit``, by default requests, by ``algorithm``, by default exactly."""
+    def __init__(
+        self,
+        name: str,
+        *quotas: Quota,
+        unit: str | None = None,
+        algorithm: Algorithm = "log",
+        cost: int | Callable[[Any], int | Awaitable[int]] = 1,
+        key: Callable[[Any], str | Awaitable[str | None] | None] | None = None,
+    ) -> None:
+        """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
+
+        ``cost`` is how much a request takes, ``key`` whose quotas these are: functions of the request, plain or
+        asynchronous. Where ``key`` returns None, the policy does not limit the request.
+        """
         self.name = name
-        self.tiers = tiers
+        self.quotas = _wire.pairs(quotas)
         self.algorithm: Algorithm = algorithm
-        self.policies: tuple[Policy, ...] = tuple(
-            Policy(f"{name}-{_name(window)}", limit, timedelta_of(window), unit) for limit, window in tiers
+        self.cost = cost
+        self.key = key
+        self.items = tuple(
+            Item(f"{name}-{_name(window)}", limit, timedelta_of(window), unit) for limit, window in self.quotas
         )
-        windows = {policy.window for policy in self.policies}
-        if len(windows) < max(1, len(tiers)):
-            raise ValueError(f"{name} needs a limit, and all its windows must differ")
+        windows = {item.window for item in self.items}
+        if len(windows) < max(1, len(self.quotas)):
+            raise ValueError(f"{name} needs a quota, and all its windows must differ")
         # What only the server would refuse would count as Redis being away, and might let every request pass.
-        if len(tiers) > _MAX_TIERS:
-            raise ValueError(f"{name} may have {_MAX_TIERS} limits")
+        if len(self.quotas) > _MAX_QUOTAS:
+            raise ValueError(f"{name} may have {_MAX_QUOTAS} quotas")
         if max(windows) > _LONGEST:
             raise ValueError(f"a window must be at most {_LONGEST.days} days: {max(windows)}")
-        if algorithm not in get_args(Algorithm):
-            raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
+        _wire.check_algorithm(algorithm)
+        if not callable(cost):
+            check_cost(cost)
+        if key is not None and not callable(key):
+            raise TypeError(f"a key is a function of the request: {key!r}")
 
-    @classmethod
-    def parse(cls, name: str, text: str, *, unit: str | None = None, algorithm: Algorithm = "log") -> Quota:
-        """Of a setting such as ``5/10s,100/1h``."""
-        tiers: list[Pair] = []
-        for tier in text.split(","):
-            match = re.fullmatch(r"\s*(\d{1,15})/(\d{1,8}[smhd])\s*", tier)
-            if not match:
-                raise ValueError(f"{tier!r} is no limit such as 5/10s, with a window in s, m, h or d")
-            tiers.append((int(match[1]), match[2]))
-        return cls(name, *tiers, unit=unit, algorithm=algorithm)
+    def __repr__(self) -> str:
+        """Its name and quotas."""
+        return f"<Policy {', '.join(item.text for item in self.items)}>"
 
-    def key(self, client: str) -> str:
-        """The key that counts what this client takes."""
-        return f"{self.name}:{client}"
-
-    def rows(self, client: str, cost: int = 1) -> list[Row]:
-        """The rows that take ``cost`` units from what this client has: tiers of one key."""
-        key = self.key(client)
-        return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.tiers]
+    def rows(self, key: str, cost: int = 1) -> list[Row]:
+        """The rows of RL.ALL that take ``cost`` units: one for each quota, all of the key ``name:key``."""
+        key = f"{self.name}:{key}"
+        return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.quotas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,8 @@ class Answer:
     """What to tell the client. The fields are for the answer of the application too, if the request is allowed."""
 
     status: int
-    """200: go on. 429: try again after Retry-After. 403: it costs more than a limit. 503: see :func:`away`."""
-    fields: Mapping[str, str]
+    """200: go on. 429: try again after Retry-After. 403: it costs more than a quota. 503: see :func:`away`."""
+    fields: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     """Problem details as JSON; empty if the request is allowed."""
 
@@ -109,30 +116,66 @@ class Answer:
         return self.status != 200
 
 
-def answer(policies: Sequence[Policy], decision: Decision, told: Sequence[Policy] | None = None) -> Answer:
-    """What to tell a client after RL.ALL with one row for each policy, or for each of those that ``told`` names."""
-    fields = standing(policies, decision, told)
-    if not decision.limited:
-        return Answer(200, fields)
-    rows = list(zip(told or policies, decision.rows, strict=True))
-    # No wait helps a request that costs more than a limit, so its client is not asked to try again.
-    status = 403
-    if decision.retry_after is not None:
-        status = 429
-        fields["Retry-After"] = str(_seconds(decision.retry_after))
-        # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
-        fields["RateLimit"] = ", ".join(_item(policy, row.remaining, row.retry_after) for policy, row in rows)
-    violated = [policy.name for policy, row in rows if row.limited]
-    return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
+class Standing(NamedTuple):
+    """A decision, and the items that its rows are about."""
+
+    items: tuple[Item, ...]
+    """All of RateLimit-Policy."""
+    rows: tuple[Item, ...]
+    """Those of RateLimit: of each row. A lease tells one row alone."""
+    decision: Decision
+
+    def fields(self) -> dict[str, str]:
+        """The header fields: of each item the units left, and the seconds to make do with them."""
+        rows = zip(self.rows, self.decision.rows, strict=True)
+        return {
+            "RateLimit-Policy": ", ".join([item.text for item in self.items]),
+            "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in rows]),
+        }
+
+    def answer(self) -> Answer:
+        """What to tell the client."""
+        fields, decision = self.fields(), self.decision
+        if not decision.limited:
+            return Answer(200, fields)
+        rows = list(zip(self.rows, decision.rows, strict=True))
+        # No wait helps a request that costs more than a quota, so its client is not asked to try again.
+        status = 403
+        if decision.retry_after is not None:
+            status = 429
+            fields["Retry-After"] = str(_seconds(decision.retry_after))
+            # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
+            fields["RateLimit"] = ", ".join([_left(item, row.remaining, row.retry_after) for item, row in rows])
+        violated = [item.name for item, row in rows if row.limited]
+        return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
-def standing(policies: Sequence[Policy], decision: Decision, told: Sequence[Policy] | None = None) -> dict[str, str]:
-    """The header fields: of each policy that is told of the units left, and the seconds to make do with them."""
-    rows = zip(told or policies, decision.rows, strict=True)
-    return {
-        "RateLimit-Policy": ", ".join(policy.item for policy in policies),
-        "RateLimit": ", ".join(_item(policy, row.remaining, row.reset_after) for policy, row in rows),
-    }
+def together(standings: Sequence[Standing]) -> Standing:
+    """As one, for one answer. Only the last may have refused."""
+    if len(standings) == 1:
+        return standings[0]
+    rows = tuple(row for each in standings for row in each.decision.rows)
+    return Standing(
+        tuple(item for each in standings for item in each.items),
+        tuple(item for each in standings for item in each.rows),
+        replace(standings[-1].decision, rows=rows),
+    )
+
+
+def standing_of(policies: Sequence[Policy], decision: Decision) -> Standing:
+    """Of a decision that has the rows of these policies, in this order."""
+    items = policies[0].items if len(policies) == 1 else tuple(item for policy in policies for item in policy.items)
+    return Standing(items, items, decision)
+
+
+def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
+    """What to tell a client after RL.ALL with the rows of these policies, in this order."""
+    return standing_of(policies, decision).answer()
+
+
+def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
+    """The header fields: of each quota the units left, and the seconds to make do with them."""
+    return standing_of(policies, decision).fields()
 
 
 def check_cost(cost: int) -> None:
@@ -146,9 +189,9 @@ def away() -> Answer:
     return _problem(503, {}, {"title": "The rate limiter is away"})
 
 
-def _item(policy: Policy, remaining: int, wait: timedelta | None) -> str:
+def _left(item: Item, remaining: int, wait: timedelta | None) -> str:
     seconds = "" if wait is None else f";t={_seconds(wait)}"
-    return f"{_string(policy.name)};r={remaining}{seconds}"
+    return f"{item.quoted};r={remaining}{seconds}"
 
 
 def _problem(status: int, fields: Mapping[str, str], problem: Mapping[str, object]) -> Answer:

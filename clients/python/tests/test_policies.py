@@ -1,0 +1,455 @@
+"""Which policies limit a request, and what the application may say to that, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from redis_rl import AsyncRateLimiter, Decision
+from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
+
+from .servers import Server
+from .test_asgi import PATIENT
+from .test_cases import CASES, named
+
+SCOPE: Scope = {"type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
+NOW = 1_700_000_000_000
+
+
+class Asked:
+    """A client that notes what it is asked."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self.commands: list[list[str]] = []
+
+    def execute_command(self, *words: Any) -> Awaitable[Any]:
+        self.commands.append([str(word) for word in words])
+        reply: Awaitable[Any] = self._client.execute_command(*words)
+        return reply
+
+
+@asynccontextmanager
+async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIterator[tuple[Guard, Asked]]:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        asked = Asked(client)
+        yield Guard(AsyncRateLimiter(asked), policies, **{"timeout": PATIENT, **options}), asked
+
+
+def policy_of(case: Any) -> Policy:
+    options = {name: case[name] for name in ("algorithm", "cost") if name in case}
+    if "key" in case:
+        options["key"] = lambda scope: case["key"]
+    return Policy(case["name"], case["quotas"], **options)
+
+
+@named(CASES["policies"])
+def test_what_a_middleware_sends(case: Any, server: Server) -> None:
+    policies = [policy_of(policy) for policy in case["policies"]]
+
+    async def test() -> None:
+        async with guarded(server, policies) as (guard, asked):
+            await guard.take({**SCOPE, "client": (case["client"], 1234)})
+            sent = asked.commands[0] if asked.commands else None
+            assert sent in [case["words"], case.get("instead", case["words"])]
+            assert len(asked.commands) <= 1
+
+    asyncio.run(test())
+
+
+async def plan_of(scope: Scope) -> Policy | list[Policy] | None:
+    """By the name of the user: a plan, several policies, or no limit at all."""
+    await asyncio.sleep(0)
+    plans: dict[str, Policy | list[Policy] | None] = {"free": FREE, "paid": [PAID, TOKENS], "staff": None}
+    return plans[scope["user"]]
+
+
+FREE, PAID, TOKENS = Policy("free", "1/h"), Policy("paid", "9/h"), Policy("tokens", "100/d", cost=60)
+
+
+def fields(taken: Taken) -> str | None:
+    return taken.answer.fields.get("RateLimit")
+
+
+def test_a_function_of_the_request_chooses_its_policies(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, plan_of) as (guard, asked):
+            [free, refused, paid, staff] = [
+                await guard.take({**SCOPE, "user": user}) for user in ("free", "free", "paid", "staff")
+            ]
+            assert (free.refused, fields(free)) == (False, '"free-1h";r=0;t=3600')
+            assert refused.answer.status == 429
+            assert fields(paid) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
+            assert (staff.refused, staff.answer, staff.decision) == (False, Answer(200), None)
+            assert [words[1] for words in asked.commands] == ["free:{192.0.2.1}"] * 2 + ["paid:{192.0.2.1}"]
+            assert await staff.settle({"tokens": 5}) == {}
+
+    asyncio.run(test())
+
+
+def test_several_policies_are_decided_in_one_step_all_or_nothing(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, [PAID, TOKENS]) as (guard, asked):
+            first, second = [await guard.take(SCOPE) for _ in range(2)]
+            assert (first.refused, second.refused) == (False, True)
+            assert json.loads(second.answer.body)["violated-policies"] == ["tokens-1d"]
+            assert fields(second) == '"paid-1h";r=8, "tokens-1d";r=40;t=86400'
+            assert [words[0] for words in asked.commands] == ["RL.ALL"] * 2
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw: redis.Redis, is_async: bool) -> None:
+    def cost(scope: Scope) -> int:
+        return len(scope["path"])
+
+    def key(scope: Scope) -> str | None:
+        user: str | None = scope["user"]
+        return user
+
+    async def later_cost(scope: Scope) -> int:
+        return cost(scope)
+
+    async def later_key(scope: Scope) -> str | None:
+        return key(scope)
+
+    async def test() -> None:
+        policy = Policy("bytes", "100/h", cost=later_cost if is_async else cost, key=later_key if is_async else key)
+        async with guarded(server, policy) as (guard, _):
+            for user in ("bob", "", None):
+                await guard.take({**SCOPE, "path": "/12", "user": user})
+
+    asyncio.run(test())
+    assert sorted(raw.keys()) == ["bytes:", "bytes:bob"]
+    assert raw.execute_command("RL.PEEK", "bytes:bob", 100, "1h")[2] == 97
+
+
+def test_the_key_of_the_guard_is_for_the_policies_that_have_none(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        policies = [Policy("user", "5/h", key=lambda scope: "{acme}bob"), Policy("team", "9/h")]
+        async with guarded(server, policies, key=lambda scope: "{acme}") as (guard, _):
+            await guard.take(SCOPE)
+
+    asyncio.run(test())
+    assert sorted(raw.keys()) == ["team:{acme}", "user:{acme}bob"]
+
+
+def test_a_key_that_is_no_text_is_an_error(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, "5/h", key=lambda scope: b"bob") as (guard, _):
+            await guard.take(SCOPE)
+
+    with pytest.raises(TypeError, match="a key is text, or None: b'bob'"):
+        asyncio.run(test())
+
+
+def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redis_away(server: Server) -> None:
+    async def plan(scope: Scope) -> Policy:
+        raise redis.ConnectionError("the database is away")
+
+    async def test() -> None:
+        async with guarded(server, plan, fail="open") as (guard, _):
+            await guard.take(SCOPE)
+
+    with pytest.raises(redis.ConnectionError, match="the database is away"):
+        asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("policies", "error"),
+    [
+        ([FREE, Policy("free", "9/m")], "each policy of a request needs a name of its own"),
+        ([FREE, "9/m"], "a Policy is needed: '9/m'"),
+        ("5/ten", "is no quota such as 5/10s"),
+        ([Policy(str(n), *((5, f"{s}s") for s in range(1, 9))) for n in range(9)], "may have 64 quotas together"),
+    ],
+)
+def test_policies_that_cannot_be_asked_for_are_an_error_at_once(policies: Any, error: str) -> None:
+    limiter = AsyncRateLimiter(redis.asyncio.Redis())
+    with pytest.raises((ValueError, TypeError), match=error):
+        Guard(limiter, policies)
+    with pytest.raises((ValueError, TypeError), match=error):
+        asyncio.run(Guard(limiter, lambda scope: policies).take(SCOPE))
+
+
+@pytest.mark.parametrize("policies", [(), [FREE, PAID], plan_of])
+def test_a_lease_is_for_one_policy_that_is_fixed(policies: Any) -> None:
+    with pytest.raises(ValueError, match="a lease is for one policy, which no function chooses"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), policies, lease=10)
+
+
+def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(server: Server, raw: redis.Redis) -> None:
+    policy = Policy("q", "1000/h", key=lambda scope: scope["user"], cost=lambda scope: scope["cost"])
+
+    async def test() -> None:
+        async with guarded(server, policy, lease=10) as (guard, _):
+            for user, cost in (("bob", 1), ("bob", 5), (None, 3)):
+                assert not (await guard.take({**SCOPE, "user": user, "cost": cost})).refused
+            await guard.close()
+
+    asyncio.run(test())
+    assert raw.execute_command("RL.PEEK", "q:bob", 1000, "1h")[2] == 994
+
+
+def test_a_refusal_of_several_policies_is_remembered(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, plan_of, remember=PATIENT) as (guard, asked):
+            told = [await guard.take({**SCOPE, "user": "paid"}) for _ in range(20)]
+            assert [each.refused for each in told] == [False] + [True] * 19
+            assert len(asked.commands) == 2
+
+    asyncio.run(test())
+
+
+def test_a_cost_by_hand_is_named_by_policy_where_there_are_several(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, [PAID, TOKENS]) as (guard, _):
+            taken = await guard.take(SCOPE, {"tokens": 7})
+            assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=93;t=86400'
+            with pytest.raises(ValueError, match="name the cost of each"):
+                await guard.take(SCOPE, 7)
+
+    asyncio.run(test())
+
+
+def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: redis.Redis) -> None:
+    policies = [Policy("requests", "9/h"), Policy("input", "100/h"), Policy("output", "100/h")]
+
+    async def test() -> None:
+        async with guarded(server, policies) as (guard, asked):
+            taken = await guard.take(SCOPE, {"input": 50, "output": 20})
+            told = await taken.settle({"input": 40, "output": 35, "images": 2})
+            assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
+            assert taken.answer.fields == told
+            assert taken.decision is not None
+            # What is given back is given back as of its time; what was used beyond the estimate counts from now on.
+            assert [words[-3:] for words in asked.commands[1:]] == [
+                ["FORCE", "AT", asked.commands[1][-1]],
+                ["1h", "15", "FORCE"],
+            ]
+            with pytest.raises(ValueError, match="name what was used of each"):
+                await taken.settle(3)
+
+    asyncio.run(test())
+
+
+def test_several_estimates_that_were_too_large_are_settled_in_one_step(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, [PAID, TOKENS]) as (guard, asked):
+            taken = await guard.take(SCOPE)
+            assert (await taken.settle({"tokens": 10}))["RateLimit"] == '"paid-1h";r=8;t=3600, "tokens-1d";r=90;t=86400'
+            assert len(asked.commands) == 2
+
+    asyncio.run(test())
+
+
+def test_units_that_no_request_can_have_used_are_refused(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, TOKENS) as (guard, _):
+            await (await guard.take(SCOPE)).settle(-1)
+
+    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+        asyncio.run(test())
+
+
+class Told:
+    """What the hooks were told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[tuple[bool, list[str]]] = []
+        self.errors: list[str] = []
+
+    def decision(self, scope: Scope, decision: Decision, policies: Any) -> None:
+        self.decisions.append((decision.limited, [policy.name for policy in policies]))
+
+    def error(self, error: Exception) -> None:
+        self.errors.append(type(error).__name__)
+
+
+@pytest.mark.parametrize("options", [{}, {"remember": PATIENT}, {"remember": PATIENT, "lease": 2}])
+def test_each_decision_is_told_also_if_redis_was_not_asked(server: Server, options: Any) -> None:
+    told = Told()
+
+    async def test() -> None:
+        async with guarded(server, Policy("q", "3/h"), on_decision=told.decision, **options) as (guard, _):
+            for _ in range(5):
+                await guard.take(SCOPE)
+
+    asyncio.run(test())
+    assert told.decisions == [(False, ["q"])] * 3 + [(True, ["q"])] * 2
+
+
+def test_a_decision_is_told_with_the_policies_that_limit_the_request(server: Server) -> None:
+    told = Told()
+    policies = [PAID, Policy("tokens", "5/h", key=lambda scope: None)]
+
+    async def test() -> None:
+        async with guarded(server, policies, on_decision=told.decision) as (guard, _):
+            await guard.take(SCOPE)
+        async with guarded(server, lambda scope: None, on_decision=told.decision) as (guard, _):
+            await guard.take(SCOPE)
+
+    asyncio.run(test())
+    assert told.decisions == [(False, ["paid"])]
+
+
+def test_what_on_decision_raises_is_an_error_of_the_application(server: Server) -> None:
+    def fails(*_: Any) -> None:
+        raise ConnectionError("the meter is away")
+
+    async def test() -> None:
+        async with guarded(server, FREE, on_decision=fails) as (guard, _):
+            await guard.take(SCOPE)
+
+    with pytest.raises(ConnectionError, match="the meter is away"):
+        asyncio.run(test())
+
+
+def test_on_error_is_told_of_each_request_that_redis_did_not_decide_instead_of_a_warning(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+
+    async def test() -> None:
+        async with guarded(own_server, FREE, on_error=told.error, on_decision=told.decision) as (guard, _):
+            own_server.freeze()
+            guard._timeout = 0.1
+            await guard.take(SCOPE)
+            own_server.kill()
+            guard._timeout = PATIENT
+            taken = await guard.take(SCOPE)
+            await taken.settle(5)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(test())
+    assert told.errors == ["TimeoutError", "ConnectionError", "ConnectionError"]
+    assert (told.decisions, caplog.messages) == ([], [])
+
+
+async def respond(answer: Callable[..., Any], server: Server, policies: Policies, **options: Any) -> list[Any]:
+    """What a middleware with these options sends for a request."""
+    sent: list[Any] = []
+
+    async def application(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with guarded(server, policies, **options) as (guard, _):
+        await RateLimit(application, guard)(dict(SCOPE), answer, send)
+    return sent
+
+
+async def receive() -> Any:
+    raise AssertionError("nobody reads the request")
+
+
+def test_on_limited_answers_with_a_status_a_body_and_fields_of_its_own(server: Server) -> None:
+    async def limited(scope: Scope, decision: Decision, answer: Answer) -> Answer:
+        assert decision.limited
+        assert answer.status == 429
+        return Answer(200, {"Content-Type": "text/html", "retry-after": "60", "X-Plan": "free"}, b"<p>Slow down")
+
+    sent = asyncio.run(respond(receive, server, Policy("full", "1/h"), on_limited=limited))
+    assert sent[0]["status"] == 204
+    start, body = asyncio.run(respond(receive, server, Policy("full", "1/h"), on_limited=limited))
+    assert (start["status"], body["body"]) == (200, b"<p>Slow down")
+    assert dict(start["headers"]) == {
+        b"ratelimit-policy": b'"full-1h";q=1;w=3600',
+        b"ratelimit": b'"full-1h";r=0;t=3600',
+        b"retry-after": b"60",
+        b"content-type": b"text/html",
+        b"x-plan": b"free",
+        b"content-length": b"12",
+    }
+
+
+def test_on_limited_may_leave_the_answer_as_it_is(server: Server) -> None:
+    start, body = asyncio.run(respond(receive, server, Policy("none", "0/h"), on_limited=lambda *_: None))
+    assert (start["status"], json.loads(body["body"])["status"]) == (403, 403)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async: bool) -> None:
+    def away(scope: Scope, error: Exception) -> Answer | None:
+        assert isinstance(error, redis.ConnectionError)
+        return None if scope["path"] == "/health" else Answer(503, {"Retry-After": "5"}, b"later")
+
+    async def later(scope: Scope, error: Exception) -> Answer | None:
+        return away(scope, error)
+
+    own_server.kill()
+    start, body = asyncio.run(respond(receive, own_server, FREE, on_away=later if is_async else away))
+    assert (start["status"], dict(start["headers"])[b"retry-after"], body["body"]) == (503, b"5", b"later")
+
+    async def test() -> None:
+        async with guarded(own_server, FREE, on_away=away) as (guard, _):
+            assert not (await guard.take({**SCOPE, "path": "/health"})).refused
+
+    asyncio.run(test())
+
+
+def test_fail_and_on_away_are_one_or_the_other() -> None:
+    with pytest.raises(ValueError, match="fail or on_away"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), FREE, fail="open", on_away=lambda *_: None)
+
+
+def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> None:
+    async def test() -> list[Any]:
+        sent: list[Any] = []
+
+        async def application(scope: Scope, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 204})
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async with (
+            guarded(server, Policy("inner", "1/h")) as (inner, _),
+            guarded(server, [PAID, TOKENS]) as (outer, _),
+        ):
+            app = RateLimit(RateLimit(application, inner), outer, cost={"tokens": 1})
+            scope = dict(SCOPE)
+            for _ in range(2):
+                await app(scope, receive, send)
+            assert scope == SCOPE
+        return sent
+
+    allowed, refused, body = asyncio.run(test())
+    assert [value for name, value in allowed["headers"] if name == b"ratelimit"] == [
+        b'"paid-1h";r=8;t=3600, "tokens-1d";r=99;t=86400, "inner-1h";r=0;t=3600'
+    ]
+    assert refused["status"] == 429
+    assert [value for name, value in refused["headers"] if name == b"ratelimit"] == [
+        b'"paid-1h";r=7, "tokens-1d";r=98, "inner-1h";r=0;t=3600'
+    ]
+    assert json.loads(body["body"])["violated-policies"] == ["inner-1h"]
+
+
+@pytest.mark.parametrize("options", [{}, {"remember": PATIENT}])
+def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any) -> None:
+    times = [NOW]
+
+    async def test() -> None:
+        async with guarded(server, "1/10s, 2/h", clock=lambda: times[-1], **options) as (guard, asked):
+            statuses = []
+            for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
+                times.append(now)
+                taken = await guard.take(SCOPE)
+                statuses.append(taken.answer.status)
+                assert taken.decision is not None
+                assert taken.decision.at in times
+            assert statuses == [200, 429, 200, 429, 200]
+            assert [words[-2:] for words in asked.commands] == [["AT", str(now)] for now in times[1:]]
+
+    asyncio.run(test())

@@ -1,0 +1,86 @@
+"""The recipes of the README that count decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import prometheus_client
+import redis.asyncio
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from redis_rl import AsyncRateLimiter
+from redis_rl.asgi import Guard, Policy
+
+from .servers import Server
+from .test_asgi import PATIENT
+from .test_readme import BLOCK, README
+
+POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
+
+
+def names_of(recipe: str) -> dict[str, Any]:
+    """What the README's code that imports this defines."""
+    [code] = [text for language, text in BLOCK.findall(README) if language == "python" and recipe in text]
+    names: dict[str, Any] = {}
+    # Its guard is made of what other blocks define.
+    exec(re.sub(r"^guard = .*\n", "", code, flags=re.MULTILINE), names)
+    return names
+
+
+def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
+    """Three decisions, of which one refuses, and a request that Redis does not decide."""
+
+    async def run() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            hooks = {hook: names[hook] for hook in ("on_decision", "on_error")}
+            guard = Guard(AsyncRateLimiter(client), POLICIES, timeout=PATIENT, **hooks)
+            scope = {"client": ("192.0.2.1", 1), "headers": []}
+            for _ in range(3):
+                await guard.take(scope)
+            server.kill()
+            await guard.take(scope)
+
+    asyncio.run(run())
+
+
+def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    metrics.set_meter_provider(provider)
+    decide_and_fail(own_server, names_of("opentelemetry"))
+    data = reader.get_metrics_data()
+    assert data is not None
+    counted = {
+        (metric.name, *sorted((point.attributes or {}).items())): getattr(point, "value", None)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+    assert counted == {
+        ("rate_limit.decisions", ("limited", False), ("policy", "user")): 2,
+        ("rate_limit.decisions", ("limited", False), ("policy", "team")): 2,
+        ("rate_limit.decisions", ("limited", True), ("policy", "user")): 1,
+        ("rate_limit.decisions", ("limited", True), ("policy", "team")): 1,
+        ("rate_limit.errors", ("error.type", "ConnectionError")): 1,
+    }
+    provider.shutdown()
+
+
+def test_decisions_are_counted_with_the_client_of_prometheus(own_server: Server) -> None:
+    names = names_of("prometheus_client")
+    decide_and_fail(own_server, names)
+    text = prometheus_client.generate_latest().decode()
+    for counter in names["decisions"], names["errors"]:
+        prometheus_client.REGISTRY.unregister(counter)
+    for line in (
+        'rate_limit_decisions_total{limited="False",policy="user"} 2.0',
+        'rate_limit_decisions_total{limited="True",policy="user"} 1.0',
+        'rate_limit_decisions_total{limited="True",policy="team"} 1.0',
+        'rate_limit_errors_total{error="ConnectionError"} 1.0',
+    ):
+        assert line in text.splitlines()

@@ -1,0 +1,446 @@
+"""Limits of single routes, in FastAPI and Starlette over HTTP, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, WebSocket
+from fastapi import Request as FastAPIRequest
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient, WebSocketDenialResponse
+
+from redis_rl import AsyncRateLimiter
+from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
+from redis_rl.starlette import RouteLimits
+
+from .servers import Server
+from .test_asgi import PATIENT, closing
+
+pytestmark = pytest.mark.usefixtures("abandoned")
+
+MakeGuard = Callable[..., Guard]
+
+
+@pytest.fixture
+def client(server: Server) -> redis.asyncio.Redis:
+    return redis.asyncio.Redis(port=server.port)
+
+
+@pytest.fixture
+def guard_of(client: redis.asyncio.Redis) -> MakeGuard:
+    def make(policies: Policies = (), **options: Any) -> Guard:
+        return Guard(AsyncRateLimiter(client), policies, **{"timeout": PATIENT, **options})
+
+    return make
+
+
+def fastapi(client: redis.asyncio.Redis, guard: Guard) -> FastAPI:
+    app = FastAPI(lifespan=closing(client))
+    app.add_middleware(RateLimit, guard=guard)
+    return app
+
+
+def violated(response: Any) -> list[str]:
+    """The policies that a refusal names."""
+    assert response.headers["content-type"] == "application/problem+json"
+    assert int(response.headers["content-length"]) == len(response.content)
+    problem = response.json()
+    assert problem["status"] == response.status_code
+    policies: list[str] = problem["violated-policies"]
+    return policies
+
+
+def test_a_route_of_fastapi_has_a_limit_of_its_own(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.get("/search", dependencies=[Depends(limit("2/10m, 5/h"))])
+    async def search() -> str:
+        return "found"
+
+    @app.get("/other")
+    async def other() -> str:
+        return "other"
+
+    name = f"{__name__}.test_a_route_of_fastapi_has_a_limit_of_its_own.search"
+    with TestClient(app) as site:
+        first, second, third = [site.get("/search") for _ in range(3)]
+        assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
+        assert first.headers["ratelimit-policy"] == f'"{name}-10m";q=2;w=600, "{name}-1h";q=5;w=3600'
+        assert first.headers["ratelimit"] == f'"{name}-10m";r=1;t=600, "{name}-1h";r=4;t=3600'
+        assert violated(third) == [f"{name}-10m"]
+        assert 0 < int(third.headers["retry-after"]) <= 600
+        assert "ratelimit" not in site.get("/other").headers
+
+
+def test_what_the_handler_answers_has_the_fields_however_it_answers(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+    limited = [Depends(limit("1/h", name="all", key=lambda scope: scope["path"]))]
+
+    @app.get("/streams", dependencies=limited)
+    async def streams() -> StreamingResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                yield b"chunk"
+
+        return StreamingResponse(chunks())
+
+    @app.get("/raises", dependencies=limited)
+    async def raises() -> None:
+        raise HTTPException(418, "a teapot")
+
+    @app.get("/responds", dependencies=limited)
+    def responds() -> Response:
+        return PlainTextResponse("own", headers={"x-own": "field"})
+
+    @app.get("/needs", dependencies=limited)
+    async def needs(number: int) -> int:
+        return number
+
+    with TestClient(app) as site:
+        for path, status in ("/streams", 200), ("/raises", 418), ("/responds", 200), ("/needs", 422):
+            response = site.get(path)
+            assert response.status_code == status
+            assert response.headers["ratelimit"] == '"all-1h";r=0;t=3600'
+            assert violated(site.get(path)) == ["all-1h"]
+
+
+def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    guard = guard_of("9/h")
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.get("/", dependencies=[Depends(limit(Policy("search", "2/10m")))])
+    async def index() -> str:
+        return "hello"
+
+    with TestClient(app) as site:
+        first, _, third = [site.get("/") for _ in range(3)]
+    assert first.headers.get_list("ratelimit-policy") == ['"requests-1h";q=9;w=3600, "search-10m";q=2;w=600']
+    assert first.headers.get_list("ratelimit") == ['"requests-1h";r=8;t=3600, "search-10m";r=1;t=600']
+    # A limit that does not refuse has no wait that would lie beyond Retry-After.
+    wait = int(third.headers["retry-after"])
+    assert third.headers.get_list("ratelimit") == [f'"requests-1h";r=6, "search-10m";r=0;t={wait}']
+    assert violated(third) == ["search-10m"]
+
+
+def test_a_limit_is_of_each_handler_unless_it_has_a_name(
+    client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
+) -> None:
+    guard = guard_of(key=lambda scope: "me")
+    limit = RouteLimits(guard)
+    router = APIRouter(prefix="/shop", dependencies=[Depends(limit("9/h")), Depends(limit("9/m", name="shop"))])
+
+    @router.get("/{item}")
+    async def show(item: int) -> int:
+        return item
+
+    @router.post("/")
+    async def add() -> int:
+        return 1
+
+    app = fastapi(client, guard)
+    app.include_router(router)
+    with TestClient(app) as site:
+        for answer in (site.get("/shop/1"), site.get("/shop/2"), site.post("/shop/")):
+            assert answer.status_code == 200
+    of_test = f"{__name__}.test_a_limit_is_of_each_handler_unless_it_has_a_name"
+    windows = {f"{of_test}.show:me": "1h", f"{of_test}.add:me": "1h", "shop:me": "1m"}
+    left = {key: raw.execute_command("RL.PEEK", key, 9, window)[2] for key, window in windows.items()}
+    assert left == {f"{of_test}.show:me": 7, f"{of_test}.add:me": 8, "shop:me": 6}
+
+
+def test_a_handler_learns_what_was_taken_and_settles_it(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of("9/h")
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+    tokens = limit("1000/h", name="tokens", unit="tokens", cost=100)
+
+    @app.post("/generate")
+    async def generate(taken: Taken = Depends(tokens)) -> str:  # noqa: B008
+        await taken.settle(850)
+        return "generated"
+
+    with TestClient(app) as site:
+        first, second = [site.post("/generate") for _ in range(2)]
+    assert first.headers["ratelimit"] == '"requests-1h";r=8;t=3600, "tokens-1h";r=150;t=3600'
+    assert second.headers["ratelimit"].endswith('"tokens-1h";r=0;t=3600')
+
+
+def test_policies_of_a_route_may_be_several_or_depend_on_the_request(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    user, team = Policy("user", "1/h", key=lambda scope: "{acme}bob"), Policy("team", "9/h", key=lambda _: "{acme}")
+
+    async def plan(scope: Scope) -> list[Policy] | None:
+        return None if scope["query_string"] == b"staff" else [user, team]
+
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.get("/both", dependencies=[Depends(limit(user, team))])
+    @app.get("/plan", dependencies=[Depends(limit(plan))])
+    async def both() -> str:
+        return "hello"
+
+    with TestClient(app) as site:
+        assert site.get("/both").headers["ratelimit"] == '"user-1h";r=0;t=3600, "team-1h";r=8;t=3600'
+        assert violated(site.get("/plan")) == ["user-1h"]
+        answer = site.get("/plan?staff")
+        assert (answer.status_code, "ratelimit" in answer.headers) == (200, False)
+
+
+def test_what_an_earlier_dependency_finds_out_may_be_the_key(
+    client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
+) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    async def user(request: FastAPIRequest) -> None:
+        request.state.user = request.headers["authorization"]
+
+    limited = limit("1/h", name="user", key=lambda scope: scope["state"]["user"])
+
+    @app.get("/", dependencies=[Depends(user), Depends(limited)])
+    async def index() -> str:
+        return "hello"
+
+    with TestClient(app) as site:
+        statuses = [site.get("/", headers={"authorization": name}).status_code for name in ("bob", "eve", "bob")]
+    assert statuses == [200, 200, 429]
+    assert sorted(raw.keys()) == ["user:bob", "user:eve"]
+
+
+def test_a_test_of_the_application_may_override_a_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+    none = limit("0/h")
+
+    @app.get("/", dependencies=[Depends(none)])
+    async def index() -> str:
+        return "hello"
+
+    with TestClient(app) as site:
+        assert site.get("/").status_code == 403
+        app.dependency_overrides[none] = lambda: None
+        assert site.get("/").status_code == 200
+
+
+def test_the_handshake_of_a_websocket_may_have_a_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.websocket("/", dependencies=[Depends(limit("1/h", name="chat"))])
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text("hello")
+        await websocket.close()
+
+    with TestClient(app) as site:
+        with site.websocket_connect("/") as websocket:
+            assert (b"ratelimit", b'"chat-1h";r=0;t=3600') in (websocket.extra_headers or ())
+            assert websocket.receive_text() == "hello"
+        with pytest.raises(WebSocketDenialResponse) as denied, site.websocket_connect("/"):
+            pass
+    assert (denied.value.status_code, violated(denied.value)) == (429, ["chat-1h"])
+
+
+def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.websocket("/", dependencies=[Depends(limit("0/h"))])
+    async def chat(websocket: WebSocket) -> None:
+        raise AssertionError("it is not asked")
+
+    sent: list[Any] = []
+
+    async def server_without_denials(scope: Scope, receive: Any, send: Any) -> None:
+        async def note(message: Any) -> None:
+            if scope["type"] == "websocket":
+                sent.append(message)
+            await send(message)
+
+        await app({**scope, "extensions": {}}, receive, note)
+
+    with TestClient(server_without_denials) as site, pytest.raises(Exception), site.websocket_connect("/"):  # noqa: B017, PT011
+        pass
+    assert sent == [{"type": "websocket.close", "code": 1013}]
+
+
+def test_handlers_of_starlette_are_decorated(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    limit = RouteLimits(guard)
+
+    @limit.handler("1/h", name="hello")
+    async def hello(request: Request) -> Response:
+        return JSONResponse("hello")
+
+    @limit.handler("1/h", name="sync")
+    def sync(request: Request) -> Response:
+        return JSONResponse("in a thread")
+
+    class Endpoint(HTTPEndpoint):
+        @limit.handler("1/h", name="get")
+        async def get(self, request: Request) -> Response:
+            return JSONResponse("got")
+
+        @limit.handler("5/h")
+        async def post(self, request: Request) -> Response:
+            return JSONResponse("posted")
+
+    routes = [Route("/hello", hello), Route("/sync", sync), Mount("/sub", routes=[Route("/get", Endpoint)])]
+    app = Starlette(lifespan=closing(client), routes=routes, middleware=[Middleware(RateLimit, guard)])
+    with TestClient(app) as site:
+        for path, name in ("/hello", "hello"), ("/sync", "sync"), ("/sub/get", "get"):
+            assert site.get(path).headers["ratelimit"] == f'"{name}-1h";r=0;t=3600'
+            assert violated(site.get(path)) == [f"{name}-1h"]
+        assert ".Endpoint.post-1h" in site.post("/sub/get").headers["ratelimit"]
+
+
+def test_a_decorated_handler_of_fastapi_keeps_its_parameters(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.get("/items/{item}")
+    @limit.handler("1/h")
+    async def show(item: int, request: FastAPIRequest) -> int:
+        return item
+
+    with TestClient(app) as site:
+        assert (site.get("/items/7").json(), site.get("/items/8").status_code) == (7, 429)
+
+
+def test_a_decorated_handler_without_a_request_is_an_error_that_says_so(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    limit = RouteLimits(guard_of())
+
+    with pytest.raises(TypeError, match=r"needs a parameter for its request: .*show"):
+
+        @limit.handler("1/h")
+        async def show() -> None: ...
+
+
+def test_a_route_without_the_middleware_is_an_error_that_names_it(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    app = FastAPI(lifespan=closing(client))
+    limit = RouteLimits(guard_of())
+
+    @app.get("/", dependencies=[Depends(limit("1/h"))])
+    async def index() -> str:
+        return "hello"
+
+    with TestClient(app) as site, pytest.raises(RuntimeError, match=r"app.add_middleware\(RateLimit, guard=guard\)"):
+        site.get("/")
+
+
+def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> None:
+    limit = RouteLimits(guard_of())
+    for wrong, error in (("5/ten", "is no quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):
+        with pytest.raises(ValueError, match=error):
+            limit(wrong)
+    with pytest.raises(ValueError, match="needs a quota"):
+        limit()
+    with pytest.raises(TypeError, match="a policy has a name and options of its own"):
+        limit(Policy("search", "5/10s"), name="other")  # type: ignore[call-overload]
+
+
+def test_a_handler_without_a_name_needs_one_for_its_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    class Handler:
+        async def __call__(self) -> str:
+            return "hello"
+
+    app.get("/unnamed", dependencies=[Depends(limit("1/h"))])(Handler())
+    app.get("/named", dependencies=[Depends(limit("1/h", name="named"))])(Handler())
+    with TestClient(app) as site:
+        assert site.get("/named").status_code == 200
+        with pytest.raises(TypeError, match='has no name: give one to its limit, limit\\("5/10s", name="search"\\)'):
+            site.get("/unnamed")
+
+
+def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    def limited(scope: Scope, decision: Any, answer: Answer) -> Answer:
+        return Answer(402, {"Content-Type": "text/plain"}, b"buy more")
+
+    guard = guard_of("9/h", on_limited=limited)
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+
+    @app.get("/", dependencies=[Depends(limit("0/h", name="none"))])
+    async def index() -> str:
+        return "hello"
+
+    with TestClient(app) as site:
+        answer = site.get("/")
+    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (402, b"buy more", "text/plain")
+    assert answer.headers["ratelimit"] == '"requests-1h";r=8;t=3600, "none-1h";r=0;t=0'
+
+
+def test_what_other_middleware_adds_to_a_refusal_stays(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+    guard = guard_of()
+    limit = RouteLimits(guard)
+    seen: list[int] = []
+    app = FastAPI(lifespan=closing(client))
+    app.add_middleware(CORSMiddleware, allow_origins=["https://example.org"])
+    app.add_middleware(GZipMiddleware, minimum_size=1)
+
+    @app.middleware("http")
+    async def identify(request: FastAPIRequest, call_next: Any) -> Any:
+        response = await call_next(request)
+        seen.append(response.status_code)
+        response.headers["x-request-id"] = "7"
+        return response
+
+    @app.exception_handler(HTTPException)
+    async def unify(request: FastAPIRequest, error: HTTPException) -> Response:
+        return JSONResponse({"error": str(error)}, error.status_code)
+
+    app.add_middleware(RateLimit, guard=guard)
+
+    @app.get("/", dependencies=[Depends(limit("0/h", name="none"))])
+    async def index() -> str:
+        return "hello"
+
+    with TestClient(app) as site:
+        answer = site.get("/", headers={"origin": "https://example.org"})
+    assert violated(answer) == ["none-1h"]
+    assert (seen, answer.headers["x-request-id"]) == ([403], "7")
+    assert answer.headers["access-control-allow-origin"] == "https://example.org"
+    assert "content-encoding" not in answer.headers
+
+
+def test_redis_away_is_what_the_guard_says(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    own_server.kill()
+    for fail, status in ("open", 200), ("closed", 503):
+        client = redis.asyncio.Redis(port=own_server.port)
+        guard = Guard(AsyncRateLimiter(client), fail=fail, timeout=PATIENT)  # type: ignore[arg-type]
+        app, limit = fastapi(client, guard), RouteLimits(guard)
+
+        @app.get("/", dependencies=[Depends(limit("1/h"))])
+        async def index() -> str:
+            return "hello"
+
+        with TestClient(app) as site:
+            answer = site.get("/")
+        assert (answer.status_code, "ratelimit" in answer.headers) == (status, False)
+        assert answer.json() == ("hello" if status == 200 else {"status": 503, "title": "The rate limiter is away"})
