@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +79,35 @@ def cluster(*, module: bool = True, replica: bool = False) -> Iterator[list[Serv
         if replica:
             _replicate(nodes[0], nodes[3])
         yield nodes
+
+
+@contextlib.contextmanager
+def sentinel(master: Server) -> Iterator[int]:
+    """The port of a Sentinel that knows a master as ``mine``."""
+    port = testing._free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "sentinel.conf"
+        settings.write_text(
+            f"bind 127.0.0.1\nport {port}\ndir {folder}\nsentinel monitor mine 127.0.0.1 {master.port} 1\n"
+        )
+        process = subprocess.Popen(
+            [REDIS_SERVER, str(settings), "--sentinel"],
+            stdout=subprocess.DEVNULL,
+            preexec_fn=testing._end_with_parent,
+        )
+        try:
+            with redis.Redis(port=port) as client:
+                wait_for("the Sentinel to answer", lambda: _answers(client))
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _answers(client: redis.Redis) -> bool:
+    with contextlib.suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
 
 
 def wait_until_complete(nodes: list[Server]) -> None:

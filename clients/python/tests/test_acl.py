@@ -155,11 +155,11 @@ def test_a_moving_window_tells_the_same_with_and_without_scripts(strategies: tup
     limiter = made("moving-window")
     for cost in (0, 3, 7):
         limiter("hit", YEARLY, "k", cost=cost)
-        rights.give("+eval")
+        rights.give("+eval", "+evalsha")
         made.storage._may_run_scripts = True
         with_scripts = limiter("get_window_stats", YEARLY, "k")
         assert made.storage._may_run_scripts
-        rights.give("-eval")
+        rights.give("-eval", "-evalsha")
         without = limiter("get_window_stats", YEARLY, "k")
         assert not made.storage._may_run_scripts
         assert without.remaining == with_scripts.remaining

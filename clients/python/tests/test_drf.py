@@ -37,6 +37,7 @@ settings.configure(
 django.setup()
 
 from django.core.wsgi import get_wsgi_application  # noqa: E402
+from django.test import override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
 from rest_framework.request import Request  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
@@ -45,6 +46,7 @@ from rest_framework.views import APIView  # noqa: E402
 
 from redis_rl import Leases, RateLimiter, drf  # noqa: E402
 from redis_rl._away import AwayLog  # noqa: E402
+from redis_rl.testing import Clock  # noqa: E402
 
 
 class Expensive(drf.AnonRateThrottle):
@@ -233,9 +235,26 @@ def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(
                 Costly.as_view()(APIRequestFactory().get("/"))
 
 
+def test_a_test_moves_the_clock_of_the_settings(server: Server) -> None:
+    clock = Clock()
+
+    def status() -> int:
+        status: int = Anon.as_view()(APIRequestFactory().get("/")).status_code
+        return status
+
+    with override_settings(REDIS_RL={"URL": server.url, "TIMEOUT": 60, "CLOCK": clock}):
+        assert [status() for _ in range(3)] == [200, 200, 429]
+        clock.move(3600)
+        assert status() == 200
+        limiter: Any = drf._limiter_of_settings()
+        limiter._client.close()
+    assert drf._limiter_of_settings() is not limiter
+
+
 def test_settings_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ImproperlyConfigured, match="is no rate"):
-        drf.AnonRateThrottle().parse_rate("5 per fortnight")
+    for rate in ("5 per fortnight", "5/500ms"):
+        with pytest.raises(ImproperlyConfigured, match="is no rate"):
+            drf.AnonRateThrottle().parse_rate(rate)
     for rate in ("5/m, 6/60s", "5/0s", "5/4000d"):
         with pytest.raises(ImproperlyConfigured, match=rate):
             drf.AnonRateThrottle().parse_rate(rate)

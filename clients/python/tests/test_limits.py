@@ -24,8 +24,9 @@ from limits.errors import ConfigurationError, StorageError
 from limits.storage import storage_from_string
 
 import redis_rl.limits
+from redis_rl.testing import Clock
 
-from . import http_servers
+from . import http_servers, servers
 from .servers import Server, wait_for
 
 STRATEGIES: dict[str, Any] = {
@@ -69,26 +70,70 @@ class InLoop:
         return lambda *args, **options: self._loop.run_until_complete(getattr(self._strategy, name)(*args, **options))
 
 
-@pytest.fixture(params=["sync", "async", "cluster", "async cluster"])
-def strategies(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Makes a strategy by its name, on a storage of each kind."""
-    if request.param in ("sync", "cluster"):
-        storage = request.getfixturevalue("storage" if request.param == "sync" else "cluster_storage")
+@pytest.fixture(scope="session")
+def _sentinel(_server: Server) -> Iterator[int]:
+    with servers.sentinel(_server) as port:
+        yield port
+
+
+@pytest.fixture
+def sentinel(server: Server, _sentinel: int) -> int:
+    """The port of a Sentinel that knows the server."""
+    return _sentinel
+
+
+KINDS = ["sync", "async", "cluster", "async cluster", "sentinel", "async sentinel"]
+
+
+def uri_of(kind: str, request: pytest.FixtureRequest) -> str:
+    scheme = "async+redis-rl" if "async" in kind else "redis-rl"
+    if "cluster" in kind:
+        return f"{scheme}+cluster://127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
+    if "sentinel" in kind:
+        return f"{scheme}+sentinel://127.0.0.1:{request.getfixturevalue('sentinel')}/mine"
+    return f"{scheme}://127.0.0.1:{request.getfixturevalue('server').port}"
+
+
+@contextlib.contextmanager
+def strategies_of(kind: str, request: pytest.FixtureRequest, **options: Any) -> Iterator[Any]:
+    uri = uri_of(kind, request)
+    if "async" not in kind:
+        storage: Any = storage_from_string(uri, **options)
         yield lambda name: STRATEGIES[name](storage)
+        close(storage)
         return
-    if request.param == "async":
-        uri = f"async+redis-rl://127.0.0.1:{request.getfixturevalue('server').port}"
-    else:
-        uri = f"async+redis-rl+cluster://127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
     loop = asyncio.new_event_loop()
-    storage = loop.run_until_complete(make(uri))
+    storage = loop.run_until_complete(make(uri, **options))
     yield lambda name: InLoop(loop, ASYNC_STRATEGIES[name](storage))
-    loop.run_until_complete(storage.bridge.storage.aclose())
+    own = [storage.bridge.storage, *getattr(getattr(storage.bridge, "sentinel", None), "sentinels", ())]
+    loop.run_until_complete(asyncio.wait([loop.create_task(each.aclose()) for each in own]))
     loop.close()
 
 
-async def make(uri: str) -> Any:
-    return storage_from_string(uri)
+async def make(uri: str, **options: Any) -> Any:
+    return storage_from_string(uri, **options)
+
+
+@pytest.fixture(params=KINDS)
+def strategies(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes a strategy by its name, on a storage of each kind."""
+    with strategies_of(request.param, request) as strategies:
+        yield strategies
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which the library tells the time too."""
+    clock = Clock()
+    monkeypatch.setattr(time, "time", lambda: clock() / 1000)
+    return clock
+
+
+@pytest.fixture(params=KINDS)
+def timed_strategies(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Any]:
+    """The same by that clock."""
+    with strategies_of(request.param, request, clock=clock) as strategies:
+        yield strategies
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -197,6 +242,14 @@ def clients(request: pytest.FixtureRequest) -> Iterator[redis.Redis | redis.Redi
         yield request.getfixturevalue("raw")
 
 
+def nodes(request: pytest.FixtureRequest) -> list[Server]:
+    """The servers that this test runs on."""
+    if "cluster" in request.node.callspec.params["strategies"]:
+        nodes: list[Server] = request.getfixturevalue("cluster")
+        return nodes
+    return [request.getfixturevalue("server")]
+
+
 def test_a_fixed_window_starts_with_its_first_hit(storage: Any) -> None:
     assert storage.incr("k", HOUR, amount=3) == 3
     assert storage.incr("k", HOUR) == 4
@@ -205,12 +258,60 @@ def test_a_fixed_window_starts_with_its_first_hit(storage: Any) -> None:
     assert storage.get_expiry("k") == pytest.approx(time.time() + HOUR, abs=30)
 
 
-def test_a_fixed_window_is_counted_although_the_server_has_lost_the_script(strategies: Any, raw: redis.Redis) -> None:
-    limiter = strategies("fixed-window")
+@pytest.mark.parametrize("name", ["fixed-window", "moving-window"])
+def test_a_script_is_sent_once_and_again_if_the_server_has_lost_it(
+    strategies: Any, request: pytest.FixtureRequest, name: str
+) -> None:
+    limiter = strategies(name)
+
+    def calls(command: str) -> int:
+        stats = [client.info("commandstats") for client in plain_clients]
+        return sum(each.get(f"cmdstat_{command}", {"calls": 0})["calls"] for each in stats)
+
+    plain_clients = [node.client() for node in nodes(request)]
+    for client in plain_clients:
+        client.script_flush()
+        client.config_resetstat()
+    for number in range(3):
+        assert limiter.hit(YEARLY, "k")
+        assert limiter.get_window_stats(YEARLY, "k").remaining == 9 - number
+    assert calls("eval") == 1
+    for client in plain_clients:
+        client.script_flush()
     assert limiter.hit(YEARLY, "k")
-    raw.script_flush()
-    assert limiter.hit(YEARLY, "k")
-    assert limiter.get_window_stats(YEARLY, "k").remaining == 8
+    assert limiter.get_window_stats(YEARLY, "k").remaining == 6
+    assert calls("eval") == 2
+    for client in plain_clients:
+        client.close()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_clock_decides_instead_of_the_server_s(timed_strategies: Any, clock: Clock, name: str) -> None:
+    limiter = timed_strategies(name)
+    assert limiter.get_window_stats(HOURLY, "k") == (clock() / 1000 + (HOUR if name == "moving-window" else 0), 10)
+    assert limiter.hit(HOURLY, "k", cost=4)
+    clock.move(HOUR - 1)
+    assert limiter.hit(HOURLY, "k", cost=6)
+    assert not limiter.test(HOURLY, "k")
+    assert not limiter.hit(HOURLY, "k")
+    stats = limiter.get_window_stats(HOURLY, "k")
+    assert stats.remaining == 0
+    if name != "sliding-window-counter":
+        assert stats.reset_time == clock() / 1000 + 1
+    clock.move(1)
+    if name == "sliding-window-counter":
+        # The first unit of the window that has just ended fades within a tenth of this one.
+        clock.move(1)
+        assert limiter.get_window_stats(HOURLY, "k") == (pytest.approx(clock() / 1000 + HOUR / 10 - 1), 1)
+        assert limiter.hit(HOURLY, "k", cost=1)
+    else:
+        assert limiter.hit(HOURLY, "k", cost=4 if name == "moving-window" else 10)
+    assert not limiter.hit(HOURLY, "k")
+    clock.move(2 * HOUR)
+    assert limiter.get_window_stats(HOURLY, "k").remaining == 10
+    assert limiter.hit(HOURLY, "k", cost=10)
+    limiter.clear(HOURLY, "k")
+    assert limiter.hit(HOURLY, "k", cost=10)
 
 
 def test_a_strategy_may_be_changed_while_keys_live(any_storage: Any) -> None:
@@ -392,4 +493,5 @@ def test_slowapi(server: Server, strategy: str) -> None:
 
 
 def close(storage: Any) -> None:
-    storage.storage.close()
+    for client in (storage.storage, *getattr(getattr(storage, "sentinel", None), "sentinels", ())):
+        client.close()

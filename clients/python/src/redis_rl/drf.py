@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import receiver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rest_framework import throttling
@@ -74,7 +76,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             return None, None
         tiers: list[Pair] = []
         for tier in rate.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d*)\s*([smhd])[a-z]*\s*", tier)
+            match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d*)\s*(?!ms)([smhd])[a-z]*\s*", tier)
             if not match:
                 raise ImproperlyConfigured(f"{tier!r} is no rate such as 5/s or 100/10min")
             tiers.append((int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]))
@@ -131,7 +133,8 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, RedisRLThrottle):
 
 
 def _settings() -> dict[str, Any]:
-    values = {"URL": "redis://127.0.0.1:6379", "FAIL": "open", "TIMEOUT": 0.1, **getattr(settings, "REDIS_RL", {})}
+    values: dict[str, Any] = {"URL": "redis://127.0.0.1:6379", "FAIL": "open", "TIMEOUT": 0.1, "CLOCK": None}
+    values.update(getattr(settings, "REDIS_RL", {}))
     if values["FAIL"] not in ("open", "closed"):
         raise ImproperlyConfigured("REDIS_RL['FAIL'] is open or closed: whether requests pass while Redis is away")
     return values
@@ -155,5 +158,13 @@ def _limiter_of_settings() -> RateLimiter:
             max_connections=2**31,
             # A command that is sent again might count twice.
             retry=Retry(NoBackoff(), 0),
-        )
+        ),
+        clock=values["CLOCK"],
     )
+
+
+@receiver(setting_changed)
+def _forget_limiter(*, setting: str, **_: Any) -> None:
+    """A test has changed the settings."""
+    if setting == "REDIS_RL":
+        _limiter_of_settings.cache_clear()

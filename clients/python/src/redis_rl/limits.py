@@ -1,8 +1,9 @@
 """A storage for the `limits` library, and so for Flask-Limiter and slowapi.
 
-Importing this module registers the schemes ``redis-rl://``, ``rediss-rl://``, ``redis-rl+unix://`` and
-``redis-rl+cluster://``, and each with ``async+`` before it. What follows the scheme, and the options, are those of
-the library's own ``redis://`` storages.
+Importing this module registers the schemes ``redis-rl://``, ``rediss-rl://``, ``redis-rl+unix://``,
+``redis-rl+cluster://`` and ``redis-rl+sentinel://``, and each with ``async+`` before it. What follows the scheme, and
+the options, are those of the library's own ``redis://`` storages, and ``clock``: a function that returns the Unix time
+in milliseconds, for tests.
 
 `moving-window` is RL.LOG and `sliding-window-counter` RL.SLIDING, each hit one command. `fixed-window` stays the
 library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock.
@@ -10,9 +11,11 @@ library's own counter: its window starts with the first hit, where those of RL.F
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Coroutine
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.exceptions
 from limits import storage as sync
@@ -21,21 +24,51 @@ from limits.storage.base import TimestampedSlidingWindow
 
 from . import _wire
 from ._batching import Batches
+from ._wire import MAX_COST, Clock, Key
 
-__all__ = ["AsyncRedisRLClusterStorage", "AsyncRedisRLStorage", "RedisRLClusterStorage", "RedisRLStorage"]
+__all__ = [
+    "AsyncRedisRLClusterStorage",
+    "AsyncRedisRLSentinelStorage",
+    "AsyncRedisRLStorage",
+    "RedisRLClusterStorage",
+    "RedisRLSentinelStorage",
+    "RedisRLStorage",
+]
+
+_Result = TypeVar("_Result")
 
 # A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
 _POOL = {"max_connections": 2**31}
 
+
+class _Script:
+    """As those of redis-py, but not of one client."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+        self.sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+
+
 # The library's reset time is when the next unit frees: what a request of one more than remain waits for.
-_PEEK_NEXT = """
-local peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2])
+_PEEK_NEXT = _Script("""
+local peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], unpack(ARGV, 3))
 local limited, limit, remaining = peek[1], peek[2], peek[3]
 if limited == 0 and remaining < limit then
-    peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], 'COST', remaining + 1)
+    peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], 'COST', remaining + 1, unpack(ARGV, 3))
 end
 return peek
-"""
+""")
+
+# The library's fixed window by a clock that is passed in. The key expires by the server's, like one written with AT.
+_COUNT_AS_OF = _Script("""
+local now, length = tonumber(ARGV[1]), tonumber(ARGV[2])
+if tonumber(redis.call('HGET', KEYS[1], 'ends_ms') or 0) <= now then
+    redis.call('DEL', KEYS[1])
+    redis.call('HSET', KEYS[1], 'ends_ms', now + length)
+    redis.call('PEXPIRE', KEYS[1], length + 60000)
+end
+return redis.call('HINCRBY', KEYS[1], 'count', ARGV[3])
+""")
 
 
 # A key is counted by one algorithm, and an application may change its strategy while keys live.
@@ -47,17 +80,9 @@ def _sliding(key: str) -> str:
     return f"{key}/sliding"
 
 
-def _take(command: str, key: str, limit: int, expiry: int, amount: int = 1) -> list[_wire.Key | int]:
-    return _wire.take(command, key, [(limit, expiry)], amount)
-
-
-def _give_back_all(command: str, key: str, window: _wire.Window) -> list[_wire.Key | int]:
-    """Forgets what is counted, by a command that whoever counts may use, where DEL may be kept from applications."""
-    return _wire.take(command, key, [(1, window)], -_wire.MAX_COST)
-
-
-def _peek(key: str, limit: int, expiry: int, cost: int = 1) -> list[_wire.Key | int]:
-    return _take("RL.PEEK", key, limit, expiry, cost)
+def _fixed(key: str) -> str:
+    """A fixed window by a clock of the application. Without one its key has no suffix."""
+    return f"{key}/fixed"
 
 
 def _cost_of_next(reply: list[int]) -> int | None:
@@ -70,28 +95,21 @@ def _is_other_type(error: redis.exceptions.ResponseError) -> bool:
     return str(error).startswith("WRONGTYPE")
 
 
-def _is_allowed(reply: list[int]) -> bool:
-    return reply[0] == 0
-
-
-def _moving_window(reply: list[int], limit: int, expiry: int) -> tuple[float, int]:
-    """Where the window starts, and the units in it: one window after its start the next unit frees."""
-    _, _, remaining, retry_after, _ = reply
-    if remaining == limit:
-        return time.time(), 0
-    return time.time() + max(0, retry_after) / 1000 - expiry, limit - remaining
-
-
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     """The count of the window before and the seconds that it lasts, and the same of this one."""
     length_ms = 1000 * expiry
     for window in _wire.windows(reply):
         if window["window_ms"] == length_ms and window["used"]:
             current, previous = window["current"], window["previous"]
-            left = _ms_until_window_ends(window["reset_after_ms"], length_ms, current, previous) / 1000
-            # What this window counts lasts for the next one too.
-            return previous, left if previous else 0.0, current, left + expiry if current else 0.0
+            left_ms = _ms_until_window_ends(window["reset_after_ms"], length_ms, current, previous)
+            return _told(previous, current, left_ms, expiry)
     return 0, 0.0, 0, 0.0
+
+
+def _told(previous: int, current: int, left_ms: int, expiry: int) -> tuple[int, float, int, float]:
+    left = left_ms / 1000
+    # What this window counts lasts for the next one too.
+    return previous, left if previous else 0.0, current, left + expiry if current else 0.0
 
 
 def _ms_until_window_ends(reset_after_ms: int, length_ms: int, current: int, previous: int) -> int:
@@ -110,181 +128,245 @@ def _redis_uri(uri: str) -> str:
 
 
 class _Windows(TimestampedSlidingWindow):
-    """What both sync storages do their own way. Sliding windows are aligned to the clock."""
+    """What all storages do. Sliding windows are aligned to the clock.
 
-    key_prefix: str
-    lua_incr_expire: Any
-    storage: Any
+    Each method is a coroutine that awaits nothing but ``_call``; ``_run`` returns it, or what comes of it.
+    """
+
+    clock: Clock | None
     # Unless an ACL rule says no.
     _may_run_scripts = True
 
-    def _call(self, *words: _wire.Key | int) -> Any:
-        return self.storage.execute_command(*words)
+    async def _call(self, *words: Key | int) -> Any:
+        """Sends a command."""
+        raise NotImplementedError
 
-    def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Counts in a fixed window by the library's script, without what it costs to call it as a Script."""
-        script, words = self.lua_incr_expire, (1, self.prefixed_key(key), expiry, amount)
-        try:
-            return int(self._call("EVALSHA", script.sha, *words))
-        except redis.exceptions.NoScriptError:
-            return int(self._call("EVAL", script.script, *words))
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Any:
+        raise NotImplementedError
 
-    def prefixed_key(self, key: str) -> str:
-        """The name on the server."""
-        return f"{self.key_prefix}:{key}"
-
-    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Takes units from a moving window, exactly, if they fit."""
-        return _is_allowed(self._call(*_take("RL.LOG", self.prefixed_key(_log(key)), limit, expiry, amount)))
-
-    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """When the oldest unit in the moving window was taken, and how many there are."""
-        name = self.prefixed_key(_log(key))
-        if self._may_run_scripts:
-            try:
-                return _moving_window(self._call("EVAL", _PEEK_NEXT, 1, name, limit, expiry), limit, expiry)
-            except redis.exceptions.NoPermissionError:
-                self._may_run_scripts = False
-        reply = self._call(*_peek(name, limit, expiry))
-        if cost := _cost_of_next(reply):
-            reply = self._call(*_peek(name, limit, expiry, cost))
-        return _moving_window(reply, limit, expiry)
-
-    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Takes units from a sliding window if they fit."""
-        return _is_allowed(self._call(*_take("RL.SLIDING", self.prefixed_key(_sliding(key)), limit, expiry, amount)))
-
-    def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """Count and seconds left of the window before and of this one."""
-        return _sliding_window(self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
-
-    def clear(self, key: str) -> None:
-        """Forgets a fixed or a moving window."""
-        self._call(*_give_back_all("RL.LOG", self.prefixed_key(_log(key)), "3650d"))
-        try:
-            self._call(*_peek(self.prefixed_key(key), 1, 1))
-        except redis.exceptions.ResponseError as error:
-            if not _is_other_type(error):
-                raise
-            # A fixed window.
-            self._call("DEL", self.prefixed_key(key))
-
-    def clear_sliding_window(self, key: str, expiry: int) -> None:
-        """Forgets a sliding window."""
-        self._call(*_give_back_all("RL.SLIDING", self.prefixed_key(_sliding(key)), expiry))
-
-    def check(self) -> bool:
-        """Whether a server with the module answers."""
-        try:
-            self._call(*_peek(self.prefixed_key(""), 1, 1))
-        except Exception:
-            return False
-        return True
-
-
-class RedisRLStorage(_Windows, sync.RedisStorage):
-    """``redis-rl://[:password]@host:port/db``, ``rediss-rl://`` with TLS, ``redis-rl+unix:///path``."""
-
-    STORAGE_SCHEME = ["redis-rl", "rediss-rl", "redis-rl+unix"]
-
-    def __init__(self, uri: str, **options: Any) -> None:
-        """Takes the keyword arguments of the library's RedisStorage."""
-        super().__init__(_redis_uri(uri), **{**_POOL, **options})
-
-
-class RedisRLClusterStorage(_Windows, sync.RedisClusterStorage):
-    """``redis-rl+cluster://[:password]@host:port,host:port``."""
-
-    STORAGE_SCHEME = ["redis-rl+cluster"]
-
-    def __init__(self, uri: str, **options: Any) -> None:
-        """Takes the keyword arguments of the library's RedisClusterStorage."""
-        super().__init__(_redis_uri(uri), **{**_POOL, **options})
-
-
-class _AsyncWindows(TimestampedSlidingWindow):
-    """The same for ``limits.aio``."""
-
-    bridge: Any
-    _may_run_scripts = True
-
-    @cached_property
-    def _batches(self) -> Batches:
-        return Batches.of(self.bridge.get_connection())
-
-    async def _call(self, *words: _wire.Key | int) -> Any:
-        # A script's key stands behind its text and the number of keys.
-        key = words[3 if words[0] in ("EVAL", "EVALSHA") else 1]
-        return await self._batches.call(key, words)
+    def _incr_script(self) -> Any:
+        """The library's, of a fixed window."""
+        raise NotImplementedError
 
     def prefixed_key(self, key: str) -> str:
         """The name on the server."""
-        return self.bridge.prefixed_key(key)  # type: ignore[no-any-return]
+        raise NotImplementedError
 
-    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Counts in a fixed window by the library's script, without what it costs to call it as a Script."""
-        script, words = self.bridge.lua_incr_expire, (1, self.prefixed_key(key), expiry, amount)
-        try:
-            return int(await self._call("EVALSHA", script.sha, *words))
-        except redis.exceptions.NoScriptError:
-            return int(await self._call("EVAL", script.script, *words))
+    def incr(self, key: str, expiry: int, amount: int = 1) -> Any:
+        """Counts in a fixed window."""
+        return self._run(self._incr(key, expiry, amount))
 
-    async def get(self, key: str) -> int:
+    def get(self, key: str) -> Any:
         """The count of a fixed window."""
-        return int(await self._call("GET", self.prefixed_key(key)) or 0)
+        return self._run(self._get(key))
 
-    async def get_expiry(self, key: str) -> float:
+    def get_expiry(self, key: str) -> Any:
         """When a fixed window ends."""
-        return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
+        return self._run(self._get_expiry(key))
 
-    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
         """Takes units from a moving window, exactly, if they fit."""
-        return _is_allowed(await self._call(*_take("RL.LOG", self.prefixed_key(_log(key)), limit, expiry, amount)))
+        return self._run(self._take("RL.LOG", _log(key), limit, expiry, amount))
 
-    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> Any:
         """When the oldest unit in the moving window was taken, and how many there are."""
-        name = self.prefixed_key(_log(key))
+        return self._run(self._get_moving_window(key, limit, expiry))
+
+    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
+        """Takes units from a sliding window if they fit."""
+        return self._run(self._take("RL.SLIDING", _sliding(key), limit, expiry, amount))
+
+    def get_sliding_window(self, key: str, expiry: int) -> Any:
+        """Count and seconds left of the window before and of this one."""
+        return self._run(self._get_sliding_window(key, expiry))
+
+    def clear(self, key: str) -> Any:
+        """Forgets a fixed or a moving window."""
+        return self._run(self._clear(key))
+
+    def clear_sliding_window(self, key: str, expiry: int) -> Any:
+        """Forgets a sliding window."""
+        return self._run(self._forget("RL.SLIDING", _sliding(key), expiry))
+
+    def check(self) -> Any:
+        """Whether a server with the module answers."""
+        return self._run(self._check())
+
+    def _as_of(self) -> int | None:
+        return None if self.clock is None else self.clock()
+
+    async def _run_script(self, script: Any, key: str, *arguments: Key | int) -> Any:
+        """Without what it costs to call it."""
+        words = (1, self.prefixed_key(key), *arguments)
+        try:
+            return await self._call("EVALSHA", script.sha, *words)
+        except redis.exceptions.NoScriptError:
+            return await self._call("EVAL", script.script, *words)
+
+    async def _incr(self, key: str, expiry: int, amount: int) -> int:
+        if self.clock is not None:
+            arguments = (self.clock(), 1000 * expiry, amount)
+            return int(await self._run_script(_COUNT_AS_OF, _fixed(key), *arguments))
+        return int(await self._run_script(self._incr_script(), key, expiry, amount))
+
+    async def _get(self, key: str) -> int:
+        if self.clock is None:
+            return int(await self._call("GET", self.prefixed_key(key)) or 0)
+        count, ends_ms = await self._fixed_window(key)
+        return count if ends_ms > self.clock() else 0
+
+    async def _get_expiry(self, key: str) -> float:
+        if self.clock is None:
+            return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
+        _, ends_ms = await self._fixed_window(key)
+        return max(ends_ms, self.clock()) / 1000
+
+    async def _fixed_window(self, key: str) -> tuple[int, int]:
+        """Its count, and when it ends, by the clock of the application."""
+        count, ends_ms = await self._call("HMGET", self.prefixed_key(_fixed(key)), "count", "ends_ms")
+        return int(count or 0), int(ends_ms or 0)
+
+    async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
+        words = _wire.take(command, self.prefixed_key(key), [(limit, expiry)], amount, at=self._as_of())
+        return (await self._call(*words))[0] == 0  # type: ignore[no-any-return]
+
+    async def _peek(self, key: str, limit: int, expiry: int, cost: int = 1, at: int | None = None) -> list[int]:
+        reply: list[int] = await self._call(
+            *_wire.take("RL.PEEK", self.prefixed_key(key), [(limit, expiry)], cost, at=at)
+        )
+        return reply
+
+    async def _peek_next(self, key: str, limit: int, expiry: int, at: int | None) -> list[int]:
         if self._may_run_scripts:
+            arguments = (limit, expiry) if at is None else (limit, expiry, "AT", at)
             try:
-                return _moving_window(await self._call("EVAL", _PEEK_NEXT, 1, name, limit, expiry), limit, expiry)
+                reply: list[int] = await self._run_script(_PEEK_NEXT, key, *arguments)
+                return reply
             except redis.exceptions.NoPermissionError:
                 self._may_run_scripts = False
-        reply = await self._call(*_peek(name, limit, expiry))
+        reply = await self._peek(key, limit, expiry, at=at)
         if cost := _cost_of_next(reply):
-            reply = await self._call(*_peek(name, limit, expiry, cost))
-        return _moving_window(reply, limit, expiry)
+            reply = await self._peek(key, limit, expiry, cost, at)
+        return reply
 
-    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Takes units from a sliding window if they fit."""
-        words = _take("RL.SLIDING", self.prefixed_key(_sliding(key)), limit, expiry, amount)
-        return _is_allowed(await self._call(*words))
+    async def _get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        at = self._as_of()
+        _, _, remaining, retry_after, _ = await self._peek_next(_log(key), limit, expiry, at)
+        now = time.time() if at is None else at / 1000
+        # One window after its start the next unit frees.
+        start = now if remaining == limit else now + max(0, retry_after) / 1000 - expiry
+        return start, limit - remaining
 
-    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """Count and seconds left of the window before and of this one."""
-        return _sliding_window(await self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
+    async def _get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        if self.clock is None:
+            return _sliding_window(await self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
+        # RL.INFO has no AT. At its start a window counts with all of the one before, and so does the next with this.
+        now, length_ms = self.clock(), 1000 * expiry
+        start = now - now % length_ms
+        both = MAX_COST - (await self._peek(_sliding(key), MAX_COST, expiry, at=start))[2]
+        current = MAX_COST - (await self._peek(_sliding(key), MAX_COST, expiry, at=start + length_ms))[2]
+        return _told(both - current, current, start + length_ms - now, expiry)
 
-    async def clear(self, key: str) -> None:
-        """Forgets a fixed or a moving window."""
-        await self._call(*_give_back_all("RL.LOG", self.prefixed_key(_log(key)), "3650d"))
+    async def _forget(self, command: str, key: str, window: _wire.Window) -> None:
+        """By a command that whoever counts may use, where DEL may be kept from applications."""
+        await self._call(*_wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST, at=self._as_of()))
+
+    async def _clear(self, key: str) -> None:
+        await self._forget("RL.LOG", _log(key), "3650d")
+        if self.clock is not None:
+            await self._call("DEL", self.prefixed_key(_fixed(key)))
+            return
         try:
-            await self._call(*_peek(self.prefixed_key(key), 1, 1))
+            await self._peek(key, 1, 1)
         except redis.exceptions.ResponseError as error:
             if not _is_other_type(error):
                 raise
             # A fixed window.
             await self._call("DEL", self.prefixed_key(key))
 
-    async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        """Forgets a sliding window."""
-        await self._call(*_give_back_all("RL.SLIDING", self.prefixed_key(_sliding(key)), expiry))
-
-    async def check(self) -> bool:
-        """Whether a server with the module answers."""
+    async def _check(self) -> bool:
         try:
-            await self._call(*_peek(self.prefixed_key(""), 1, 1))
+            await self._peek("", 1, 1)
         except Exception:
             return False
         return True
+
+
+class _SyncWindows(_Windows):
+    key_prefix: str
+    lua_incr_expire: Any
+    storage: Any
+
+    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
+        """Takes the keyword arguments of the library's own storage."""
+        self.clock = clock
+        options = {**_POOL, **options}
+        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+
+    async def _call(self, *words: Key | int) -> Any:
+        return self.storage.execute_command(*words)
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        raise RuntimeError("a command of a synchronous client has to be awaited")
+
+    def _incr_script(self) -> Any:
+        return self.lua_incr_expire
+
+    def prefixed_key(self, key: str) -> str:
+        """The name on the server."""
+        return f"{self.key_prefix}:{key}"
+
+
+class _AsyncWindows(_Windows):
+    bridge: Any
+
+    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
+        """Takes the keyword arguments of the library's own storage, with redis-py as the implementation."""
+        self.clock = clock
+        options = {"implementation": "redispy", **options}
+        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+
+    @cached_property
+    def _batches(self) -> Batches:
+        return Batches.of(self.bridge.get_connection())
+
+    async def _call(self, *words: Key | int) -> Any:
+        # A script's key stands behind its text and the number of keys.
+        key = words[3 if words[0] in ("EVAL", "EVALSHA") else 1]
+        return await self._batches.call(key, words)
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
+        return coroutine
+
+    def _incr_script(self) -> Any:
+        return self.bridge.lua_incr_expire
+
+    def prefixed_key(self, key: str) -> str:
+        """The name on the server."""
+        return self.bridge.prefixed_key(key)  # type: ignore[no-any-return]
+
+
+class RedisRLStorage(_SyncWindows, sync.RedisStorage):
+    """``redis-rl://[:password]@host:port/db``, ``rediss-rl://`` with TLS, ``redis-rl+unix:///path``."""
+
+    STORAGE_SCHEME = ["redis-rl", "rediss-rl", "redis-rl+unix"]
+
+
+class RedisRLClusterStorage(_SyncWindows, sync.RedisClusterStorage):
+    """``redis-rl+cluster://[:password]@host:port,host:port``."""
+
+    STORAGE_SCHEME = ["redis-rl+cluster"]
+
+
+class RedisRLSentinelStorage(_SyncWindows, sync.RedisSentinelStorage):
+    """``redis-rl+sentinel://host:port,host:port/service``. All is asked of the master: a replica may be behind."""
+
+    STORAGE_SCHEME = ["redis-rl+sentinel"]
 
 
 class AsyncRedisRLStorage(_AsyncWindows, aio.RedisStorage):
@@ -292,16 +374,14 @@ class AsyncRedisRLStorage(_AsyncWindows, aio.RedisStorage):
 
     STORAGE_SCHEME = ["async+redis-rl", "async+rediss-rl", "async+redis-rl+unix"]
 
-    def __init__(self, uri: str, **options: Any) -> None:
-        """Takes the keyword arguments of the library's RedisStorage, with redis-py as the implementation."""
-        super().__init__(_redis_uri(uri), **{"implementation": "redispy", **options})
-
 
 class AsyncRedisRLClusterStorage(_AsyncWindows, aio.RedisClusterStorage):
     """``async+redis-rl+cluster://[:password]@host:port,host:port``."""
 
     STORAGE_SCHEME = ["async+redis-rl+cluster"]
 
-    def __init__(self, uri: str, **options: Any) -> None:
-        """Takes the keyword arguments of the library's RedisClusterStorage, with redis-py as the implementation."""
-        super().__init__(_redis_uri(uri), **{"implementation": "redispy", **options})
+
+class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
+    """``async+redis-rl+sentinel://host:port,host:port/service``. All is asked of the master."""
+
+    STORAGE_SCHEME = ["async+redis-rl+sentinel"]
