@@ -6,7 +6,7 @@ import uvicorn
 from redis.asyncio import Redis, retry
 from redis.backoff import NoBackoff
 from redis_rl import AsyncRateLimiter
-from redis_rl.asgi import Guard, Quota, RateLimit, client_address
+from redis_rl.asgi import Guard, Policy, RateLimit, client_address
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -19,12 +19,12 @@ if (FAIL := os.environ.get("FAIL", "open")) not in ("open", "closed"):
     raise SystemExit("FAIL is open or closed: whether requests are answered while Redis is away")
 guard = {
     "limiter": AsyncRateLimiter(redis),
-    "client": client_address(proxies=int(os.environ.get("PROXIES", "0"))),
+    "key": client_address(proxies=int(os.environ.get("PROXIES", "0"))),
     "fail": FAIL,
     "timeout": int(os.environ.get("REDIS_TIMEOUT_MS", "100")) / 1000,
 }
-requests = Guard(quota=Quota.parse("requests", os.environ.get("RATE_LIMITS", "5/10s,100/1h")), **guard)
-tokens = Guard(quota=Quota.parse("tokens", os.environ.get("TOKEN_LIMITS", "1000/1h"), unit="tokens"), **guard)
+requests = Guard(policies=Policy("requests", os.environ.get("RATE_LIMITS", "5/10s, 100/h")), **guard)
+tokens = Guard(policies=Policy("tokens", os.environ.get("TOKEN_LIMITS", "1000/h"), unit="tokens"), **guard)
 
 
 async def hello(request: Request) -> Response:

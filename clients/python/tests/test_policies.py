@@ -227,7 +227,7 @@ def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: re
     async def test() -> None:
         async with guarded(server, policies) as (guard, asked):
             taken = await guard.take(SCOPE, {"input": 50, "output": 20})
-            told = await taken.settle({"input": 40, "output": 35, "images": 2})
+            told = await taken.settle({"input": 40, "output": 35})
             assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
             assert taken.answer.fields == told
             assert taken.decision is not None
@@ -238,6 +238,23 @@ def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: re
             ]
             with pytest.raises(ValueError, match="name what was used of each"):
                 await taken.settle(3)
+
+    asyncio.run(test())
+
+
+def test_a_name_that_no_policy_has_is_an_error(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, [PAID, TOKENS]) as (guard, _):
+            with pytest.raises(ValueError, match="no policy has this name: token"):
+                await guard.take(SCOPE, {"token": 7})
+            taken = await guard.take(SCOPE)
+            with pytest.raises(ValueError, match="no policy has this name: token"):
+                await taken.settle({"token": 7})
+        # A function may name others for another request.
+        async with guarded(server, plan_of) as (guard, asked):
+            taken = await guard.take({**SCOPE, "user": "free"}, {"tokens": 7})
+            assert await taken.settle({"tokens": 7}) == taken.answer.fields
+            assert len(asked.commands) == 1
 
     asyncio.run(test())
 
@@ -377,6 +394,16 @@ def test_on_limited_answers_with_a_status_a_body_and_fields_of_its_own(server: S
 def test_on_limited_may_leave_the_answer_as_it_is(server: Server) -> None:
     start, body = asyncio.run(respond(receive, server, Policy("none", "0/h"), on_limited=lambda *_: None))
     assert (start["status"], json.loads(body["body"])["status"]) == (403, 403)
+
+
+def test_hooks_that_return_something_else_are_an_error(own_server: Server) -> None:
+    def wrong(*_: Any) -> Any:
+        return 429
+
+    for hook in ("on_limited", "on_away"):
+        with pytest.raises(TypeError, match="return an Answer, or None: 429"):
+            asyncio.run(respond(receive, own_server, Policy("none", "0/h"), **{hook: wrong}))
+        own_server.kill()
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -45,6 +45,13 @@ class Choice:
         # Of several policies the default keys share a hash tag: on a cluster they are counted in one step.
         self.is_tagged = self.fixed is None or len(self.fixed) > 1
 
+    def check_names(self, named: Cost | None) -> None:
+        """Refuses names of policies that do not exist, as far as these are known."""
+        if isinstance(named, Mapping) and self.fixed is not None:
+            unknown = named.keys() - {policy.name for policy in self.fixed}
+            if unknown:
+                raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
+
     async def of(self, scope: Scope) -> tuple[Policy, ...]:
         """Those of this request."""
         if self.fixed is not None:
@@ -83,6 +90,12 @@ class _Share(NamedTuple):
 
     def rows(self, cost: int) -> list[Row]:
         return self.policy.rows(self.key, cost)
+
+
+def _own(answer: Any) -> Answer | None:
+    if answer is not None and not isinstance(answer, Answer):
+        raise TypeError(f"on_limited and on_away return an Answer, or None: {answer!r}")
+    return answer
 
 
 def _nothing(shares: Sequence[_Share]) -> list[_Share]:
@@ -191,8 +204,38 @@ class Guard:
             policies = await choice.of(scope)
         if cost is not None and not isinstance(cost, Mapping) and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
+        choice.check_names(cost)
+        shares = await self._shares(policies, choice, scope, cost)
+        if not shares:
+            return Taken(self, choice, Answer(200))
+        told = None
+        if self._leases and choice is self.choice:
+            [share] = shares
+            name = f"{share.policy.name}:{share.key}"
+            decision = await self._asked(self._leases.take_within(self._timeout, name, share.cost))
+            if isinstance(decision, Decision):
+                told = (self._leased_items[decision.rows[0].limit],)
+        else:
+            decision = await self._take_or_refuse([row for share in shares for row in share.rows(share.cost)])
+        if not isinstance(decision, Decision):
+            return await self._pass_or_not(choice, scope, shares, decision)
+        limiting = [share.policy for share in shares]
+        if self._on_decision:
+            self._on_decision(scope, decision, limiting)
+        standing = http.standing_of(limiting, decision)
+        if told:
+            standing = standing._replace(rows=told)
+        if not decision.limited:
+            return Taken(self, choice, Answer(200, standing.fields()), shares, standing)
+        earlier = [taken.standing for taken in before if taken.standing]
+        answer = await self._refusal(scope, decision, http.together([*earlier, standing]).answer())
+        return Taken(self, choice, answer, _nothing(shares), standing, refused=True)
+
+    async def _shares(
+        self, policies: Sequence[Policy], choice: Choice, scope: Scope, cost: Cost | None
+    ) -> list[_Share]:
+        """Of the policies that limit the request."""
         shares: list[_Share] = []
-        rows: list[Row] = []
         for policy in policies:
             key_of = policy.key or self._key
             key: Any
@@ -210,46 +253,22 @@ class Guard:
                 units = await resolved(units(scope))
             http.check_cost(units)
             shares.append(_Share(policy, key, units))
-            rows += policy.rows(key, units)
-        if not shares:
-            return Taken(self, Answer(200))
-        told = None
-        if self._leases and choice is self.choice:
-            [share] = shares
-            name = f"{share.policy.name}:{share.key}"
-            decision = await self._asked(self._leases.take_within(self._timeout, name, share.cost))
-            if isinstance(decision, Decision):
-                told = (self._leased_items[decision.rows[0].limit],)
-        else:
-            decision = await self._take_or_refuse(rows)
-        if not isinstance(decision, Decision):
-            return await self._pass_or_not(scope, shares, decision)
-        limiting = [share.policy for share in shares]
-        if self._on_decision:
-            self._on_decision(scope, decision, limiting)
-        standing = http.standing_of(limiting, decision)
-        if told:
-            standing = standing._replace(rows=told)
-        if not decision.limited:
-            return Taken(self, Answer(200, standing.fields()), shares, standing)
-        earlier = [taken.standing for taken in before if taken.standing]
-        answer = await self._refusal(scope, decision, http.together([*earlier, standing]).answer())
-        return Taken(self, answer, _nothing(shares), standing, refused=True)
+        return shares
 
     async def _refusal(self, scope: Scope, decision: Decision, answer: Answer) -> Answer:
-        own = await resolved(self._on_limited(scope, decision, answer)) if self._on_limited else None
+        own = _own(await resolved(self._on_limited(scope, decision, answer))) if self._on_limited else None
         if own is None:
             return answer
         named = {name.lower() for name in own.fields}
         kept = {name: answer.fields[name] for name in _FIELDS if name in answer.fields and name.lower() not in named}
         return Answer(own.status, {**kept, **own.fields}, own.body)
 
-    async def _pass_or_not(self, scope: Scope, shares: list[_Share], error: Exception) -> Taken:
+    async def _pass_or_not(self, choice: Choice, scope: Scope, shares: list[_Share], error: Exception) -> Taken:
         """While Redis is away."""
         answer = http.away() if self._is_closed else None
         if self._on_away:
-            answer = await resolved(self._on_away(scope, error))
-        return Taken(self, answer or Answer(200), _nothing(shares), refused=answer is not None)
+            answer = _own(await resolved(self._on_away(scope, error)))
+        return Taken(self, choice, answer or Answer(200), _nothing(shares), refused=answer is not None)
 
     async def _take_or_refuse(self, rows: list[Row]) -> Decision | Exception:
         if self._refusals and (known := self._refusals.known(self._now_ms(), rows)) is not None:
@@ -323,6 +342,7 @@ class Taken:
     def __init__(
         self,
         guard: Guard,
+        choice: Choice,
         answer: Answer,
         shares: Sequence[_Share] = (),
         standing: Standing | None = None,
@@ -335,7 +355,7 @@ class Taken:
         self.refused = refused
         """Whether to send :attr:`answer` instead of what was asked for."""
         self.standing = standing
-        self._guard, self._shares = guard, shares
+        self._guard, self._choice, self._shares = guard, choice, shares
 
     @property
     def decision(self) -> Decision | None:
@@ -346,7 +366,7 @@ class Taken:
         """Corrects an estimate, once, to the units that were used; returns the header fields as of then.
 
         Where several policies limit the request, by their names: ``{"tokens": 850}``. Those that are not named stay as
-        they are, and names that do not limit the request are nothing.
+        they are, and those that do not limit the request are left out.
 
         What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
         beyond the estimate is counted even over the limit, and the next request waits.
@@ -356,6 +376,7 @@ class Taken:
             if len(shares) > 1:
                 raise ValueError("several policies limit this request: name what was used of each")
             used = {share.policy.name: used for share in shares}
+        self._choice.check_names(used)
         for units in used.values():
             http.check_cost(units)
         if any(share.policy.name in used for share in shares):

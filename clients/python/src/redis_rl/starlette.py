@@ -84,7 +84,7 @@ class RouteLimits:
         return RouteLimit(self._guard, lambda handler: choice)
 
     def handler(self, *limits: Any, **options: Any) -> Callable[[_Handler], _Handler]:
-        """The same as a decorator of a handler that takes a request or a websocket."""
+        """The same as a decorator of a handler that takes a request or a websocket. It stands below ``@app.get``."""
         limit = self(*limits, **options)
 
         def decorate(function: _Handler) -> _Handler:
