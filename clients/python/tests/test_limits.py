@@ -242,6 +242,13 @@ def clients(request: pytest.FixtureRequest) -> Iterator[redis.Redis | redis.Redi
         yield request.getfixturevalue("raw")
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_cost_that_is_computed_counts_in_whole_units(timed_strategies: Any, name: str) -> None:
+    limiter = timed_strategies(name)
+    assert limiter.hit(YEARLY, "k", cost=3 * 1.5)
+    assert limiter.get_window_stats(YEARLY, "k").remaining == 5
+
+
 def nodes(request: pytest.FixtureRequest) -> list[Server]:
     """The servers that this test runs on."""
     if "cluster" in request.node.callspec.params["strategies"]:

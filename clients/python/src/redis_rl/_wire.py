@@ -155,15 +155,16 @@ def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
     """The limits and windows of quotas, of which each is a pair or a text."""
     pairs: list[Pair] = []
     for quota in quotas:
-        if isinstance(quota, str):
-            pairs += parsed(quota)
-            continue
-        try:
-            limit, window = quota
-        except (TypeError, ValueError):
-            raise TypeError(f'a quota is a text such as "5/10s" or a pair such as (5, "10s"): {quota!r}') from None
-        pairs.append((limit, window))
+        pairs += parsed(quota) if isinstance(quota, str) else (_pair(quota),)
     return tuple(pairs)
+
+
+def _pair(quota: Pair) -> Pair:
+    try:
+        limit, window = quota
+    except (TypeError, ValueError):
+        raise TypeError(f'a quota is a text such as "5/10s" or a pair such as (5, "10s"): {quota!r}') from None
+    return limit, window
 
 
 # An application names few, in every call.
@@ -193,8 +194,10 @@ def take(
 ) -> list[Key | int]:
     """RL.FIXED, RL.SLIDING, RL.LOG or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
-    for limit, window in pairs(quotas):
-        words += (limit, _window(window))
+    for quota in quotas:
+        # As pairs() does, in half of the time.
+        for limit, window in parsed(quota) if isinstance(quota, str) else (_pair(quota),):
+            words += (limit, _window(window))
     if cost != 1:
         words += ("COST", cost)
     if partial:

@@ -12,6 +12,7 @@ library's own counter: its window starts with the first hit, where those of RL.F
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Coroutine
 from functools import cached_property
@@ -83,6 +84,11 @@ def _sliding(key: str) -> str:
 def _fixed(key: str) -> str:
     """A fixed window by a clock of the application. Without one its key has no suffix."""
     return f"{key}/fixed"
+
+
+def _whole(amount: float) -> int:
+    """Units that are counted: slowapi passes on what a function of the application has computed."""
+    return math.ceil(amount)
 
 
 def _cost_of_next(reply: list[int]) -> int | None:
@@ -205,7 +211,7 @@ class _Windows(TimestampedSlidingWindow):
 
     async def _incr(self, key: str, expiry: int, amount: int) -> int:
         if self.clock is not None:
-            arguments = (self.clock(), 1000 * expiry, amount)
+            arguments = (self.clock(), 1000 * expiry, _whole(amount))
             return int(await self._run_script(_COUNT_AS_OF, _fixed(key), *arguments))
         return int(await self._run_script(self._incr_script(), key, expiry, amount))
 
@@ -227,7 +233,7 @@ class _Windows(TimestampedSlidingWindow):
         return int(count or 0), int(ends_ms or 0)
 
     async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
-        words = _wire.take(command, self.prefixed_key(key), [(limit, expiry)], amount, at=self._as_of())
+        words = _wire.take(command, self.prefixed_key(key), [(limit, expiry)], _whole(amount), at=self._as_of())
         return (await self._call(*words))[0] == 0  # type: ignore[no-any-return]
 
     async def _peek(self, key: str, limit: int, expiry: int, cost: int = 1, at: int | None = None) -> list[int]:
