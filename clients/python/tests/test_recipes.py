@@ -1,9 +1,10 @@
-"""The recipes of the README that count decisions."""
+"""The recipes that count decisions: docs/recipes.md."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
@@ -17,17 +18,18 @@ from redis_rl.asgi import Guard, Policy
 
 from .servers import Server
 from .test_asgi import PATIENT
-from .test_readme import BLOCK, README
 
+# In a clone of the repository, and in the source distribution.
+FOLDERS = (Path(__file__).parents[3] / "docs", Path(__file__).parent)
+RECIPES = next(folder / "recipes.md" for folder in FOLDERS if (folder / "recipes.md").exists()).read_text()
 POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
 
 
 def names_of(recipe: str) -> dict[str, Any]:
-    """What the README's code that imports this defines."""
-    [code] = [text for language, text in BLOCK.findall(README) if language == "python" and recipe in text]
+    """What the recipe that imports this defines."""
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL) if recipe in code]
     names: dict[str, Any] = {}
-    # Its guard is made of what other blocks define.
-    exec(re.sub(r"^guard = .*\n", "", code, flags=re.MULTILINE), names)
+    exec(code, names)
     return names
 
 
@@ -36,8 +38,7 @@ def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
 
     async def run() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            hooks = {hook: names[hook] for hook in ("on_decision", "on_error")}
-            guard = Guard(AsyncRateLimiter(client), POLICIES, timeout=PATIENT, **hooks)
+            guard = Guard(AsyncRateLimiter(client), POLICIES, timeout=PATIENT, **names["hooks"])
             scope = {"client": ("192.0.2.1", 1), "headers": []}
             for _ in range(3):
                 await guard.take(scope)

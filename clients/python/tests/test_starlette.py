@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
-from redis_rl.starlette import RouteLimits
+from redis_rl.starlette import Refused, RouteLimits
 
 from .servers import Server
 from .test_asgi import PATIENT, closing
@@ -257,6 +258,24 @@ def test_the_handshake_of_a_websocket_may_have_a_limit(client: redis.asyncio.Red
         with pytest.raises(WebSocketDenialResponse) as denied, site.websocket_connect("/"):
             pass
     assert (denied.value.status_code, violated(denied.value)) == (429, ["chat-1h"])
+
+
+def test_a_refusal_that_the_application_does_not_answer_is_sent(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    # So do old versions of Starlette with what is raised in a websocket.
+    guard = guard_of()
+    limit = RouteLimits(guard)("0/h", name="none")
+
+    async def application(scope: Scope, receive: Any, send: Any) -> None:
+        with contextlib.suppress(Refused):
+            await limit.take(scope, application)
+
+    site = TestClient(RateLimit(application, guard))
+    assert violated(site.get("/")) == ["none-1h"]
+    with pytest.raises(WebSocketDenialResponse) as denied, site.websocket_connect("/"):
+        pass
+    assert violated(denied.value) == ["none-1h"]
 
 
 def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(

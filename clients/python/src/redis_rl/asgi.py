@@ -62,9 +62,11 @@ class RateLimit:
         # In the scope itself: what stands before may look there for what stands behind, as a route.
         report = Report(scope, first, send)
         try:
-            return await self._limit(report, scope, receive, report.send)
+            await self._limit(report, scope, receive, report.send)
+            await report.answer()
         finally:
             report.end()
+        return None
 
     async def _limit(self, report: Report, scope: Scope, receive: Receive, send: Send) -> None:
         cost = await resolved(self._cost(scope)) if callable(self._cost) else self._cost
@@ -84,6 +86,7 @@ class Report:
         self._scope, self._first, self._send = scope, first, send
         self._taken: list[Taken] = []
         self._refusal: Answer | None = None
+        self._is_answered = False
         scope[self._KEY] = self
 
     @classmethod
@@ -111,6 +114,11 @@ class Report:
             message = {**message, "headers": [*message.get("headers", ()), *_encoded(self._fields())]}
         return await self._send(message)
 
+    async def answer(self) -> None:
+        """Sends a refusal that the application has not answered, as old versions of Starlette do with websockets."""
+        if self._refusal and not self._is_answered:
+            await self._send_all(_answering(self._scope, self._refusal))
+
     def _fields(self) -> Mapping[str, str]:
         if len(self._taken) == 1:
             return self._taken[0].answer.fields
@@ -120,10 +128,14 @@ class Report:
     async def _send_refusal(self, message: Message, refusal: Answer) -> None:
         # What else the application, or its framework, would have answered is left out.
         if message["type"] == "websocket.close":
-            await self._send(message)
+            await self._send_all([message])
         elif message["type"].endswith("http.response.start"):
-            for each in _answering(self._scope, refusal, message.get("headers", ())):
-                await self._send(each)
+            await self._send_all(_answering(self._scope, refusal, message.get("headers", ())))
+
+    async def _send_all(self, messages: Iterable[Message]) -> None:
+        self._is_answered = True
+        for message in messages:
+            await self._send(message)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
