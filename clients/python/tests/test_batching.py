@@ -187,7 +187,7 @@ def test_an_error_is_that_of_its_own_request(server: Server, raw: redis.Redis, k
             limiter.log("text", (5, "1h")),
             limiter.log("k", (-1, "1h")),
             limiter.log("\ud800", (5, "1h")),
-            limiter.log("k", (None, "1h")),  # type: ignore[arg-type]
+            limiter.log("k", (5, "1h"), cost=None),  # type: ignore[arg-type]
             limiter.all([]),
             limiter.log("k", (5, "1h")),
         ]

@@ -66,10 +66,25 @@ def test_a_quota_is_a_text_too_and_beside_pairs(raw: redis.Redis, method: str) -
     assert told.limit == 5
 
 
-@pytest.mark.parametrize("quota", [5, None, (5,), (5, "10s", 3), b"5/10s"])
+@pytest.mark.parametrize(
+    "quota", [5, None, (5,), (5, "10s", 3), b"5/10s", ("5/10s", "6/m"), [(5, "10s"), (6, "1m")], (5.0, "10s")]
+)
 def test_what_is_no_quota_is_said_to_be_none(raw: redis.Redis, quota: Any) -> None:
     with pytest.raises(TypeError, match="a quota is a text such as"):
         RateLimiter(raw).log("k", quota)
+
+
+@pytest.mark.parametrize("rows", [Row("k", "log", 5, "10s"), [("k", "log", 5, "10s")], [("k", None, 5, "10s", 1)], [5]])
+def test_what_is_no_row_is_said_to_be_none(raw: redis.Redis, rows: Any) -> None:
+    with pytest.raises(TypeError, match="a row is key, algorithm, limit, window and cost"):
+        RateLimiter(raw).all(rows)
+
+
+@pytest.mark.parametrize("kind", [RateLimiter, AsyncRateLimiter])
+@pytest.mark.parametrize("client", [None, "redis://127.0.0.1"])
+def test_what_is_no_client_is_refused_at_once(kind: Any, client: Any) -> None:
+    with pytest.raises(TypeError, match="a client of redis-py is needed"):
+        kind(client)
 
 
 def test_a_clock_says_when_unless_a_command_does(raw: redis.Redis) -> None:

@@ -157,6 +157,8 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
             raise TypeError("AsyncRateLimiter is for this client")
         if isinstance(client, Pipeline | ClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
+        if not hasattr(client, "execute_command"):
+            raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
         self._client = client
         self._clock = clock
         self._sleep = sleep
@@ -207,6 +209,8 @@ class AsyncRateLimiter(
             raise TypeError("RateLimiter is for this client")
         if isinstance(client, AsyncPipeline | AsyncClusterPipeline):
             raise TypeError(_wire.NO_PIPELINE)
+        if not hasattr(client, "execute_command"):
+            raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
         self._batches = Batches.of(client)
         self._clock = clock
         self._sleep = sleep
@@ -233,22 +237,19 @@ class AsyncRateLimiter(
     async def _ask_or_give_back(self, acquisition: Acquisition) -> Verdict:
         try:
             call = self._batches.put(acquisition.key, acquisition.words())
+            call.late = partial(self._give_back, acquisition)
             try:
-                return acquisition.read(await asyncio.shield(call.reply))
+                return acquisition.read(await call.reply)
             except asyncio.CancelledError:
-                if call.sent:
-                    call.background = True
-                    call.reply.add_done_callback(partial(self._give_back, acquisition))
-                else:
-                    call.reply.cancel()
+                # The reply may have come in this very turn.
+                if not call.reply.cancelled() and not call.reply.exception():
+                    self._give_back(acquisition, call.reply.result())
                 raise
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error
             raise
 
-    def _give_back(self, acquisition: Acquisition, reply: asyncio.Future[Any]) -> None:
-        if reply.cancelled() or reply.exception():
-            return
-        if words := acquisition.give_back_words(acquisition.read(reply.result())):
+    def _give_back(self, acquisition: Acquisition, reply: Any) -> None:
+        if words := acquisition.give_back_words(acquisition.read(reply)):
             self._batches.put(acquisition.key, words).background = True

@@ -27,7 +27,8 @@ _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_00
 MILLISECOND = timedelta(milliseconds=1)
 
 NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
-NO_PIPELINE = "a pipeline replies later: send the commands to it with execute_command"
+NO_CLIENT = "a client of redis-py is needed"
+NO_PIPELINE = "a pipeline replies later: send it the words of redis_rl.cmd with execute_command"
 
 
 def explained(error: Exception) -> Exception:
@@ -162,9 +163,11 @@ def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
 def _pair(quota: Pair) -> Pair:
     try:
         limit, window = quota
+        if isinstance(limit, int):
+            return limit, window
     except (TypeError, ValueError):
-        raise TypeError(f'a quota is a text such as "5/10s" or a pair such as (5, "10s"): {quota!r}') from None
-    return limit, window
+        pass
+    raise TypeError(f'a quota is a text such as "5/10s" or a pair such as (5, "10s"): {quota!r}')
 
 
 # An application names few, in every call.
@@ -210,8 +213,13 @@ def take_all(
 ) -> list[Key | int]:
     """RL.ALL."""
     words: list[Key | int] = ["RL.ALL"]
-    for key, algorithm, limit, window, cost in rows:
-        words += (key, algorithm.upper(), limit, _window(window), cost)
+    for row in rows:
+        try:
+            key, algorithm, limit, window, cost = row
+            name = algorithm.upper()
+        except (AttributeError, TypeError, ValueError):
+            raise TypeError(f"a row is key, algorithm, limit, window and cost: {row!r}") from None
+        words += (key, name, limit, _window(window), cost)
     return words + _options(force, at)
 
 

@@ -29,7 +29,7 @@ _owners_lock = threading.Lock()
 class Call:
     """A command, and the reply that somebody waits for."""
 
-    __slots__ = ("attempts", "background", "key", "reply", "sent", "words")
+    __slots__ = ("attempts", "background", "key", "late", "reply", "sent", "words")
 
     def __init__(self, key: Word, words: Sequence[Word], reply: asyncio.Future[Any]) -> None:
         self.key, self.words, self.reply = key, words, reply
@@ -37,6 +37,8 @@ class Call:
         self.sent = False
         # Whether its reply is of use, but nobody waits for it.
         self.background = False
+        # Is told a reply that comes after the wait for it has ended.
+        self.late: Callable[[Any], None] | None = None
 
     @property
     def waits(self) -> bool:
@@ -44,6 +46,8 @@ class Call:
 
     def end(self, reply: Any) -> None:
         if self.reply.done():
+            if self.late and not isinstance(reply, Exception):
+                self.late(reply)
             return
         if isinstance(reply, Exception):
             self.reply.set_exception(reply)
@@ -180,8 +184,8 @@ class EachAlone(Lane):
         task = self.loop.create_task(self._send_alone(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # As soon as nobody waits.
-        call.reply.add_done_callback(lambda _: task.cancel())
+        # As soon as nobody waits, and nobody is to be told later.
+        call.reply.add_done_callback(lambda _: None if call.sent and call.late else task.cancel())
 
     def progress(self) -> Mapping[Lane, int]:
         """None: this lane cannot tell."""
