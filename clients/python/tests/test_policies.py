@@ -15,6 +15,7 @@ import redis.asyncio
 
 from redis_rl import AsyncRateLimiter, Decision
 from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
+from redis_rl.testing import Clock
 
 from .servers import Server
 from .test_asgi import PATIENT
@@ -464,19 +465,62 @@ def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> 
 
 
 @pytest.mark.parametrize("options", [{}, {"remember": PATIENT}])
-def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any) -> None:
-    times = [NOW]
+@pytest.mark.parametrize("is_of_limiter", [False, True])
+def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any, is_of_limiter: bool) -> None:
+    clock = Clock(NOW)
 
     async def test() -> None:
-        async with guarded(server, "1/10s, 2/h", clock=lambda: times[-1], **options) as (guard, asked):
-            statuses = []
+        async with redis.asyncio.Redis(port=server.port) as client:
+            asked = Asked(client)
+            limiter = AsyncRateLimiter(asked, clock=clock if is_of_limiter else None)
+            guard = Guard(limiter, "1/10s, 2/h", clock=None if is_of_limiter else clock, timeout=PATIENT, **options)
+            told = []
             for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
-                times.append(now)
-                taken = await guard.take(SCOPE)
-                statuses.append(taken.answer.status)
-                assert taken.decision is not None
-                assert taken.decision.at in times
-            assert statuses == [200, 429, 200, 429, 200]
-            assert [words[-2:] for words in asked.commands] == [["AT", str(now)] for now in times[1:]]
+                clock.now_ms = now
+                told.append((await guard.take(SCOPE)).answer)
+            assert [answer.status for answer in told] == [200, 429, 200, 429, 200]
+            assert [answer.fields.get("Retry-After") for answer in told] == [None, "1", None, "3580", None]
+            assert len(asked.commands) == 5
+            assert all(words[-2] == "AT" for words in asked.commands)
+
+    asyncio.run(test())
+
+
+def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server, raw: redis.Redis) -> None:
+    clock = Clock(NOW)
+
+    async def test() -> None:
+        async with guarded(server, "3/10s", clock=clock, remember=PATIENT, lease=2) as (guard, asked):
+            assert [(await guard.take(SCOPE)).refused for _ in range(5)] == [False] * 3 + [True] * 2
+            sent = len(asked.commands)
+            clock.move(9.999)
+            assert (await guard.take(SCOPE)).answer.fields["Retry-After"] == "1"
+            assert len(asked.commands) == sent
+            clock.move(0.001)
+            assert not (await guard.take(SCOPE)).refused
+
+    asyncio.run(test())
+
+
+def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw: redis.Redis) -> None:
+    clock = Clock(NOW)
+
+    async def test() -> None:
+        async with guarded(server, [PAID, TOKENS], clock=clock) as (guard, asked):
+            taken = await guard.take(SCOPE)
+            clock.move(5)
+            await taken.settle({"paid": 0, "tokens": 70})
+            assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
+
+    asyncio.run(test())
+
+
+def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_cluster(cluster: list[Server]) -> None:
+    async def test() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+            guard = Guard(AsyncRateLimiter(client), [PAID, TOKENS], timeout=PATIENT)
+            for last in range(8):
+                taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
+                assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
 
     asyncio.run(test())

@@ -278,6 +278,22 @@ def test_a_refusal_that_the_application_does_not_answer_is_sent(
     assert violated(denied.value) == ["none-1h"]
 
 
+def test_an_answer_that_has_begun_goes_on_whatever_is_refused_then(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    guard = guard_of()
+    limit = RouteLimits(guard)("0/h", name="none")
+
+    async def application(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with contextlib.suppress(Refused):
+            await limit.take(scope, application)
+        await send({"type": "http.response.body", "body": b"all of it"})
+
+    answer = TestClient(RateLimit(application, guard)).get("/")
+    assert (answer.status_code, answer.content) == (200, b"all of it")
+
+
 def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
@@ -400,7 +416,7 @@ def test_a_handler_without_a_name_needs_one_for_its_limit(client: redis.asyncio.
 
 def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     def limited(scope: Scope, decision: Any, answer: Answer) -> Answer:
-        return Answer(402, {"Content-Type": "text/plain"}, b"buy more")
+        return Answer(420, {"Content-Type": "text/plain"}, b"buy more")
 
     guard = guard_of("9/h", on_limited=limited)
     app, limit = fastapi(client, guard), RouteLimits(guard)
@@ -411,7 +427,7 @@ def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of
 
     with TestClient(app) as site:
         answer = site.get("/")
-    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (402, b"buy more", "text/plain")
+    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (420, b"buy more", "text/plain")
     assert answer.headers["ratelimit"] == '"requests-1h";r=8;t=3600, "none-1h";r=0;t=0'
 
 

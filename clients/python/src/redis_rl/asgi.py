@@ -86,7 +86,7 @@ class Report:
         self._scope, self._first, self._send = scope, first, send
         self._taken: list[Taken] = []
         self._refusal: Answer | None = None
-        self._is_answered = False
+        self._has_begun = False
         scope[self._KEY] = self
 
     @classmethod
@@ -102,7 +102,8 @@ class Report:
         """Takes units, and tells of it."""
         taken = await guard.take_of(choice, self._scope, cost, self._taken)
         self._taken.append(taken)
-        if taken.refused:
+        # An answer that has begun goes on.
+        if taken.refused and not self._has_begun:
             self._refusal = taken.answer
         return taken
 
@@ -111,12 +112,13 @@ class Report:
         if self._refusal:
             return await self._send_refusal(message, self._refusal)
         if message["type"] == self._first:
+            self._has_begun = True
             message = {**message, "headers": [*message.get("headers", ()), *_encoded(self._fields())]}
         return await self._send(message)
 
     async def answer(self) -> None:
         """Sends a refusal that the application has not answered, as old versions of Starlette do with websockets."""
-        if self._refusal and not self._is_answered:
+        if self._refusal and not self._has_begun:
             await self._send_all(_answering(self._scope, self._refusal))
 
     def _fields(self) -> Mapping[str, str]:
@@ -133,7 +135,7 @@ class Report:
             await self._send_all(_answering(self._scope, refusal, message.get("headers", ())))
 
     async def _send_all(self, messages: Iterable[Message]) -> None:
-        self._is_answered = True
+        self._has_begun = True
         for message in messages:
             await self._send(message)
 

@@ -35,7 +35,8 @@ class Refused(HTTPException):
 
     def __init__(self, taken: Taken) -> None:
         """With its status, for what looks at exceptions."""
-        super().__init__(taken.answer.status, headers=dict(taken.answer.fields))
+        # Starlette has a detail of its own for the statuses that it knows alone.
+        super().__init__(taken.answer.status, "Quota Exceeded", dict(taken.answer.fields))
         self.taken = taken
 
 
