@@ -3,6 +3,7 @@
 
 import type { Socket } from "node:net";
 import { Command } from "ioredis";
+import { type Clock, withClock } from "./clock.js";
 import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
 import { connections } from "./patient.js";
 import { WAITING, type Waiting } from "./timeout.js";
@@ -122,8 +123,13 @@ function gather(socket: Socket): void {
   }
 }
 
+export interface LimiterOptions {
+  /** The time of each command, in Unix milliseconds; the server's if left out. */
+  clock?: Clock;
+}
+
 /** The commands on a connection of ioredis. */
-export function rateLimiter(redis: Connection): RateLimiter {
+export function rateLimiter(redis: Connection, { clock }: LimiterOptions = {}): RateLimiter {
   function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
     return (...args: Arguments): Promise<Reply> => {
       const words = new Words(redis.options.keyPrefix);
@@ -151,7 +157,7 @@ export function rateLimiter(redis: Connection): RateLimiter {
   connections.set(limiter, {
     isConnecting: () => CONNECTING.has(redis.status) && redis.options.enableOfflineQueue !== false,
   });
-  return limiter;
+  return clock === undefined ? limiter : withClock(limiter, clock);
 }
 
 /** Not of a connection that has ended, or that is made for its first command. */

@@ -1,6 +1,7 @@
 // A limiter whose commands have a timeout. What is given up before it is sent is not sent: it would count a request that
 // has long passed, or was long refused.
 
+import { type Clock, clockOf, withClock, withoutClock } from "./clock.js";
 import type { RateLimiter } from "./commands.js";
 import { ofNodeRedis } from "./node-redis.js";
 import { type Timeout, WAITING, type Waiting } from "./timeout.js";
@@ -54,8 +55,25 @@ class Gate {
   }
 }
 
+/** What an adapter asks. */
+export interface Patient {
+  /** Its commands have a timeout, and the time of the clock if there is one. */
+  readonly limiter: RateLimiter;
+  /** The same at the server's time. */
+  readonly unclocked: RateLimiter;
+  readonly clock: Clock | undefined;
+}
+
+/** A limiter for an adapter, which may have a clock of its own. */
+export function patiently(limiter: RateLimiter, timeout: Timeout, clock = clockOf(limiter)): Patient {
+  const unclocked = withTimeout(withoutClock(limiter), timeout);
+  if (clock === undefined) return { limiter: unclocked, unclocked, clock };
+  const limited = withClock(unclocked, clock);
+  return { limiter: limited, unclocked, clock: clockOf(limited) };
+}
+
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
-export function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
+function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
   const known = connections.get(limiter);
   const [to, connection] = known === undefined ? ofNodeRedis(limiter) : [limiter, known];
   const gate = new Gate(connection);
@@ -63,10 +81,10 @@ export function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter
     return timeout.wait((waiting) => gate.pass(waiting, () => send({ [WAITING]: waiting })));
   }
   return {
-    fixed: (key, limits, options) => ask((waiting) => to.fixed(key, limits, { ...options, ...waiting })),
-    sliding: (key, limits, options) => ask((waiting) => to.sliding(key, limits, { ...options, ...waiting })),
-    log: (key, limits, options) => ask((waiting) => to.log(key, limits, { ...options, ...waiting })),
-    peek: (key, limits, options) => ask((waiting) => to.peek(key, limits, { ...options, ...waiting })),
+    fixed: (key, quotas, options) => ask((waiting) => to.fixed(key, quotas, { ...options, ...waiting })),
+    sliding: (key, quotas, options) => ask((waiting) => to.sliding(key, quotas, { ...options, ...waiting })),
+    log: (key, quotas, options) => ask((waiting) => to.log(key, quotas, { ...options, ...waiting })),
+    peek: (key, quotas, options) => ask((waiting) => to.peek(key, quotas, { ...options, ...waiting })),
     info: (key) => ask(() => to.info(key)),
     all: (rows, options) => ask((waiting) => to.all(rows, { ...options, ...waiting })),
     reset: (key) => ask(() => to.reset(key)),
