@@ -4,6 +4,7 @@ import { setTimeout as delay } from "node:timers/promises";
 import { clockOf } from "./clock.js";
 import type { Algorithm, Key, RateLimiter, Verdict } from "./commands.js";
 import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
+import { now as realTime } from "./realtime.js";
 import { LONGEST_TIMER_MS } from "./timeout.js";
 import { wholeWithTime } from "./whole.js";
 
@@ -37,7 +38,7 @@ export async function acquire(
     throw new RangeError("timeoutMs must be a number from 0");
   }
   const request: Request = { limiter, algorithm, key, quotas: listOf(quotas), cost };
-  const now = clockOf(limiter) ?? (() => performance.now());
+  const now = clockOf(limiter) ?? realTime;
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
@@ -79,8 +80,8 @@ async function giveBack({ limiter, algorithm, key, quotas, cost }: Request, verd
 
 async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {
   // A timer may be early by a part of a millisecond.
-  for (const end = performance.now() + ms; ;) {
-    const leftMs = Math.ceil(end - performance.now());
+  for (const end = realTime() + ms; ;) {
+    const leftMs = Math.ceil(end - realTime());
     if (leftMs <= 0) return;
     await delay(Math.min(leftMs, LONGEST_TIMER_MS), undefined, { signal }).catch(() => {
       signal?.throwIfAborted();

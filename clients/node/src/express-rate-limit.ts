@@ -119,8 +119,8 @@ export class RateLimitStore {
   async decrement(key: string): Promise<void> {
     const hit = this.#hit?.getStore();
     if (hit?.key !== key) {
-      // The hit of a request that is not known: the newest, whatever the clock says.
-      await this.#take(key, { cost: -1 }, this.#patient.unclocked);
+      // The hit of a request that is not known: the newest.
+      await this.#take(key, { cost: -1 });
       return;
     }
     hit.key = undefined;
@@ -128,8 +128,11 @@ export class RateLimitStore {
   }
 
   async resetKey(key: string): Promise<void> {
-    // Gives back whatever is counted, at any time. An application need not have the right to DEL.
-    await this.#take(key, { cost: -MAX_LIMIT }, this.#patient.unclocked);
+    // Gives back whatever is counted. An application need not have the right to DEL.
+    await this.#take(key, { cost: -MAX_LIMIT });
+    const { clock, unclocked } = this.#patient;
+    // A clock may have been set back: without it, what is ahead goes too.
+    if (clock !== undefined) await this.#take(key, { cost: -MAX_LIMIT }, unclocked);
   }
 
   /** Gives back all leases. */

@@ -6,6 +6,7 @@ import { Command } from "ioredis";
 import { type Clock, withClock } from "./clock.js";
 import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
 import { connections } from "./patient.js";
+import { setImmediate } from "./realtime.js";
 import { WAITING, type Waiting } from "./timeout.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */

@@ -4,6 +4,7 @@
 import { type Clock, clockOf, withClock, withoutClock } from "./clock.js";
 import type { RateLimiter } from "./commands.js";
 import { ofNodeRedis } from "./node-redis.js";
+import { setTimeout } from "./realtime.js";
 import { type Timeout, WAITING, type Waiting } from "./timeout.js";
 
 /** A connection of either client. */

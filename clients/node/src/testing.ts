@@ -63,7 +63,7 @@ export async function startServer(options: TestServerOptions = {}): Promise<Test
  * process is gone. It is in a session of its own, so that Ctrl-C does not end it before.
  */
 const SHELL =
-  '"$@" & server=$!; exec >/dev/null; cat; kill -9 $server; wait $server 2>/dev/null; rm -rf "$PWD"';
+  '"$@" 2>&1 & server=$!; exec >/dev/null; cat; kill -9 $server; wait $server 2>/dev/null; rm -rf "$PWD"';
 
 function start(words: readonly string[], port: number): Promise<TestServer> {
   const cwd = mkdtempSync(join(tmpdir(), "redis-rl-"));

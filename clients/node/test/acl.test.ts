@@ -64,7 +64,7 @@ for (const [name, connect] of Object.entries(clients)) {
       });
       const app = express();
       app.get("/", limit, async (request, response) => {
-        await limit.settle(request, response, { requests: Number(request.query.used) });
+        await limit.settle(request, response, { limit: Number(request.query.used) });
         response.send("done");
       });
       const web = await serve(app);
