@@ -128,11 +128,11 @@ export class RateLimitStore {
   }
 
   async resetKey(key: string): Promise<void> {
-    // Gives back whatever is counted. An application need not have the right to DEL.
-    await this.#take(key, { cost: -MAX_LIMIT });
-    const { clock, unclocked } = this.#patient;
-    // A clock may have been set back: without it, what is ahead goes too.
-    if (clock !== undefined) await this.#take(key, { cost: -MAX_LIMIT }, unclocked);
+    const { limiter, clock } = this.#patient;
+    // Gives back whatever is counted: an application need not have the right to DEL. What is ahead of a clock that was
+    // set back would stay.
+    if (clock === undefined) await this.#take(key, { cost: -MAX_LIMIT });
+    else await limiter.reset(this.prefix + key);
   }
 
   /** Gives back all leases. */
@@ -146,8 +146,12 @@ export class RateLimitStore {
     return totalHits === 0 ? undefined : { totalHits, resetTime: this.#inFuture(verdict.resetAfterMs) };
   }
 
-  #take(key: string, options?: TakeOptions, limiter = this.#patient.limiter): Promise<Verdict> {
-    return limiter[this.#algorithm ?? "log"](this.prefix + key, [this.#limit, this.#window], options);
+  #take(key: string, options?: TakeOptions): Promise<Verdict> {
+    return this.#patient.limiter[this.#algorithm ?? "log"](
+      this.prefix + key,
+      [this.#limit, this.#window],
+      options,
+    );
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {

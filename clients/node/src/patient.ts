@@ -60,17 +60,15 @@ class Gate {
 export interface Patient {
   /** Its commands have a timeout, and the time of the clock if there is one. */
   readonly limiter: RateLimiter;
-  /** The same at the server's time. */
-  readonly unclocked: RateLimiter;
   readonly clock: Clock | undefined;
 }
 
 /** A limiter for an adapter, which may have a clock of its own. */
 export function patiently(limiter: RateLimiter, timeout: Timeout, clock = clockOf(limiter)): Patient {
-  const unclocked = withTimeout(withoutClock(limiter), timeout);
-  if (clock === undefined) return { limiter: unclocked, unclocked, clock };
-  const limited = withClock(unclocked, clock);
-  return { limiter: limited, unclocked, clock: clockOf(limited) };
+  const patient = withTimeout(withoutClock(limiter), timeout);
+  if (clock === undefined) return { limiter: patient, clock };
+  const timed = withClock(patient, clock);
+  return { limiter: timed, clock: clockOf(timed) };
 }
 
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */

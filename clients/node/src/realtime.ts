@@ -3,3 +3,5 @@
 export const { setImmediate, setTimeout } = globalThis;
 
 export const now = performance.now.bind(performance);
+
+export const eventLoopUtilization = performance.eventLoopUtilization.bind(performance);

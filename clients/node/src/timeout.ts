@@ -1,7 +1,7 @@
 // A timeout that is Redis's time and not this process's. A plain timer fires before an answer is read that came while
 // the event loop was busy, and takes a burst or a long computation for a server that is away.
 
-import { now, setImmediate, setTimeout } from "./realtime.js";
+import { eventLoopUtilization, now, setImmediate, setTimeout } from "./realtime.js";
 
 /** What a timer can wait for. */
 export const LONGEST_TIMER_MS = 2 ** 31 - 1;
@@ -15,7 +15,7 @@ export interface Clock {
 }
 
 const processClock: Clock = {
-  now: () => ({ ms: now(), idleMs: performance.eventLoopUtilization().idle }),
+  now: () => ({ ms: now(), idleMs: eventLoopUtilization().idle }),
   afterReading: (ms, callback) => {
     // A turn of the event loop runs timers, then reads sockets, then runs immediates. The timer keeps no process
     // alive: the connection does.
