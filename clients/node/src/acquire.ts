@@ -2,7 +2,7 @@
 
 import { setTimeout as delay } from "node:timers/promises";
 import { clockOf } from "./clock.js";
-import type { Algorithm, Key, RateLimiter, Verdict } from "./commands.js";
+import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
 import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
 import { now as realTime } from "./realtime.js";
 import { LONGEST_TIMER_MS } from "./timeout.js";
@@ -37,7 +37,13 @@ export async function acquire(
   if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
     throw new RangeError("timeoutMs must be a number from 0");
   }
-  const request: Request = { limiter, algorithm, key, quotas: listOf(quotas), cost };
+  const request: Request = {
+    limiter,
+    algorithm: checkedAlgorithm(algorithm),
+    key,
+    quotas: listOf(quotas),
+    cost,
+  };
   const now = clockOf(limiter) ?? realTime;
   const endMs = now() + timeoutMs;
   for (;;) {

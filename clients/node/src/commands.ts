@@ -223,6 +223,13 @@ function taking(name: string) {
   } as const;
 }
 
+export function checkedAlgorithm(algorithm: Algorithm): Algorithm {
+  if (!["fixed", "sliding", "log"].includes(algorithm)) {
+    throw new TypeError("algorithm is fixed, sliding or log");
+  }
+  return algorithm;
+}
+
 /** Says of a command that the server does not know what is missing. */
 export function explained(error: unknown): unknown {
   if (!(error instanceof Error) || !/^ERR unknown command '?RL\./i.test(error.message)) return error;

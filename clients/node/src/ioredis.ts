@@ -42,6 +42,8 @@ class Words implements CommandWriter {
   }
 
   pushKey(key: Key): void {
+    // ioredis would send undefined as the empty key, which all such callers then share.
+    if (typeof key !== "string" && !ArrayBuffer.isView(key)) throw new TypeError("a key is text or a Buffer");
     const whole = this.#prefix ? prefixed(this.#prefix, key) : key;
     this.keys.push(whole);
     this.args.push(whole);

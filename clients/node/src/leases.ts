@@ -1,7 +1,14 @@
 // A limiter that asks the server only now and then: what drives the machine of `local`.
 
 import { type Clock, processTime } from "./clock.js";
-import { type Algorithm, explained, type Key, type RateLimiter, type Verdict } from "./commands.js";
+import {
+  type Algorithm,
+  checkedAlgorithm,
+  explained,
+  type Key,
+  type RateLimiter,
+  type Verdict,
+} from "./commands.js";
 import { Decider } from "./local/decider.js";
 import { type Command, type Request, Rules, type Settings, type Step } from "./local/types.js";
 import { type Patient, patiently } from "./patient.js";
@@ -60,7 +67,7 @@ export function leases(
   }: LeaseOptions,
 ): Leases {
   const list = listOf(quotas);
-  const rules = new Rules(algorithm, list, duration(lasting));
+  const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting));
   const settings = {
     units: wholeUnits(units ?? Math.floor(smallest(list) / 100)),
     rememberMs: duration(remember),

@@ -64,10 +64,17 @@ export interface Patient {
 }
 
 /** A limiter for an adapter, which may have a clock of its own. */
-export function patiently(limiter: RateLimiter, timeout: Timeout, clock = clockOf(limiter)): Patient {
+export function patiently(limiter: RateLimiter, timeout: Timeout, clock?: Clock): Patient {
+  // A command that fails is read as Redis being away: this must not wait for the first one.
+  if (typeof (limiter as Partial<RateLimiter> | undefined | null)?.all !== "function") {
+    throw new TypeError(
+      "a limiter is client.rl of node-redis with modules: { rl }, or rateLimiter(redis) of ioredis",
+    );
+  }
   const patient = withTimeout(withoutClock(limiter), timeout);
-  if (clock === undefined) return { limiter: patient, clock };
-  const timed = withClock(patient, clock);
+  const time = clock ?? clockOf(limiter);
+  if (time === undefined) return { limiter: patient, clock: time };
+  const timed = withClock(patient, time);
   return { limiter: timed, clock: clockOf(timed) };
 }
 

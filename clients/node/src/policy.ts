@@ -1,7 +1,7 @@
 // Policies: what a middleware limits, and what that comes to for one request.
 
 import type { IncomingMessage } from "node:http";
-import type { Algorithm, Row, Verdict } from "./commands.js";
+import { type Algorithm, checkedAlgorithm, type Row, type Verdict } from "./commands.js";
 import { client, type Item, itemsOf } from "./http.js";
 import { Recent } from "./local/recent.js";
 import { listOf, type Quota, type Quotas } from "./quota.js";
@@ -67,13 +67,12 @@ export class CheckedPolicy<R extends Request> {
   readonly #cost: number | ((request: R) => MaybePromise<number>);
 
   constructor({ quotas, name = "requests", unit, algorithm = "log", key, cost = 1 }: Policy<R>) {
-    if (!["fixed", "sliding", "log"].includes(algorithm)) {
-      throw new TypeError("algorithm is fixed, sliding or log");
-    }
     this.name = name;
-    this.algorithm = algorithm;
+    this.algorithm = checkedAlgorithm(algorithm);
     this.quotas = listOf(quotas);
     this.#items = itemsOf(name, this.quotas, unit);
+    if (key !== undefined && typeof key !== "function")
+      throw new TypeError("key is a function of the request");
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
   }
@@ -125,6 +124,9 @@ export class PolicySet<R extends Request> {
   constructor(policies: Policies<R> | Choose<R>, key: KeyOf<R> | undefined) {
     this.#choose = typeof policies === "function" ? policies : undefined;
     this.fixed = typeof policies === "function" ? undefined : this.#checkedList(policies);
+    if (this.fixed?.length === 0) throw new TypeError("a policy is missing: text such as 5/10s, or quotas");
+    if (key !== undefined && typeof key !== "function")
+      throw new TypeError("key is a function of the request");
     const several = this.fixed === undefined || this.fixed.length > 1;
     this.#keyOf = key ?? (several ? (request) => `{${address(request)}}` : address);
   }

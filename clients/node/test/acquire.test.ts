@@ -129,6 +129,7 @@ describe("acquire", () => {
     for (const timeoutMs of [-1, Number.NaN, "5" as unknown as number]) {
       await assert.rejects(acquire(client.rl, "log", "key", "5/h", { timeoutMs }), RangeError);
     }
+    await assert.rejects(acquire(client.rl, "logs" as "log", "key", "5/h"), /fixed, sliding or log/);
     await assert.rejects(acquire(client.rl, "log", "key", "5/ten"), /is no quota such as 5\/10s/);
     await command(server, "SET", "key", "text");
     await assert.rejects(acquire(client.rl, "log", "key", "5/h"), /WRONGTYPE/);

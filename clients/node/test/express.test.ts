@@ -520,6 +520,9 @@ describe("express", () => {
       ["5/500ms", /whole seconds/],
       [5 as unknown as string, /text such as 5\/10s/],
       [{} as Policy, /quotas are text/],
+      [undefined as unknown as string, /a policy is missing/],
+      [[], /a policy is missing/],
+      [{ quotas: "5/m", key: "ip" as unknown as () => string }, /key is a function/],
       [{ quotas: "5/m", cost: -1 }, /below 0/],
       [{ quotas: [5, "3651d"] }, /at most 3650d/],
       [{ quotas: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],
@@ -529,6 +532,13 @@ describe("express", () => {
       [["5/m", { quotas: [6, "1m"] }], /a name of its own/],
     ];
     for (const [policies, reason] of refused) assert.throws(() => rateLimit(client.rl, policies), reason);
+    assert.throws(
+      () => rateLimit(client.rl, "5/m", { key: "ip" as unknown as () => string }),
+      /key is a function/,
+    );
+    for (const limiter of [client, undefined]) {
+      assert.throws(() => rateLimit(limiter as unknown as RateLimiter, "5/m"), /a limiter is client.rl/);
+    }
     const away = { fail: "closed", onAway: () => undefined } as const;
     assert.throws(() => rateLimit(client.rl, "5/m", away), /name one/);
   });

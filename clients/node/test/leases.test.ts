@@ -176,6 +176,7 @@ describe("leases", () => {
     assert.throws(make({ timeoutMs: 0 }), RangeError);
     for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
     assert.throws(make({ quotas: [5, "soon"] }), /no window/);
+    assert.throws(make({ algorithm: "logs" as "log" }), /fixed, sliding or log/);
     assert.throws(make({ for: "soon" }), /no window/);
     assert.throws(make({ remember: "-1s" }), /no window/);
     await assert.rejects(make({})().take("key", { cost: 1.5 }), RangeError);
