@@ -38,6 +38,10 @@ beforeEach(() => command(server, "FLUSHALL"));
 const [preamble = ""] = examples.map(({ code }) => code).filter((code) => code.includes("app.listen"));
 
 function wholeOf(code: string): string {
+  if (!/\bapp\.|createClient|new Redis/.test(code)) {
+    const connecting = 'import { createClient } from "redis";\nimport { rl } from "redis-rl";\n';
+    return `${connecting}const client = await createClient({ modules: { rl } }).connect();\n${code}await client.close();\n`;
+  }
   if (!/\bapp\./.test(code) || code.includes("app.listen")) return code;
   const [, start = ""] = /^([\s\S]*?)app\.use/.exec(preamble) ?? [];
   return `${start}${code}${/app\.(get|post)/.test(code) ? "" : hello}\napp.listen(3000);\n`;
