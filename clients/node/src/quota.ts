@@ -63,8 +63,13 @@ export function listOf(quotas: Quotas): readonly Quota[] {
   if (typeof quotas === "string") return parseQuotas(quotas);
   if (!Array.isArray(quotas)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
   if (typeof quotas[0] === "number") return [quotas as unknown as Quota];
-  const list = quotas as readonly (string | Quota)[];
-  return list.some((quota) => typeof quota === "string")
-    ? list.flatMap((quota) => (typeof quota === "string" ? parseQuotas(quota) : [quota]))
-    : (list as readonly Quota[]);
+  return quotas.every(isPair) ? quotas : (quotas as readonly (string | Quota)[]).flatMap(pairsOf);
+}
+
+function isPair(quota: unknown): quota is Quota {
+  return typeof quota !== "string";
+}
+
+function pairsOf(quota: string | Quota): readonly Quota[] {
+  return typeof quota === "string" ? parseQuotas(quota) : [quota];
 }

@@ -104,6 +104,22 @@ describe("clock", () => {
     await limiter.close();
   });
 
+  test("fake timers of a test hold up no command of ioredis, and no timeout", async (t) => {
+    const store = new RateLimitStore(rateLimiter(redis), { timeoutMs: 200, clock: () => Date.now() });
+    store.init({ windowMs: HOUR, limit: 1 });
+    t.mock.timers.enable({ apis: ["setTimeout", "setImmediate", "Date"], now });
+    assert.equal((await store.increment("key")).totalHits, 1);
+    assert.equal((await store.increment("key")).totalHits, 2);
+    t.mock.timers.tick(HOUR);
+    assert.equal((await store.increment("key")).totalHits, 1);
+    server.freeze();
+    try {
+      await assert.rejects(store.increment("key"), /no answer within 200 ms/);
+    } finally {
+      server.thaw();
+    }
+  });
+
   test("express-rate-limit: reset times are by it, and a reset forgets what is ahead of it", async () => {
     for (const algorithm of ["fixed", "sliding", "log"] as const) {
       const store = new RateLimitStore(client.rl, { ...PATIENT, clock: () => now, algorithm });
