@@ -55,6 +55,24 @@ fn missing_packages_are_installed_once() {
 }
 
 #[test]
+fn an_installation_waits_for_another_and_shows_errors_but_no_word_of_apt_utils() {
+    let machine = Machine::with_rust();
+    machine.add("sudo", r#""$@""#);
+    machine.add(
+        "apt-get",
+        r#"[[ $1 != install ]] || {
+            echo "debconf: delaying package configuration, since apt-utils is not installed" >&2
+            echo "E: Unable to fetch some archives" >&2
+            exit 100
+        }"#,
+    );
+    let refusal = machine.refusal(&["build"]);
+    assert!(refusal.contains("E: Unable to fetch") && refusal.contains("please install: gcc"), "{refusal}");
+    assert!(!refusal.contains("apt-utils"), "{refusal}");
+    assert!(machine.calls().iter().any(|call| call.contains("DPkg::Lock::Timeout=")), "{:?}", machine.calls());
+}
+
+#[test]
 fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
     let machine = Machine::that_builds();
     machine.target();
