@@ -143,6 +143,29 @@ fn the_newest_release_in_the_changelog_is_this_version_and_has_a_date() {
 }
 
 #[test]
+fn every_make_target_that_the_pages_and_workflows_name_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).expect(file);
+    let makefile = read("Makefile");
+    let mut named = 0;
+    let workflows = ["ci", "nightly", "release"].map(|name| format!(".github/workflows/{name}.yml"));
+    for file in ["README.md", "CONTRIBUTING.md"].map(str::to_owned).iter().chain(&workflows) {
+        let text = read(file);
+        let fenced = text.split("```").skip(1).step_by(2).flat_map(|code| code.split("\nmake ").skip(1));
+        let marked = ["`make ", "    make ", "run: make ", "sudo make "];
+        let marked = marked.iter().flat_map(|mark| text.split(mark).skip(1));
+        for call in fenced.chain(marked) {
+            let words = call.split(['\n', '`', '#', '&']).next().unwrap_or_default().split_whitespace();
+            for target in words.filter(|word| !word.contains('=')) {
+                assert!(makefile.contains(&format!("\n{target}:")), "{file}: make {target}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 30, "only {named} are found");
+}
+
+#[test]
 fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let files = [
@@ -172,6 +195,7 @@ fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
     assert!(versions(&[]).contains("'Unreleased', not a release"), "{}", versions(&[]));
     assert_eq!(versions(&["98.7.6"]), "98.7.6");
     assert_eq!(versions(&[]), "98.7.6");
+    assert!(versions(&["98.7.6"]).contains("has 98.7.6 already"), "{}", versions(&["98.7.6"]));
     for file in &files[1..9] {
         let path = folder.path().join(file);
         let right = fs::read_to_string(&path).expect("the file");
