@@ -4,6 +4,7 @@ mod machine;
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -74,13 +75,22 @@ fn an_installation_waits_for_another_and_shows_errors_but_no_word_of_apt_utils()
 }
 
 #[test]
-fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
+fn a_folder_in_which_another_user_built_is_refused_unless_its_group_may_write() {
     let machine = Machine::that_builds();
-    machine.target();
-    machine.add("id", "[[ $1 == -u ]] && echo 4711 || echo bob");
+    let target = machine.target();
+    for folder in [target.join("release"), target.clone()] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o775)).expect("its permission");
+    }
+    let bob_of_group =
+        |group: u32| format!("case $1 in -u) echo 4711 ;; -G) echo 4711 {group} ;; *) echo bob ;; esac");
+    machine.add("id", &bob_of_group(4711));
     let refusal = machine.refusal(&["build"]);
     assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
     assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
+
+    let owning_group = fs::metadata(&target).expect("the folder").gid();
+    machine.add("id", &bob_of_group(owning_group));
+    machine.run(&["build"]);
 }
 
 #[test]
