@@ -6,7 +6,7 @@ import { setTimeout as delay } from "node:timers/promises";
 import express from "express";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
-import { parseLimits, rateLimit } from "redis-rl/express";
+import { rateLimit } from "redis-rl/express";
 
 const { FAIL = "open", PORT = "8000", PROXIES = "0", REDIS_URL = "redis://127.0.0.1:6379" } = process.env;
 const { RATE_LIMITS = "5/10s,100/1h", TOKEN_LIMITS = "1000/1h" } = process.env;
@@ -22,21 +22,20 @@ const redis = createClient({
 redis.on("error", (error) => console.warn("Redis:", error.message));
 redis.connect();
 
-const limit = (quota) => rateLimit(redis.rl, quota, { fail: FAIL, timeoutMs });
-const limits = parseLimits(RATE_LIMITS);
+const limit = (policy) => rateLimit(redis.rl, policy, { fail: FAIL, timeoutMs });
 const words = (text) => text.split(/\s+/).filter(Boolean);
 // Reserves what a prompt and a usual reply take.
 const tokens = limit({
   name: "tokens",
   unit: "tokens",
-  limits: parseLimits(TOKEN_LIMITS),
+  quotas: TOKEN_LIMITS,
   cost: (request) => words(request.body).length + 16,
 });
 
 const app = express();
 app.set("trust proxy", Number(PROXIES));
-app.get("/", limit({ limits }), (_, response) => response.json({ message: "hello" }));
-app.get("/expensive", limit({ limits, cost: 3 }), (_, response) => response.json({ message: "that took a while" }));
+app.get("/", limit(RATE_LIMITS), (_, response) => response.json({ message: "hello" }));
+app.get("/expensive", limit({ quotas: RATE_LIMITS, cost: 3 }), (_, response) => response.json({ message: "that took a while" }));
 app.post("/generate", express.text({ type: () => true }), needsPrompt, tokens, async (request, response) => {
   // A stand-in for a language model, which says everything twice, and fails if there is nothing to say.
   const said = words(request.body);

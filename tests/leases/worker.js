@@ -10,7 +10,7 @@ client.on("error", () => {});
 await client.connect();
 const limiter = leases(client.rl, {
   algorithm: ALGORITHM,
-  limits: [Number(LIMIT), WINDOW],
+  quotas: [Number(LIMIT), WINDOW],
   units: Number(UNITS),
   remember: Number(REMEMBER_MS) / 1000,
 });

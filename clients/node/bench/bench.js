@@ -131,7 +131,7 @@ const ways = {
   direct: ({ limiter }) => Object.values(LOCAL_ROWS).map((limit) => () => limiter.log("hot", [limit, "1h"])),
   leases: ({ limiter }) =>
     Object.values(LOCAL_ROWS).map((limit) => {
-      const leased = leases(limiter, { limits: [limit, "1h"], units: 1000 });
+      const leased = leases(limiter, { quotas: [limit, "1h"], units: 1000 });
       return () => leased.take("hot");
     }),
 };
@@ -190,7 +190,7 @@ const TIMEOUT_MS = 100;
 /** How long requests wait, 50 at once, while the server is stopped. */
 async function waits(url, pid, [workMs, restMs]) {
   const redis = await createClient({ url, modules: { rl } }).connect();
-  const limit = rateLimit(redis.rl, { limits: [5, "1h"] }, { timeoutMs: TIMEOUT_MS, onError: () => {} });
+  const limit = rateLimit(redis.rl, "5/h", { timeoutMs: TIMEOUT_MS, onError: () => {} });
   const request = () => new Promise((resolve) => limit({ ip: "192.0.2.1" }, {}, resolve));
   let working = true;
   const work = async () => {

@@ -1,16 +1,11 @@
 // The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
 // it as a module, and ioredis.
 
+import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
 import { WAITING, type Waiting } from "./timeout.js";
 
 /** Whom to limit: any bytes. */
 export type Key = string | Buffer;
-
-/** `ms`, `s`, `m`, `h` or `d` after a positive integer, as in `"10s"`; a number is seconds. */
-export type Window = string | number;
-
-/** So many units in each window. */
-export type Limit = readonly [limit: number, window: Window];
 
 export type Algorithm = "fixed" | "sliding" | "log";
 
@@ -31,7 +26,7 @@ export interface TakeOptions extends PeekOptions {
 
 export type AllOptions = Pick<TakeOptions, "force" | "at">;
 
-/** One limit of a request to several. Rows of one key are its tiers. */
+/** One quota of a request to several. Rows of one key are its tiers. */
 export interface Row {
   key: Key;
   algorithm: Algorithm;
@@ -42,6 +37,8 @@ export interface Row {
 }
 
 export interface Verdict {
+  /** The opposite of `limited`. */
+  allowed: boolean;
   /** Whether the request was refused; with `partial`, whether fewer units were taken than asked for. */
   limited: boolean;
   /** The limit that the other figures speak of: of several, the tightest. */
@@ -49,10 +46,10 @@ export interface Verdict {
   /** Units left in it; never negative. */
   remaining: number;
   /**
-   * Milliseconds after which this same request is allowed if no other comes. -1 when it was allowed, and when no
+   * Milliseconds after which this same request is allowed if no other comes. Null when it was allowed, and when no
    * wait can help since it costs more than the limit. With `partial`, milliseconds until one more unit fits.
    */
-  retryAfterMs: number;
+  retryAfterMs: number | null;
   /** Milliseconds until the whole limit is available again; 0 when it is now. */
   resetAfterMs: number;
   /** Units that were taken, with `partial`; of a negative cost, minus the units that were given back. */
@@ -62,10 +59,12 @@ export interface Verdict {
 }
 
 export interface Decision {
+  /** The opposite of `limited`. */
+  allowed: boolean;
   /** Whether the request was refused, by any row. */
   limited: boolean;
-  /** Milliseconds until all rows allow this same request; -1 as in a verdict. */
-  retryAfterMs: number;
+  /** Milliseconds until all rows allow this same request; null as in a verdict. */
+  retryAfterMs: number | null;
   /** The Unix time in milliseconds of the decision: what to name as `at` when units are given back later. */
   at: number;
   /** A verdict for each row, in their order; `limited` tells whether this row refuses. */
@@ -93,16 +92,16 @@ export interface Info {
 /** What the adapters ask: `client.rl` of node-redis, or `rateLimiter(redis)` of `redis-rl/ioredis`. */
 export interface RateLimiter {
   /** Counts in windows that are aligned to the Unix epoch. */
-  fixed(key: Key, limits: Limit | readonly Limit[], options?: TakeOptions): Promise<Verdict>;
+  fixed(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
   /** Counts this window and the share of the one before that still overlaps. */
-  sliding(key: Key, limits: Limit | readonly Limit[], options?: TakeOptions): Promise<Verdict>;
+  sliding(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
   /** Counts every unit with its own time: never more than the limit in any span of a window's length. */
-  log(key: Key, limits: Limit | readonly Limit[], options?: TakeOptions): Promise<Verdict>;
+  log(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
   /** Whether a request would be allowed. Takes nothing, and reads any kind of key. */
-  peek(key: Key, limits: Limit | readonly Limit[], options?: PeekOptions): Promise<Verdict>;
+  peek(key: Key, quotas: Quotas, options?: PeekOptions): Promise<Verdict>;
   /** What is counted in a key; null if it does not exist. */
   info(key: Key): Promise<Info | null>;
-  /** Several limits, all or none, in one step. In a cluster all keys need one hash tag. */
+  /** Several quotas, all or none, in one step. In a cluster all keys need one hash tag. */
   all(rows: readonly Row[], options?: AllOptions): Promise<Decision>;
   /** Forgets what a key has counted: 1 if there was such a key, or else 0. */
   reset(key: Key): Promise<number>;
@@ -119,11 +118,7 @@ type Integer = number | string;
 
 type Figures = readonly [Integer, Integer, Integer, Integer, Integer, taken?: Integer, at?: Integer];
 
-/**
- * The largest limit, 2^53 - 48. node-redis and ioredis add a digit as `n * 10 + byte - 48`, which is no longer
- * exact for all figures beyond it.
- */
-export const MAX_LIMIT = 2 ** 53 - 48;
+type DecisionFigures = readonly [Integer, Integer, Integer, Figures[]];
 
 function checked(limit: number): string {
   if (limit > MAX_LIMIT) {
@@ -132,26 +127,8 @@ function checked(limit: number): string {
   return String(limit);
 }
 
-function pushLimits(writer: CommandWriter, limits: Limit | readonly Limit[]): void {
-  for (const [limit, window] of listOf(limits)) writer.push(checked(limit), String(window));
-}
-
-export function listOf(limits: Limit | readonly Limit[]): readonly Limit[] {
-  return limits.length === 0 || Array.isArray(limits[0]) ? (limits as readonly Limit[]) : [limits as Limit];
-}
-
-const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
-
-/** How long a window is. */
-export function milliseconds(window: Window): number {
-  const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
-  if (count === undefined) throw new RangeError(`"${window}" is no window such as 10s, in ms, s, m, h or d`);
-  return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
-}
-
-/** A time that may be none: spelled like a window, or 0. */
-export function duration(time: Window): number {
-  return time === 0 ? 0 : milliseconds(time);
+function pushQuotas(writer: CommandWriter, quotas: Quotas): void {
+  for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
 }
 
 function pushOptions(
@@ -167,11 +144,13 @@ function pushOptions(
 }
 
 function verdict(figures: Figures): Verdict {
+  const limited = Number(figures[0]) === 1;
   const verdict: Verdict = {
-    limited: Number(figures[0]) === 1,
+    allowed: !limited,
+    limited,
     limit: Number(figures[1]),
     remaining: Number(figures[2]),
-    retryAfterMs: Number(figures[3]),
+    retryAfterMs: wait(figures[3]),
     resetAfterMs: Number(figures[4]),
   };
   if (figures.length > 5) {
@@ -181,15 +160,18 @@ function verdict(figures: Figures): Verdict {
   return verdict;
 }
 
-function decision([limited, retryAfter, at, rows]: readonly [
-  Integer,
-  Integer,
-  Integer,
-  Figures[],
-]): Decision {
+/** -1 says that there is nothing to wait for. */
+function wait(figure: Integer): number | null {
+  const ms = Number(figure);
+  return ms < 0 ? null : ms;
+}
+
+function decision([figure, retryAfter, at, rows]: DecisionFigures): Decision {
+  const limited = Number(figure) === 1;
   return {
-    limited: Number(limited) === 1,
-    retryAfterMs: Number(retryAfter),
+    allowed: !limited,
+    limited,
+    retryAfterMs: wait(retryAfter),
     at: Number(at),
     rows: rows.map(verdict),
   };
@@ -231,20 +213,21 @@ function toMap(reply: unknown): Map<string, unknown> {
 function taking(name: string) {
   return {
     IS_READ_ONLY: false,
-    parseCommand(
-      this: void,
-      writer: CommandWriter,
-      key: Key,
-      limits: Limit | readonly Limit[],
-      options?: TakeOptions,
-    ): void {
+    parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: TakeOptions): void {
       writer.push(name);
       writer.pushKey(key);
-      pushLimits(writer, limits);
+      pushQuotas(writer, quotas);
       pushOptions(writer, options);
     },
     transformReply: verdict,
   } as const;
+}
+
+export function checkedAlgorithm(algorithm: Algorithm): Algorithm {
+  if (!["fixed", "sliding", "log"].includes(algorithm)) {
+    throw new TypeError("algorithm is fixed, sliding or log");
+  }
+  return algorithm;
 }
 
 /** Says of a command that the server does not know what is missing. */
@@ -260,16 +243,10 @@ export const rl = {
   log: taking("RL.LOG"),
   peek: {
     IS_READ_ONLY: true,
-    parseCommand(
-      this: void,
-      writer: CommandWriter,
-      key: Key,
-      limits: Limit | readonly Limit[],
-      options?: PeekOptions,
-    ): void {
+    parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: PeekOptions): void {
       writer.push("RL.PEEK");
       writer.pushKey(key);
-      pushLimits(writer, limits);
+      pushQuotas(writer, quotas);
       pushOptions(writer, options);
     },
     transformReply: verdict,
@@ -303,4 +280,36 @@ export const rl = {
     // A cluster client of node-redis adds up what nodes answer to DEL: only numbers will do.
     transformReply: (reply: Integer): number => Number(reply),
   },
+} as const;
+
+/** A command as words, its name first. */
+export type Words = [name: string, ...args: Key[]];
+
+function words<Arguments extends unknown[]>(command: {
+  parseCommand(this: void, writer: CommandWriter, ...args: Arguments): void;
+}) {
+  return (...args: Arguments): Words => {
+    const words: Key[] = [];
+    const writer = {
+      push: (...more: string[]) => words.push(...more),
+      pushKey: (key: Key) => words.push(key),
+    };
+    command.parseCommand(writer, ...args);
+    return words as Words;
+  };
+}
+
+/** The words of a command, and what its reply means: for pipelines, and whatever else sends words as they are. */
+export const cmd = {
+  fixed: words(rl.fixed),
+  sliding: words(rl.sliding),
+  log: words(rl.log),
+  peek: words(rl.peek),
+  all: words(rl.all),
+  /** The reply to `fixed`, `sliding`, `log` and `peek`. */
+  verdict: (reply: unknown): Verdict => verdict(reply as Figures),
+  /** The reply to `all`. */
+  decision: (reply: unknown): Decision => decision(reply as DecisionFigures),
+  /** The reply to `RL.INFO`. */
+  info,
 } as const;

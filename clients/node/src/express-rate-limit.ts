@@ -1,19 +1,12 @@
 // A store for express-rate-limit and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import {
-  type Algorithm,
-  duration,
-  explained,
-  MAX_LIMIT,
-  type RateLimiter,
-  type TakeOptions,
-  type Verdict,
-  type Window,
-} from "./commands.js";
+import type { Clock } from "./clock.js";
+import { type Algorithm, explained, type RateLimiter, type TakeOptions, type Verdict } from "./commands.js";
 import { LEASE_MS, LocalLimiter, wholeUnits } from "./leases.js";
 import { Rules, type Settings } from "./local/types.js";
-import { withTimeout } from "./patient.js";
+import { type Patient, patiently } from "./patient.js";
+import { duration, MAX_LIMIT, type Window } from "./quota.js";
 import { Timeout } from "./timeout.js";
 
 export interface StoreOptions {
@@ -27,6 +20,8 @@ export interface StoreOptions {
   remember?: Window;
   /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
   lease?: number;
+  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  clock?: Clock;
 }
 
 /** What the store wants to know of the options of the middleware. */
@@ -59,7 +54,7 @@ interface Hit {
 export class RateLimitStore {
   readonly prefix: string;
   readonly localKeys = false;
-  readonly #limiter: RateLimiter;
+  readonly #patient: Patient;
   readonly #timeout: Timeout;
   readonly #settings: Settings;
   /** Where anything is decided in this process. */
@@ -77,10 +72,10 @@ export class RateLimitStore {
 
   constructor(
     limiter: RateLimiter,
-    { prefix = "rl:", algorithm, timeoutMs = 1000, remember = 0, lease = 0 }: StoreOptions = {},
+    { prefix = "rl:", algorithm, timeoutMs = 1000, remember = 0, lease = 0, clock }: StoreOptions = {},
   ) {
     this.#timeout = new Timeout(timeoutMs);
-    this.#limiter = withTimeout(limiter, this.#timeout);
+    this.#patient = patiently(limiter, this.#timeout, clock);
     this.#settings = { units: wholeUnits(lease), rememberMs: duration(remember) };
     this.prefix = prefix;
     this.#algorithm = algorithm;
@@ -96,7 +91,7 @@ export class RateLimitStore {
     if (this.#settings.units > 0 || this.#settings.rememberMs > 0) {
       if (!decides) throw new TypeError("remember and lease need a limit that is a number");
       this.#local = {
-        limiter: new LocalLimiter(this.#limiter, this.#timeout, this.#settings, { wantsTime: true }),
+        limiter: new LocalLimiter(this.#patient, this.#timeout, this.#settings, { wantsTime: true }),
         rules: new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS),
       };
     }
@@ -133,8 +128,11 @@ export class RateLimitStore {
   }
 
   async resetKey(key: string): Promise<void> {
-    // Gives back whatever is counted. An application need not have the right to DEL.
-    await this.#take(key, { cost: -MAX_LIMIT });
+    const { limiter, clock } = this.#patient;
+    // Gives back whatever is counted: an application need not have the right to DEL. What is ahead of a clock that was
+    // set back would stay.
+    if (clock === undefined) await this.#take(key, { cost: -MAX_LIMIT });
+    else await limiter.reset(this.prefix + key);
   }
 
   /** Gives back all leases. */
@@ -143,29 +141,33 @@ export class RateLimitStore {
   }
 
   async get(key: string): Promise<ClientInfo | undefined> {
-    const verdict = await this.#limiter.peek(this.prefix + key, [MAX_LIMIT, this.#window]);
+    const verdict = await this.#patient.limiter.peek(this.prefix + key, [MAX_LIMIT, this.#window]);
     const totalHits = MAX_LIMIT - verdict.remaining;
-    return totalHits === 0 ? undefined : { totalHits, resetTime: inFuture(verdict.resetAfterMs) };
+    return totalHits === 0 ? undefined : { totalHits, resetTime: this.#inFuture(verdict.resetAfterMs) };
   }
 
   #take(key: string, options?: TakeOptions): Promise<Verdict> {
-    return this.#limiter[this.#algorithm ?? "log"](this.prefix + key, [this.#limit, this.#window], options);
+    return this.#patient.limiter[this.#algorithm ?? "log"](
+      this.prefix + key,
+      [this.#limit, this.#window],
+      options,
+    );
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
-    if (!limited) return { totalHits: this.#limit - remaining, resetTime: inFuture(resetAfterMs) };
+    if (!limited) return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
     // A limit of 0 allows nothing, ever; the middleware wants a time all the same.
     return {
       totalHits: this.#limit + 1,
-      resetTime: inFuture(retryAfterMs >= 0 ? retryAfterMs : this.#windowMs),
+      resetTime: this.#inFuture(retryAfterMs ?? this.#windowMs),
     };
+  }
+
+  #inFuture(ms: number): Date {
+    return new Date((this.#patient.clock ?? Date.now)() + ms);
   }
 }
 
 function refuse(error: unknown): never {
   throw explained(error);
-}
-
-function inFuture(ms: number): Date {
-  return new Date(Date.now() + ms);
 }

@@ -1,10 +1,11 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
 import { isIPv6 } from "node:net";
-import { type Decision, type Limit, milliseconds, type Verdict, type Window } from "./commands.js";
+import type { Decision, Verdict } from "./commands.js";
+import { MAX_WINDOW_MS, milliseconds, type Quota, type Window } from "./quota.js";
 
-/** A limit as clients are told of it. */
-export interface Policy {
+/** A quota as clients are told of it: an item of the fields. */
+export interface Item {
   name: string;
   limit: number;
   window: Window;
@@ -33,21 +34,23 @@ export interface Fields {
   "Retry-After"?: string;
 }
 
-/** Answers a request that was decided with a row for each policy. */
-export function answer(policies: readonly Policy[], decision: Decision): Answer {
+/** Answers a request that was decided with a row for each item. */
+export function answer(items: readonly Item[], decision: Decision): Answer {
   const { limited, retryAfterMs } = decision;
-  if (!limited) return { status: 200, fields: standing(policies, decision.rows) };
+  if (!limited) return { status: 200, fields: standing(items, decision.rows) };
 
-  const waitHelps = retryAfterMs >= 0;
-  const rows = rowsOf(policies, decision.rows);
+  const waitHelps = retryAfterMs !== null;
+  const rows = rowsOf(items, decision.rows);
   const fields: Fields = {
-    ...named(policies),
-    RateLimit: list(policies, (_, i) => {
+    ...named(items),
+    RateLimit: list(items, (_, i) => {
       const row = rows[i];
       if (row === undefined) return undefined;
       if (!waitHelps) return `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
       // A `t` beyond Retry-After would contradict it.
-      return row.limited ? `r=${row.remaining};t=${seconds(row.retryAfterMs)}` : `r=${row.remaining}`;
+      return row.limited && row.retryAfterMs !== null
+        ? `r=${row.remaining};t=${seconds(row.retryAfterMs)}`
+        : `r=${row.remaining}`;
     }),
   };
   if (waitHelps) fields["Retry-After"] = String(seconds(retryAfterMs));
@@ -56,47 +59,44 @@ export function answer(policies: readonly Policy[], decision: Decision): Answer 
     status,
     type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
     title: "Quota Exceeded",
-    "violated-policies": policies.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
+    "violated-policies": items.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
   };
   return { status, fields, body };
 }
 
-/** What is left of each policy, for an answer that refuses nothing. */
-export function standing(policies: readonly Policy[], verdicts: readonly Verdict[]): Fields {
-  const rows = rowsOf(policies, verdicts);
+/** What is left of each item, for an answer that refuses nothing. */
+export function standing(items: readonly Item[], verdicts: readonly Verdict[]): Fields {
+  const rows = rowsOf(items, verdicts);
   return {
-    ...named(policies),
-    RateLimit: list(policies, (_, i) => {
+    ...named(items),
+    RateLimit: list(items, (_, i) => {
       const row = rows[i];
       return row && `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
     }),
   };
 }
 
-/** The row of each policy. A decision by leases has that of one policy alone, which its limit tells. */
-function rowsOf(policies: readonly Policy[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
-  if (rows.length === policies.length) return rows;
-  return policies.map((policy) => rows.find(({ limit }) => limit === policy.limit));
+/** The row of each item. A decision by leases has that of one item alone, which its limit tells. */
+function rowsOf(items: readonly Item[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
+  if (rows.length === items.length) return rows;
+  return items.map((item) => rows.find(({ limit }) => limit === item.limit));
 }
 
-function named(policies: readonly Policy[]): Pick<Fields, "RateLimit-Policy"> {
+function named(items: readonly Item[]): Pick<Fields, "RateLimit-Policy"> {
   return {
-    "RateLimit-Policy": list(policies, ({ limit, window, unit }) => {
+    "RateLimit-Policy": list(items, ({ limit, window, unit }) => {
       const quotaUnit = unit === undefined ? "" : `;qu=${quoted(unit)}`;
       return `q=${limit}${quotaUnit};w=${milliseconds(window) / 1000}`;
     }),
   };
 }
 
-/** A list of the policies that have parameters. */
-function list(
-  policies: readonly Policy[],
-  parametersOf: (policy: Policy, i: number) => string | undefined,
-): string {
-  return policies
-    .flatMap((policy, i) => {
-      const parameters = parametersOf(policy, i);
-      return parameters === undefined ? [] : `${quoted(policy.name)};${parameters}`;
+/** A list of the items that have parameters. */
+function list(items: readonly Item[], parametersOf: (item: Item, i: number) => string | undefined): string {
+  return items
+    .flatMap((item, i) => {
+      const parameters = parametersOf(item, i);
+      return parameters === undefined ? [] : `${quoted(item.name)};${parameters}`;
     })
     .join(", ");
 }
@@ -110,13 +110,13 @@ function seconds(ms: number): number {
   return Math.ceil(ms / 1000);
 }
 
-/** The policies of some limits, named like `requests-10s`; throws what cannot be said in a header field. */
-export function policiesOf(name: string, limits: readonly Limit[], unit?: string): Policy[] {
-  const windows = new Set(limits.map(([, window]) => milliseconds(window)));
-  if (limits.length < 1 || limits.length > 8) throw new RangeError("limits must be from 1 to 8");
-  if (windows.size < limits.length) throw new RangeError("the windows of limits must differ");
-  return limits.map(([limit, window]) => {
-    if (!/^[ -~]*$/.test(name + (unit ?? ""))) throw new TypeError("names and units must be ASCII");
+/** The items of a policy, named like `requests-10s`; throws what cannot be said in a header field. */
+export function itemsOf(name: string, quotas: readonly Quota[], unit?: string): Item[] {
+  const windows = new Set(quotas.map(([, window]) => milliseconds(window)));
+  if (quotas.length < 1 || quotas.length > 8) throw new RangeError("quotas must be from 1 to 8");
+  if (windows.size < quotas.length) throw new RangeError("the windows of quotas must differ");
+  if (!/^[ -~]*$/.test(name + (unit ?? ""))) throw new TypeError("names and units must be ASCII");
+  return quotas.map(([limit, window]) => {
     if (!Number.isInteger(limit) || limit < 0 || limit > 999_999_999_999_999) {
       throw new RangeError("the limit of a policy must be an integer from 0 to 999999999999999");
     }
@@ -129,18 +129,6 @@ export function policiesOf(name: string, limits: readonly Limit[], unit?: string
   });
 }
 
-/** Limits as a setting spells them: `5/10s,100/1h` is 5 in 10 seconds and 100 in an hour. */
-export function parseLimits(text: string): Limit[] {
-  return text.split(",").map((limit) => {
-    const [, count, window] = /^\s*(\d{1,15})\/([1-9]\d{0,7}[smhd])\s*$/.exec(limit) ?? [];
-    if (window === undefined) {
-      throw new RangeError(`"${limit}" is no limit such as 5/10s, with a window in s, m, h or d`);
-    }
-    return [Number(count), window];
-  });
-}
-
-const MAX_WINDOW_MS = 3650 * 86_400_000;
 /** Whom an address stands for. An IPv6 client has a whole network, named by its first 64 bits. */
 export function client(address: string): string {
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);

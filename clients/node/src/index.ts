@@ -1,19 +1,21 @@
+export { acquire, type AcquireOptions } from "./acquire.js";
+export { type Clock, withClock } from "./clock.js";
 export {
   type Algorithm,
   type AllOptions,
+  cmd,
   type CommandWriter,
   type Decision,
   type Info,
   type Key,
-  type Limit,
-  MAX_LIMIT,
   type PeekOptions,
   type RateLimiter,
   type Row,
   rl,
   type TakeOptions,
   type Verdict,
-  type Window,
   type WindowInfo,
+  type Words,
 } from "./commands.js";
 export { type LeaseOptions, type Leases, leases } from "./leases.js";
+export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./quota.js";

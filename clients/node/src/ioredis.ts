@@ -3,8 +3,10 @@
 
 import type { Socket } from "node:net";
 import { Command } from "ioredis";
+import { type Clock, withClock } from "./clock.js";
 import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
 import { connections } from "./patient.js";
+import { setImmediate } from "./realtime.js";
 import { WAITING, type Waiting } from "./timeout.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
@@ -40,6 +42,8 @@ class Words implements CommandWriter {
   }
 
   pushKey(key: Key): void {
+    // ioredis would send undefined as the empty key, which all such callers then share.
+    if (typeof key !== "string" && !ArrayBuffer.isView(key)) throw new TypeError("a key is text or a Buffer");
     const whole = this.#prefix ? prefixed(this.#prefix, key) : key;
     this.keys.push(whole);
     this.args.push(whole);
@@ -122,8 +126,13 @@ function gather(socket: Socket): void {
   }
 }
 
+export interface LimiterOptions {
+  /** The time of each command, in Unix milliseconds; the server's if left out. */
+  clock?: Clock;
+}
+
 /** The commands on a connection of ioredis. */
-export function rateLimiter(redis: Connection): RateLimiter {
+export function rateLimiter(redis: Connection, { clock }: LimiterOptions = {}): RateLimiter {
   function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
     return (...args: Arguments): Promise<Reply> => {
       const words = new Words(redis.options.keyPrefix);
@@ -151,7 +160,7 @@ export function rateLimiter(redis: Connection): RateLimiter {
   connections.set(limiter, {
     isConnecting: () => CONNECTING.has(redis.status) && redis.options.enableOfflineQueue !== false,
   });
-  return limiter;
+  return clock === undefined ? limiter : withClock(limiter, clock);
 }
 
 /** Not of a connection that has ended, or that is made for its first command. */

@@ -1,29 +1,27 @@
 // A limiter that asks the server only now and then: what drives the machine of `local`.
 
+import { type Clock, processTime } from "./clock.js";
 import {
   type Algorithm,
-  type Decision,
-  duration,
+  checkedAlgorithm,
   explained,
   type Key,
-  type Limit,
-  listOf,
-  MAX_LIMIT,
   type RateLimiter,
   type Verdict,
-  type Window,
 } from "./commands.js";
 import { Decider } from "./local/decider.js";
 import { type Command, type Request, Rules, type Settings, type Step } from "./local/types.js";
-import { withTimeout } from "./patient.js";
-import { Timeout, type Waiting } from "./timeout.js";
+import { type Patient, patiently } from "./patient.js";
+import { duration, listOf, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
+import { LONGEST_TIMER_MS, Timeout, type Waiting } from "./timeout.js";
+import { wholeWithTime } from "./whole.js";
 
 /** How long a lease lasts if nothing else is said. */
 export const LEASE_MS = 100;
 
 export interface LeaseOptions {
   /** All must allow a request, or nothing is counted in any. */
-  limits: Limit | readonly Limit[];
+  quotas: Quotas;
   /** `log` if left out. */
   algorithm?: Algorithm;
   /**
@@ -37,6 +35,8 @@ export interface LeaseOptions {
   remember?: Window;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number;
+  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  clock?: Clock;
 }
 
 /** A limiter for hot keys and floods. */
@@ -57,18 +57,23 @@ export interface Leases {
 export function leases(
   limiter: RateLimiter,
   {
-    limits,
+    quotas,
     algorithm = "log",
-    units = Math.floor(smallest(limits) / 100),
+    units,
     for: lasting = `${LEASE_MS}ms`,
     remember = "1s",
     timeoutMs = 1000,
+    clock,
   }: LeaseOptions,
 ): Leases {
-  const rules = new Rules(algorithm, listOf(limits), duration(lasting));
+  const list = listOf(quotas);
+  const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting));
+  const settings = {
+    units: wholeUnits(units ?? Math.floor(smallest(list) / 100)),
+    rememberMs: duration(remember),
+  };
   const timeout = new Timeout(timeoutMs);
-  const settings = { units: wholeUnits(units), rememberMs: duration(remember) };
-  const local = new LocalLimiter(withTimeout(limiter, timeout), timeout, settings);
+  const local = new LocalLimiter(patiently(limiter, timeout, clock), timeout, settings);
   return {
     async take(key, { cost = 1 } = {}) {
       return local.take(key, rules, cost);
@@ -77,8 +82,8 @@ export function leases(
   };
 }
 
-function smallest(limits: Limit | readonly Limit[]): number {
-  return Math.min(...listOf(limits).map(([limit]) => limit));
+function smallest(quotas: readonly Quota[]): number {
+  return Math.min(...quotas.map(([limit]) => limit));
 }
 
 /** The units of a lease, if they make sense. */
@@ -100,6 +105,7 @@ export class LocalLimiter {
   readonly #limiter: RateLimiter;
   readonly #decider: Decider<Asked>;
   readonly #timeout: Timeout;
+  readonly #now: Clock;
   readonly #wantsTime: boolean;
   readonly #sent = new Set<Promise<unknown>>();
   #timer: NodeJS.Timeout | undefined;
@@ -110,12 +116,13 @@ export class LocalLimiter {
    * If the time is wanted, every verdict on a positive cost has `at`.
    */
   constructor(
-    limiter: RateLimiter,
+    { limiter, clock }: Patient,
     timeout: Timeout,
     settings: Settings,
     { wantsTime = false }: { wantsTime?: boolean } = {},
   ) {
     this.#limiter = limiter;
+    this.#now = clock ?? processTime;
     this.#timeout = timeout;
     this.#decider = new Decider(settings);
     this.#wantsTime = wantsTime;
@@ -123,7 +130,7 @@ export class LocalLimiter {
 
   take(key: Key, rules: Rules, cost: number): Verdict | Promise<Verdict> {
     if (!Number.isSafeInteger(cost)) throw new RangeError("a cost must be an integer");
-    const known = this.#decider.known(now(), key, rules, cost);
+    const known = this.#decider.known(this.#now(), key, rules, cost);
     return known ?? this.#timeout.wait((waiting) => this.#ask(key, rules, cost, waiting));
   }
 
@@ -133,7 +140,7 @@ export class LocalLimiter {
       waiting.onGiveUp = () => {
         this.#decider.cancel(key, request);
       };
-      this.#carryOut(this.#decider.take(now(), key, request));
+      this.#carryOut(this.#decider.take(this.#now(), key, request));
     });
   }
 
@@ -151,26 +158,21 @@ export class LocalLimiter {
     const reply = this.#reply(command).then(
       (verdict) => {
         this.#sent.delete(reply);
-        this.#carryOut(this.#decider.reply(now(), command, verdict));
+        this.#carryOut(this.#decider.reply(this.#now(), command, verdict));
       },
       (error: unknown) => {
         this.#sent.delete(reply);
-        this.#carryOut(this.#decider.reply(now(), command, undefined), explained(error));
+        this.#carryOut(this.#decider.reply(this.#now(), command, undefined), explained(error));
       },
     );
     this.#sent.add(reply);
   }
 
   async #reply({ key, rules, cost, partial, at }: Command<Asked>): Promise<Verdict> {
-    const { algorithm, limits } = rules;
-    const wantsTime = this.#wantsTime && cost > 0 && !partial;
-    if (wantsTime && cost > 1) {
-      return tightest(
-        await this.#limiter.all(limits.map(([limit, window]) => ({ key, algorithm, limit, window, cost }))),
-      );
-    }
-    // One unit is taken as a whole with PARTIAL too, which tells the time.
-    return this.#limiter[algorithm](key, limits, { cost, partial: partial || wantsTime, at });
+    const { algorithm, quotas } = rules;
+    if (this.#wantsTime && cost > 0 && !partial)
+      return wholeWithTime(this.#limiter, algorithm, key, quotas, cost);
+    return this.#limiter[algorithm](key, quotas, { cost, partial, at });
   }
 
   #tickLater(): void {
@@ -181,9 +183,9 @@ export class LocalLimiter {
     this.#timer = setTimeout(
       () => {
         this.#timerMs = Infinity;
-        this.#carryOut(this.#decider.tick(now()));
+        this.#carryOut(this.#decider.tick(this.#now()));
       },
-      Math.max(0, nextTickMs - now()),
+      Math.min(Math.max(0, nextTickMs - this.#now()), LONGEST_TIMER_MS),
     ).unref();
   }
 
@@ -193,21 +195,4 @@ export class LocalLimiter {
     this.#timerMs = Infinity;
     while (this.#sent.size > 0) await Promise.all(this.#sent);
   }
-}
-
-/** This process's time. */
-export function now(): number {
-  return Math.floor(performance.now());
-}
-
-/** The verdict that a single command would give: of those that refuse the longest wait, else the fewest units. */
-function tightest({ limited, at, rows }: Decision): Verdict {
-  const wait = ({ retryAfterMs }: Verdict) => (retryAfterMs < 0 ? Infinity : retryAfterMs);
-  const verdict = rows
-    .filter((row) => row.limited === limited)
-    .reduce((tightest, row) => {
-      const isTighter = limited ? wait(row) > wait(tightest) : row.remaining < tightest.remaining;
-      return isTighter ? row : tightest;
-    });
-  return { ...verdict, at };
 }

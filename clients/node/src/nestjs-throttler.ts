@@ -1,7 +1,9 @@
 // A storage for @nestjs/throttler.
 
-import { explained, MAX_LIMIT, type RateLimiter, type Row, type Verdict, type Window } from "./commands.js";
-import { withTimeout } from "./patient.js";
+import type { Clock } from "./clock.js";
+import { explained, type RateLimiter, type Row, type Verdict } from "./commands.js";
+import { patiently } from "./patient.js";
+import { MAX_LIMIT, type Window } from "./quota.js";
 import { Remembering } from "./remembering.js";
 import { Timeout } from "./timeout.js";
 
@@ -12,6 +14,8 @@ export interface StorageOptions {
   timeoutMs?: number;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
   remember?: Window;
+  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  clock?: Clock;
 }
 
 /** Times are in seconds. */
@@ -34,9 +38,13 @@ export class RateLimitStorage {
   readonly #remembering: Remembering;
   readonly #prefix: string;
 
-  constructor(limiter: RateLimiter, { prefix = "rl:", timeoutMs = 1000, remember = 0 }: StorageOptions = {}) {
-    this.#limiter = withTimeout(limiter, new Timeout(timeoutMs));
-    this.#remembering = new Remembering(this.#limiter, remember);
+  constructor(
+    limiter: RateLimiter,
+    { prefix = "rl:", timeoutMs = 1000, remember = 0, clock }: StorageOptions = {},
+  ) {
+    const patient = patiently(limiter, new Timeout(timeoutMs), clock);
+    this.#limiter = patient.limiter;
+    this.#remembering = new Remembering(patient, remember);
     this.#prefix = prefix;
   }
 
@@ -85,13 +93,13 @@ export class RateLimitStorage {
   }
 }
 
-function record(verdict: Verdict, limit: number, blockMs: number): StorageRecord {
+function record(verdict: Verdict, limit: number, blockMs: number | null): StorageRecord {
   const { limited, remaining, resetAfterMs } = verdict;
   return {
     totalHits: limited ? limit + 1 : limit - remaining,
     timeToExpire: seconds(resetAfterMs),
     isBlocked: limited,
-    timeToBlockExpire: limited ? seconds(blockMs) : 0,
+    timeToBlockExpire: limited ? seconds(blockMs ?? 0) : 0,
   };
 }
 

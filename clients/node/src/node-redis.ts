@@ -3,6 +3,7 @@
 
 import type { RateLimiter } from "./commands.js";
 import type { Connection } from "./patient.js";
+import { setImmediate } from "./realtime.js";
 
 /** Sends a command on a connection. */
 type Send = (connection: object) => Promise<unknown>;

@@ -1,8 +1,10 @@
 // A limiter whose commands have a timeout. What is given up before it is sent is not sent: it would count a request that
 // has long passed, or was long refused.
 
+import { type Clock, clockOf, withClock, withoutClock } from "./clock.js";
 import type { RateLimiter } from "./commands.js";
 import { ofNodeRedis } from "./node-redis.js";
+import { setTimeout } from "./realtime.js";
 import { type Timeout, WAITING, type Waiting } from "./timeout.js";
 
 /** A connection of either client. */
@@ -54,8 +56,30 @@ class Gate {
   }
 }
 
+/** What an adapter asks. */
+export interface Patient {
+  /** Its commands have a timeout, and the time of the clock if there is one. */
+  readonly limiter: RateLimiter;
+  readonly clock: Clock | undefined;
+}
+
+/** A limiter for an adapter, which may have a clock of its own. */
+export function patiently(limiter: RateLimiter, timeout: Timeout, clock?: Clock): Patient {
+  // A command that fails is read as Redis being away: this must not wait for the first one.
+  if (typeof (limiter as Partial<RateLimiter> | undefined | null)?.all !== "function") {
+    throw new TypeError(
+      "a limiter is client.rl of node-redis with modules: { rl }, or rateLimiter(redis) of ioredis",
+    );
+  }
+  const patient = withTimeout(withoutClock(limiter), timeout);
+  const time = clock ?? clockOf(limiter);
+  if (time === undefined) return { limiter: patient, clock: time };
+  const timed = withClock(patient, time);
+  return { limiter: timed, clock: clockOf(timed) };
+}
+
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
-export function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
+function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
   const known = connections.get(limiter);
   const [to, connection] = known === undefined ? ofNodeRedis(limiter) : [limiter, known];
   const gate = new Gate(connection);
@@ -63,10 +87,10 @@ export function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter
     return timeout.wait((waiting) => gate.pass(waiting, () => send({ [WAITING]: waiting })));
   }
   return {
-    fixed: (key, limits, options) => ask((waiting) => to.fixed(key, limits, { ...options, ...waiting })),
-    sliding: (key, limits, options) => ask((waiting) => to.sliding(key, limits, { ...options, ...waiting })),
-    log: (key, limits, options) => ask((waiting) => to.log(key, limits, { ...options, ...waiting })),
-    peek: (key, limits, options) => ask((waiting) => to.peek(key, limits, { ...options, ...waiting })),
+    fixed: (key, quotas, options) => ask((waiting) => to.fixed(key, quotas, { ...options, ...waiting })),
+    sliding: (key, quotas, options) => ask((waiting) => to.sliding(key, quotas, { ...options, ...waiting })),
+    log: (key, quotas, options) => ask((waiting) => to.log(key, quotas, { ...options, ...waiting })),
+    peek: (key, quotas, options) => ask((waiting) => to.peek(key, quotas, { ...options, ...waiting })),
     info: (key) => ask(() => to.info(key)),
     all: (rows, options) => ask((waiting) => to.all(rows, { ...options, ...waiting })),
     reset: (key) => ask(() => to.reset(key)),

@@ -1,22 +1,25 @@
-import { type Decision, duration, type RateLimiter, type Row, type Window } from "./commands.js";
-import { now } from "./leases.js";
+import { processTime } from "./clock.js";
+import type { Decision, Row } from "./commands.js";
 import { Refusals } from "./local/refusals.js";
+import type { Patient } from "./patient.js";
+import { duration, type Window } from "./quota.js";
 
-/** Decides several limits, and repeats refusals without asking. */
+/** Decides several quotas, and repeats refusals without asking. */
 export class Remembering {
-  readonly #limiter: RateLimiter;
+  readonly #patient: Patient;
   readonly #refusals: Refusals;
 
   /** Refusals are repeated until they are so old. */
-  constructor(limiter: RateLimiter, remember: Window) {
-    this.#limiter = limiter;
+  constructor(patient: Patient, remember: Window) {
+    this.#patient = patient;
     this.#refusals = new Refusals(duration(remember));
   }
 
   async decide(rows: readonly Row[]): Promise<Decision> {
+    const { limiter, clock: now = processTime } = this.#patient;
     const known = this.#refusals.known(now(), rows);
     if (known !== undefined) return known;
-    const decision = await this.#limiter.all(rows);
+    const decision = await limiter.all(rows);
     this.#refusals.remember(now(), rows, decision);
     return decision;
   }

@@ -1,6 +1,11 @@
 // A timeout that is Redis's time and not this process's. A plain timer fires before an answer is read that came while
 // the event loop was busy, and takes a burst or a long computation for a server that is away.
 
+import { eventLoopUtilization, now, setImmediate, setTimeout } from "./realtime.js";
+
+/** What a timer can wait for. */
+export const LONGEST_TIMER_MS = 2 ** 31 - 1;
+
 /** What a timeout sees of the process. */
 export interface Clock {
   /** The time, and how much of it the event loop has waited with nothing to do. */
@@ -10,7 +15,7 @@ export interface Clock {
 }
 
 const processClock: Clock = {
-  now: () => ({ ms: performance.now(), idleMs: performance.eventLoopUtilization().idle }),
+  now: () => ({ ms: now(), idleMs: eventLoopUtilization().idle }),
   afterReading: (ms, callback) => {
     // A turn of the event loop runs timers, then reads sockets, then runs immediates. The timer keeps no process
     // alive: the connection does.

@@ -57,14 +57,14 @@ for (const [name, connect] of Object.entries(clients)) {
 
     test("Express", async () => {
       const errors: Error[] = [];
-      const quota = { limits: [5, "1h"], cost: 5, key: () => "limit:key" } as const;
-      const limit = rateLimit<express.Request>(limiter, quota, {
+      const policy = { name: "limit", quotas: "5/h", cost: 5, key: () => "key" };
+      const limit = rateLimit<express.Request>(limiter, policy, {
         timeoutMs: 30_000,
         onError: (error) => errors.push(error),
       });
       const app = express();
       app.get("/", limit, async (request, response) => {
-        await limit.settle(request, response, { requests: Number(request.query.used) });
+        await limit.settle(request, response, { limit: Number(request.query.used) });
         response.send("done");
       });
       const web = await serve(app);

@@ -46,7 +46,7 @@ type Ask = () => Promise<number>;
 const failed = () => 500;
 
 function express(limiter: RateLimiter, options: Options): Ask {
-  const limit = rateLimit(limiter, { limits: [5, "1h"], key: () => "express" }, options);
+  const limit = rateLimit(limiter, { quotas: [5, "1h"], key: () => "key" }, options);
   return () =>
     new Promise((resolve) => {
       const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };

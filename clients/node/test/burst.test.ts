@@ -41,8 +41,8 @@ const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
 const failed = () => 500;
 
 function express(limiter: RateLimiter, key: string, fail: "open" | "closed"): Ask {
-  const quota = { limits: [LIMIT, "1h"], key: () => key } as const;
-  const limit = rateLimit(limiter, quota, { fail, timeoutMs: TIMEOUT_MS, onError: () => {} });
+  const policy = { quotas: `${LIMIT}/h`, key: () => key };
+  const limit = rateLimit(limiter, policy, { fail, timeoutMs: TIMEOUT_MS, onError: () => {} });
   return () =>
     new Promise((resolve) => {
       const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };

@@ -2,11 +2,13 @@
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
+import type { ServerResponse } from "node:http";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type CommandWriter, type Decision, type Key, type RateLimiter, rl, type Verdict } from "redis-rl";
-import { answer, type Policy } from "redis-rl/http";
+import { cmd, type Decision, parseQuotas, type Quota, type RateLimiter, rl, type Verdict } from "redis-rl";
+import { type Policy, type Request, rateLimit } from "redis-rl/express";
+import { answer, type Item } from "redis-rl/http";
 import { rateLimiter } from "redis-rl/ioredis";
 import { Server, socket } from "./harness.js";
 
@@ -26,7 +28,7 @@ interface Step {
 }
 interface HttpCase {
   name: string;
-  policies: Policy[];
+  policies: Item[];
   before: Step[];
   rows: Parameters<RateLimiter["all"]>[0];
   at: number;
@@ -37,9 +39,18 @@ interface HttpCase {
   body?: object;
 }
 
+interface PolicyCase {
+  name: string;
+  policies: (Omit<Policy, "key"> & { key?: string | null })[];
+  client: string;
+  words: string[] | null;
+}
+
 const table = JSON.parse(readFileSync(process.env.CASES ?? "../../cases.json", "utf8")) as {
   commands: { name: string; large?: boolean; steps: Step[] }[];
   http: HttpCase[];
+  quotas: { text: string; quotas?: Quota[]; error?: true }[];
+  policies: PolicyCase[];
 };
 
 /** A client under test. */
@@ -80,11 +91,9 @@ function argumentsOf({ call, key, limits, rows, cost, force, partial, at }: Step
 
 /** The words that a call sends. */
 function words(step: Step): string[] {
-  const sent: Key[] = [];
-  const writer: CommandWriter = { push: (...more) => sent.push(...more), pushKey: (key) => sent.push(key) };
-  const parse = rl[step.call as "all"].parseCommand as (writer: CommandWriter, ...args: unknown[]) => void;
-  parse(writer, ...argumentsOf(step));
-  return sent.map(String);
+  const { call, key } = step;
+  if (call === "info" || call === undefined) return ["RL.INFO", key];
+  return (cmd[call] as (...args: unknown[]) => unknown[])(...argumentsOf(step)).map(String);
 }
 
 async function run({ limiter, raw }: Client, step: Step): Promise<void> {
@@ -110,12 +119,25 @@ async function run({ limiter, raw }: Client, step: Step): Promise<void> {
 }
 
 function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs, taken, at]: Figures): Verdict {
-  const verdict = { limited: limited === 1, limit, remaining, retryAfterMs, resetAfterMs };
+  const verdict = {
+    allowed: limited === 0,
+    limited: limited === 1,
+    limit,
+    remaining,
+    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
+    resetAfterMs,
+  };
   return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };
 }
 
 function decisionOf([limited, retryAfterMs, at, rows]: HttpCase["reply"]): Decision {
-  return { limited: limited === 1, retryAfterMs, at, rows: rows.map(verdictOf) };
+  return {
+    allowed: limited === 0,
+    limited: limited === 1,
+    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
+    at,
+    rows: rows.map(verdictOf),
+  };
 }
 
 /** The table's names are the server's; ours are in the manner of JavaScript. */
@@ -175,5 +197,40 @@ for (const [name, connect] of Object.entries(clients)) {
         assert.deepEqual(said.body, body);
       });
     }
+  });
+}
+
+for (const { text, quotas } of table.quotas) {
+  test(`the quotas ${JSON.stringify(text)}`, () => {
+    if (quotas === undefined) {
+      assert.throws(() => parseQuotas(text), {
+        name: "RangeError",
+        message: /^".*" is no quota such as 5\/10s$/,
+      });
+      assert.throws(() => cmd.log("key", text), RangeError);
+    } else {
+      assert.deepEqual(parseQuotas(text), quotas);
+      assert.deepEqual(cmd.log("key", text), cmd.log("key", quotas));
+    }
+  });
+}
+
+for (const { name, policies, client, words } of table.policies) {
+  test(`policies: ${name}`, async () => {
+    const sent: string[][] = [];
+    const limiter = {
+      all: async (rows: Parameters<RateLimiter["all"]>[0]) => {
+        sent.push(cmd.all(rows).map(String));
+        return { limited: false, rows: [] } as unknown as Decision;
+      },
+    } as unknown as RateLimiter;
+    const own = policies.map(({ key, ...policy }) =>
+      key === undefined ? policy : { ...policy, key: () => key },
+    );
+    const request = { ip: client } as Request;
+    let passed = 0;
+    await rateLimit(limiter, own)(request, { setHeader() {} } as unknown as ServerResponse, () => passed++);
+    assert.deepEqual(sent, words === null ? [] : [words]);
+    assert.equal(passed, 1);
   });
 }

@@ -52,6 +52,13 @@ describe("one server", () => {
       assert.equal(await limiter.reset(key), 0);
     });
 
+    test(`${name}: what is no key is not sent`, async () => {
+      for (const key of [undefined, null, 42]) {
+        await assert.rejects((await connect()).log(key as unknown as string, "5/h"), TypeError);
+      }
+      assert.equal(await command(server, "DBSIZE"), 0);
+    });
+
     test(`${name}: the client's prefix begins every key`, async () => {
       const limiter = await connect("app:");
       await limiter.log("a", [5, "1h"]);

@@ -5,7 +5,15 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import express from "express";
 import { createClient } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
-import { type Options, parseLimits, type Quota, type RateLimit, rateLimit } from "redis-rl/express";
+import {
+  type AppliedPolicy,
+  type Choose,
+  type Options,
+  type Policies,
+  type Policy,
+  type RateLimit,
+  rateLimit,
+} from "redis-rl/express";
 import { client as whom } from "redis-rl/http";
 import { calls, clock, command, serve, Server, socket, type Web } from "./harness.js";
 
@@ -36,11 +44,11 @@ describe("express", () => {
 
   /** An application whose every path is limited so. */
   async function limited(
-    quota: Quota<express.Request> | Quota<express.Request>[],
-    options = PATIENT,
+    policies: Policies<express.Request> | Choose<express.Request>,
+    options: Options<express.Request, express.Response> = {},
   ): Promise<void> {
     const app = express();
-    app.use(rateLimit(client.rl, quota, options));
+    app.use(rateLimit(client.rl, policies, { ...PATIENT, ...options }));
     app.use((_request, response) => void response.send("hello"));
     web = await serve(app);
   }
@@ -60,7 +68,7 @@ describe("express", () => {
 
   test("one call decides all tiers, and the fields list each", async () => {
     await limited({
-      limits: [
+      quotas: [
         [2, "10m"],
         [2, "1h"],
       ],
@@ -87,18 +95,18 @@ describe("express", () => {
   });
 
   test("Retry-After is enough, and a second less is not", async () => {
-    await limited({ limits: [1, "1h"], key: () => "key" });
+    await limited({ quotas: [1, "1h"], key: () => "key" });
     await get();
     const before = await clock(server);
     const { retryAfter } = await get();
     const after = await clock(server);
-    const peek = (at: number) => client.rl.peek("key", [1, "1h"], { at });
+    const peek = (at: number) => client.rl.peek("requests:key", "1/h", { at });
     assert.equal((await peek(before + Number(retryAfter) * 1000 - 2000)).limited, true);
     assert.equal((await peek(after + Number(retryAfter) * 1000)).limited, false);
   });
 
   test("a request that costs more than the limit is answered 403", async () => {
-    await limited({ limits: [2, "10m"], cost: (request) => Number(request.query.cost ?? 1) });
+    await limited({ quotas: [2, "10m"], cost: (request) => Number(request.query.cost ?? 1) });
     const { status, retryAfter, limit } = await get("/?cost=3");
     assert.deepEqual([status, retryAfter, limit], [403, null, '"requests-10m";r=2;t=0']);
     assert.equal((await get("/?cost=2")).status, 200);
@@ -107,16 +115,16 @@ describe("express", () => {
   });
 
   test("a cost that makes no sense is an error of the application", async () => {
-    await limited({ limits: [2, "10m"], cost: (request) => Number(request.query.cost) });
+    await limited({ quotas: [2, "10m"], cost: (request) => Number(request.query.cost) });
     for (const cost of ["none", "1.5", "-1", String(2 ** 53)]) {
       assert.equal((await get(`/?cost=${cost}`)).status, 500, cost);
     }
   });
 
-  test("several quotas are decided in one step, all or nothing", async () => {
+  test("several policies are decided in one step, all or nothing", async () => {
     await limited([
-      { name: "user", limits: [5, "1h"], key: (request) => `{team}:user:${request.query.user}` },
-      { name: "team", limits: [2, "1h"], algorithm: "fixed", key: () => "{team}" },
+      { name: "user", quotas: [5, "1h"], key: (request) => `{team}:${request.query.user}` },
+      { name: "team", quotas: [2, "1h"], algorithm: "fixed", key: () => "{team}" },
     ]);
     assert.equal((await get("/?user=1")).status, 200);
     assert.equal((await get("/?user=2")).status, 200);
@@ -127,10 +135,195 @@ describe("express", () => {
     assert.equal(await calls(server, "RL.ALL"), 3);
   });
 
+  test("a function of the request chooses a policy, several, or none", async () => {
+    const seen: string[][] = [];
+    const free = { name: "free", quotas: "2/h" };
+    const plans: Record<string, Policies | undefined> = {
+      free,
+      paid: [
+        { name: "paid", quotas: "5/h" },
+        { ...free, name: "burst" },
+      ],
+      text: "7/h",
+      nobody: undefined,
+      nothing: [],
+    };
+    for (const choose of [
+      (request: express.Request) => plans[String(request.query.plan)],
+      async (request: express.Request) => plans[String(request.query.plan)],
+    ]) {
+      await limited(choose, {
+        onDecision: (_request, _decision, policies) => seen.push(policies.map(({ name }) => name)),
+      });
+      assert.match((await get("/?plan=free")).limit ?? "", /^"free-1h";r=1;t=\d+$/);
+      assert.match((await get("/?plan=paid")).policy ?? "", /^"paid-1h";q=5;w=3600, "burst-1h";q=2;w=3600$/);
+      assert.match((await get("/?plan=text")).limit ?? "", /^"requests-1h";r=6;/);
+      for (const plan of ["nobody", "nothing", "other"]) {
+        const { status, policy, limit } = await get(`/?plan=${plan}`);
+        assert.deepEqual([status, policy, limit], [200, null, null]);
+      }
+      assert.deepEqual(seen.splice(0), [["free"], ["paid", "burst"], ["requests"]]);
+      assert.equal(await calls(server, "RL.ALL"), 3);
+      assert.equal(await command(server, "EXISTS", "free:{127.0.0.1}", "paid:{127.0.0.1}"), 2);
+      await command(server, "FLUSHALL");
+      await command(server, "CONFIG", "RESETSTAT");
+      await web?.stop();
+    }
+  });
+
+  test("what a function of the request throws, or rejects with, is an error of the application", async () => {
+    const failing = () => {
+      throw new Error("the database is away");
+    };
+    const rejecting = () => Promise.reject(new Error("the database is away"));
+    const wrong = () => ["5/h", "6/h"];
+    const policies: (Policies | Choose)[] = [
+      failing,
+      rejecting,
+      wrong,
+      { quotas: "5/h", key: failing },
+      { quotas: "5/h", key: rejecting },
+      { quotas: "5/h", cost: rejecting },
+      [
+        { quotas: "5/h", key: rejecting },
+        { name: "b", quotas: "5/h", key: failing },
+      ],
+      { quotas: "5/h", key: () => ({}) as string },
+    ];
+    for (const policy of policies) {
+      await limited(policy);
+      assert.equal((await get()).status, 500);
+      await web?.stop();
+    }
+    assert.equal(await calls(server, "RL.ALL"), 0);
+  });
+
+  test("keys and costs may be functions, plain or asynchronous; without a key a request is not limited", async () => {
+    const user = (request: express.Request) => request.get("User");
+    await limited({
+      name: "tokens",
+      quotas: "10/h",
+      key: async (request) => user(request),
+      cost: async (request) => Number(request.query.cost),
+    });
+    assert.match((await get("/?cost=3", { User: "bob" })).limit ?? "", /^"tokens-1h";r=7;/);
+    assert.match((await get("/?cost=3", { User: "eve" })).limit ?? "", /^"tokens-1h";r=7;/);
+    assert.deepEqual((await get("/?cost=3")).limit, null);
+    assert.equal(await command(server, "EXISTS", "tokens:bob", "tokens:eve"), 2);
+    await web?.stop();
+    const policies = ["10/h", { name: "daily", quotas: "99/d", key: () => null }];
+    await limited(policies, { key: user });
+    assert.match((await get("/", { User: "bob" })).limit ?? "", /^"requests-1h";r=9;t=\d+$/);
+    assert.equal(await command(server, "EXISTS", "requests:bob"), 1);
+    assert.equal((await get("/")).limit, null);
+  });
+
+  test("onDecision is told of each decision, and what it throws is an error of the application", async () => {
+    const told: [string, boolean, readonly AppliedPolicy[]][] = [];
+    await limited(["1/h", { name: "bytes", quotas: "9/h", cost: 4 }], {
+      remember: "1h",
+      onDecision: (request, { allowed }, policies) => {
+        if (request.path === "/throws") throw new Error("of the application");
+        told.push([request.path, allowed, policies]);
+      },
+    });
+    for (const path of ["/a", "/b", "/c"]) await get(path);
+    assert.deepEqual(
+      told.map(([path, allowed]) => [path, allowed]),
+      [
+        ["/a", true],
+        ["/b", false],
+        ["/c", false],
+      ],
+    );
+    assert.equal(await calls(server, "RL.ALL"), 2);
+    const [, bytes] = told[1]?.[2] ?? [];
+    assert.deepEqual([bytes?.key, bytes?.cost, bytes?.quotas], ["bytes:{127.0.0.1}", 4, [[9, "1h"]]]);
+    assert.deepEqual(
+      told[1]?.[2].map(({ verdicts }) => verdicts?.map(({ limited }) => limited)),
+      [[true], [false]],
+    );
+    assert.equal((await get("/throws")).status, 500);
+  });
+
+  test("onLimited answers in its own words, with the fields set", async () => {
+    await limited("1/h", {
+      onLimited: (_request, response, { status, body }) => {
+        assert.equal(response.statusCode, 429);
+        response.setHeader("RateLimit", "hidden");
+        response.status(420).send(`${status}: ${String(body?.["violated-policies"])}`);
+      },
+    });
+    await get();
+    const { status, policy, limit, retryAfter, text } = await get();
+    assert.deepEqual(
+      [status, policy, limit, text],
+      [420, '"requests-1h";q=1;w=3600', "hidden", "429: requests-1h"],
+    );
+    assert.match(retryAfter ?? "", /^3[56]\d\d$/);
+    await web?.stop();
+    await limited("1/h", { onLimited: () => Promise.reject(new Error("of the application")) });
+    assert.match((await get()).text, /Error: of the application/);
+  });
+
+  test("onAway lets a request pass, or answers it", async () => {
+    await command(server, "SET", "requests:127.0.0.1", "text");
+    const errors: Error[] = [];
+    const onError = (error: Error) => errors.push(error);
+    await limited("1/h", {
+      onError,
+      onAway: async ({ path }, error) => {
+        assert.match(error.message, /WRONGTYPE/);
+        if (path === "/pass") return undefined;
+        if (path === "/json") return { status: 500, body: { reason: "away" } };
+        return { status: 503, fields: { "Retry-After": "5", "Content-Type": "text/html" }, body: "<p>away" };
+      },
+    });
+    assert.equal((await get("/pass")).text, "hello");
+    const json = await get("/json");
+    assert.deepEqual([json.status, json.type, json.text], [500, "application/json", '{"reason":"away"}']);
+    const { status, type, text, retryAfter, limit } = await get("/html");
+    assert.deepEqual([status, type, text, retryAfter, limit], [503, "text/html", "<p>away", "5", null]);
+    assert.equal(errors.length, 3);
+    await web?.stop();
+    await limited("1/h", {
+      onError,
+      onAway: () => {
+        throw new Error("of the application");
+      },
+    });
+    assert.equal((await get()).status, 500);
+  });
+
+  test("each route has its own limit", async () => {
+    const app = express();
+    const answer: express.RequestHandler = (_request, response) => void response.send("hello");
+    app.use(rateLimit(client.rl, { name: "all", quotas: "5/h" }, PATIENT));
+    app.get("/search", rateLimit(client.rl, { name: "search", quotas: "1/h" }, PATIENT), answer);
+    app.get("/other", answer);
+    web = await serve(app);
+    const statuses = [];
+    for (const path of ["/search", "/search", "/other"]) statuses.push((await get(path)).status);
+    assert.deepEqual(statuses, [200, 429, 200]);
+    assert.match((await get("/other")).limit ?? "", /^"all-1h";r=1;t=\d+$/);
+  });
+
+  test("at the time of a clock", async () => {
+    let now = await clock(server);
+    await limited("1/h", { clock: () => now, remember: "1h" });
+    assert.equal((await get()).limit, '"requests-1h";r=0;t=3600');
+    now += 600_000;
+    assert.equal((await get()).retryAfter, "3000");
+    now += 2_999_999;
+    assert.equal((await get()).retryAfter, "1");
+    now += 1;
+    assert.equal((await get()).status, 200);
+  });
+
   test("two middlewares on one path tell of both", async () => {
     const app = express();
-    app.use(rateLimit(client.rl, { limits: [5, "1h"] }, PATIENT));
-    app.use(rateLimit(client.rl, { name: "login", limits: [1, "1h"] }, PATIENT));
+    app.use(rateLimit(client.rl, { quotas: [5, "1h"] }, PATIENT));
+    app.use(rateLimit(client.rl, { name: "login", quotas: [1, "1h"] }, PATIENT));
     app.use((_request, response) => void response.send("hello"));
     web = await serve(app);
     const { policy, limit } = await get();
@@ -149,7 +342,7 @@ describe("express", () => {
       response.send("early");
       next();
     });
-    app.use(rateLimit(client.rl, { limits: [1, "1h"] }, PATIENT));
+    app.use(rateLimit(client.rl, { quotas: [1, "1h"] }, PATIENT));
     app.use((request) => void handled.push(request.path));
     // Express takes four arguments for a handler of errors.
     const failed: express.ErrorRequestHandler = (...[error, , ,]) => errors.push(error);
@@ -163,11 +356,11 @@ describe("express", () => {
 
   describe("settling", () => {
     /** Reserves 10 tokens for each request, of which it uses as many as the query says. */
-    async function settling(limits: Quota["limits"]): Promise<void> {
+    async function settling(quotas: Policy["quotas"]): Promise<void> {
       const app = express();
       const tokens: RateLimit<express.Request> = rateLimit(
         client.rl,
-        { name: "tokens", unit: "tokens", limits, cost: 10, key: () => "key" },
+        { name: "tokens", unit: "tokens", quotas, cost: 10, key: () => "key" },
         PATIENT,
       );
       app.get("/", tokens, async (request, response) => {
@@ -186,38 +379,63 @@ describe("express", () => {
       assert.equal(status, 200);
       assert.equal(policy, '"tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400');
       assert.match(limit ?? "", /^"tokens-1h";r=37;t=3[56]\d\d, "tokens-1d";r=97;t=86[34]\d\d$/);
-      assert.equal((await client.rl.peek("key", [40, "1h"])).remaining, 37);
+      assert.equal((await client.rl.peek("tokens:key", [40, "1h"])).remaining, 37);
     });
 
     test("counts more even over the limit", async () => {
       await settling([12, "1h"]);
       const { status, limit } = await get("/?used=30");
       assert.deepEqual([status, limit], [200, '"tokens-1h";r=0;t=3600']);
-      assert.equal((await client.rl.peek("key", [40, "1h"])).remaining, 10);
+      assert.equal((await client.rl.peek("tokens:key", [40, "1h"])).remaining, 10);
+    });
+
+    test("of a single policy by a number, of several by their names, of an exempt request nothing", async () => {
+      const settle = async (policies: Policies | Choose, used: number | Record<string, number>) => {
+        const app = express();
+        const limit = rateLimit(client.rl, policies, { ...PATIENT, key: () => "key" });
+        app.get("/", limit, async (request, response) => {
+          await limit.settle(request, response, used);
+          response.send("done");
+        });
+        web = await serve(app);
+        const { status, limit: said } = await get();
+        await web.stop();
+        web = undefined;
+        return [status, said];
+      };
+      const reserved = { quotas: "99/h", cost: 5 };
+      const tokens = { ...reserved, name: "tokens" };
+      assert.deepEqual(await settle(reserved, 2), [200, '"requests-1h";r=97;t=3600']);
+      assert.equal((await settle([reserved, tokens], 2))[0], 500);
+      assert.deepEqual(await settle({ ...tokens, key: () => null }, { tokens: 2 }), [200, null]);
+      assert.deepEqual(await settle(() => undefined, { tokens: 2 }), [200, null]);
+      assert.deepEqual(await settle(() => undefined, 2), [200, null]);
+      assert.equal((await settle(tokens, { token: 2 }))[0], 500);
+      assert.equal((await settle(() => tokens, { requests: 1, tokens: 2 }))[0], 200);
     });
 
     test("asks nothing if all was used", async () => {
       await settling([12, "1h"]);
       await get("/?used=10");
-      assert.equal((await client.rl.peek("key", [12, "1h"])).remaining, 2);
+      assert.equal((await client.rl.peek("tokens:key", [12, "1h"])).remaining, 2);
       assert.equal(await calls(server, "RL.ALL"), 1);
     });
 
     test("leaves alone what was taken after the reservation", async () => {
       const app = express();
-      const quota = { name: "tokens", limits: [100, "1h"], cost: 10, key: () => "key" } as const;
-      const tokens = rateLimit(client.rl, quota, PATIENT);
+      const policy = { name: "tokens", quotas: "100/h", cost: 10, key: () => "key" };
+      const tokens = rateLimit(client.rl, policy, PATIENT);
       app.get("/", tokens, async (request, response) => {
         // Within the hour of the reservation, but an hour before what is taken now leaves its window.
         const later = (await clock(server)) + 1;
-        await client.rl.log("key", [100, "1h"], { cost: 50, at: later });
+        await client.rl.log("tokens:key", [100, "1h"], { cost: 50, at: later });
         await tokens.settle(request, response, { tokens: 0 });
         await tokens.settle(request, response, { tokens: 0 });
         response.send("done");
       });
       web = await serve(app);
       await get();
-      const info = await client.rl.info("key");
+      const info = await client.rl.info("tokens:key");
       assert.deepEqual([info?.windows[0]?.used, info?.entries], [50, 1]);
     });
   });
@@ -229,7 +447,7 @@ describe("express", () => {
     ] as const) {
       test(`is not waited for: fail ${fail}`, async () => {
         const errors: Error[] = [];
-        await limited({ limits: [5, "1h"] }, { fail, timeoutMs: 20, onError: (error) => errors.push(error) });
+        await limited({ quotas: [5, "1h"] }, { fail, timeoutMs: 20, onError: (error) => errors.push(error) });
         server.freeze();
         try {
           const away = await get();
@@ -254,10 +472,10 @@ describe("express", () => {
     }
 
     test("an error as the answer is Redis away too", async () => {
-      await command(server, "SET", "key", "text");
+      await command(server, "SET", "requests:key", "text");
       const errors: Error[] = [];
       await limited(
-        { limits: [5, "1h"], key: () => "key" },
+        { quotas: [5, "1h"], key: () => "key" },
         { ...PATIENT, onError: (error) => errors.push(error) },
       );
       assert.equal((await get()).status, 200);
@@ -271,8 +489,8 @@ describe("express", () => {
         ...client.rl,
         all: (rows, options) => (away ? Promise.reject(new Error("away")) : client.rl.all(rows, options)),
       };
-      const quota = { limits: [100, "1h"], cost: 10, key: () => "key" } as const;
-      const tokens = rateLimit(limiter, quota, { ...PATIENT, onError: () => {} });
+      const policy = { quotas: "100/h", cost: 10, key: () => "key" };
+      const tokens = rateLimit(limiter, policy, { ...PATIENT, onError: () => {} });
       app.get("/", tokens, async (request, response) => {
         away = false;
         await tokens.settle(request, response, { requests: 7 });
@@ -284,37 +502,45 @@ describe("express", () => {
   });
 
   test("settings that make no sense are refused at the start", () => {
-    const refused: [Quota | Quota[], RegExp][] = [
+    const refused: [Policies, RegExp][] = [
       [
         {
-          limits: [
+          quotas: [
             [5, "60s"],
             [6, "1m"],
           ],
         },
         /must differ/,
       ],
-      [{ limits: [] }, /from 1 to 8/],
-      [{ limits: [5, "1500ms"] }, /whole seconds/],
-      [{ limits: [5, "ten"] }, /no window/],
-      [{ limits: [5, "3651d"] }, /at most 3650d/],
-      [{ limits: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],
-      [{ limits: [-1, "1m"] }, /an integer/],
-      [{ limits: [10 ** 15, "1m"] }, /999999999999999/],
-      [{ limits: [5, "1m"], name: "größe" }, /ASCII/],
-      [[{ limits: [5, "1m"] }, { limits: [6, "1m"] }], /a name of its own/],
+      [{ quotas: [] }, /from 1 to 8/],
+      [{ quotas: [5, "1500ms"] }, /whole seconds/],
+      [{ quotas: [5, "ten"] }, /no window/],
+      ["5/ten", /"5\/ten" is no quota such as 5\/10s/],
+      ["", /is no quota/],
+      ["5/500ms", /whole seconds/],
+      [5 as unknown as string, /text such as 5\/10s/],
+      [{} as Policy, /quotas are text/],
+      [undefined as unknown as string, /a policy is missing/],
+      [[], /a policy is missing/],
+      [{ quotas: "5/m", key: "ip" as unknown as () => string }, /key is a function/],
+      [{ quotas: "5/m", cost: -1 }, /below 0/],
+      [{ quotas: [5, "3651d"] }, /at most 3650d/],
+      [{ quotas: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],
+      [{ quotas: [-1, "1m"] }, /an integer/],
+      [{ quotas: [10 ** 15, "1m"] }, /999999999999999/],
+      [{ quotas: [5, "1m"], name: "größe" }, /ASCII/],
+      [["5/m", { quotas: [6, "1m"] }], /a name of its own/],
     ];
-    for (const [quota, reason] of refused) assert.throws(() => rateLimit(client.rl, quota), reason);
-  });
-
-  test("limits are spelled in one setting", () => {
-    assert.deepEqual(parseLimits("5/10s, 100/1h"), [
-      [5, "10s"],
-      [100, "1h"],
-    ]);
-    for (const text of ["", "5", "5/10s,", "1000 an hour", "5/1500ms", "5/0s", "-5/1s"]) {
-      assert.throws(() => parseLimits(text), /is no limit such as 5\/10s/);
+    for (const [policies, reason] of refused) assert.throws(() => rateLimit(client.rl, policies), reason);
+    assert.throws(
+      () => rateLimit(client.rl, "5/m", { key: "ip" as unknown as () => string }),
+      /key is a function/,
+    );
+    for (const limiter of [client, undefined]) {
+      assert.throws(() => rateLimit(limiter as unknown as RateLimiter, "5/m"), /a limiter is client.rl/);
     }
+    const away = { fail: "closed", onAway: () => undefined } as const;
+    assert.throws(() => rateLimit(client.rl, "5/m", away), /name one/);
   });
 
   test("an IPv6 client is its network", () => {

@@ -8,8 +8,8 @@ import {
   type CommandWriter,
   type Decision,
   type Key,
-  type Limit,
   type Row,
+  type Quota,
   rl,
   type Verdict,
 } from "redis-rl";
@@ -26,7 +26,7 @@ const { Rules } = (await load("types")) as typeof types;
 
 interface Settings {
   algorithm: Algorithm;
-  limits: Limit[];
+  limits: Quota[];
   units: number;
   for_ms: number;
   remember_ms: number;
@@ -42,7 +42,7 @@ interface Event {
   name: string;
   key: string;
   cost?: number;
-  limits?: Limit[];
+  limits?: Quota[];
   algorithm?: Algorithm;
   rows: Row[];
   to: string;
@@ -77,17 +77,30 @@ function wordsOf(write: (writer: CommandWriter) => void): string {
 
 /** What would be sent. */
 function words({ key, rules, cost, partial, at }: types.Command<Request>): string {
-  const { algorithm, limits } = rules;
-  return wordsOf((writer) => rl[algorithm].parseCommand(writer, key, limits, { cost, partial, at }));
+  const { algorithm, quotas } = rules;
+  return wordsOf((writer) => rl[algorithm].parseCommand(writer, key, quotas, { cost, partial, at }));
 }
 
 function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs, taken, at]: Figures): Verdict {
-  const verdict = { limited: limited === 1, limit, remaining, retryAfterMs, resetAfterMs };
+  const verdict = {
+    allowed: limited === 0,
+    limited: limited === 1,
+    limit,
+    remaining,
+    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
+    resetAfterMs,
+  };
   return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };
 }
 
 function decisionOf([limited, retryAfterMs, at, rows]: DecisionFigures): Decision {
-  return { limited: limited === 1, retryAfterMs, at, rows: rows.map(verdictOf) };
+  return {
+    allowed: limited === 0,
+    limited: limited === 1,
+    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
+    at,
+    rows: rows.map(verdictOf),
+  };
 }
 
 /** What is sent and answered in each step, beside what should be. */

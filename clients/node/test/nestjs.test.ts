@@ -6,9 +6,10 @@ import type { AddressInfo } from "node:net";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { Controller, Get, type INestApplication, Module } from "@nestjs/common";
 import { APP_GUARD, NestFactory } from "@nestjs/core";
-import { ThrottlerGuard, ThrottlerModule } from "@nestjs/throttler";
+import { SkipThrottle, Throttle, ThrottlerGuard, ThrottlerModule } from "@nestjs/throttler";
 import { createClient } from "redis";
-import { type Algorithm, type RateLimiter, rl } from "redis-rl";
+import { rl } from "redis-rl";
+import { rateLimit } from "redis-rl/express";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { calls, clock, command, Server, socket } from "./harness.js";
 
@@ -32,17 +33,6 @@ describe("@nestjs/throttler", () => {
     await command(server, "FLUSHALL");
     await command(server, "CONFIG", "RESETSTAT");
   });
-
-  /** A storage that lives at another time. */
-  function storageAt(at: () => number): RateLimitStorage {
-    const limiter: RateLimiter = { ...client.rl };
-    for (const name of ["fixed", "sliding", "log"] satisfies Algorithm[]) {
-      limiter[name] = (key, limits, options) => client.rl[name](key, limits, { ...options, at: at() });
-    }
-    limiter.all = (rows, options) => client.rl.all(rows, { ...options, at: at() });
-    limiter.reset = (key) => client.rl.reset(key);
-    return new RateLimitStorage(limiter, PATIENT);
-  }
 
   test("guards an application", async () => {
     const throttling = ThrottlerModule.forRoot({
@@ -86,9 +76,89 @@ describe("@nestjs/throttler", () => {
     }
   });
 
+  /** An application with a handler for each of these names, and its port. */
+  async function serving(
+    module: Parameters<typeof Module>[0],
+    handlers: Record<string, MethodDecorator[]>,
+    prepare: (app: INestApplication) => void = () => {},
+  ): Promise<{ app: INestApplication; ask(path: string): Promise<Response> }> {
+    class Greeting {}
+    for (const [name, decorators] of Object.entries(handlers)) {
+      // Nest tells routes apart by the names of their methods.
+      const method = Object.defineProperty(() => "hello", "name", { value: name });
+      Object.defineProperty(Greeting.prototype, name, { value: method, writable: true, configurable: true });
+      for (const decorate of [Get(name), ...decorators]) {
+        const descriptor = Object.getOwnPropertyDescriptor(Greeting.prototype, name);
+        decorate(Greeting.prototype, name, descriptor as PropertyDescriptor);
+      }
+    }
+    Controller()(Greeting);
+    class Application {}
+    Module({ ...module, controllers: [Greeting] })(Application);
+    const app: INestApplication = await NestFactory.create(Application, { logger: false });
+    prepare(app);
+    await app.listen(0, "127.0.0.1");
+    const { port } = app.getHttpServer().address() as AddressInfo;
+    return { app, ask: (path) => fetch(`http://127.0.0.1:${port}/${path}`) };
+  }
+
+  test("@Throttle and @SkipThrottle serve per route, exactly", async () => {
+    let now = await clock(server);
+    const storage = new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now });
+    const throttlers = [{ ttl: HOUR, limit: 3, blockDuration: 1 }];
+    const { app, ask } = await serving(
+      {
+        imports: [ThrottlerModule.forRoot({ throttlers, storage })],
+        providers: [{ provide: APP_GUARD, useClass: ThrottlerGuard }],
+      },
+      {
+        plain: [],
+        own: [Throttle({ default: { ttl: 600_000, limit: 1, blockDuration: 0 } })],
+        skipped: [SkipThrottle()],
+      },
+    );
+    const told = async (path: string) => {
+      const { status, headers } = await ask(path);
+      return [
+        status,
+        headers.get("X-RateLimit-Limit"),
+        headers.get("X-RateLimit-Remaining"),
+        headers.get("Retry-After"),
+      ];
+    };
+    try {
+      assert.deepEqual(await told("plain"), [200, "3", "2", null]);
+      assert.deepEqual(await told("own"), [200, "1", "0", null]);
+      now += 599_999;
+      assert.deepEqual(await told("own"), [429, null, null, "1"]);
+      assert.deepEqual(await told("plain"), [200, "3", "1", null]);
+      assert.deepEqual(await told("skipped"), [200, null, null, null]);
+      now += 1;
+      assert.deepEqual(await told("own"), [200, "1", "0", null]);
+    } finally {
+      await app.close();
+    }
+  });
+
+  test("several policies of a route are decided in one step by the middleware for Express", async () => {
+    const limit = rateLimit(client.rl, ["9/h", { name: "daily", quotas: "1/d" }], PATIENT);
+    const { app, ask } = await serving({}, { one: [], two: [] }, (app) => app.use("/one", limit));
+    try {
+      assert.equal(
+        (await ask("one")).headers.get("RateLimit"),
+        '"requests-1h";r=8;t=3600, "daily-1d";r=0;t=86400',
+      );
+      assert.equal((await ask("one")).status, 429);
+      assert.equal((await ask("two")).headers.get("RateLimit"), null);
+      assert.equal((await client.rl.peek("requests:{127.0.0.1}", "9/h")).remaining, 8);
+    } finally {
+      await app.close();
+    }
+  });
+
   test("without a block a request is allowed as soon as a hit leaves its window", async () => {
     let now = await clock(server);
-    const storage = storageAt(() => now);
+    const storage = new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now });
     const hit = () => storage.increment("key", 10_000, 2, 0);
     assert.deepEqual(await hit(), { totalHits: 1, timeToExpire: 10, isBlocked: false, timeToBlockExpire: 0 });
     now += 4_000;
@@ -103,7 +173,7 @@ describe("@nestjs/throttler", () => {
   for (const block of [10_000, 60_000, 3_000]) {
     test(`a block of ${block} ms lasts so long, and the count begins anew`, async () => {
       let now = await clock(server);
-      const storage = storageAt(() => now);
+      const storage = new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now });
       const hit = () => storage.increment("key", 10_000, 2, block);
       await hit();
       now += 1_000;

@@ -5,7 +5,15 @@ import { execFile } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { after, before, beforeEach, test } from "node:test";
 import { promisify } from "node:util";
+import { metrics } from "@opentelemetry/api";
+import {
+  AggregationTemporality,
+  InMemoryMetricExporter,
+  MeterProvider,
+  PeriodicExportingMetricReader,
+} from "@opentelemetry/sdk-metrics";
 import type express from "express";
+import { register } from "prom-client";
 import { command, serve, Server, socket } from "./harness.js";
 
 const readme = readFileSync(process.env.README ?? "../README.md", "utf8");
@@ -26,11 +34,27 @@ before(async () => {
 after(() => server?.stop());
 beforeEach(() => command(server, "FLUSHALL"));
 
+/** What goes on from the first example for Express begins as that does. */
+const [preamble = ""] = examples.map(({ code }) => code).filter((code) => code.includes("app.listen"));
+
+function wholeOf(code: string): string {
+  if (!/\bapp\.|createClient|new Redis/.test(code)) {
+    const connecting = 'import { createClient } from "redis";\nimport { rl } from "redis-rl";\n';
+    return `${connecting}const client = await createClient({ modules: { rl } }).connect();\n${code}await client.close();\n`;
+  }
+  if (!/\bapp\./.test(code) || code.includes("app.listen")) return code;
+  const [, start = ""] = /^([\s\S]*?)app\.use/.exec(preamble) ?? [];
+  return `${start}${code}${/app\.(get|post)/.test(code) ? "" : hello}\napp.listen(3000);\n`;
+}
+
+const hello = 'app.get("/", (request, response) => response.send("hello"));';
+
 /** Writes code as a module, told where the server is. */
 function moduleOf(code: string, name: string): string {
   const there = code
+    .replaceAll("createClient()", "createClient({})")
     .replaceAll(
-      "createClient({",
+      /createClient\(\{(?! url)/g,
       `createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} },`,
     )
     .replaceAll("new Redis()", `new Redis("${server.url}")`);
@@ -39,11 +63,17 @@ function moduleOf(code: string, name: string): string {
   return file.pathname;
 }
 
-for (const [i, { code, shown }] of examples.entries()) {
-  const imports = [...code.matchAll(/from "(.*)"/g)].map((match) => match[1]).join(", ");
+for (const [i, { code: shownCode, shown }] of examples.entries()) {
+  const code = wholeOf(shownCode);
+  const imports = [...shownCode.matchAll(/from "(.*)"/g)].map((match) => match[1]).join(", ");
   test(`${i + 1}: ${imports}`, async () => {
     if (code.includes("app.listen")) {
-      await overHttp(code, String(i), shown?.[2] ?? "");
+      await overHttp(code, String(i), shown?.[1] === "http" ? (shown[2] ?? "") : "HTTP/1.1 200 OK\n\nhello");
+    } else if (code.includes("node:test")) {
+      await promisify(execFile)("node", ["--test", moduleOf(code, String(i))], {
+        timeout: 300_000,
+        env: { ...process.env, NODE_TEST_CONTEXT: undefined, REDIS_RL_MODULE: process.env.MODULE },
+      });
     } else {
       // What is part of an application leaves the client open for it; a program ends by itself.
       const program = code.includes("export const client") ? `${code}\nawait client.close();` : code;
@@ -54,6 +84,45 @@ for (const [i, { code, shown }] of examples.entries()) {
     }
   });
 }
+
+/** Runs the example that imports this until it refuses a request. */
+async function untilLimited(name: string): Promise<void> {
+  const example = examples.find(({ code }) => code.includes(`from "${name}"`));
+  await overHttp(
+    wholeOf(example?.code ?? ""),
+    `recipe-${name.replace(/\W/g, "")}`,
+    "HTTP/1.1 429 Too Many Requests",
+  );
+}
+
+test("the recipe for OpenTelemetry counts decisions by policy", async () => {
+  const exporter = new InMemoryMetricExporter(AggregationTemporality.CUMULATIVE);
+  const reader = new PeriodicExportingMetricReader({ exporter });
+  metrics.setGlobalMeterProvider(new MeterProvider({ readers: [reader] }));
+  await untilLimited("@opentelemetry/api");
+  await reader.forceFlush();
+  const [counted] = exporter.getMetrics()[0]?.scopeMetrics[0]?.metrics ?? [];
+  assert.equal(counted?.descriptor.name, "rate_limit.decisions");
+  const points = counted.dataPoints.map(({ attributes, value }) => [attributes, Number(value) > 0]);
+  assert.deepEqual(points, [
+    [{ policy: "requests", limited: false }, true],
+    [{ policy: "requests", limited: true }, true],
+  ]);
+  await reader.shutdown();
+});
+
+test("the recipe for Prometheus counts decisions by policy", async () => {
+  register.clear();
+  await untilLimited("prom-client");
+  const counted = await register.metrics();
+  for (const limited of [false, true]) {
+    const line = new RegExp(
+      `^rate_limit_decisions_total\\{policy="requests",limited="${limited}"\\} [1-9]`,
+      "m",
+    );
+    assert.match(counted, line);
+  }
+});
 
 test("a link leads to the web or to a heading of this page: the package has no other page", () => {
   const headings = [...readme.matchAll(/^#+ (.*)$/gm)].map(
@@ -89,7 +158,7 @@ async function overHttp(code: string, name: string, shown: string): Promise<void
   };
   const web = await serve(app);
   try {
-    const [head = "", body = ""] = shown.split("\n\n") as [string, string];
+    const [head = "", body] = shown.split("\n\n");
     const [status = "", ...fields] = head.split("\n") as [string, ...string[]];
     const route = /app\.(get|post)\("(.*?)"/.exec(code) as unknown as [string, string, string];
     for (;;) {
@@ -107,7 +176,8 @@ async function overHttp(code: string, name: string, shown: string): Promise<void
         const [name = "", ...value] = field.split(": ");
         assert.equal(response.headers.get(name), value.join(": "));
       }
-      assert.equal(await response.text(), body.trim());
+      const text = await response.text();
+      if (body !== undefined) assert.equal(text, body.trim());
       return;
     }
   } finally {

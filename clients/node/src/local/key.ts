@@ -78,7 +78,7 @@ export class KeyState<R extends Request> {
     lease.left -= cost;
     lease.verdict.remaining -= cost;
     // A refusal that came with the lease begins beyond it.
-    if (this.#refusal !== undefined && this.#refusal.verdict.retryAfterMs >= 0) {
+    if (this.#refusal !== undefined && this.#refusal.verdict.retryAfterMs !== null) {
       this.#refusal.cost = Math.max(0, this.#refusal.cost - cost);
       this.#refusal.verdict.remaining = Math.max(0, this.#refusal.verdict.remaining - cost);
     }
@@ -89,7 +89,7 @@ export class KeyState<R extends Request> {
   refused(nowMs: number, cost: number): Verdict | undefined {
     const refusal = this.#refusal;
     if (refusal === undefined || nowMs >= refusal.untilMs || cost < refusal.cost) return undefined;
-    if (this.#rules.isHopeless(cost) !== refusal.verdict.retryAfterMs < 0) return undefined;
+    if (this.#rules.isHopeless(cost) !== (refusal.verdict.retryAfterMs === null)) return undefined;
     return later(refusal.verdict, nowMs - refusal.repliedMs, 0);
   }
 
@@ -148,9 +148,10 @@ export class KeyState<R extends Request> {
       if (isAllowed) rest -= request.cost;
       const verdict: Verdict = {
         ...reply,
+        allowed: isAllowed,
         limited: !isAllowed,
         remaining: reply.remaining + rest,
-        retryAfterMs: isAllowed ? -1 : reply.retryAfterMs,
+        retryAfterMs: isAllowed ? null : reply.retryAfterMs,
       };
       if (reply.taken !== undefined) verdict.taken = isAllowed ? request.cost : 0;
       step.answers.push([request, verdict]);
@@ -168,7 +169,7 @@ export class KeyState<R extends Request> {
     this.#lease = {
       left,
       endsMs,
-      verdict: { ...reply, limited: false, remaining, retryAfterMs: -1 },
+      verdict: { ...reply, allowed: true, limited: false, remaining, retryAfterMs: null },
       repliedMs: nowMs,
       isWhole: !reply.limited,
     };
@@ -213,7 +214,7 @@ export class KeyState<R extends Request> {
   /** The newest reply counts: what it refuses is remembered, and what was remembered before is forgotten. */
   #remember(nowMs: number, settings: Settings, reply: Verdict, cost: number): void {
     const { limited, retryAfterMs } = reply;
-    const rememberMs = retryAfterMs < 0 ? settings.rememberMs : Math.min(settings.rememberMs, retryAfterMs);
+    const rememberMs = Math.min(settings.rememberMs, retryAfterMs ?? Infinity);
     this.#refusal =
       limited && rememberMs > 0
         ? { cost, verdict: { ...reply }, repliedMs: nowMs, untilMs: nowMs + rememberMs }
@@ -253,12 +254,13 @@ export class KeyState<R extends Request> {
 
 /** What is told of a decision after so many milliseconds. */
 function later(verdict: Verdict, goneMs: number, taken: number): Verdict {
-  const { limited, limit, remaining, retryAfterMs, resetAfterMs } = verdict;
+  const { allowed, limited, limit, remaining, retryAfterMs, resetAfterMs } = verdict;
   const told: Verdict = {
+    allowed,
     limited,
     limit,
     remaining,
-    retryAfterMs: retryAfterMs < 0 ? -1 : Math.max(0, retryAfterMs - goneMs),
+    retryAfterMs: retryAfterMs === null ? null : Math.max(0, retryAfterMs - goneMs),
     resetAfterMs: Math.max(0, resetAfterMs - goneMs),
   };
   if (verdict.taken !== undefined) told.taken = taken;

@@ -1,6 +1,7 @@
 // Decisions over several keys that are remembered as a whole.
 
-import { type Decision, milliseconds, type Row, type Verdict } from "../commands.js";
+import type { Decision, Row, Verdict } from "../commands.js";
+import { milliseconds } from "../quota.js";
 import { Recent } from "./recent.js";
 import { MAX_KEYS } from "./types.js";
 
@@ -33,7 +34,7 @@ export class Refusals {
     const { decision, costs, repliedMs } = refusal;
     const holds = decision.rows.every((verdict, i) => {
       const cost = costOf(rows[i] as Row);
-      if (cost > verdict.limit !== (verdict.limited && verdict.retryAfterMs < 0)) return false;
+      if (cost > verdict.limit !== (verdict.limited && verdict.retryAfterMs === null)) return false;
       return !verdict.limited || cost >= (costs[i] as number);
     });
     return holds ? later(decision, nowMs - repliedMs) : undefined;
@@ -45,7 +46,7 @@ export class Refusals {
     const { limited, retryAfterMs } = decision;
     const name = nameOf(rows);
     this.#refusals.delete(name);
-    const rememberMs = retryAfterMs < 0 ? this.#rememberMs : Math.min(this.#rememberMs, retryAfterMs);
+    const rememberMs = Math.min(this.#rememberMs, retryAfterMs ?? Infinity);
     if (!limited || rememberMs <= 0) return;
     const refusal = { decision, costs: rows.map(costOf), repliedMs: nowMs, untilMs: nowMs + rememberMs };
     this.#refusals.put(name, refusal);
@@ -76,11 +77,12 @@ function nameOf(rows: readonly Row[]): string {
 
 /** What is told of a decision after so many milliseconds. */
 function later(decision: Decision, goneMs: number): Decision {
-  const left = (ms: number) => (ms < 0 ? -1 : Math.max(0, ms - goneMs));
+  const left = (ms: number) => Math.max(0, ms - goneMs);
+  const wait = (ms: number | null) => (ms === null ? null : left(ms));
   const rows = decision.rows.map((row): Verdict => ({
     ...row,
-    retryAfterMs: left(row.retryAfterMs),
+    retryAfterMs: wait(row.retryAfterMs),
     resetAfterMs: left(row.resetAfterMs),
   }));
-  return { ...decision, retryAfterMs: left(decision.retryAfterMs), rows };
+  return { ...decision, retryAfterMs: wait(decision.retryAfterMs), rows };
 }

@@ -3,7 +3,8 @@
 // one key, `Decider` a bounded map of them, `Refusals` the memory of decisions over several keys. The rules are in
 // clients/README.md, the cases in clients/local.json.
 
-import { type Algorithm, type Key, type Limit, milliseconds, type Verdict } from "../commands.js";
+import type { Algorithm, Key, Verdict } from "../commands.js";
+import { milliseconds, type Quota } from "../quota.js";
 
 /** Keys that no command is in flight for: so many are remembered. */
 export const MAX_KEYS = 10_000;
@@ -20,13 +21,13 @@ export class Rules {
   /** Leases last for `leaseMs`, but never more than a twentieth of the shortest window. */
   constructor(
     readonly algorithm: Algorithm,
-    readonly limits: readonly Limit[],
+    readonly quotas: readonly Quota[],
     leaseMs: number,
   ) {
-    const windows = limits.map(([, window]) => milliseconds(window));
+    const windows = quotas.map(([, window]) => milliseconds(window));
     this.leaseMs = Math.floor(Math.min(leaseMs, ...windows.map((ms) => ms / 20)));
-    this.#id = `${algorithm} ${limits.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;
-    this.#smallestLimit = Math.min(...limits.map(([limit]) => limit));
+    this.#id = `${algorithm} ${quotas.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;
+    this.#smallestLimit = Math.min(...quotas.map(([limit]) => limit));
   }
 
   equals(other: Rules): boolean {

@@ -1,0 +1,96 @@
+// Waits for a limit.
+
+import { setTimeout as delay } from "node:timers/promises";
+import { clockOf } from "./clock.js";
+import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
+import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
+import { now as realTime } from "./realtime.js";
+import { LONGEST_TIMER_MS } from "./timeout.js";
+import { wholeWithTime } from "./whole.js";
+
+export interface AcquireOptions {
+  /** Units of the request; 1 if left out. */
+  cost?: number | undefined;
+  /** How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. */
+  timeoutMs?: number | undefined;
+  /** Ends the wait. Nothing stays taken. */
+  signal?: AbortSignal | undefined;
+  /** Waits instead of a timer: for a test, which moves its clock here. */
+  sleep?: ((ms: number) => Promise<unknown>) | undefined;
+}
+
+/**
+ * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
+ * refusal, at once, if that is longer than what is left of the timeout, or if no wait helps. Those who wait have no
+ * order.
+ */
+export async function acquire(
+  limiter: RateLimiter,
+  algorithm: Algorithm,
+  key: Key,
+  quotas: Quotas,
+  { cost = 1, timeoutMs = Infinity, signal, sleep = (ms) => wait(ms, signal) }: AcquireOptions = {},
+): Promise<Verdict> {
+  if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
+    throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
+  }
+  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
+    throw new RangeError("timeoutMs must be a number from 0");
+  }
+  const request: Request = {
+    limiter,
+    algorithm: checkedAlgorithm(algorithm),
+    key,
+    quotas: listOf(quotas),
+    cost,
+  };
+  const now = clockOf(limiter) ?? realTime;
+  const endMs = now() + timeoutMs;
+  for (;;) {
+    signal?.throwIfAborted();
+    const verdict = await unlessAborted(request, signal);
+    const { allowed, retryAfterMs } = verdict;
+    if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
+    await sleep(retryAfterMs);
+  }
+}
+
+interface Request {
+  limiter: RateLimiter;
+  algorithm: Algorithm;
+  key: Key;
+  quotas: readonly Quota[];
+  cost: number;
+}
+
+/** Asks. If it is aborted meanwhile, gives back what the command takes. */
+function unlessAborted(request: Request, signal: AbortSignal | undefined): Promise<Verdict> {
+  const { limiter, algorithm, key, quotas, cost } = request;
+  const asked = wholeWithTime(limiter, algorithm, key, quotas, cost);
+  if (signal === undefined) return asked;
+  return new Promise((resolve, reject) => {
+    const abort = () => {
+      reject(signal.reason as Error);
+      void asked.then((verdict) => giveBack(request, verdict)).catch(() => undefined);
+    };
+    signal.addEventListener("abort", abort);
+    void asked.then(resolve, reject).finally(() => {
+      signal.removeEventListener("abort", abort);
+    });
+  });
+}
+
+async function giveBack({ limiter, algorithm, key, quotas, cost }: Request, verdict: Verdict): Promise<void> {
+  if (verdict.allowed && cost > 0) await limiter[algorithm](key, quotas, { cost: -cost, at: verdict.at });
+}
+
+async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {
+  // A timer may be early by a part of a millisecond.
+  for (const end = realTime() + ms; ;) {
+    const leftMs = Math.ceil(end - realTime());
+    if (leftMs <= 0) return;
+    await delay(Math.min(leftMs, LONGEST_TIMER_MS), undefined, { signal }).catch(() => {
+      signal?.throwIfAborted();
+    });
+  }
+}

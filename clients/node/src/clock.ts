@@ -1,0 +1,48 @@
+// A clock of one's own: each command is sent with its time.
+
+import type { RateLimiter, TakeOptions } from "./commands.js";
+
+/** The time: Unix milliseconds. */
+export type Clock = () => number;
+
+const clocks = new WeakMap<RateLimiter, { limiter: RateLimiter; clock: Clock }>();
+
+/**
+ * The same limiter at another time: each command names the clock's, unless it names one itself. So a test moves the
+ * time of a real server.
+ */
+export function withClock(limiter: RateLimiter, clock: Clock): RateLimiter {
+  const to = withoutClock(limiter);
+  const now = () => Math.floor(clock());
+  const timed = (options?: TakeOptions) => ({
+    ...options,
+    at: options?.at ?? now(),
+  });
+  // A clock that throws fails the command.
+  const limited: RateLimiter = {
+    fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
+    sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),
+    log: async (key, quotas, options) => to.log(key, quotas, timed(options)),
+    peek: async (key, quotas, options) => to.peek(key, quotas, timed(options)),
+    all: async (rows, options) => to.all(rows, timed(options)),
+    info: (key) => to.info(key),
+    reset: (key) => to.reset(key),
+  };
+  clocks.set(limited, { limiter: to, clock: now });
+  return limited;
+}
+
+/** The clock of a limiter that has one. */
+export function clockOf(limiter: RateLimiter): Clock | undefined {
+  return clocks.get(limiter)?.clock;
+}
+
+/** A limiter at the server's time. */
+export function withoutClock(limiter: RateLimiter): RateLimiter {
+  return clocks.get(limiter)?.limiter ?? limiter;
+}
+
+/** This process's time. */
+export function processTime(): number {
+  return Math.floor(performance.now());
+}

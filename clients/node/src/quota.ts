@@ -1,0 +1,75 @@
+// Quotas: how they are spelled, and what they mean.
+
+import { Recent } from "./local/recent.js";
+
+/** `ms`, `s`, `m`, `h` or `d` after a positive integer, as in `"10s"`; a number is seconds. */
+export type Window = string | number;
+
+/** So many units in each window. */
+export type Quota = readonly [limit: number, window: Window];
+
+/**
+ * One quota or several: text such as `"5/10s, 100/h"`, a pair such as `[5, "10s"]`, or a list of both. All must allow a
+ * request, or nothing is counted in any.
+ */
+export type Quotas = string | Quota | readonly (string | Quota)[];
+
+/**
+ * The largest limit, 2^53 - 48. node-redis and ioredis add a digit as `n * 10 + byte - 48`, which is no longer
+ * exact for all figures beyond it.
+ */
+export const MAX_LIMIT = 2 ** 53 - 48;
+
+export const MAX_WINDOW_MS = 3650 * 86_400_000;
+
+const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** How long a window is. */
+export function milliseconds(window: Window): number {
+  const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
+  if (count === undefined) throw new RangeError(`"${window}" is no window such as 10s, in ms, s, m, h or d`);
+  return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
+}
+
+/** A time that may be none: spelled like a window, or 0. */
+export function duration(time: Window): number {
+  return time === 0 ? 0 : milliseconds(time);
+}
+
+/** Texts are few, and the same ones in every call. */
+const parsed = new Recent<readonly Quota[]>(1000);
+
+/** The quotas that a text means: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. */
+export function parseQuotas(text: string): readonly Quota[] {
+  let quotas = parsed.get(text);
+  if (quotas === undefined) {
+    quotas = text.split(",").map((part) => parseOne(part.trim()));
+    parsed.put(text, quotas);
+  }
+  return quotas;
+}
+
+function parseOne(text: string): Quota {
+  const [, limit, count, unit] = /^(\d{1,16})\/([1-9]\d*)?(ms|s|m|h|d)$/i.exec(text) ?? [];
+  const window = `${count ?? 1}${unit?.toLowerCase() ?? ""}`;
+  if (limit === undefined || !Number.isSafeInteger(Number(limit)) || milliseconds(window) > MAX_WINDOW_MS) {
+    throw new RangeError(`"${text}" is no quota such as 5/10s`);
+  }
+  return [Number(limit), window];
+}
+
+/** Quotas as pairs of limit and window. */
+export function listOf(quotas: Quotas): readonly Quota[] {
+  if (typeof quotas === "string") return parseQuotas(quotas);
+  if (!Array.isArray(quotas)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
+  if (typeof quotas[0] === "number") return [quotas as unknown as Quota];
+  return quotas.every(isPair) ? quotas : (quotas as readonly (string | Quota)[]).flatMap(pairsOf);
+}
+
+function isPair(quota: unknown): quota is Quota {
+  return typeof quota !== "string";
+}
+
+function pairsOf(quota: string | Quota): readonly Quota[] {
+  return typeof quota === "string" ? parseQuotas(quota) : [quota];
+}

@@ -1,0 +1,137 @@
+// Waiting for a limit.
+
+import assert from "node:assert/strict";
+import { after, before, beforeEach, describe, test } from "node:test";
+import { createClient } from "redis";
+import { acquire, type AcquireOptions, type Quotas, type RateLimiter, rl, withClock } from "redis-rl";
+import { calls, clock, command, Server, socket } from "./harness.js";
+
+const ALGORITHMS = ["fixed", "sliding", "log"] as const;
+
+describe("acquire", () => {
+  let server: Server;
+  let client: Awaited<ReturnType<typeof connect>>;
+  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
+  before(async () => {
+    server = await Server.start();
+    client = await connect();
+  });
+  after(async () => {
+    client?.destroy();
+    await server?.stop();
+  });
+  beforeEach(async () => {
+    await command(server, "FLUSHALL");
+    await command(server, "CONFIG", "RESETSTAT");
+  });
+
+  async function used(): Promise<number> {
+    return (await client.rl.info("key"))?.windows[0]?.used ?? 0;
+  }
+
+  /** A limiter whose time moves when somebody sleeps. */
+  async function sleeper() {
+    let now = await clock(server);
+    const slept: number[] = [];
+    const limiter = withClock(client.rl, () => now);
+    const sleep = async (ms: number) => {
+      slept.push(ms);
+      now += ms;
+    };
+    const take = (quotas: Quotas, options?: AcquireOptions) =>
+      acquire(limiter, "log", "key", quotas, { sleep, ...options });
+    return { limiter, take, slept, pass: (ms: number) => (now += ms) };
+  }
+
+  test("sleeps exactly as long as the refusal says", async () => {
+    const { take, slept, pass } = await sleeper();
+    assert.deepEqual([(await take("1/10s")).allowed, slept], [true, []]);
+    pass(1);
+    const { allowed, taken, at } = await take("1/10s");
+    assert.deepEqual([allowed, taken, typeof at, slept], [true, 1, "number", [9_999]]);
+    assert.equal(await calls(server, "RL.LOG"), 3);
+    assert.equal((await take("3/10s", { cost: 3 })).allowed, true);
+    assert.deepEqual(slept, [9_999, 10_000]);
+  });
+
+  test("asks again if others were faster", async () => {
+    const { limiter, take, slept } = await sleeper();
+    await take("1/10s");
+    const sleep = async (ms: number) => {
+      const first = slept.length === 1;
+      slept.push(ms);
+      if (first) await limiter.log("key", "1/10s", { at: Date.now() + 3_600_000 });
+    };
+    // The others' unit is an hour ahead, so that no wait is short enough.
+    assert.equal((await take("1/10s", { sleep, timeoutMs: 60_000 })).allowed, false);
+    assert.equal(slept[0], 10_000);
+  });
+
+  test("resolves to the refusal at once if the wait is longer than the timeout, or helps nothing", async () => {
+    const { take, slept } = await sleeper();
+    await take("1/10s");
+    for (const timeoutMs of [0, 9_999]) {
+      const { allowed, retryAfterMs } = await take("1/10s", { timeoutMs });
+      assert.deepEqual([allowed, retryAfterMs, slept], [false, 10_000, []]);
+    }
+    assert.equal((await take("1/10s", { timeoutMs: 10_000 })).allowed, true);
+    const hopeless = await take("1/10s", { cost: 2 });
+    assert.deepEqual([hopeless.allowed, hopeless.retryAfterMs], [false, null]);
+    assert.deepEqual(slept, [10_000]);
+  });
+
+  test("by a timer of its own", async () => {
+    for (let i = 0; i < 4; i++) {
+      assert.equal((await acquire(client.rl, "log", "key", [1, "3ms"])).allowed, true);
+    }
+  });
+
+  test("a signal ends the wait: before it asks, and while it sleeps", async () => {
+    const reason = new Error("no longer");
+    const aborted = acquire(client.rl, "log", "key", "1/h", { signal: AbortSignal.abort(reason) });
+    await assert.rejects(aborted, reason);
+    assert.equal(await calls(server, "RL.LOG"), 0);
+    const abort = new AbortController();
+    await client.rl.log("key", "1/h");
+    const limiter: RateLimiter = Object.create(client.rl, {
+      log: {
+        value: async (...args: Parameters<RateLimiter["log"]>) => {
+          setImmediate(() => setImmediate(() => abort.abort(reason)));
+          return client.rl.log(...args);
+        },
+      },
+    });
+    await assert.rejects(acquire(limiter, "log", "key", "1/h", { signal: abort.signal }), reason);
+    assert.equal(await used(), 1);
+  });
+
+  for (const algorithm of ALGORITHMS) {
+    for (const cost of [1, 3]) {
+      test(`${algorithm}: aborted while ${cost} is asked for: it goes back, and nothing that others took`, async () => {
+        const abort = new AbortController();
+        await client.rl[algorithm]("key", "9/d", { cost: 2 });
+        const asked = acquire(client.rl, algorithm, "key", "9/d", { cost, signal: abort.signal });
+        abort.abort();
+        await assert.rejects(asked, { name: "AbortError" });
+        // After the reply, and what that has sent.
+        await client.ping();
+        await client.ping();
+        assert.equal(await used(), 2);
+        assert.equal(await calls(server, `RL.${algorithm}`), cost === 1 ? 3 : 2);
+      });
+    }
+  }
+
+  test("arguments that make no sense are refused, and an error of Redis is passed on", async () => {
+    for (const cost of [-1, 1.5, Number.NaN, 2 ** 53]) {
+      await assert.rejects(acquire(client.rl, "log", "key", "5/h", { cost }), RangeError);
+    }
+    for (const timeoutMs of [-1, Number.NaN, "5" as unknown as number]) {
+      await assert.rejects(acquire(client.rl, "log", "key", "5/h", { timeoutMs }), RangeError);
+    }
+    await assert.rejects(acquire(client.rl, "logs" as "log", "key", "5/h"), /fixed, sliding or log/);
+    await assert.rejects(acquire(client.rl, "log", "key", "5/ten"), /is no quota such as 5\/10s/);
+    await command(server, "SET", "key", "text");
+    await assert.rejects(acquire(client.rl, "log", "key", "5/h"), /WRONGTYPE/);
+  });
+});

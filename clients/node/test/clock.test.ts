@@ -1,0 +1,158 @@
+// A clock of one's own, on a real server.
+
+import assert from "node:assert/strict";
+import { after, before, beforeEach, describe, test } from "node:test";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { leases, type RateLimiter, rl, withClock } from "redis-rl";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import { calls, clock, command, Server, socket } from "./harness.js";
+
+const HOUR = 3_600_000;
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT = { timeoutMs: 30_000 };
+
+describe("clock", () => {
+  let server: Server;
+  let client: Awaited<ReturnType<typeof connect>>;
+  let redis: Redis;
+  let now = 0;
+  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
+  before(async () => {
+    server = await Server.start();
+    client = await connect();
+    redis = new Redis(server.url);
+  });
+  after(async () => {
+    client?.destroy();
+    redis?.disconnect();
+    await server?.stop();
+  });
+  beforeEach(async () => {
+    await command(server, "FLUSHALL");
+    await command(server, "CONFIG", "RESETSTAT");
+    now = await clock(server);
+  });
+
+  const limiters: Record<string, () => RateLimiter> = {
+    "node-redis": () => withClock(client.rl, () => now),
+    ioredis: () => rateLimiter(redis, { clock: () => now }),
+    "ioredis, another clock": () => withClock(rateLimiter(redis, { clock: () => 0 }), () => now + 0.5),
+  };
+
+  for (const [name, limiterOf] of Object.entries(limiters)) {
+    test(`${name}: every command is at its time, unless it names one`, async () => {
+      const limiter = limiterOf();
+      for (const take of ["fixed", "sliding", "log"] as const) {
+        assert.equal((await limiter[take](take, "1/d")).allowed, true);
+        assert.equal((await limiter[take](take, "1/d")).allowed, false);
+      }
+      assert.equal((await limiter.peek("log", "1/d")).resetAfterMs, 24 * HOUR);
+      now += 48 * HOUR;
+      assert.equal((await limiter.peek("log", "1/d", { at: now - 25 * HOUR })).allowed, false);
+      assert.equal((await limiter.peek("log", "1/d")).allowed, true);
+      for (const take of ["fixed", "sliding", "log"] as const) {
+        assert.equal((await limiter[take](take, "1/d")).allowed, true);
+      }
+      const row = { key: "log", algorithm: "log", limit: 2, window: "1d" } as const;
+      assert.equal((await limiter.all([row])).at, now);
+      assert.equal((await limiter.all([row], { force: true })).limited, true);
+      assert.equal((await limiter.info("log"))?.algorithm, "log");
+      assert.equal(await limiter.reset("log"), 1);
+    });
+  }
+
+  test("a clock that throws fails the command", async () => {
+    const limiter = withClock(client.rl, () => {
+      throw new Error("no time");
+    });
+    await assert.rejects(limiter.log("key", "5/h"), /no time/);
+    await assert.rejects(withClock(client.rl, () => Number.NaN).log("key", "5/h"), /AT/);
+  });
+
+  test("leases end by it, and so do refusals that are remembered", async () => {
+    const limiter = leases(limiters.ioredis?.() as RateLimiter, {
+      ...PATIENT,
+      quotas: "1000/m",
+      units: 100,
+      remember: "1s",
+    });
+    for (let i = 0; i < 1001; i++) await limiter.take("key");
+    const { allowed, retryAfterMs } = await limiter.take("key");
+    assert.deepEqual([allowed, retryAfterMs], [false, 60_000]);
+    const asked = await calls(server, "RL.LOG");
+    now += 999;
+    assert.equal((await limiter.take("key")).retryAfterMs, 59_001);
+    assert.equal(await calls(server, "RL.LOG"), asked);
+    now += 1;
+    assert.equal((await limiter.take("key")).retryAfterMs, 59_000);
+    assert.equal(await calls(server, "RL.LOG"), asked + 1);
+    now += 59_000;
+    assert.equal((await limiter.take("key")).allowed, true);
+    await limiter.close();
+  });
+
+  test("a lease that is longer than a timer can be has none that fires at once", async (t) => {
+    const timers = t.mock.method(globalThis, "setTimeout");
+    const options = { ...PATIENT, quotas: "1000000/3650d", units: 9, for: "3650d" } as const;
+    const limiter = leases(rateLimiter(redis), options);
+    for (let i = 0; i < 10; i++) await limiter.take("key");
+    const waits = timers.mock.calls.map((call) => Number(call.arguments[1]));
+    assert.ok(waits.includes(2 ** 31 - 1) && waits.every((ms) => ms < 2 ** 31), String(waits));
+    await limiter.close();
+  });
+
+  test("fake timers of a test hold up no command of ioredis, and no timeout", async (t) => {
+    const store = new RateLimitStore(rateLimiter(redis), { timeoutMs: 200, clock: () => Date.now() });
+    store.init({ windowMs: HOUR, limit: 1 });
+    t.mock.timers.enable({ apis: ["setTimeout", "setImmediate", "Date"], now });
+    assert.equal((await store.increment("key")).totalHits, 1);
+    assert.equal((await store.increment("key")).totalHits, 2);
+    t.mock.timers.tick(HOUR);
+    assert.equal((await store.increment("key")).totalHits, 1);
+    server.freeze();
+    try {
+      await assert.rejects(store.increment("key"), /no answer within 200 ms/);
+    } finally {
+      server.thaw();
+    }
+  });
+
+  test("express-rate-limit: reset times are by it, and a reset forgets what is ahead of it", async () => {
+    for (const algorithm of ["fixed", "sliding", "log"] as const) {
+      const store = new RateLimitStore(client.rl, { ...PATIENT, clock: () => now, algorithm });
+      now = Math.ceil(now / HOUR) * HOUR;
+      store.init({ windowMs: HOUR, limit: 2, skipFailedRequests: true });
+      const { totalHits, resetTime } = await store.increment("key");
+      assert.deepEqual(
+        [totalHits, resetTime?.getTime()],
+        [1, now + HOUR + (algorithm === "sliding" ? 1 : 0)],
+      );
+      await store.decrement("key");
+      assert.equal((await store.get("key"))?.totalHits, undefined);
+      for (const hours of [0, -3]) {
+        await store.increment("key");
+        now += hours * HOUR;
+        await store.resetKey("key");
+        assert.equal(await command(server, "DBSIZE"), 0);
+      }
+    }
+  });
+
+  test("@nestjs/throttler: of the limiter, or of its own", async () => {
+    for (const storage of [
+      new RateLimitStorage(limiters["node-redis"]?.() as RateLimiter, PATIENT),
+      new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now }),
+    ]) {
+      const hit = () => storage.increment("key", 10_000, 1, 0);
+      assert.equal((await hit()).isBlocked, false);
+      now += 9_999;
+      assert.equal((await hit()).timeToBlockExpire, 1);
+      now += 1;
+      assert.equal((await hit()).isBlocked, false);
+      await command(server, "FLUSHALL");
+    }
+  });
+});
