@@ -90,6 +90,8 @@ def test_what_the_server_would_always_refuse_is_refused_at_the_start() -> None:
     assert Policy("q", (5, "3650d"))
     with pytest.raises(ValueError, match="at most 3650 days"):
         Policy("q", (5, "3651d"))
+    with pytest.raises(ValueError, match="an integer from 0 to 999999999999999"):
+        Policy("q", (-1, "1s"))
     with pytest.raises(TypeError, match="a quota is a text such as"):
         Policy("q", (1.5, "1s"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fixed, sliding or log"):

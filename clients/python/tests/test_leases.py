@@ -435,6 +435,15 @@ def test_a_lease_that_is_over_goes_back_by_itself_in_an_event_loop(server: Serve
     run(test())
 
 
+def test_tasks_are_told_a_refusal_again_without_asking(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with async_leases(server, 5) as leases:
+            assert allowed([await leases.take("k") for _ in range(200)]) == 5
+            assert commands(raw) <= 6
+
+    run(test())
+
+
 def test_what_is_cancelled_before_it_is_sent_is_not_counted(server: Server, raw: redis.Redis) -> None:
     async def test() -> None:
         async with async_leases(server) as leases:
