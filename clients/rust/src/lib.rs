@@ -38,6 +38,8 @@
 //! lost connection, and may so count twice.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
+mod acquire;
+mod clock;
 pub mod cmd;
 mod connection;
 #[cfg(feature = "leases")]
@@ -51,13 +53,14 @@ mod request;
 #[cfg(feature = "tower")]
 pub mod web;
 
+pub use acquire::Acquire;
 #[cfg(feature = "aio")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
-pub use quota::{InvalidQuota, Quota};
+pub use quota::{InvalidQuota, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Peek, Take};
 
