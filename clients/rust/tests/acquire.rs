@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis_rl_client::{Acquire, Algorithm, Quota, RlAsyncCommands, RlCommands, Take};
-use server::{PATIENCE, Server};
+use server::{PATIENCE, Server, wait_for};
 
 const EVERY: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
 const TWO_IN_TEN_SECONDS: Quota = Quota::new(2, Duration::from_secs(10));
@@ -89,29 +89,37 @@ async fn a_refusal_is_told_at_once_if_the_timeout_is_shorter_than_the_wait_or_no
     assert!(verdict.expect("a verdict").is_allowed());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_dropped_takes_nothing() {
     let server = Server::start();
     let redis = server.connect_async("resp3").await;
     let hourly = Quota::per_hour(100);
-    for cost in [1, 40] {
+    for (cost, round) in [(1, 1), (40, 2)] {
         server.freeze();
         let mut connection = redis.clone();
         let waiting =
             tokio::spawn(async move { connection.rl_acquire(Algorithm::Log, "key", hourly, cost).await });
-        // Until it has asked, and until its command has been sent.
-        tokio::task::yield_now().await;
-        tokio::task::yield_now().await;
+        // Until it has asked.
+        wait_for("the command to be on its way", || {
+            tokio::runtime::Handle::current().metrics().num_alive_tasks() > 2
+        });
         waiting.abort();
         assert!(waiting.await.expect_err("it is dropped").is_cancelled());
         server.thaw();
-        let mut looking = redis.clone();
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        // The command was sent before this one, and what it took goes back after its reply.
-        while looking.rl_log("key", hourly, 0).await.expect("a verdict").remaining < 100 {
-            assert!(tokio::time::Instant::now() < deadline, "waited in vain for the units");
-        }
+        // Besides the command that takes there is one that gives back.
+        wait_for("the units to go back", || takes(&server) == 2 * round);
+        assert_eq!(server.connect().rl_peek("key", hourly, 1).expect("a verdict").remaining, 100);
     }
+}
+
+/// How many commands that take or give back the server has run.
+fn takes(server: &Server) -> u64 {
+    let info: String = server.call("INFO commandstats");
+    let of = |name: &str| -> u64 {
+        let calls = info.lines().find_map(|line| line.strip_prefix(name)?.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    };
+    of("cmdstat_RL.LOG:calls=") + of("cmdstat_RL.ALL:calls=")
 }
 
 #[tokio::test]
