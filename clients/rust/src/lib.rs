@@ -40,6 +40,7 @@
 
 mod acquire;
 mod clock;
+mod clocked;
 pub mod cmd;
 mod connection;
 #[cfg(feature = "leases")]
@@ -54,6 +55,7 @@ mod request;
 pub mod web;
 
 pub use acquire::Acquire;
+pub use clocked::Clocked;
 #[cfg(feature = "aio")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
