@@ -66,6 +66,6 @@ pub use quota::{InvalidQuota, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Peek, Take};
 
-#[cfg(all(doctest, feature = "tower"))]
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -366,3 +366,52 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
         limiter.close().await;
     }
 }
+
+/// As the README has it.
+fn counted(limiter: Limiter<ConnectionManager>) -> Limiter<ConnectionManager> {
+    limiter
+        .on_decision(|_head, decision, policies| {
+            let result = if decision.is_allowed() { "allowed" } else { "limited" };
+            for policy in policies {
+                let labels = [("policy", policy.name().to_owned()), ("result", result.to_owned())];
+                metrics::counter!("rate_limit_decisions_total", &labels).increment(1);
+            }
+        })
+        .on_error(|_error| metrics::counter!("rate_limit_errors_total").increment(1))
+}
+
+#[tokio::test]
+async fn the_recipe_counts_decisions_and_errors() {
+    let source = include_str!("policies.rs").split_once("fn counted").expect("the recipe").1;
+    let recipe =
+        source.split_once("{\n").and_then(|(_, rest)| rest.split_once("\n}\n")).expect("its lines").0;
+    let lines: Vec<&str> = recipe.lines().map(|line| line.strip_prefix("    ").unwrap_or(line)).collect();
+    assert!(include_str!("../README.md").contains(&lines.join("\n")), "the README has another one");
+
+    let recorder = metrics_util::debugging::DebuggingRecorder::new();
+    let counts = recorder.snapshotter();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let server = Server::start();
+    let limiter = counted(limiter(&server, policy("requests", "2/1h")));
+    for _ in 0..3 {
+        let _ = limiter.admit(&head(&[])).await;
+    }
+    drop(server);
+    assert!(limiter.admit(&head(&[])).await.is_ok());
+    let mut seen: Vec<String> = counts
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(|(key, _, _, value)| {
+            let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
+            format!("{} {} {value:?}", key.key().name(), labels.join(" "))
+        })
+        .collect();
+    seen.sort();
+    let expected = [
+        "rate_limit_decisions_total requests allowed Counter(2)",
+        "rate_limit_decisions_total requests limited Counter(1)",
+        "rate_limit_errors_total  Counter(1)",
+    ];
+    assert_eq!(seen, expected);
+}
