@@ -382,11 +382,9 @@ fn counted(limiter: Limiter<ConnectionManager>) -> Limiter<ConnectionManager> {
 
 #[tokio::test]
 async fn the_recipe_counts_decisions_and_errors() {
-    let source = include_str!("policies.rs").split_once("fn counted").expect("the recipe").1;
-    let recipe =
-        source.split_once("{\n").and_then(|(_, rest)| rest.split_once("\n}\n")).expect("its lines").0;
-    let lines: Vec<&str> = recipe.lines().map(|line| line.strip_prefix("    ").unwrap_or(line)).collect();
-    assert!(include_str!("../README.md").contains(&lines.join("\n")), "the README has another one");
+    let source = include_str!("policies.rs").split_once("/// As the README has it.\n").expect("the recipe").1;
+    let recipe = source.split_once("\n}\n").expect("its end").0;
+    assert!(include_str!("../README.md").contains(recipe), "the README has another one");
 
     let recorder = metrics_util::debugging::DebuggingRecorder::new();
     let counts = recorder.snapshotter();
