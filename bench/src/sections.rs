@@ -152,17 +152,21 @@ struct Counted {
 }
 
 fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
-    let counter = Counter::start(setup, tools, program, &[])?;
+    let alone = &setup.alone();
+    let (with_others, counter) =
+        (Counter::start(setup, tools, program, &[])?, Counter::start(alone, tools, program, &[])?);
     let version = counter.server.version()?;
     eprintln!("{version}");
     let mut rows = Vec::new();
     for section in in_memory(setup, &counter.scripts) {
-        rows.extend(count_section(&counter, &section)?);
+        rows.extend(count_section(&section, |workload| {
+            if workload.is_of_another_module() { with_others.cost(workload) } else { counter.cost(workload) }
+        })?);
     }
-    drop(counter);
-    let setup = &setup.alone();
-    let counter = Counter::start(setup, tools, program, &APPEND_ONLY)?;
-    rows.extend(count_section(&counter, &with_copies(APPEND_ONLY_TITLE, setup, &counter.scripts))?);
+    drop((with_others, counter));
+    let counter = Counter::start(alone, tools, program, &APPEND_ONLY)?;
+    let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
+    rows.extend(count_section(&section, |workload| counter.cost(workload))?);
     rows.push((bold(LOADING_TITLE), [String::new(), String::new()]));
     let mut incr = None;
     for workload in in_a_file() {
@@ -171,17 +175,21 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
         rows.push((format!("{}, {bytes} bytes", workload.name), [grouped(instructions), ratio]));
     }
     drop(counter);
-    let counter = Counter::start(setup, tools, program, &[])?;
-    let _replica = counter.server.replica(setup, program)?;
-    rows.extend(count_section(&counter, &with_copies(REPLICA_TITLE, setup, &counter.scripts))?);
+    let counter = Counter::start(alone, tools, program, &[])?;
+    let _replica = counter.server.replica(alone, program)?;
+    let section = with_copies(REPLICA_TITLE, alone, &counter.scripts);
+    rows.extend(count_section(&section, |workload| counter.cost(workload))?);
     Ok(Counted { version, rows })
 }
 
-fn count_section(counter: &Counter, section: &Section) -> Result<Vec<(String, [String; 2])>> {
+fn count_section(
+    section: &Section,
+    cost: impl Fn(&Workload) -> Result<f64>,
+) -> Result<Vec<(String, [String; 2])>> {
     let mut rows = vec![(bold(&section.title), [String::new(), String::new()])];
     for (workload, base) in &section.rows {
-        let cost = counter.cost(workload)?;
-        rows.push((workload.name.clone(), [grouped(cost), two_places(cost / counter.cost(base)?)]));
+        let own = cost(workload)?;
+        rows.push((workload.name.clone(), [grouped(own), two_places(own / cost(base)?)]));
     }
     Ok(rows)
 }

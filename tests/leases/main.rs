@@ -1,13 +1,18 @@
 //! Four processes in Python, Node and Rust take units of one key by leases. However they and the server are disturbed, no
 //! more than docs/scaling.md promises passes. `LEASES_SECONDS` is how long each test runs, by default 4.
 
+mod forwarder;
+
 use std::env;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harness::{APPEND_ONLY, Process, Random, Server, wait_for};
 use tempfile::TempDir;
+
+use crate::forwarder::Forwarder;
 
 const LIMIT: u64 = 1_000;
 const WINDOW_MS: u64 = 2_000;
@@ -58,7 +63,33 @@ impl Language {
     }
 }
 
-/// The workers on a server, and what earlier ones printed.
+/// A master and its replica, behind one port.
+struct Pair {
+    master: Server,
+    replica: Server,
+    forwarder: Forwarder,
+}
+
+impl Pair {
+    fn start() -> Pair {
+        let master = Server::with(&APPEND_ONLY);
+        let replica = Server::replica_of(&master, &APPEND_ONLY);
+        let forwarder = Forwarder::to(master.port());
+        Pair { master, replica, forwarder }
+    }
+
+    /// The replica becomes the master, once it has all that was counted, and the master its replica.
+    fn fail_over(&mut self) {
+        wait_for("the replica", || self.replica.info("master_link_status") == "up");
+        self.master.value("FAILOVER");
+        wait_for("the failover", || self.master.info("master_failover_state") == "no-failover");
+        assert_eq!(self.replica.info("role"), "master");
+        mem::swap(&mut self.master, &mut self.replica);
+        self.forwarder.switch(self.master.port());
+    }
+}
+
+/// The workers on a port, and what earlier ones printed.
 struct Workers {
     port: u16,
     settings: [(&'static str, String); 5],
@@ -68,7 +99,7 @@ struct Workers {
 }
 
 impl Workers {
-    fn start(server: &Server, algorithm: &str, window: String, units: u64, remember_ms: u64) -> Workers {
+    fn start(port: u16, algorithm: &str, window: String, units: u64, remember_ms: u64) -> Workers {
         let settings = [
             ("ALGORITHM", algorithm.to_owned()),
             ("LIMIT", LIMIT.to_string()),
@@ -77,8 +108,7 @@ impl Workers {
             ("REMEMBER_MS", remember_ms.to_string()),
         ];
         let folder = TempDir::new().expect("a temporary folder");
-        let mut workers =
-            Workers { port: server.port(), settings, folder, running: Vec::new(), ended: Vec::new() };
+        let mut workers = Workers { port, settings, folder, running: Vec::new(), ended: Vec::new() };
         PROCESSES.into_iter().for_each(|language| workers.add(language));
         workers
     }
@@ -142,8 +172,8 @@ fn end() -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
-/// Disturbs the workers and the server until the end, each time after some requests have passed.
-fn disturb(server: &mut Server, workers: &mut Workers) {
+/// Disturbs the workers and the servers until the end, each time after some requests have passed.
+fn disturb(servers: &mut Pair, workers: &mut Workers) {
     let (mut random, end) = (Random::new(5), end());
     loop {
         let before = workers.passed().len();
@@ -151,25 +181,27 @@ fn disturb(server: &mut Server, workers: &mut Workers) {
         if Instant::now() >= end {
             return;
         }
-        match random.below(4) {
-            0 => server.restart(),
-            1 => _ = server.value("CLIENT PAUSE 300"),
+        match random.below(6) {
+            0 => servers.master.restart(),
+            1 => _ = servers.master.value("CLIENT PAUSE 300"),
+            2 | 3 => servers.fail_over(),
             _ => workers.replace(random.below(workers.running.len())),
         }
     }
 }
 
 fn check(algorithm: &str) {
-    let mut server = Server::with(&APPEND_ONLY);
-    let mut workers = Workers::start(&server, algorithm, format!("{WINDOW_MS}ms"), UNITS, 1_000);
-    disturb(&mut server, &mut workers);
+    let mut servers = Pair::start();
+    let mut workers =
+        Workers::start(servers.forwarder.port(), algorithm, format!("{WINDOW_MS}ms"), UNITS, 1_000);
+    disturb(&mut servers, &mut workers);
     workers.kill_all();
     let most = most_in_a_window(algorithm, &workers.passed());
     let bound = LIMIT + UNITS * PROCESSES.len() as u64;
     println!("{algorithm}: {most} in a window, of {bound} at most");
     assert!(most <= bound, "{most} passed in a window, of {bound} at most");
     assert!(most * 10 >= LIMIT * 9, "only {most} of {LIMIT} passed in the best window");
-    let reset_after = server.figures(&format!("RL.PEEK hot {LIMIT} {WINDOW_MS}ms"))[4];
+    let reset_after = servers.master.figures(&format!("RL.PEEK hot {LIMIT} {WINDOW_MS}ms"))[4];
     let longest = if algorithm == "sliding" { 2 * WINDOW_MS } else { WINDOW_MS };
     assert!(reset_after <= longest as i64, "all is free again after a window, not after {reset_after} ms");
 }
@@ -192,7 +224,7 @@ fn a_sliding_window_lets_at_most_the_leases_of_all_processes_pass_beyond_its_lim
 #[test]
 fn without_leases_exactly_the_limit_passes() {
     let server = Server::start();
-    let mut workers = Workers::start(&server, "log", "1h".to_owned(), 0, 0);
+    let mut workers = Workers::start(server.port(), "log", "1h".to_owned(), 0, 0);
     let limited = || server.info("rl_log_limited").parse::<u64>().expect("a number");
     // By then what was allowed before was printed: each process asks for 20 at a time.
     wait_for("refusals", || limited() > LIMIT);

@@ -57,12 +57,13 @@ impl Run {
     }
 
     /// Appends at least one unit at a time no earlier than that of the newest entry; at the same time, to that entry.
-    pub fn push(&mut self, at_ms: u64, units: u64) {
+    pub fn push(&mut self, at_ms: u64, mut units: u64) {
+        if at_ms == self.end.at_ms && !self.is_empty() {
+            let Some(already) = self.pop_newest() else { return };
+            units += already;
+        }
         if self.is_empty() {
             self.restart(at_ms);
-        } else if at_ms == self.end.at_ms {
-            self.add_to_newest(units);
-            return;
         }
         let since = at_ms.wrapping_sub(self.end.at_ms);
         self.newest_length = if units == 1 && since < 0x80 {
@@ -89,14 +90,18 @@ impl Run {
         self.end = before;
     }
 
-    fn add_to_newest(&mut self, units: u64) {
-        let Some(last) = self.blocks.back_mut() else { return };
-        let start = last.bytes.len() - self.newest_length;
-        let Some(((since, already), _)) = entry::read(&last.bytes[start..]) else { return };
-        last.bytes.truncate(start);
-        make_room(&mut last.bytes, MOST_BYTES);
-        self.newest_length = entry::put(&mut last.bytes, since, already + units);
-        self.end.units = self.end.units.wrapping_add(units);
+    /// Removes the newest entry, which may leave the last block empty. Returns its units.
+    fn pop_newest(&mut self) -> Option<u64> {
+        let bytes = &mut self.blocks.back_mut()?.bytes;
+        let start = bytes.len() - self.newest_length;
+        let ((since, units), _) = entry::read(&bytes[start..])?;
+        bytes.truncate(start);
+        self.end = Mark {
+            at_ms: self.end.at_ms.wrapping_sub(since),
+            units: self.end.units.wrapping_sub(units),
+            entries: self.end.entries.wrapping_sub(1),
+        };
+        Some(units)
     }
 
     /// The last block's bytes, with room for `most` more.
@@ -382,6 +387,29 @@ mod tests {
         assert_eq!(run.iter().collect::<Vec<_>>(), entries);
         assert_eq!(run.end().entries_since(&run.front().mark), 5_000);
         assert_eq!(run.units(), entries.iter().fold(0u64, |sum, e| sum.wrapping_add(e.1)));
+    }
+
+    #[test]
+    fn units_of_one_time_join_its_entry_in_a_block_that_does_not_outgrow_its_size() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let (mut run, mut expected, mut at_ms) = (Run::default(), Vec::<(u64, u64)>::new(), 1_000);
+        for _ in 0..20_000 {
+            at_ms += rng.u64(0..3);
+            run.push(at_ms, 1);
+            match expected.last_mut() {
+                Some(newest) if newest.0 == at_ms => newest.1 += 1,
+                _ => expected.push((at_ms, 1)),
+            }
+            assert!(run.blocks.iter().all(|block| block.bytes.capacity() <= BLOCK_BYTES));
+            if rng.u32(0..500) == 0 {
+                // All but the newest.
+                let newest = run.find(run.front(), |mark| mark.at_ms < at_ms);
+                run.drop_before(newest);
+                expected.drain(..expected.len() - 1);
+            }
+            assert_eq!(run.oldest_at_ms(), expected[0].0);
+        }
+        assert_eq!(run.iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]
