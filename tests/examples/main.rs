@@ -235,8 +235,8 @@ fn a_connection_that_broke_is_made_anew(language: Language) {
 fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
     let refusals = [
         ("RATE_LIMITS", "5/60m,100/1h", "must differ"),
-        ("TOKEN_LIMITS", "1000 an hour", "is no limit such as 5/10s"),
-        ("TOKEN_LIMITS", "1000/1500ms", "is no limit such as 5/10s"),
+        ("TOKEN_LIMITS", "1000 an hour", "is no quota such as 5/10s"),
+        ("TOKEN_LIMITS", "1000/1500ms", "must be whole seconds"),
         ("FAIL", "maybe", "FAIL is open or closed"),
     ];
     for (name, value, reason) in refusals {

@@ -413,3 +413,17 @@ async fn the_recipe_counts_decisions_and_errors() {
     ];
     assert_eq!(seen, expected);
 }
+
+#[tokio::test]
+async fn the_same_limiter_with_other_policies_counts_by_those_and_keeps_its_settings() {
+    let server = Server::start();
+    let limiter =
+        limiter(&server, policy("requests", "5/1h")).fail(Fail::Closed).key(|_| Some("a".to_owned()));
+    let other = limiter.with_policies(policy("uploads", "1/1h").cost(1));
+    assert!(limiter.admit(&head(&[])).await.is_ok());
+    assert!(other.admit(&head(&[])).await.is_ok());
+    assert_eq!(other.admit(&head(&[])).await.unwrap_err().status(), 429);
+    assert_eq!((used(&server, "requests:a"), used(&server, "uploads:a")), (Some(1), Some(1)));
+    drop(server);
+    assert_eq!(other.admit(&head(&[])).await.unwrap_err().status(), 503);
+}
