@@ -23,6 +23,7 @@ const MAX_ROWS: usize = 64;
 /// # fn main() -> Result<(), InvalidPolicy> {
 /// let free = Policy::new("free", "5/10s, 100/h")?;
 /// let paid = Policy::new("paid", "100/s")?;
+/// // By a header that a gateway of your own sets.
 /// let by_plan = Policies::by(move |head| match head.headers.get("plan") {
 ///     _ if head.uri.path() == "/health" => None,
 ///     Some(plan) if plan == "paid" => Some(paid.clone()),
