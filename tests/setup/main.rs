@@ -4,6 +4,7 @@ mod machine;
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -55,13 +56,41 @@ fn missing_packages_are_installed_once() {
 }
 
 #[test]
-fn a_folder_in_which_another_user_built_is_refused_before_cargo_runs() {
+fn an_installation_waits_for_another_and_shows_errors_but_no_word_of_apt_utils() {
+    let machine = Machine::with_rust();
+    machine.add("sudo", r#""$@""#);
+    machine.add(
+        "apt-get",
+        r#"[[ $1 != install ]] || {
+            echo "debconf: delaying package configuration, since apt-utils is not installed" >&2
+            echo "E: Unable to fetch some archives" >&2
+            exit 100
+        }"#,
+    );
+    let refusal = machine.refusal(&["build"]);
+    assert!(refusal.contains("E: Unable to fetch") && refusal.contains("please install: gcc"), "{refusal}");
+    assert!(!refusal.contains("apt-utils"), "{refusal}");
+    let calls = machine.calls().join("\n");
+    assert!(calls.contains("DPkg::Lock::Timeout="), "{calls}");
+}
+
+#[test]
+fn a_folder_in_which_another_user_built_is_refused_unless_its_group_may_write() {
     let machine = Machine::that_builds();
-    machine.target();
-    machine.add("id", "[[ $1 == -u ]] && echo 4711 || echo bob");
+    let target = machine.target();
+    for folder in [target.join("release"), target.clone()] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o775)).expect("its permission");
+    }
+    let bob_of_group =
+        |group: u32| format!("case $1 in -u) echo 4711 ;; -G) echo 4711 {group} ;; *) echo bob ;; esac");
+    machine.add("id", &bob_of_group(4711));
     let refusal = machine.refusal(&["build"]);
     assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
     assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
+
+    let owning_group = fs::metadata(&target).expect("the folder").gid();
+    machine.add("id", &bob_of_group(owning_group));
+    machine.run(&["build"]);
 }
 
 #[test]
@@ -125,6 +154,29 @@ fn the_newest_release_in_the_changelog_is_this_version_and_has_a_date() {
 }
 
 #[test]
+fn every_make_target_that_the_pages_and_workflows_name_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).expect(file);
+    let makefile = read("Makefile");
+    let mut named = 0;
+    let workflows = ["ci", "nightly", "release"].map(|name| format!(".github/workflows/{name}.yml"));
+    for file in ["README.md", "CONTRIBUTING.md"].map(str::to_owned).iter().chain(&workflows) {
+        let text = read(file);
+        let fenced = text.split("```").skip(1).step_by(2).flat_map(|code| code.split("\nmake ").skip(1));
+        let marked = ["`make ", "    make ", "run: make ", "sudo make "];
+        let marked = marked.iter().flat_map(|mark| text.split(mark).skip(1));
+        for call in fenced.chain(marked) {
+            let words = call.split(['\n', '`', '#', '&']).next().unwrap_or_default().split_whitespace();
+            for target in words.filter(|word| !word.contains('=')) {
+                assert!(makefile.contains(&format!("\n{target}:")), "{file}: make {target}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 30, "only {named} are found");
+}
+
+#[test]
 fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let files = [
@@ -154,6 +206,7 @@ fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
     assert!(versions(&[]).contains("'Unreleased', not a release"), "{}", versions(&[]));
     assert_eq!(versions(&["98.7.6"]), "98.7.6");
     assert_eq!(versions(&[]), "98.7.6");
+    assert!(versions(&["98.7.6"]).contains("has 98.7.6 already"), "{}", versions(&["98.7.6"]));
     for file in &files[1..9] {
         let path = folder.path().join(file);
         let right = fs::read_to_string(&path).expect("the file");
