@@ -50,9 +50,8 @@ async fn main() {
         let mut row = Vec::new();
         for work in WORK {
             let server = Server::start();
-            let limiter =
-                Limiter::new(server.manager("resp3"), Policy::parse("a", "5/1h").expect("a policy"))
-                    .timeout(TIMEOUT);
+            let limiter = Limiter::new(server.manager("resp3"), Policy::new("a", "5/1h").expect("a policy"))
+                .timeout(TIMEOUT);
             limiter.take("a", 1).await.expect("an admission");
             server.freeze();
             let mut late = Vec::new();

@@ -62,6 +62,11 @@ pub fn info(key: impl ToSingleRedisArg) -> Cmd {
     keyed("RL.INFO", key)
 }
 
+/// `DEL`, which forgets what is counted, answered by whether there was such a key.
+pub fn reset(key: impl ToSingleRedisArg) -> Cmd {
+    keyed("DEL", key)
+}
+
 fn keyed(name: &str, key: impl ToSingleRedisArg) -> Cmd {
     with_room(name).arg(key).take()
 }

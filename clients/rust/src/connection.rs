@@ -5,7 +5,7 @@ use std::future::Future;
 
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
-use crate::{All, Decision, Info, Peek, Quota, Take, Verdict, cmd};
+use crate::{Acquire, Algorithm, All, Decision, Info, Peek, Quota, Take, Verdict, cmd};
 
 /// The commands of redis-rl on connections, clients and cluster connections.
 ///
@@ -72,6 +72,22 @@ pub trait RlCommands: ConnectionLike + Sized {
     /// Shows what a key holds; none if there is no such key.
     fn rl_info(&mut self, key: impl ToSingleRedisArg) -> RedisResult<Option<Info>> {
         cmd::info(key).query(self).map_err(explained)
+    }
+
+    /// Forgets what a key holds, and tells whether there was such a key.
+    fn rl_reset(&mut self, key: impl ToSingleRedisArg) -> RedisResult<bool> {
+        cmd::reset(key).query(self)
+    }
+
+    /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
+    fn rl_acquire(
+        &mut self,
+        algorithm: Algorithm,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        acquire: impl Into<Acquire>,
+    ) -> RedisResult<Verdict> {
+        acquire.into().run(self, algorithm, key, quotas.as_ref()).map_err(explained)
     }
 }
 
@@ -150,6 +166,32 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     ) -> impl Future<Output = RedisResult<Option<Info>>> + Send {
         let command = cmd::info(key);
         async move { command.query_async(self).await.map_err(explained) }
+    }
+
+    /// Forgets what a key holds, and tells whether there was such a key.
+    fn rl_reset(&mut self, key: impl ToSingleRedisArg) -> impl Future<Output = RedisResult<bool>> + Send {
+        let command = cmd::reset(key);
+        async move { command.query_async(self).await }
+    }
+
+    /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
+    ///
+    /// A future that is dropped takes nothing: if its command is on its way, what that takes is given back. It needs a
+    /// tokio runtime.
+    #[cfg(feature = "tokio-comp")]
+    fn rl_acquire(
+        &mut self,
+        algorithm: Algorithm,
+        key: impl ToSingleRedisArg,
+        quotas: impl AsRef<[Quota]>,
+        acquire: impl Into<Acquire>,
+    ) -> impl Future<Output = RedisResult<Verdict>> + Send
+    where
+        Self: Clone + 'static,
+    {
+        let (acquire, connection) = (acquire.into(), self.clone());
+        let request = acquire.request(algorithm, key, quotas.as_ref());
+        async move { acquire.run_async(connection, request).await.map_err(explained) }
     }
 }
 

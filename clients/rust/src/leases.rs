@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use redis::aio::ConnectionLike;
 use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
+use crate::clock::{Clock, Milliseconds};
 use crate::connection::explained;
 use crate::local::{Answer, Command, Decider, MAX_KEYS, Purpose, RequestId, Rules, Settings, Step};
 use crate::{Algorithm, Decision, Quota, Verdict};
@@ -48,13 +49,14 @@ pub struct Leases<C> {
     settings: Settings,
     /// Whether requests that are decided as a whole are asked for by `RL.ALL`, which tells the time of the decision.
     wants_time: bool,
+    clock: Clock,
     shared: Arc<Shared>,
 }
 
 /// What clones share.
 #[derive(Debug)]
 struct Shared {
-    started: Instant,
+    time: Milliseconds,
     state: Mutex<State>,
     /// How many tasks wait for replies.
     tasks: watch::Sender<usize>,
@@ -69,7 +71,7 @@ struct State {
 }
 
 impl Shared {
-    fn new(settings: Settings) -> Arc<Shared> {
+    fn new(settings: Settings, clock: &Clock) -> Arc<Shared> {
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let state = State {
             decider: Decider::new(settings, max_keys),
@@ -77,7 +79,8 @@ impl Shared {
             waiting: HashMap::new(),
             ticker: None,
         };
-        Arc::new(Shared { started: Instant::now(), state: Mutex::new(state), tasks: watch::Sender::new(0) })
+        let time = Milliseconds::of(clock.clone());
+        Arc::new(Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -85,7 +88,7 @@ impl Shared {
     }
 
     fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        self.time.now()
     }
 }
 
@@ -95,6 +98,7 @@ impl<C: Clone> Clone for Leases<C> {
             connection: self.connection.clone(),
             quotas: self.quotas.clone(),
             rules: self.rules.clone(),
+            clock: self.clock.clone(),
             shared: self.shared.clone(),
             ..*self
         }
@@ -124,7 +128,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
             lease,
             settings,
             wants_time: false,
-            shared: Shared::new(settings),
+            clock: Clock::default(),
+            shared: Shared::new(settings, &Clock::default()),
         }
     }
 
@@ -137,19 +142,28 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
     /// The largest lease of a key. With 0 every request is asked for, unless a refusal is remembered.
     pub fn units(self, units: u64) -> Leases<C> {
         let settings = Settings { units, ..self.settings };
-        Leases { settings, shared: Shared::new(settings), ..self }
+        Leases { settings, shared: Shared::new(settings, &self.clock), ..self }
     }
 
     /// How long a lease lasts; never more than a twentieth of the shortest window. Then what is left is given back.
     pub fn lasting(self, lease: Duration) -> Leases<C> {
         let rules = Arc::new(Rules::new(self.algorithm, &self.quotas, lease));
-        Leases { lease, rules, shared: Shared::new(self.settings), ..self }
+        Leases { lease, rules, shared: Shared::new(self.settings, &self.clock), ..self }
+    }
+
+    /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
+    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Leases<C> {
+        self.by_clock(Clock::new(now))
+    }
+
+    pub(crate) fn by_clock(self, clock: Clock) -> Leases<C> {
+        Leases { shared: Shared::new(self.settings, &clock), clock, ..self }
     }
 
     /// How old a refusal may be that is repeated without asking. With 0 none is.
     pub fn remember(self, remember: Duration) -> Leases<C> {
         let settings = Settings { remember_ms: remember.as_millis() as u64, ..self.settings };
-        Leases { settings, shared: Shared::new(settings), ..self }
+        Leases { settings, shared: Shared::new(settings, &self.clock), ..self }
     }
 
     /// Takes units: of the lease, or by asking the server.
@@ -291,7 +305,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> InFlight<C> {
     /// The reply to the last command.
     async fn reply(&self) -> RedisResult<Verdict> {
         let mut connection = self.leases.connection.clone();
-        let words = |command: &Command| if self.is_timed(command) { command.all() } else { command.cmd() };
+        let words = |command: &Command| {
+            let command = Command { at: command.at.or_else(|| self.leases.clock.at()), ..command.clone() };
+            if self.is_timed(&command) { command.all() } else { command.cmd() }
+        };
         let (last, others) = self.commands.split_last().ok_or_else(gone)?;
         let reply: Value = if others.is_empty() {
             words(last).query_async(&mut connection).await?

@@ -7,7 +7,7 @@
 //! # fn main() -> redis::RedisResult<()> {
 //! let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
 //! let verdict = connection.rl_log("api:42", [Quota::per_second(5), Quota::per_hour(100)], 1)?;
-//! if verdict.limited {
+//! if !verdict.is_allowed() {
 //!     println!("retry after {:?}", verdict.retry_after);
 //! }
 //! # Ok(())
@@ -15,8 +15,11 @@
 //! ```
 //!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
-//! - [`cmd`] builds them, for pipelines and scripts.
+//! - [`Quotas`] reads them from text such as `5/10s, 100/h`.
+//! - [`Acquire`] waits until units are allowed.
+//! - [`cmd`] builds the commands, for pipelines and scripts.
 //! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
+//! - [`Clocked`] has tests move the time.
 #![cfg_attr(
     feature = "leases",
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
@@ -38,6 +41,9 @@
 //! lost connection, and may so count twice.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
+mod acquire;
+mod clock;
+mod clocked;
 pub mod cmd;
 mod connection;
 #[cfg(feature = "leases")]
@@ -51,16 +57,18 @@ mod request;
 #[cfg(feature = "tower")]
 pub mod web;
 
+pub use acquire::Acquire;
+pub use clocked::Clocked;
 #[cfg(feature = "aio")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
-pub use quota::{InvalidQuota, Quota};
+pub use quota::{InvalidQuota, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Peek, Take};
 
-#[cfg(all(doctest, feature = "tower"))]
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

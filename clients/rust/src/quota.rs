@@ -1,10 +1,16 @@
 //! How much is allowed in how long.
 
 use std::fmt;
+use std::ops::Deref;
 use std::str::FromStr;
 use std::time::Duration;
 
-use redis::{RedisWrite, ToRedisArgs};
+use redis::{ErrorKind, RedisError, RedisWrite, ToRedisArgs};
+
+/// The largest limit that the commands accept.
+const MAX_LIMIT: u64 = (1 << 53) - 1;
+/// The longest window that the commands accept: 3650 days.
+const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
 
 /// So many units in each window of time.
 ///
@@ -103,19 +109,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Text that is no quota.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct InvalidQuota(String);
-
-impl fmt::Display for InvalidQuota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no limit such as 5/10s, with a window in ms, s, m, h or d", self.0)
-    }
-}
-
-impl std::error::Error for InvalidQuota {}
-
-/// Reads what `Display` writes: a limit, a slash, and a window as the commands take it, with a unit.
+/// Reads what `Display` writes: a limit, a slash, and a window with a unit. A unit without a number is one: `100/h`.
 impl FromStr for Quota {
     type Err = InvalidQuota;
 
@@ -125,9 +119,133 @@ impl FromStr for Quota {
             let digits = window.trim_end_matches(|c: char| c.is_ascii_alphabetic());
             let unit = window[digits.len()..].to_ascii_lowercase();
             let (unit_ms, _) = UNITS.into_iter().find(|(_, name)| *name == unit)?;
-            let window_ms = digits.parse::<u64>().ok()?.checked_mul(unit_ms)?;
-            Some(Quota::new(limit.parse().ok()?, Duration::from_millis(window_ms)))
+            let count = if digits.is_empty() { 1 } else { whole(digits)? };
+            let window_ms = count.checked_mul(unit_ms)?;
+            let quota = Quota::new(whole(limit)?, Duration::from_millis(window_ms));
+            (quota.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&window_ms)).then_some(quota)
         };
         parse().ok_or_else(|| InvalidQuota(text.to_owned()))
+    }
+}
+
+/// A number in digits alone.
+fn whole(digits: &str) -> Option<u64> {
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+}
+
+/// Several quotas of one key, as text has them: `5/10s, 100/h`.
+///
+/// The commands take them like any list of quotas.
+///
+/// ```
+/// use redis_rl_client::{Quota, Quotas, cmd};
+///
+/// # fn main() -> Result<(), redis_rl_client::InvalidQuota> {
+/// let quotas: Quotas = "5/s, 100/h".parse()?;
+/// assert_eq!(quotas[..], [Quota::per_second(5), Quota::per_hour(100)]);
+/// let command = cmd::log("api:42", &quotas, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Quotas(Vec<Quota>);
+
+impl FromStr for Quotas {
+    type Err = InvalidQuota;
+
+    fn from_str(text: &str) -> Result<Quotas, InvalidQuota> {
+        text.split(',').map(|quota| quota.trim().parse()).collect::<Result<_, _>>().map(Quotas)
+    }
+}
+
+/// As in `5/10s, 100/1h`.
+impl fmt::Display for Quotas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, quota) in self.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{quota}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Quotas {
+    type Target = [Quota];
+
+    fn deref(&self) -> &[Quota] {
+        &self.0
+    }
+}
+
+impl AsRef<[Quota]> for Quotas {
+    fn as_ref(&self) -> &[Quota] {
+        self
+    }
+}
+
+impl From<Quota> for Quotas {
+    fn from(quota: Quota) -> Quotas {
+        Quotas(vec![quota])
+    }
+}
+
+impl From<Vec<Quota>> for Quotas {
+    fn from(quotas: Vec<Quota>) -> Quotas {
+        Quotas(quotas)
+    }
+}
+
+impl From<&[Quota]> for Quotas {
+    fn from(quotas: &[Quota]) -> Quotas {
+        Quotas(quotas.to_vec())
+    }
+}
+
+impl<const N: usize> From<[Quota; N]> for Quotas {
+    fn from(quotas: [Quota; N]) -> Quotas {
+        Quotas(quotas.to_vec())
+    }
+}
+
+impl TryFrom<&str> for Quotas {
+    type Error = InvalidQuota;
+
+    fn try_from(text: &str) -> Result<Quotas, InvalidQuota> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for Quotas {
+    type Error = InvalidQuota;
+
+    fn try_from(text: &String) -> Result<Quotas, InvalidQuota> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for Quotas {
+    type Error = InvalidQuota;
+
+    fn try_from(text: String) -> Result<Quotas, InvalidQuota> {
+        text.parse()
+    }
+}
+
+/// Text that is no quota.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct InvalidQuota(String);
+
+impl fmt::Display for InvalidQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\" is no quota such as 5/10s", self.0)
+    }
+}
+
+impl std::error::Error for InvalidQuota {}
+
+/// So that `?` is enough in a function that asks the server.
+impl From<InvalidQuota> for RedisError {
+    fn from(invalid: InvalidQuota) -> RedisError {
+        (ErrorKind::Client, "invalid quota", invalid.to_string()).into()
     }
 }

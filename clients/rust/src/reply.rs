@@ -32,6 +32,11 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Whether the request may go on: the opposite of limited.
+    pub fn is_allowed(&self) -> bool {
+        !self.limited
+    }
+
     /// Whether the request is over the limit and will ever be.
     pub fn is_hopeless(&self) -> bool {
         self.limited && self.retry_after.is_none()
@@ -79,13 +84,18 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Whether the request may go on: the opposite of limited.
+    pub fn is_allowed(&self) -> bool {
+        !self.limited
+    }
+
     /// Whether the request is over a limit and will ever be.
     pub fn is_hopeless(&self) -> bool {
         self.limited && self.retry_after.is_none()
     }
 
     /// The figures of one key's quotas as a single command tells them, and the time.
-    #[cfg(feature = "leases")]
+    #[cfg(feature = "tokio-comp")]
     pub(crate) fn tightest(&self) -> Option<Verdict> {
         let rows = self.rows.iter().filter(|row| row.limited == self.limited);
         // On a tie the earlier one. That no wait helps is the longest wait.

@@ -257,7 +257,7 @@ fn write_cost<W: ?Sized + RedisWrite>(out: &mut W, cost: i64) {
     }
 }
 
-fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTime>) {
+pub(crate) fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTime>) {
     let Some(at) = at else { return };
     out.write_arg(b"AT");
     match at.duration_since(UNIX_EPOCH) {

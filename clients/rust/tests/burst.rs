@@ -78,7 +78,7 @@ impl App {
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        let policy = Policy::parse("requests", "5/1h").expect("a policy");
+        let policy = Policy::new("requests", "5/1h").expect("a policy");
         App::by(Limiter::new(connection, policy).timeout(timeout).fail(fail), fail)
     }
 
@@ -87,7 +87,7 @@ impl App {
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         let client = |parts: &axum::http::request::Parts| parts.uri.query().map(str::to_owned);
-        let limit = RateLimitLayer::new(limiter, client);
+        let limit = RateLimitLayer::new(limiter.key(client));
         App { router: Router::new().route("/", get("hello").route_layer(limit)), fail }
     }
 
@@ -153,7 +153,7 @@ fn exactly_the_limit_passes_with_leases_and_remembered_refusals_too() {
     let server = Server::start();
     for threads in [Threads::One, Threads::Two] {
         threads.runtime().block_on(async {
-            let policy = Policy::parse("requests", "5/1h").expect("a policy");
+            let policy = Policy::new("requests", "5/1h").expect("a policy");
             let limiter = Limiter::new(server.manager("resp3"), policy).timeout(TIMEOUT).fail(Fail::Closed);
             let apps = [
                 App::by(limiter.clone().lease(64), Fail::Closed),

@@ -6,17 +6,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::{Arg, Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
-use redis_rl_client::{Algorithm, All, Decision, Info, Peek, Quota, RlCommands, Take, Verdict, cmd};
+use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
+use redis_rl_client::{Algorithm, All, Decision, Info, Peek, Quota, Quotas, RlCommands, Take, Verdict, cmd};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use server::Server;
+use server::words::words;
 
 #[derive(Deserialize)]
 struct Cases {
     commands: Vec<Case>,
     #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     http: Vec<HttpCase>,
+    quotas: Vec<QuotasCase>,
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+    policies: Vec<PoliciesCase>,
 }
 
 #[derive(Deserialize)]
@@ -84,6 +88,40 @@ struct PolicyCase {
     limit: u64,
     window: String,
     unit: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct QuotasCase {
+    text: String,
+    #[serde(default)]
+    quotas: Vec<(u64, String)>,
+    #[serde(default)]
+    error: bool,
+}
+
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+#[derive(Deserialize)]
+struct PoliciesCase {
+    name: String,
+    policies: Vec<Chosen>,
+    client: String,
+    words: Option<Vec<String>>,
+}
+
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+#[derive(Deserialize)]
+struct Chosen {
+    name: String,
+    quotas: String,
+    algorithm: Option<String>,
+    cost: Option<i64>,
+    /// Missing: the network address. Null: the policy does not limit the request.
+    #[serde(default, deserialize_with = "present")]
+    key: Option<Option<String>>,
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(field: D) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(field).map(Some)
 }
 
 fn cases() -> Cases {
@@ -214,15 +252,19 @@ impl Step {
 
 fn request(rows: &[Row]) -> All {
     rows.iter().fold(All::new(), |all, row| {
-        let algorithm = match row.algorithm.as_str() {
-            "fixed" => Algorithm::Fixed,
-            "sliding" => Algorithm::Sliding,
-            "log" => Algorithm::Log,
-            other => panic!("{other} is no algorithm"),
-        };
+        let algorithm = algorithm(&row.algorithm);
         let quota: Quota = format!("{}/{}", row.limit, row.window).parse().expect("a quota");
         all.key(&row.key, algorithm, quota, row.cost)
     })
+}
+
+fn algorithm(name: &str) -> Algorithm {
+    match name {
+        "fixed" => Algorithm::Fixed,
+        "sliding" => Algorithm::Sliding,
+        "log" => Algorithm::Log,
+        other => panic!("{other} is no algorithm"),
+    }
 }
 
 fn time(unix_ms: i64) -> SystemTime {
@@ -234,14 +276,6 @@ fn plain(words: &[String]) -> Cmd {
     let mut command = Cmd::new();
     command.arg(words);
     command
-}
-
-fn words(command: &Cmd) -> Vec<String> {
-    let word = |arg| match arg {
-        Arg::Simple(bytes) => String::from_utf8(Vec::from(bytes)).expect("UTF-8"),
-        other => panic!("{other:?}"),
-    };
-    command.args_iter().map(word).collect()
 }
 
 fn refused(error: &RedisError) -> Refused {
@@ -320,10 +354,66 @@ fn the_words_of_the_table_answer_the_same_as_typed_calls() {
     }
 }
 
+#[test]
+fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
+    for case in cases().quotas {
+        let quotas: Result<Quotas, _> = case.text.parse();
+        if case.error {
+            let why = quotas.expect_err(&case.text).to_string();
+            assert!(why.ends_with("\" is no quota such as 5/10s"), "{why}");
+            continue;
+        }
+        let quotas = quotas.expect(&case.text);
+        let pairs: Vec<(u64, String)> = quotas
+            .iter()
+            .map(|quota| (quota.limit, quota.to_string()))
+            .map(|(limit, text)| (limit, text.split_once('/').expect("a window").1.to_owned()))
+            .collect();
+        assert_eq!(pairs, case.quotas, "{:?}", case.text);
+    }
+}
+
+/// What a middleware sends, on a connection that keeps it and answers nothing else.
+#[cfg(feature = "tower")]
+#[tokio::test]
+async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
+    use std::net::{IpAddr, SocketAddr};
+
+    use redis_rl_client::web::{Limiter, Policy};
+    use server::words::Words;
+
+    for case in cases().policies {
+        let policies: Vec<Policy> = case
+            .policies
+            .into_iter()
+            .map(|chosen| {
+                let mut policy = Policy::new(chosen.name, chosen.quotas).expect("a policy");
+                if let Some(name) = chosen.algorithm {
+                    policy = policy.algorithm(algorithm(&name));
+                }
+                if let Some(cost) = chosen.cost {
+                    policy = policy.cost_with(move |_| cost);
+                }
+                match chosen.key {
+                    Some(key) => policy.key(move |_| key.clone()),
+                    None => policy,
+                }
+            })
+            .collect();
+        let words = Words::default();
+        let limiter = Limiter::new(words.clone(), policies);
+        let (mut head, ()) = axum::http::Request::new(()).into_parts();
+        let address: IpAddr = case.client.parse().expect("an address");
+        head.extensions.insert(SocketAddr::from((address, 1)));
+        limiter.admit(&head).await.expect("it passes, as nothing answers");
+        assert_eq!(words.sent(), Vec::from_iter(case.words), "{}", case.name);
+    }
+}
+
 #[cfg(feature = "tower")]
 #[test]
 fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
-    use redis_rl_client::web::Policy;
+    use redis_rl_client::web::{Policy, answer};
 
     let server = Server::start();
     let mut connection = server.connect();
@@ -346,7 +436,7 @@ fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
 
         let decided = connection.rl_all(&request(&case.rows).at(time(case.at))).expect("a decision");
         assert_eq!(decision(decided.clone()), case.reply, "{}", case.name);
-        let (status, headers, body) = match policy.answer(&decided) {
+        let (status, headers, body) = match answer(&policy, &decided) {
             Ok(fields) => (200, fields, Json::Null),
             Err(refusal) => {
                 let response = axum::http::Response::<String>::from(refusal);

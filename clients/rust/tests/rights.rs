@@ -8,7 +8,7 @@ use server::{Cluster, Server};
 const HOURLY: Quota = Quota::per_hour(100);
 
 const USER: &str = "ACL SETUSER app on >secret ~limit:* -@all +@connection -@dangerous \
-    +rl.fixed +rl.sliding +rl.log +rl.all +rl.peek";
+    +del +rl.fixed +rl.sliding +rl.log +rl.all +rl.peek";
 /// What connections to a cluster need too.
 const CLUSTER: &str = " +cluster|slots +cluster|shards +cluster|nodes +command";
 
@@ -30,6 +30,7 @@ fn call_all(connection: &mut impl RlCommands) {
     connection.rl_log("limit:log", HOURLY, 1).expect("a verdict");
     connection.rl_peek("limit:log", HOURLY, 1).expect("a verdict");
     connection.rl_all(&all()).expect("a decision");
+    assert_eq!(connection.rl_reset("limit:log"), Ok(true));
 }
 
 #[test]
@@ -55,16 +56,18 @@ fn a_cluster_connection_needs_the_rights_to_find_the_nodes_too() {
 
 #[cfg(feature = "tokio-comp")]
 mod asynchronous {
-    use redis_rl_client::RlAsyncCommands;
+    use redis_rl_client::{Algorithm, RlAsyncCommands};
 
     use super::*;
 
-    async fn call_all(connection: &mut impl RlAsyncCommands) {
+    async fn call_all<C: RlAsyncCommands + Clone + 'static>(connection: &mut C) {
         connection.rl_fixed("limit:fixed", HOURLY, 1).await.expect("a verdict");
         connection.rl_sliding("limit:sliding", HOURLY, 1).await.expect("a verdict");
         connection.rl_log("limit:log", HOURLY, 1).await.expect("a verdict");
         connection.rl_peek("limit:log", HOURLY, 1).await.expect("a verdict");
         connection.rl_all(&all()).await.expect("a decision");
+        connection.rl_acquire(Algorithm::Log, "limit:log", HOURLY, 1).await.expect("a verdict");
+        assert_eq!(connection.rl_reset("limit:log").await, Ok(true));
     }
 
     #[tokio::test]
@@ -89,7 +92,7 @@ mod asynchronous {
         use redis_rl_client::web::{Fail, Limiter, Policy};
 
         let server = server();
-        let policy = Policy::parse("limit", "5/1h").expect("a policy");
+        let policy = Policy::new("limit", "5/1h").expect("a policy");
         let limiter =
             Limiter::new(server.manager("resp3"), policy).timeout(server::PATIENCE).fail(Fail::Closed);
         for (client, limiter) in [("a", limiter.clone()), ("b", limiter.lease(64))] {

@@ -1,27 +1,27 @@
 //! A web API that limits its clients with redis-rl, in axum: what ../../README.md tells of.
 
 use axum::extract::{ConnectInfo, State};
-use axum::http::{StatusCode, request::Parts};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer, client_address};
+use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 
-fn client_of(head: &Parts, proxies: usize) -> Option<String> {
-    let ConnectInfo(peer) = head.extensions.get::<ConnectInfo<SocketAddr>>()?;
-    Some(client_address(peer.ip(), &head.headers, proxies))
-}
-
 type Tokens = State<(Limiter<ConnectionManager>, usize)>;
-async fn generate(State((tokens, proxies)): Tokens, head: Parts, text: String) -> Result<Response, Response> {
+async fn generate(
+    State((tokens, proxies)): Tokens,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    text: String,
+) -> Result<Response, Response> {
     if text.is_empty() {
         return Err((StatusCode::BAD_REQUEST, "the body is the prompt").into_response());
     }
     let words = text.split_whitespace().count() as i64;
     // A reply usually has 16 tokens.
-    let reserved = tokens.take(client_of(&head, proxies).unwrap_or_default(), words + 16).await?;
+    let reserved = tokens.take(client_address(peer.ip(), &headers, proxies), words + 16).await?;
     // A task of its own, so that it settles even if the client goes away meanwhile. The model is a stand-in.
     let task = tokio::spawn(async move {
         let settled = tokens.settle(reserved, 3 * words).await;
@@ -47,16 +47,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .set_connection_timeout(Some(Duration::from_secs(10)))
         .set_number_of_retries(0);
     let redis = ConnectionManager::new_lazy_with_config(client, config)?;
-    let limiter = |policy| Limiter::new(redis.clone(), policy).timeout(timeout).fail(fail);
-    let requests = limiter(Policy::parse("requests", &setting("RATE_LIMITS", "5/10s,100/1h"))?);
-    let tokens = limiter(Policy::parse("tokens", &setting("TOKEN_LIMITS", "1000/1h"))?.unit("tokens"));
     let proxies: usize = setting("PROXIES", "0").parse()?;
-    let limit = RateLimitLayer::new(requests, move |head| client_of(head, proxies));
+    let requests = Policy::new("requests", setting("RATE_LIMITS", "5/10s, 100/h"))?;
+    let tokens = Policy::new("tokens", setting("TOKEN_LIMITS", "1000/h"))?.unit("tokens");
+    let limiter = |policies: Policies| {
+        Limiter::new(redis.clone(), policies).proxies(proxies).timeout(timeout).fail(fail)
+    };
+    let limit = |cost| RateLimitLayer::new(limiter(requests.clone().cost(cost).into()));
     let router = Router::new()
-        .route("/", get(Json(json!({"message": "hello"}))).route_layer(limit.clone()))
-        .route("/expensive", get(Json(json!({"message": "that took a while"}))).route_layer(limit.cost(3)))
+        .route("/", get(Json(json!({"message": "hello"}))).route_layer(limit(1)))
+        .route("/expensive", get(Json(json!({"message": "that took a while"}))).route_layer(limit(3)))
         .route("/generate", post(generate))
-        .with_state((tokens, proxies));
+        .with_state((limiter(tokens.into()), proxies));
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{}", setting("PORT", "8000"))).await?;
     println!("listening on http://{}", listener.local_addr()?);
     Ok(axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await?)

@@ -75,7 +75,7 @@ pub struct Command {
     pub cost: i64,
     /// Whether as many units are taken as fit.
     pub partial: bool,
-    /// The time as of which units are given back.
+    /// The time as of which units are given back, or of a clock of the application's own.
     pub at: Option<SystemTime>,
     /// Whom the reply is for.
     pub purpose: Purpose,
@@ -107,7 +107,11 @@ impl Command {
 
     /// The same as a request for several keys, answered by a [`Decision`](crate::Decision).
     pub fn all(&self) -> Cmd {
-        cmd::all(&All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost))
+        let all = All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost);
+        cmd::all(&match self.at {
+            Some(at) => all.at(at),
+            None => all,
+        })
     }
 }
 

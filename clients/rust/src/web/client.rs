@@ -1,8 +1,20 @@
 //! Who the client is.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use http::HeaderMap;
+use http::request::Parts;
+
+/// The address that a request came from: the server has put it among the extensions.
+pub(crate) fn peer(head: &Parts) -> Option<IpAddr> {
+    #[cfg(feature = "axum")]
+    if let Some(axum::extract::ConnectInfo(peer)) =
+        head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
+    {
+        return Some(peer.ip());
+    }
+    head.extensions.get::<SocketAddr>().map(SocketAddr::ip)
+}
 
 /// The network address that the outermost of so many proxies of your own saw; with none, the peer's.
 ///

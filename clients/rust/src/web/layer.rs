@@ -1,71 +1,178 @@
 //! Middleware for tower.
 
+use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::request::Parts;
 use http::{Request, Response};
+use redis::RedisError;
 use redis::aio::ConnectionLike;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::web::Limiter;
+use crate::Decision;
+use crate::web::{Limiter, Refusal};
 
 /// Takes units for each request, or refuses it.
 ///
-/// The client comes from a function of the request's head: an address, an account, the name of a key. Requests for
-/// which there is `None` are not limited. The response's body has to be made of a `String` for a refusal, as that of
-/// axum can.
-#[derive(Clone, Debug)]
-pub struct RateLimitLayer<C, F> {
+/// `C` is the connection, and `R` the body of responses, which the service tells.
+pub struct RateLimitLayer<C, R> {
     limiter: Limiter<C>,
-    client: F,
-    cost: i64,
+    answers: Arc<Answers<R>>,
 }
 
-impl<C, F: Fn(&Parts) -> Option<String>> RateLimitLayer<C, F> {
-    /// A unit for each request of the client.
-    pub fn new(limiter: Limiter<C>, client: F) -> RateLimitLayer<C, F> {
-        RateLimitLayer { limiter, client, cost: 1 }
+type OnLimited<R> = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<R> + Send + Sync>;
+type OnAway<R> = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<R>> + Send + Sync>;
+
+/// What is answered in place of the service.
+struct Answers<R> {
+    body: Arc<dyn Fn(String) -> R + Send + Sync>,
+    on_limited: Option<OnLimited<R>>,
+    on_away: Option<OnAway<R>>,
+}
+
+impl<R> Clone for Answers<R> {
+    fn clone(&self) -> Answers<R> {
+        Answers {
+            body: self.body.clone(),
+            on_limited: self.on_limited.clone(),
+            on_away: self.on_away.clone(),
+        }
+    }
+}
+
+impl<C: Clone, R> Clone for RateLimitLayer<C, R> {
+    fn clone(&self) -> RateLimitLayer<C, R> {
+        RateLimitLayer { limiter: self.limiter.clone(), answers: self.answers.clone() }
+    }
+}
+
+impl<C, R> fmt::Debug for RateLimitLayer<C, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer").field("limiter", &self.limiter).finish_non_exhaustive()
+    }
+}
+
+impl<C, R> RateLimitLayer<C, R> {
+    /// Of services whose response body can be made of a `String`, as that of axum can.
+    pub fn new(limiter: Limiter<C>) -> RateLimitLayer<C, R>
+    where
+        R: From<String> + 'static,
+    {
+        RateLimitLayer::with_body(limiter, R::from)
     }
 
-    /// So many units for each request.
+    /// Of services with any response body: the function makes one of the text of a refusal.
+    ///
+    /// ```
+    /// # use redis_rl_client::web::{Limiter, RateLimitLayer};
+    /// use bytes::Bytes;
+    /// use http_body_util::{BodyExt, Full, combinators::BoxBody};
+    ///
+    /// # type Redis = redis::aio::MultiplexedConnection;
+    /// # fn layer(limiter: Limiter<Redis>) -> RateLimitLayer<Redis, BoxBody<Bytes, std::io::Error>> {
+    /// RateLimitLayer::with_body(limiter, |text| Full::from(text).map_err(|never| match never {}).boxed())
+    /// # }
+    /// ```
+    pub fn with_body(
+        limiter: Limiter<C>,
+        body: impl Fn(String) -> R + Send + Sync + 'static,
+    ) -> RateLimitLayer<C, R> {
+        let answers = Answers { body: Arc::new(body), on_limited: None, on_away: None };
+        RateLimitLayer { limiter, answers: Arc::new(answers) }
+    }
+
+    /// Answers a request that is over a limit, in place of 429 or 403 with problem details.
+    ///
+    /// The header fields of the refusal are kept, unless the answer has such fields.
+    ///
+    /// ```
+    /// # use redis_rl_client::web::{Limiter, RateLimitLayer};
+    /// # use axum::{body::Body, response::{Html, IntoResponse}};
+    /// # type Redis = redis::aio::MultiplexedConnection;
+    /// # fn layer(limiter: Limiter<Redis>) -> RateLimitLayer<Redis, Body> {
+    /// RateLimitLayer::new(limiter).on_limited(|_head, _decision, refusal| {
+    ///     (refusal.status(), Html("<h1>Too fast</h1>")).into_response()
+    /// })
+    /// # }
+    /// ```
+    pub fn on_limited(
+        mut self,
+        answer: impl Fn(&Parts, &Decision, Refusal) -> Response<R> + Send + Sync + 'static,
+    ) -> RateLimitLayer<C, R> {
+        Arc::make_mut(&mut self.answers).on_limited = Some(Arc::new(answer));
+        self
+    }
+
+    /// Answers a request while Redis is away, or with `None` lets it pass.
     ///
     /// # Panics
     ///
-    /// If the cost is negative.
-    pub fn cost(mut self, cost: i64) -> RateLimitLayer<C, F> {
-        assert!(cost >= 0, "the cost of a request is negative: {cost}");
-        self.cost = cost;
+    /// If the limiter has a setting for that: [`fail`](Limiter::fail).
+    pub fn on_away(
+        mut self,
+        answer: impl Fn(&Parts, &RedisError) -> Option<Response<R>> + Send + Sync + 'static,
+    ) -> RateLimitLayer<C, R> {
+        assert!(self.limiter.chosen_fail().is_none(), "fail and on_away are two answers to one question");
+        Arc::make_mut(&mut self.answers).on_away = Some(Arc::new(answer));
         self
     }
 }
 
-impl<S, C: Clone, F: Clone> Layer<S> for RateLimitLayer<C, F> {
-    type Service = RateLimit<S, C, F>;
+impl<R> Answers<R> {
+    /// The answer to a request that the limiter refuses.
+    fn refused(&self, head: &Parts, refusal: Refusal) -> Response<R> {
+        match (&self.on_limited, refusal.decision().cloned()) {
+            (Some(answer), Some(decision)) => {
+                let fields = refusal.fields().clone();
+                let mut response = answer(head, &decision, refusal);
+                for (name, value) in &fields {
+                    response.headers_mut().entry(name).or_insert_with(|| value.clone());
+                }
+                response
+            }
+            _ => Response::<String>::from(refusal).map(|text| (self.body)(text)),
+        }
+    }
+}
 
-    fn layer(&self, inner: S) -> RateLimit<S, C, F> {
+impl<S, C: Clone, R> Layer<S> for RateLimitLayer<C, R> {
+    type Service = RateLimit<S, C, R>;
+
+    fn layer(&self, inner: S) -> RateLimit<S, C, R> {
         RateLimit { inner, layer: self.clone() }
     }
 }
 
 /// A service that [`RateLimitLayer`] limits.
-#[derive(Clone, Debug)]
-pub struct RateLimit<S, C, F> {
+pub struct RateLimit<S, C, R> {
     inner: S,
-    layer: RateLimitLayer<C, F>,
+    layer: RateLimitLayer<C, R>,
 }
 
-impl<S, C, F, B, R> Service<Request<B>> for RateLimit<S, C, F>
+impl<S: Clone, C: Clone, R> Clone for RateLimit<S, C, R> {
+    fn clone(&self) -> RateLimit<S, C, R> {
+        RateLimit { inner: self.inner.clone(), layer: self.layer.clone() }
+    }
+}
+
+impl<S: fmt::Debug, C, R> fmt::Debug for RateLimit<S, C, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit").field("inner", &self.inner).field("layer", &self.layer).finish()
+    }
+}
+
+impl<S, C, B, R> Service<Request<B>> for RateLimit<S, C, R>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
     C: ConnectionLike + Clone + Send + Sync + 'static,
-    F: Fn(&Parts) -> Option<String>,
     B: Send + 'static,
-    R: From<String>,
+    R: 'static,
 {
     type Response = Response<R>;
     type Error = S::Error;
@@ -79,19 +186,19 @@ where
         // The service that was found ready is the one to call.
         let ready = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, ready);
-        let (parts, body) = request.into_parts();
-        let Some(client) = (self.layer.client)(&parts) else {
-            return Box::pin(inner.call(Request::from_parts(parts, body)));
-        };
-        let request = Request::from_parts(parts, body);
-        let limiter = self.layer.limiter.clone();
-        let cost = self.layer.cost;
+        let RateLimitLayer { limiter, answers } = self.layer.clone();
+        let (head, body) = request.into_parts();
         Box::pin(async move {
-            let admission = match limiter.take(client, cost).await {
+            let admission = match limiter.admit(&head).await {
                 Ok(admission) => admission,
-                Err(refusal) => return Ok(refusal.into()),
+                Err(refusal) => return Ok(answers.refused(&head, refusal)),
             };
-            let mut response = inner.call(request).await?;
+            if let (Some(answer), Some(error)) = (&answers.on_away, admission.error())
+                && let Some(response) = answer(&head, error)
+            {
+                return Ok(response);
+            }
+            let mut response = inner.call(Request::from_parts(head, body)).await?;
             admission.write_fields(response.headers_mut());
             Ok(response)
         })

@@ -4,57 +4,45 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::Decision;
+use crate::clock::{Clock, Milliseconds};
 use crate::local::{MAX_KEYS, Refusals};
 
-/// The last refusals of clients, by one policy.
+/// The last refusals of requests, by what they asked for without the costs.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    started: Instant,
+    time: Milliseconds,
     remember: Duration,
     refusals: Mutex<Refusals>,
 }
 
 impl Memory {
-    pub fn new(remember: Duration) -> Memory {
+    pub fn new(remember: Duration, clock: Clock) -> Memory {
         let max = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let refusals = Mutex::new(Refusals::new(remember.as_millis() as u64, max));
-        Memory { started: Instant::now(), remember, refusals }
+        Memory { time: Milliseconds::of(clock), remember, refusals }
     }
 
     pub fn remember(&self) -> Duration {
         self.remember
     }
 
-    /// The refusal that holds for a request of this client. Each quota has the same cost.
-    pub fn refusal(&self, client: &str, costs: &[i64]) -> Option<Decision> {
-        if self.remember.is_zero() {
-            return None;
-        }
-        self.refusals().known(self.now_ms(), client.as_bytes(), costs)
+    /// The refusal that holds for a request.
+    pub fn refusal(&self, request: &[u8], costs: &[i64]) -> Option<Decision> {
+        self.refusals().known(self.time.now(), request, costs)
     }
 
     /// Remembers what was decided, if it refused.
-    pub fn decided(&self, client: &str, costs: &[i64], decision: &Decision) {
-        if !self.remember.is_zero() {
-            self.refusals().remember(self.now_ms(), client.as_bytes(), costs, decision);
-        }
+    pub fn decided(&self, request: &[u8], costs: &[i64], decision: &Decision) {
+        self.refusals().remember(self.time.now(), request, costs, decision);
     }
 
-    /// Units of this client were given back.
-    pub fn forget(&self, client: &str) {
-        if !self.remember.is_zero() {
-            self.refusals().forget(client.as_bytes());
-        }
+    /// Units were given back that may have been in the way.
+    pub fn forget(&self, request: &[u8]) {
+        self.refusals().forget(request);
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
     }
 }

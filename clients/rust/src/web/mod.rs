@@ -1,7 +1,7 @@
 //! Rate limits of a web service: middleware for tower, and what it is made of.
 //!
-//! [`RateLimitLayer`] takes one cost for each request of a route. Where the cost is known only later, or comes out of
-//! the body, ask a [`Limiter`] in the handler.
+//! [`RateLimitLayer`] takes units for each request by the [`Policies`] of its [`Limiter`]. Where the cost is known only
+//! later, or comes out of the body, ask the limiter in the handler.
 //!
 //! # Answers
 //!
@@ -27,17 +27,23 @@
 //!
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/
 
+mod admission;
+mod answer;
 mod away;
 mod client;
 mod layer;
 mod limiter;
 mod memory;
+mod policies;
 mod policy;
 mod refusal;
 mod timeout;
 
+pub use admission::{Admission, Costs};
+pub use answer::{answer, fields};
 pub use client::client_address;
 pub use layer::{RateLimit, RateLimitLayer};
-pub use limiter::{Admission, Fail, InvalidFail, Limiter};
+pub use limiter::{Fail, InvalidFail, Limiter};
+pub use policies::Policies;
 pub use policy::{InvalidPolicy, Policy};
 pub use refusal::Refusal;

@@ -1,17 +1,14 @@
-//! What a client may take, and how HTTP speaks of it.
+//! What a client may take.
 
 use std::collections::HashSet;
-use std::fmt::{self, Write};
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use serde_json::json;
+use http::request::Parts;
 
-use crate::web::Refusal;
-use crate::{Algorithm, All, Decision, Quota, Verdict};
-
-const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+use crate::{Algorithm, InvalidQuota, Quotas};
 
 /// The largest integer of a structured field.
 const MAX_LIMIT: u64 = 999_999_999_999_999;
@@ -22,23 +19,73 @@ const MAX_QUOTAS: usize = 8;
 
 /// What each client may take: quotas under one name, all of which must allow a request.
 ///
+/// It names whose quotas they are by a key and takes a cost, each of which may be a function of the request's head.
+/// Clones are cheap.
+///
 /// ```
-/// # use redis_rl_client::{Quota, web::{InvalidPolicy, Policy}};
+/// # use redis_rl_client::{Algorithm, Quota, web::{InvalidPolicy, Policy}};
 /// # fn main() -> Result<(), InvalidPolicy> {
-/// let requests = Policy::new("requests", [Quota::per_second(5), Quota::per_hour(100)])?;
-/// let tokens = Policy::parse("tokens", "1000/1h")?.unit("tokens");
+/// let requests = Policy::new("requests", "5/10s, 100/h")?;
+/// let tokens = Policy::new("tokens", [Quota::per_hour(100_000)])?
+///     .algorithm(Algorithm::Sliding)
+///     .unit("tokens")
+///     .cost(500)
+///     .key(|head| Some(head.headers.get("account")?.to_str().ok()?.to_owned()));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Policy {
+pub struct Policy(Arc<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
     name: String,
     algorithm: Algorithm,
-    quotas: Vec<Quota>,
+    quotas: Quotas,
     unit: Option<String>,
+    cost: Cost,
+    key: Option<KeyOf>,
 }
 
-/// Quotas that make no policy.
+/// What a request takes.
+#[derive(Clone)]
+enum Cost {
+    Units(i64),
+    Of(Arc<dyn Fn(&Parts) -> i64 + Send + Sync>),
+}
+
+/// Whose quotas they are; none if the request is not limited.
+#[derive(Clone)]
+pub(crate) struct KeyOf(Arc<KeyFn>);
+
+type KeyFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+impl KeyOf {
+    pub fn new(key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> KeyOf {
+        KeyOf(Arc::new(key))
+    }
+
+    pub fn key(&self, head: &Parts) -> Option<String> {
+        (self.0)(head)
+    }
+}
+
+impl fmt::Debug for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cost::Units(units) => write!(f, "{units}"),
+            Cost::Of(_) => f.write_str("a function"),
+        }
+    }
+}
+
+impl fmt::Debug for KeyOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a function")
+    }
+}
+
+/// What makes no policy.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct InvalidPolicy(String);
 
@@ -50,16 +97,33 @@ impl fmt::Display for InvalidPolicy {
 
 impl std::error::Error for InvalidPolicy {}
 
+impl From<InvalidQuota> for InvalidPolicy {
+    fn from(invalid: InvalidQuota) -> InvalidPolicy {
+        InvalidPolicy(invalid.to_string())
+    }
+}
+
+impl From<Infallible> for InvalidPolicy {
+    fn from(never: Infallible) -> InvalidPolicy {
+        match never {}
+    }
+}
+
 impl Policy {
-    /// Counts by `RL.LOG`, in a key for each client: `name:client`.
+    /// Counts by `RL.LOG`, a unit for each request, in a key for each client: `name:key`.
     ///
-    /// Header fields tell windows in seconds, so they are whole seconds, each different; limits have at most 15
-    /// digits; names and units are printable ASCII. There are 1 to 8 quotas, with windows of up to 3650 days.
-    pub fn new(name: impl Into<String>, quotas: impl Into<Vec<Quota>>) -> Result<Policy, InvalidPolicy> {
-        let (name, quotas) = (name.into(), quotas.into());
+    /// Quotas are a list, or a text such as `5/10s, 100/h`. Header fields tell windows in seconds, so they are whole
+    /// seconds, each different; limits have at most 15 digits; names and units are printable ASCII. There are 1 to 8
+    /// quotas, with windows of up to 3650 days.
+    pub fn new<Q>(name: impl Into<String>, quotas: Q) -> Result<Policy, InvalidPolicy>
+    where
+        Q: TryInto<Quotas>,
+        InvalidPolicy: From<Q::Error>,
+    {
+        let (name, quotas) = (name.into(), quotas.try_into()?);
         if let Some(quota) = quotas.iter().find(|quota| !is_whole_seconds(quota.window)) {
             return Err(InvalidPolicy(format!(
-                "\"{quota}\" is no limit such as 5/10s, with a window of whole seconds"
+                "\"{quota}\" is no quota of a policy: its window must be whole seconds"
             )));
         }
         // What only the server would refuse would count as Redis being away, and might let every request pass.
@@ -70,29 +134,28 @@ impl Policy {
             )));
         }
         if quotas.len() > MAX_QUOTAS {
-            return Err(InvalidPolicy(format!("{name} may have {MAX_QUOTAS} limits")));
+            return Err(InvalidPolicy(format!("{name} may have {MAX_QUOTAS} quotas")));
         }
         let windows: HashSet<Duration> = quotas.iter().map(|quota| quota.window).collect();
         if quotas.is_empty() || windows.len() < quotas.len() {
-            return Err(InvalidPolicy(format!("{name} needs a limit, and all windows must differ")));
+            return Err(InvalidPolicy(format!("{name} needs a quota, and all windows must differ")));
         }
         if !is_printable(&name) {
             return Err(InvalidPolicy(format!("{name:?} is no name in printable ASCII")));
         }
-        Ok(Policy { name, algorithm: Algorithm::Log, quotas, unit: None })
+        let inner =
+            Inner { name, algorithm: Algorithm::Log, quotas, unit: None, cost: Cost::Units(1), key: None };
+        Ok(Policy(Arc::new(inner)))
     }
 
-    /// Reads the quotas from a setting, as in `5/10s,100/1h`.
-    pub fn parse(name: impl Into<String>, quotas: &str) -> Result<Policy, InvalidPolicy> {
-        let quotas = quotas.split(',').map(|quota| quota.trim().parse());
-        let quotas: Result<Vec<Quota>, crate::InvalidQuota> = quotas.collect();
-        Policy::new(name, quotas.map_err(|invalid| InvalidPolicy(invalid.to_string()))?)
+    fn with(mut self, change: impl FnOnce(&mut Inner)) -> Policy {
+        change(Arc::make_mut(&mut self.0));
+        self
     }
 
     /// Counts by another algorithm.
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Policy {
-        self.algorithm = algorithm;
-        self
+    pub fn algorithm(self, algorithm: Algorithm) -> Policy {
+        self.with(|inner| inner.algorithm = algorithm)
     }
 
     /// Says that units are not requests. A strict client ignores what it does not know, rather than read tokens as
@@ -101,106 +164,70 @@ impl Policy {
     /// # Panics
     ///
     /// If the name is not printable ASCII.
-    pub fn unit(mut self, unit: impl Into<String>) -> Policy {
+    pub fn unit(self, unit: impl Into<String>) -> Policy {
         let unit = unit.into();
         assert!(is_printable(&unit), "{unit:?} is no unit in printable ASCII");
-        self.unit = Some(unit);
-        self
+        self.with(|inner| inner.unit = Some(unit))
     }
 
-    /// What is asked of the server when a client takes so many units.
-    pub(crate) fn request(&self, client: &str, cost: i64) -> All {
-        // The server refuses a larger one, which no limit allows anyway.
-        let cost = cost.clamp(-MAX_COST, MAX_COST);
-        All::new().key(self.key(client), self.algorithm, &self.quotas, cost)
+    /// So many units for each request.
+    ///
+    /// # Panics
+    ///
+    /// If the cost is negative.
+    pub fn cost(self, units: i64) -> Policy {
+        assert!(units >= 0, "the cost of a request is negative: {units}");
+        self.with(|inner| inner.cost = Cost::Units(units))
     }
 
-    /// What is counted for a client.
-    pub(crate) fn key(&self, client: &str) -> String {
-        format!("{}:{client}", self.name)
+    /// Units for each request by its head. A request of a negative cost is answered 500.
+    pub fn cost_with(self, units: impl Fn(&Parts) -> i64 + Send + Sync + 'static) -> Policy {
+        self.with(|inner| inner.cost = Cost::Of(Arc::new(units)))
+    }
+
+    /// Says by the request's head whose quotas they are. With `None` the policy does not limit the request.
+    ///
+    /// On a cluster the keys of all policies of a request need one hash tag, as in `{acme}:alice` and `{acme}`.
+    pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Policy {
+        self.with(|inner| inner.key = Some(KeyOf::new(key)))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Its quotas.
+    pub fn quotas(&self) -> &Quotas {
+        &self.0.quotas
     }
 
     pub(crate) fn counted_by(&self) -> Algorithm {
-        self.algorithm
+        self.0.algorithm
     }
 
-    pub(crate) fn quotas(&self) -> &[Quota] {
-        &self.quotas
+    pub(crate) fn counted_unit(&self) -> Option<&str> {
+        self.0.unit.as_deref()
     }
 
-    /// The header fields of a response to a request that was counted.
-    pub fn fields(&self, decision: &Decision) -> HeaderMap {
-        self.fields_with(decision, |verdict| (verdict.remaining, Some(verdict.reset_after)))
+    pub(crate) fn key_of(&self) -> Option<&KeyOf> {
+        self.0.key.as_ref()
     }
 
-    /// The header fields of a response to a request, or its refusal.
-    pub fn answer(&self, decision: &Decision) -> Result<HeaderMap, Refusal> {
-        if !decision.limited {
-            return Ok(self.fields(decision));
+    /// What a request takes; none if that depends on a head that is not there.
+    pub(crate) fn cost_of(&self, head: Option<&Parts>) -> Option<i64> {
+        match &self.0.cost {
+            Cost::Units(units) => Some(*units),
+            Cost::Of(units) => head.map(|head| units(head)),
         }
-        let hopeless = decision.is_hopeless();
-        let status = if hopeless { StatusCode::FORBIDDEN } else { StatusCode::TOO_MANY_REQUESTS };
-        let fields = self.fields_with(decision, |verdict| {
-            let time = if hopeless { Some(verdict.reset_after) } else { verdict.retry_after };
-            (verdict.remaining, time)
-        });
-        let refuses = |verdict: Option<&Verdict>| verdict.is_some_and(|verdict| verdict.limited);
-        let rows = self.rows(decision).filter(|(_, verdict)| refuses(*verdict));
-        let violated: Vec<String> = rows.map(|(quota, _)| self.policy_name(quota)).collect();
-        let problem = json!({
-            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-            "title": "Quota Exceeded",
-            "status": status.as_u16(),
-            "violated-policies": violated,
-        });
-        Err(Refusal::new(status, fields, decision.retry_after.map(seconds), &problem))
-    }
-
-    /// Each quota with its figures. A decision by leases has those of one quota alone, which its limit tells.
-    fn rows<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Quota, Option<&'a Verdict>)> {
-        let has_all = decision.rows.len() == self.quotas.len();
-        self.quotas.iter().enumerate().map(move |(index, quota)| {
-            let tightest = || decision.rows.iter().find(|row| row.limit == quota.limit);
-            (quota, if has_all { decision.rows.get(index) } else { tightest() })
-        })
-    }
-
-    /// `figures` tells the units left in a quota, and the time that it is told with.
-    fn fields_with(
-        &self,
-        decision: &Decision,
-        figures: impl Fn(&Verdict) -> (u64, Option<Duration>),
-    ) -> HeaderMap {
-        let mut policies = String::new();
-        let mut limits = String::new();
-        for (quota, verdict) in self.rows(decision) {
-            let name = structured(&self.policy_name(quota));
-            let separator = if policies.is_empty() { "" } else { ", " };
-            let _ = write!(policies, "{separator}{name};q={}", quota.limit);
-            if let Some(unit) = &self.unit {
-                let _ = write!(policies, ";qu={}", structured(unit));
-            }
-            let _ = write!(policies, ";w={}", quota.window.as_secs());
-            let Some((remaining, time)) = verdict.map(&figures) else { continue };
-            let separator = if limits.is_empty() { "" } else { ", " };
-            let _ = write!(limits, "{separator}{name};r={remaining}");
-            if let Some(time) = time {
-                let _ = write!(limits, ";t={}", seconds(time));
-            }
-        }
-        let value = |text| HeaderValue::try_from(text).expect("printable ASCII");
-        HeaderMap::from_iter([(RATELIMIT_POLICY, value(policies)), (RATELIMIT, value(limits))])
-    }
-
-    /// A policy in the draft's words has one window.
-    fn policy_name(&self, quota: &Quota) -> String {
-        format!("{}-{}", self.name, quota.window_text())
     }
 }
 
-/// Rounded up, so that waiting this long is enough.
-fn seconds(time: Duration) -> u64 {
-    time.as_nanos().div_ceil(1_000_000_000) as u64
+/// One policy is a list of one.
+impl AsRef<[Policy]> for Policy {
+    fn as_ref(&self) -> &[Policy] {
+        std::slice::from_ref(self)
+    }
 }
 
 fn is_whole_seconds(window: Duration) -> bool {
@@ -209,9 +236,4 @@ fn is_whole_seconds(window: Duration) -> bool {
 
 fn is_printable(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
-}
-
-/// A string of a structured field.
-fn structured(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', r"\\").replace('"', r#"\""#))
 }

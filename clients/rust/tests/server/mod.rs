@@ -3,6 +3,8 @@
 //! `REDIS_SERVER` names the server to run, `MODULE` the module to load.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod words;
+
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;

@@ -1,0 +1,56 @@
+//! The time by which a process decides.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+#[cfg(feature = "leases")]
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::UNIX_EPOCH,
+};
+
+#[cfg(feature = "leases")]
+use tokio::time::Instant;
+
+/// A clock of the application's own, as tests have one; without it, those of the server and of this process.
+#[derive(Clone, Default)]
+pub(crate) struct Clock(Option<Arc<dyn Fn() -> SystemTime + Send + Sync>>);
+
+impl Clock {
+    pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Clock {
+        Clock(Some(Arc::new(now)))
+    }
+
+    /// The time to name in a command; none if the server's clock decides.
+    pub fn at(&self) -> Option<SystemTime> {
+        self.0.as_ref().map(|now| now())
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Clock(own)" } else { "Clock(server)" })
+    }
+}
+
+/// Milliseconds that never run back.
+#[cfg(feature = "leases")]
+#[derive(Debug)]
+pub(crate) struct Milliseconds {
+    clock: Clock,
+    started: Instant,
+    newest: AtomicU64,
+}
+
+#[cfg(feature = "leases")]
+impl Milliseconds {
+    pub fn of(clock: Clock) -> Milliseconds {
+        Milliseconds { clock, started: Instant::now(), newest: AtomicU64::new(0) }
+    }
+
+    pub fn now(&self) -> u64 {
+        let Some(at) = self.clock.at() else { return self.started.elapsed().as_millis() as u64 };
+        let now_ms = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        self.newest.fetch_max(now_ms, Ordering::Relaxed).max(now_ms)
+    }
+}

@@ -1,0 +1,132 @@
+//! The policies of a request.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::web::Policy;
+
+/// Rows that `RL.ALL` accepts.
+const MAX_ROWS: usize = 64;
+
+/// The policies of a limiter: one, several, or those that a function of the request's head chooses.
+///
+/// All policies of a request are decided in one step, and units are taken of all or of none. Each has a name of its
+/// own, and together they have at most 64 quotas. Build them once, and have the function choose among clones.
+///
+/// ```
+/// # use redis_rl_client::web::{InvalidPolicy, Policies, Policy};
+/// # fn main() -> Result<(), InvalidPolicy> {
+/// let free = Policy::new("free", "5/10s, 100/h")?;
+/// let paid = Policy::new("paid", "100/s")?;
+/// // By a header that a gateway of your own sets.
+/// let by_plan = Policies::by(move |head| match head.headers.get("plan") {
+///     _ if head.uri.path() == "/health" => None,
+///     Some(plan) if plan == "paid" => Some(paid.clone()),
+///     _ => Some(free.clone()),
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Policies(pub(crate) Source);
+
+#[derive(Clone)]
+pub(crate) enum Source {
+    Fixed(Arc<[Policy]>),
+    Chosen(Arc<dyn Fn(&Parts) -> Choice + Send + Sync>),
+}
+
+pub(crate) type Choice = Pin<Box<dyn Future<Output = Vec<Policy>> + Send>>;
+
+impl Policies {
+    /// Policies that a function of the request's head chooses: an `Option` of one, or a list. A request without a
+    /// policy is not limited.
+    pub fn by<F, P>(choose: F) -> Policies
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: IntoIterator<Item = Policy>,
+    {
+        Policies(Source::Chosen(Arc::new(move |head| {
+            let policies = Vec::from_iter(choose(head));
+            Box::pin(async { policies })
+        })))
+    }
+
+    /// The same by an asynchronous function. Its future owns what it needs of the head.
+    ///
+    /// ```
+    /// # use redis_rl_client::web::{Policies, Policy};
+    /// # async fn plan_of(account: Option<http::HeaderValue>) -> Result<Policy, std::io::Error> { unimplemented!() }
+    /// # fn policies(free: Policy) -> Policies {
+    /// Policies::by_async(move |head| {
+    ///     let (account, free) = (head.headers.get("account").cloned(), free.clone());
+    ///     async move { Some(plan_of(account).await.unwrap_or(free)) }
+    /// })
+    /// # }
+    /// ```
+    pub fn by_async<F, P>(choose: F) -> Policies
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: Future<Output: IntoIterator<Item = Policy>> + Send + 'static,
+    {
+        Policies(Source::Chosen(Arc::new(move |head| {
+            let policies = choose(head);
+            Box::pin(async { Vec::from_iter(policies.await) })
+        })))
+    }
+
+    fn fixed(policies: Arc<[Policy]>) -> Policies {
+        if let Err(why) = checked(&policies) {
+            panic!("{why}");
+        }
+        Policies(Source::Fixed(policies))
+    }
+}
+
+/// What the server would always refuse would count as Redis being away, and might let every request pass.
+pub(crate) fn checked(policies: &[Policy]) -> Result<(), &'static str> {
+    let names: HashSet<&str> = policies.iter().map(Policy::name).collect();
+    let rows: usize = policies.iter().map(|policy| policy.quotas().len()).sum();
+    if names.len() < policies.len() {
+        return Err("each policy of a request needs a name of its own");
+    }
+    if rows > MAX_ROWS { Err("the policies of a request may have 64 quotas") } else { Ok(()) }
+}
+
+impl From<Policy> for Policies {
+    fn from(policy: Policy) -> Policies {
+        Policies::fixed([policy].into())
+    }
+}
+
+/// # Panics
+///
+/// If two policies have one name, or all together more than 64 quotas.
+impl<const N: usize> From<[Policy; N]> for Policies {
+    fn from(policies: [Policy; N]) -> Policies {
+        Policies::fixed(policies.into())
+    }
+}
+
+/// # Panics
+///
+/// If two policies have one name, or all together more than 64 quotas.
+impl From<Vec<Policy>> for Policies {
+    fn from(policies: Vec<Policy>) -> Policies {
+        Policies::fixed(policies.into())
+    }
+}
+
+impl fmt::Debug for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Fixed(policies) => f.debug_list().entries(policies.iter()).finish(),
+            Source::Chosen(_) => f.write_str("a function"),
+        }
+    }
+}
