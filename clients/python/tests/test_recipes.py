@@ -1,4 +1,4 @@
-"""The recipes that count decisions: docs/recipes.md."""
+"""The recipes that count decisions: recipes.md."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from redis_rl.asgi import Guard, Policy
 from .servers import Server
 from .test_asgi import PATIENT
 
-# In a clone of the repository, and in the source distribution.
-FOLDERS = (Path(__file__).parents[3] / "docs", Path(__file__).parent)
-RECIPES = next(folder / "recipes.md" for folder in FOLDERS if (folder / "recipes.md").exists()).read_text()
+RECIPES = (Path(__file__).parents[1] / "recipes.md").read_text()
 POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
 
 
