@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,21 +55,33 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(project: Path, *, environment: dict[str, str]) -> subprocess.Popen[str]:
+@contextmanager
+def started(project: Path, *, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The tests of a project. They end with this, whatever happens."""
     words = [sys.executable, "-m", "pytest", "-ra", "-s", "-p", "no:cacheprovider", "--rootdir", str(project)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("REDIS_", "PYTEST_"))}
-    return subprocess.Popen(
+    with subprocess.Popen(
         words,
         cwd=project,
         env={**inherited, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+        preexec_fn=heed_interrupts,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heed_interrupts() -> None:
+    """What a shell runs in the background inherits that it ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def said(project: Path, **environment: str) -> str:
-    with start(project, environment=environment) as process:
+    with started(project, environment=environment) as process:
         return process.communicate(timeout=PATIENCE)[0]
 
 
@@ -106,7 +120,7 @@ def test_a_module_that_the_server_does_not_take_is_an_error_with_its_reason(proj
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL] if sys.platform == "linux" else [signal.SIGINT])
 def test_tests_that_are_killed_leave_no_server_behind(project: Path, kill: signal.Signals) -> None:
     (project / "test_app.py").write_text(HANGS)
-    with start(project, environment={"REDIS_SERVER": REDIS_SERVER, "REDIS_RL_MODULE": MODULE}) as process:
+    with started(project, environment={"REDIS_SERVER": REDIS_SERVER, "REDIS_RL_MODULE": MODULE}) as process:
         assert process.stdout
         port = next(
             int(line.split()[-1]) for line in process.stdout if line.split()[-1:] and line.split()[-1].isdigit()
