@@ -142,7 +142,7 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
 
 const INSTRUCTIONS: &str = "\
 By callgrind, of the server's process, for one request of a pipeline to 100 keys in use; the least of three times. They
-hardly differ from run to run.";
+hardly differ from run to run. redis-rl is the only module, but for the no-ops and CL.THROTTLE.";
 
 /// The instructions counted on one server.
 struct Counted {

@@ -278,9 +278,7 @@ impl Run {
             && let Some(next) = self.blocks.remove(index + 1)
         {
             let bytes = &mut self.blocks[index].bytes;
-            if bytes.capacity() < one + two {
-                grow(bytes, two);
-            }
+            make_room(bytes, two);
             bytes.extend_from_slice(&next.bytes);
         }
     }
