@@ -63,7 +63,8 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 	@tools/install-missing valgrind
 	tools/memcheck $(REDIS_SERVER)
 
-test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust) on real servers
+test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
+	@tools/install-missing nginx || echo "not tested: examples/nginx" >&2
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 

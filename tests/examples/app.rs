@@ -96,34 +96,22 @@ impl App {
 
     /// The answer to a GET.
     pub fn get(&self, path: &str) -> Answer {
-        self.answer(agent().get(format!("{}{path}", self.url)).call())
+        self.answer(path, &[], None)
     }
 
     /// The answer to a GET that came through proxies.
     pub fn get_forwarded(&self, path: &str, forwarded_for: &str) -> Answer {
-        let request = agent().get(format!("{}{path}", self.url));
-        self.answer(request.header("X-Forwarded-For", forwarded_for).call())
+        self.answer(path, &[("X-Forwarded-For", forwarded_for)], None)
     }
 
     /// The answer to a POST of a text.
     pub fn post(&self, path: &str, body: &str) -> Answer {
-        self.answer(agent().post(format!("{}{path}", self.url)).send(body))
+        self.answer(path, &[], Some(body))
     }
 
-    fn answer(&self, response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
-        let mut response = response.unwrap_or_else(|error| panic!("{error}: {}", self.process.log()));
-        let field = |name| {
-            let value = response.headers().get(name)?;
-            Some(value.to_str().expect("a field in ASCII").to_owned())
-        };
-        Answer {
-            status: response.status().as_u16(),
-            policy: field("RateLimit-Policy"),
-            limit: field("RateLimit"),
-            retry_after: field("Retry-After").map(|seconds| seconds.parse().expect("whole seconds")),
-            content_type: field("Content-Type").unwrap_or_default(),
-            body: response.body_mut().read_to_string().expect("a body"),
-        }
+    fn answer(&self, path: &str, fields: &[(&str, &str)], body: Option<&str>) -> Answer {
+        Answer::to(&format!("{}{path}", self.url), fields, body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.process.log()))
     }
 }
 
@@ -159,7 +147,30 @@ pub struct Answer {
     pub body: String,
 }
 
-fn agent() -> ureq::Agent {
-    let config = ureq::Agent::config_builder();
-    config.http_status_as_error(false).timeout_global(Some(PATIENCE)).proxy(None).build().into()
+impl Answer {
+    /// The answer to a GET, or to a POST if there is a body.
+    pub fn to(url: &str, fields: &[(&str, &str)], body: Option<&str>) -> Result<Answer, ureq::Error> {
+        let config = ureq::Agent::config_builder();
+        let config = config.http_status_as_error(false).timeout_global(Some(PATIENCE)).proxy(None).build();
+        let agent: ureq::Agent = config.into();
+        let mut response = match body {
+            None => fields
+                .iter()
+                .fold(agent.get(url), |request, (name, value)| request.header(*name, *value))
+                .call(),
+            Some(body) => agent.post(url).send(body),
+        }?;
+        let field = |name| {
+            let value = response.headers().get(name)?;
+            Some(value.to_str().expect("a field in ASCII").to_owned())
+        };
+        Ok(Answer {
+            status: response.status().as_u16(),
+            policy: field("RateLimit-Policy"),
+            limit: field("RateLimit"),
+            retry_after: field("Retry-After").map(|seconds| seconds.parse().expect("whole seconds")),
+            content_type: field("Content-Type").unwrap_or_default(),
+            body: response.body_mut().read_to_string().expect("a body"),
+        })
+    }
 }

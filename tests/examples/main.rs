@@ -1,6 +1,7 @@
-//! The examples over HTTP, each on a real server: three languages, one behavior.
+//! The examples over HTTP, each on a real server: three languages with one behavior, and nginx.
 
 mod app;
+mod nginx;
 
 use harness::{Server, wait_for};
 

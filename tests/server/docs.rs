@@ -216,7 +216,8 @@ fn luminance(rgb: u32) -> f64 {
 /// The README files of the project and of the examples, and everything in docs.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut pages = vec![root.join("README.md"), root.join("examples/README.md")];
+    let mut pages =
+        ["README.md", "examples/README.md", "examples/nginx/README.md"].map(|page| root.join(page)).to_vec();
     let mut folders = vec![root.join("docs")];
     while let Some(folder) = folders.pop() {
         for entry in folder.read_dir().expect("a folder") {
