@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
 .PHONY: figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
-.PHONY: clean release-check image setup setup-server free-ports
+.PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -24,7 +24,7 @@ help: ## Show this list
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
 	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
-build: setup ## Build the module: target/release/libredis_rl.so
+build: setup-build ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
 	cargo module
 
@@ -41,7 +41,7 @@ cluster: PORTS = $(PORT) 6 10000
 cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
-demo: $(if $(REDIS_URL),setup,setup-server build) ## Show the three limiters live under the same traffic: arrow keys change the rate, q quits
+demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the three limiters live under the same traffic: arrow keys change the rate, q quits
 	cargo build --locked $(DEMO)
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
@@ -99,7 +99,7 @@ bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a q
 	cargo build --release --locked --package redis-rl-bench
 	@cargo run --release --locked --quiet --package redis-rl-bench
 
-bench-limiters: setup ## Count the instructions of the pure modules, without a server
+bench-limiters: setup-build ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench
 	cargo bench --locked --package redis-rl-bench
 
@@ -120,7 +120,7 @@ recording: setup-server build ## Record the demo in docs/figures/demo.gif
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # The Rust client has lints and docs of its own: see clients/rust/check.
-lint: setup docs ## Check formatting, lints and source docs
+lint: setup-build docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
@@ -128,17 +128,17 @@ lint: setup docs ## Check formatting, lints and source docs
 
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
-docs: setup ## Build the source docs: target/doc
+docs: setup-build ## Build the source docs: target/doc
 	cargo doc --locked --workspace --exclude redis-rl-client --exclude redis-rl-example --no-deps --document-private-items
 
 audit: CHECKS ?= all
-audit: setup ## Check all dependencies by deny.toml: advisories, licenses, sources; CHECKS=... for some
+audit: setup-build ## Check all dependencies by deny.toml: advisories, licenses, sources; CHECKS=... for some
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	@for lock in $$(git ls-files '*Cargo.lock'); do \
 		cargo deny --locked --workspace --config deny.toml --manifest-path "$${lock%lock}toml" check $(CHECKS) || exit; done
 
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-msrv: setup ## Build the module with the oldest supported Rust
+msrv: setup-build ## Build the module with the oldest supported Rust
 	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install $(MSRV) --profile minimal || \
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
@@ -148,10 +148,16 @@ check: lint test test-clients test-examples test-leases test-languages check-dem
 check-demo: setup-server build ## Test the demo in a pseudo-terminal
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
+INSTALLED = $(DESTDIR)$(MODULEDIR)/libredis_rl.so
+# The package's preinst refuses the reverse.
+not-packaged = ! dpkg-query --search $(INSTALLED) >/dev/null 2>&1 || { echo \
+	"$(INSTALLED) is of the package redis-rl: first run apt remove redis-rl, or $(1) elsewhere by MODULEDIR=..." >&2; exit 1; }
+
 # Does not need cargo, which root often lacks.
 install: ## Install the module into the server's module folder
 	@[[ -e $(MODULE) ]] || { echo "there is nothing to install yet: run make build first, not as root" >&2; exit 1; }
-	install -D -m 755 $(MODULE) $(DESTDIR)$(MODULEDIR)/libredis_rl.so
+	@$(call not-packaged,install)
+	install -D -m 755 $(MODULE) $(INSTALLED)
 	@echo "To load it, add this line to redis.conf (or valkey.conf) and restart the server:"
 	@echo "loadmodule $(MODULEDIR)/libredis_rl.so"
 	@for service in redis-server valkey-server; do \
@@ -160,14 +166,15 @@ install: ## Install the module into the server's module folder
 	done
 
 uninstall: ## Remove the installed module
-	rm -f $(DESTDIR)$(MODULEDIR)/libredis_rl.so
+	@$(call not-packaged,uninstall)
+	rm -f $(INSTALLED)
 
 dist: build ## Make a tarball, a Debian package and checksums: target/dist
 	@packaging/dist $(MODULE) $(TARGET)/dist
 
 ARM64 := aarch64-unknown-linux-gnu
 dist-arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
-dist-arm64: setup ## The same for arm64, cross-built: target/dist-arm64
+dist-arm64: setup-build ## The same for arm64, cross-built: target/dist-arm64
 	@tools/install-missing arm64
 	cargo module --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
@@ -196,13 +203,16 @@ check-docker: ## Run the Dockerfile's steps in Debian chroots, without Docker (a
 	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
-fuzz: setup ## Fuzz the module against plain models: four targets, SECONDS=60 each
+fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS=60 each
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
 	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules}
 
-setup:
+setup: setup-server ## Install what build and test need, which they do by themselves too, and nothing else
+	@echo "make build and make test have what they need"
+
+setup-build:
 	@tools/install-missing build
 
 setup-server:

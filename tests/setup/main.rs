@@ -75,6 +75,26 @@ fn an_installation_waits_for_another_and_shows_errors_but_no_word_of_apt_utils()
 }
 
 #[test]
+fn set_up_says_in_one_line_what_it_installs_and_stops_before_it_does_and_builds_nothing() {
+    let machine = Machine::that_builds();
+    machine.add("id", "echo 0");
+    machine.add("service", "");
+    machine.add(
+        "apt-get",
+        r#"echo "apt-get $1" >&2
+        [[ $1 != install ]] || for program in redis-server redis-cli; do ln -sf /bin/true "${0%/*}/$program"; done"#,
+    );
+    let said = machine.said(&["setup"]);
+    let lines: Vec<&str> = said.lines().collect();
+    let says = "installing redis-server: about a minute; stopping the service redis-server";
+    assert_eq!(lines, [says, "apt-get update", "apt-get install"]);
+    let calls = machine.calls();
+    assert_eq!(calls.last().map(String::as_str), Some("service redis-server stop"));
+    assert!(!calls.iter().any(|call| call.starts_with("cargo module")), "{calls:?}");
+    assert_eq!(machine.said(&["setup"]), "");
+}
+
+#[test]
 fn a_folder_in_which_another_user_built_is_refused_unless_its_group_may_write() {
     let machine = Machine::that_builds();
     let target = machine.target();
@@ -227,6 +247,25 @@ fn after_installing_it_says_how_to_enable_a_service_that_is_disabled() {
     let said = machine.run(&["install", &folder]);
     assert!(said.contains("loadmodule ") && said.contains("systemctl enable --now redis-server"), "{said}");
     assert!(!said.contains("valkey-server"), "{said}");
+}
+
+#[test]
+fn the_file_of_the_package_is_neither_overwritten_nor_removed() {
+    let machine = Machine::new();
+    let target = machine.target();
+    fs::write(target.join("release/libredis_rl.so"), "a module").expect("a file");
+    let installed = target.join("libredis_rl.so");
+    fs::write(&installed, "of the package").expect("a file");
+    machine.add("dpkg-query", "");
+    let folder = format!("MODULEDIR={}", target.display());
+    for command in ["install", "uninstall"] {
+        let refusal = machine.refusal(&[command, &folder]);
+        assert!(refusal.contains("is of the package redis-rl"), "{refusal}");
+        assert_eq!(fs::read_to_string(&installed).expect("the file"), "of the package");
+    }
+    machine.add("dpkg-query", "exit 1");
+    machine.run(&["install", &folder]);
+    assert_eq!(fs::read_to_string(&installed).expect("the file"), "a module");
 }
 
 /// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34.
