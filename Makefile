@@ -104,7 +104,7 @@ bench-limiters: setup-build ## Count the instructions of the pure modules, witho
 	cargo bench --locked --package redis-rl-bench
 
 figures: setup-server build ## Draw the figures in docs, from a server's replies and docs/benchmarks.md
-	@cargo run --release --locked --quiet --package redis-rl-bench -- figures docs/figures docs/benchmarks.md
+	@cargo run --release --locked --quiet --package redis-rl-figures -- docs/figures docs/benchmarks.md
 
 RECORDING := $(TARGET)/recording
 recording: setup-server build ## Record the demo in docs/figures/demo.gif

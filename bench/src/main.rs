@@ -1,9 +1,7 @@
-//! `make bench` measures what a request costs, in one run; `make figures` draws the figures. Progress goes to
-//! stderr.
+//! `make bench` measures what a request costs, in one run. Progress goes to stderr.
 
 mod bench;
 mod callgrind;
-mod figures;
 mod file;
 mod logs;
 mod memory;
@@ -14,8 +12,7 @@ mod server;
 mod throughput;
 mod workload;
 
-use std::path::Path;
-use std::{env, fs, thread};
+use std::{fs, thread};
 
 use anyhow::Result;
 
@@ -25,11 +22,6 @@ use server::Setup;
 
 fn main() -> Result<()> {
     let setup = Setup::from_env()?;
-    if let [figures, folder, benchmark] = &env::args().skip(1).collect::<Vec<_>>()[..]
-        && figures == "figures"
-    {
-        return figures::draw(&setup, Path::new(folder), Path::new(benchmark));
-    }
     let mut report = Report::default();
     let tools = Tools::find(&setup, &mut report);
     println!("{}\n", headline(&setup, &tools)?);

@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::RGBColor;
 use redis::Connection;
 
-use super::{FIXED, LOG, SLIDING};
-use crate::server::pipeline;
+use crate::{FIXED, LOG, SLIDING};
+use harness::pipeline;
 
 /// A limiter, and the color of its allowed requests.
 pub struct Limiter {

@@ -12,13 +12,12 @@ mod leases;
 mod tables;
 mod traffic;
 
-use std::fs;
 use std::path::Path;
+use std::{env, fs};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use harness::Server;
 use plotters::prelude::*;
-
-use crate::server::{Server, Setup};
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
@@ -31,14 +30,21 @@ const ALL: RGBColor = RGBColor(60, 115, 211);
 const OTHER: RGBColor = RGBColor(137, 101, 183);
 const SORTED_SET: RGBColor = RGBColor(201, 70, 115);
 
+fn main() -> Result<()> {
+    match &env::args().skip(1).collect::<Vec<_>>()[..] {
+        [folder, benchmark] => draw(Path::new(folder), Path::new(benchmark)),
+        _ => bail!("usage: redis-rl-figures FOLDER BENCHMARKS"),
+    }
+}
+
 /// Draws all figures into `folder`.
 ///
 /// Those of instructions and bytes show tables of `make bench` in the Markdown file `benchmark`. If a table is
 /// missing, its figure is left unchanged.
-pub fn draw(setup: &Setup, folder: &Path, benchmark: &Path) -> Result<()> {
+fn draw(folder: &Path, benchmark: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
-    let server = Server::start(setup, setup.first_server(), &[])?;
-    let mut connection = server.connect()?;
+    let server = Server::start();
+    let mut connection = server.connect();
     picture(folder, "edge", (900, 580), |canvas| edge::draw(canvas, &mut connection))?;
     picture(folder, "accuracy", (900, 560), |canvas| accuracy::draw(canvas, &mut connection))?;
     picture(folder, "leases", (900, 420), leases::draw)?;

@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 use redis::Connection;
 
-use super::traffic::{self, LIMITERS, Request};
-use super::{Canvas, INK, text};
+use crate::traffic::{self, LIMITERS, Request};
+use crate::{Canvas, INK, text};
 
 const LIMIT: u64 = 100;
 const WINDOW_MS: u64 = 10_000;
