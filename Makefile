@@ -45,7 +45,7 @@ demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the three limite
 	cargo build --locked $(DEMO)
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
-test: setup-server build ## Run the module's tests; make check adds lints, clients, examples and the demo
+test: setup-server build ## Run the module's tests; make check adds lints, clients and examples
 	cargo test --locked
 
 test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
@@ -143,9 +143,9 @@ msrv: setup-build ## Build the module with the oldest supported Rust
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples test-leases test-languages check-demo ## Check formatting, lints and tests, as CI does
+check: lint test test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
 
-check-demo: setup-server build ## Test the demo in a pseudo-terminal
+check-demo: setup-server build ## Test the demo in a pseudo-terminal, as CI does each night
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
 INSTALLED = $(DESTDIR)$(MODULEDIR)/libredis_rl.so

@@ -1,10 +1,11 @@
 //! Any arguments after the key, one a line, are parsed as documented or refused, and likewise all of them as rows
 //! of RL.ALL.
 
-use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, WindowMs};
-use redis_rl::request::{Mode, Options, Refusal, Request};
+use redis_rl::limiter::{MAX_TIERS, Quota};
+use redis_rl::request::{Mode, Options, Request};
 
 use super::rows;
+use super::words::{MOST, can_be_shown, integer, window_of};
 
 /// Checks the parser against [`Meant`], with and without FORCE and PARTIAL as options.
 pub fn check(lines: &[u8]) {
@@ -20,16 +21,6 @@ pub fn check(lines: &[u8]) {
         }
     }
     rows::check(&args);
-}
-
-pub(super) fn can_be_shown(refusal: Refusal) -> bool {
-    match refusal {
-        Refusal::Arity => true,
-        Refusal::Text(text) => {
-            let printable = |byte: &u8| matches!(byte, b' '..=b'~');
-            refusal != Refusal::INTERNAL && text.to_bytes().iter().all(printable)
-        }
-    }
 }
 
 /// The documented meaning of arguments, by a parser of its own.
@@ -94,19 +85,4 @@ impl Meant {
             && request.mode == self.mode
             && request.at.map(|at| i128::from(at.get())) == self.at
     }
-}
-
-pub(super) const MOST: i128 = MAX_SAFE_INTEGER as i128;
-
-/// An integer in its only valid form, the one it is printed in.
-pub(super) fn integer(text: &str) -> Option<i128> {
-    text.parse().ok().filter(|integer: &i128| integer.to_string() == text)
-}
-
-pub(super) fn window_of(text: &str) -> Option<WindowMs> {
-    let units = [("MS", 1), ("S", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000), ("", 1_000)];
-    let (number, unit_ms) =
-        units.iter().find_map(|(unit, unit_ms)| Some((text.strip_suffix(unit)?, unit_ms)))?;
-    let ms = integer(number)?.checked_mul(*unit_ms)?;
-    WindowMs::new(u64::try_from(ms).ok()?)
 }

@@ -3,7 +3,7 @@
 use redis_rl::limiter::{Algorithm, MAX_TIERS, Quota};
 use redis_rl::request::{self, MAX_ROWS, ROW_WORDS, Refusal, Rows, SmallList, distinct};
 
-use super::parser::{MOST, can_be_shown, integer, window_of};
+use super::words::{MOST, can_be_shown, integer, window_of};
 
 /// Checks the parser of rows against [`Meant`].
 pub fn check(words: &[&[u8]]) {

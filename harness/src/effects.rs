@@ -5,7 +5,8 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 
-use crate::{PATIENCE, Server};
+use crate::server::Server;
+use crate::wait::PATIENCE;
 
 /// The replication stream of a server.
 pub struct ReplicationStream {

@@ -3,10 +3,11 @@
 //!
 //! `REDIS_SERVER` is the program to run; `redis-server` by default.
 //!
-//! - `process`: a child process that never outlives its parent, and how to launch a server.
+//! - `process`: a child process that never outlives its parent, and the command line of a server.
 //! - `server`: a running server, and helpers for tests. `neighbor.c` is a second module for it.
 //! - `clock`: a server clock that the test sets.
 //! - `wire`: commands, replies and errors.
+//! - `wait`: waits for a condition.
 //! - `effects`: the replication stream and the append-only file of a server.
 
 mod clock;
@@ -14,16 +15,17 @@ mod effects;
 mod process;
 mod random;
 mod server;
+mod wait;
 mod wire;
 
 use std::io::{self, Write};
 use std::thread;
-use std::time::{Duration, Instant};
 
 pub use effects::{ReplicationStream, commands_in_aof};
 pub use process::{Launch, Process, free_port, server_program};
 pub use random::Random;
 pub use server::{Server, module};
+pub use wait::{PATIENCE, wait_for};
 pub use wire::{Figures, clock_ms, command, error_text, figures, info, pipeline};
 
 /// The rate-limiting commands, one for each algorithm.
@@ -32,9 +34,6 @@ pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
 /// Settings with which each command is on disk before its reply.
 pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "always")];
 
-/// The time limit for every condition that is waited for.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
 /// Says that this server cannot run the current test.
 ///
 /// Past the test runner, which hides what a test that passes prints: a promise must not look tested where it is not.
@@ -42,14 +41,4 @@ pub fn not_tested(why: &str) {
     let test = thread::current().name().unwrap_or("a test").to_owned();
     // In one write, since tests run side by side. If nobody can read it, nobody misses it.
     let _ = io::stderr().write_all(format!("not tested: {test}: {why}\n").as_bytes());
-}
-
-/// Waits until `condition` holds; panics after [`PATIENCE`].
-#[track_caller]
-pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "timed out waiting for {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
 }

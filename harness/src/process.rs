@@ -15,8 +15,8 @@ use redis::RedisResult;
 use tempfile::TempDir;
 
 use crate::clock::Clock;
-use crate::server::Server;
-use crate::{PATIENCE, wire};
+use crate::wait::PATIENCE;
+use crate::wire;
 
 /// A child process that writes to a log file. It is killed when this is dropped, and by the kernel when the
 /// thread that started it ends, for whatever reason.
@@ -139,12 +139,6 @@ impl Launch {
     /// The folder for the server's files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
-    }
-
-    /// Starts the server, and waits until it has loaded the data in its folder.
-    pub fn start(self) -> io::Result<Server> {
-        let (process, port) = self.run(free_port)?;
-        Ok(Server::new(process, port, self))
     }
 
     /// Starts the server on a port from `port`; asks for another while the port is in use.

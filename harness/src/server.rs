@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use redis::{Connection, RedisResult, Value};
 
 use crate::clock::Clock;
-use crate::process::{Launch, Process};
-use crate::wait_for;
+use crate::process::{Launch, Process, free_port};
+use crate::wait::wait_for;
 use crate::wire::{self, Figures, command, error_text};
 
 /// The path of the module, built in release mode on first use.
@@ -36,11 +36,15 @@ pub struct Server {
     launch: Launch,
 }
 
-impl Server {
-    pub(crate) fn new(process: Process, port: u16, launch: Launch) -> Server {
-        Server { process, port, launch }
+impl Launch {
+    /// Starts the server, and waits until it has loaded the data in its folder.
+    pub fn start(self) -> io::Result<Server> {
+        let (process, port) = self.run(free_port)?;
+        Ok(Server { process, port, launch: self })
     }
+}
 
+impl Server {
     /// A server with the module and without persistence.
     #[track_caller]
     pub fn start() -> Server {

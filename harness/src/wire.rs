@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Connection, Pipeline, RedisError, RedisResult, Value};
 
-use crate::PATIENCE;
+use crate::wait::PATIENCE;
 
 /// The reply of a limiter: limited, limit, remaining, retry after, reset after.
 pub type Figures = [i64; 5];

@@ -30,6 +30,7 @@ mod fuzzed {
     pub mod operations;
     pub mod parser;
     pub mod rows;
+    pub mod words;
 }
 
 use proptest::test_runner::Config;
