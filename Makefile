@@ -42,10 +42,12 @@ cluster: free-ports setup-server build ## Start three masters and three replicas
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
 demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the three limiters live under the same traffic: arrow keys change the rate, q quits
+	@[[ -e $(TARGET)/debug/redis-rl-demo ]] || echo "building the demo: some minutes the first time" >&2
 	cargo build --locked $(DEMO)
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
 test: setup-server build ## Run the module's tests; make check adds lints, clients and examples
+	@compgen -G '$(TARGET)/debug/deps/server-*' >/dev/null || echo "building the tests: some minutes the first time" >&2
 	cargo test --locked
 
 test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
@@ -65,6 +67,7 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 
 test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
 	@tools/install-missing nginx || echo "not tested: examples/nginx" >&2
+	@tools/install-missing prometheus || echo "not tested: examples/monitoring/alerts.yml" >&2
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 

@@ -1,10 +1,11 @@
 //! An example as a child process, and its answers over HTTP.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Once;
+use std::sync::Mutex;
 
 use harness::{PATIENCE, Process, Server, free_port, wait_for};
 use tempfile::TempDir;
@@ -44,20 +45,24 @@ impl Language {
         })
     }
 
-    /// Whether the example can run here; if not, prints that once. In CI it must.
+    /// Whether the example can run here; see [`is_installed`].
     pub fn is_there(self) -> bool {
-        static SAID: [Once; 3] = [const { Once::new() }; 3];
-        let is_there = self.command().is_some();
-        if !is_there {
-            let what = format!("the example in {self:?} is not installed: see make test-examples");
-            assert!(env::var_os("CI").is_none(), "{what}");
-            // Not by a macro: the test harness captures its output.
-            SAID[self as usize].call_once(|| {
-                let _ = writeln!(std::io::stderr(), "skipped: {what}");
-            });
-        }
-        is_there
+        is_installed(self.command().is_some(), &format!("the example in {self:?}"))
     }
+}
+
+/// Returns whether it `is`; if not, prints that once. In CI it must be.
+pub fn is_installed(is: bool, what: &str) -> bool {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if !is {
+        let skipped = format!("skipped: {what} is not installed: see make test-examples");
+        assert!(env::var_os("CI").is_none(), "{skipped}");
+        if SAID.lock().expect("no panic").insert(skipped.clone()) {
+            // Not by a macro: the test harness captures its output.
+            let _ = writeln!(std::io::stderr(), "{skipped}");
+        }
+    }
+    is
 }
 
 /// A running example. Dropping it stops it.

@@ -1,5 +1,7 @@
-//! The examples over HTTP, each on a real server: three languages with one behavior, and nginx.
+//! The examples over HTTP, each on a real server: three languages with one behavior, and nginx. And
+//! the alerts.
 
+mod alerts;
 mod app;
 mod nginx;
 

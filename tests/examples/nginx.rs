@@ -1,17 +1,14 @@
 //! examples/nginx in front of an application, on real servers.
 
-use std::env;
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Once;
 use std::thread;
 
 use harness::{Process, Server, free_port, wait_for};
 use tempfile::TempDir;
 
-use crate::app::Answer;
+use crate::app::{Answer, is_installed};
 
 const NGINX: &str = "/usr/sbin/nginx";
 const MODULES: &str = "/usr/lib/nginx/modules";
@@ -30,20 +27,11 @@ struct Nginx {
 }
 
 impl Nginx {
-    /// Whether the example can run here; if not, prints that once. In CI it must.
+    /// Whether the example can run here; see [`is_installed`].
     fn is_there() -> bool {
-        static SAID: Once = Once::new();
         let lua = format!("{MODULES}/ngx_http_lua_module.so");
         let needed = [NGINX, lua.as_str(), "/usr/share/lua/5.1/nginx/redis.lua"];
-        let is_there = needed.iter().all(|file| Path::new(file).exists());
-        if !is_there {
-            let what = "nginx with Lua is not installed: see make test-examples";
-            assert!(env::var_os("CI").is_none(), "{what}");
-            SAID.call_once(|| {
-                let _ = writeln!(std::io::stderr(), "skipped: {what}");
-            });
-        }
-        is_there
+        is_installed(needed.iter().all(|file| Path::new(file).exists()), "nginx with Lua")
     }
 
     /// Runs the example in front of an application, after these changes of its text. The client's address is taken from
