@@ -36,15 +36,11 @@ pub struct Server {
     launch: Launch,
 }
 
-impl Launch {
-    /// Starts the server, and waits until it has loaded the data in its folder.
-    pub fn start(self) -> io::Result<Server> {
-        let (process, port) = self.run(free_port)?;
-        Ok(Server { process, port, launch: self })
-    }
-}
-
 impl Server {
+    pub(crate) fn new(process: Process, port: u16, launch: Launch) -> Server {
+        Server { process, port, launch }
+    }
+
     /// A server with the module and without persistence.
     #[track_caller]
     pub fn start() -> Server {
@@ -354,6 +350,14 @@ impl Server {
     #[track_caller]
     pub fn assert_nothing_panicked(&self) {
         assert!(!self.log().contains("panicked"), "{}", self.log());
+    }
+}
+
+impl Launch {
+    /// Starts the server, and waits until it has loaded the data in its folder.
+    pub fn start(self) -> io::Result<Server> {
+        let (process, port) = self.run(free_port)?;
+        Ok(Server::new(process, port, self))
     }
 }
 

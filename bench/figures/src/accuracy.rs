@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 use redis::Connection;
 
-use crate::traffic::{self, LIMITERS, Request};
-use crate::{Canvas, INK, text};
+use super::traffic::{self, LIMITERS, Request};
+use super::{Canvas, INK, text};
 
 const LIMIT: u64 = 100;
 const WINDOW_MS: u64 = 10_000;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
-use crate::{Canvas, INK, LOG, OTHER, SORTED_SET, tables, text};
+use super::{Canvas, INK, LOG, OTHER, SORTED_SET, tables, text};
 
 /// The first column of the table.
 const UNITS: &str = "units in a key";

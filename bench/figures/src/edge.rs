@@ -5,8 +5,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use redis::Connection;
 
-use crate::traffic::{self, LIMITERS, Request};
-use crate::{Canvas, INK, text};
+use super::traffic::{self, LIMITERS, Request};
+use super::{Canvas, INK, text};
 
 const LIMIT: u64 = 10;
 const WINDOW_MS: u64 = 10_000;

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
-use crate::tables::{self, Table};
-use crate::{ALL, Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
+use super::tables::{self, Table};
+use super::{ALL, Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
 
 /// The rows to show, by their names in the table. Rows that were not measured are left out.
 const ONE_KEY: [(&str, RGBColor); 10] = [

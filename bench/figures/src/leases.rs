@@ -13,7 +13,7 @@ use plotters::prelude::*;
 use redis_rl_client::local::{Answer, Command, Key, Purpose, Rules, Settings, Step};
 use redis_rl_client::{Algorithm, Quota, Verdict};
 
-use crate::{ALL, Canvas, INK, LOG, OTHER, text};
+use super::{ALL, Canvas, INK, LOG, OTHER, text};
 
 const PROCESSES: usize = 1_000;
 const LIMIT: u64 = 2_000_000;

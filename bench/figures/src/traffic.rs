@@ -4,7 +4,7 @@ use anyhow::Result;
 use plotters::prelude::RGBColor;
 use redis::Connection;
 
-use crate::{FIXED, LOG, SLIDING};
+use super::{FIXED, LOG, SLIDING};
 use harness::pipeline;
 
 /// A limiter, and the color of its allowed requests.
