@@ -67,12 +67,13 @@ fn main() -> Result<()> {
         limiter("RL.SLIDING"),
         limiter("RL.LOG"),
     ];
-    println!("| | p50, 1 at once | p99 | p50, 50 at once | p99 | a second |\n| --- | --- | --- | --- | --- | --- |");
+    println!("| | p50 of 1 at once | p99 | p50 of 50 at once | p99 | a second, 50 at once |");
+    println!("| --- | --- | --- | --- | --- | --- |");
     let [single, many] = [1, 50].map(|connections| measure(&server, &commands, connections));
     for ((command, single), many) in commands.iter().zip(single?).zip(many?) {
         let Turn { p50_us, p99_us, .. } = single;
         print!("| {} | {p50_us:.0} | {p99_us:.0} ", command.name);
-        println!("| {:.0} | {:.0} | {:.0} |", many.p50_us, many.p99_us, many.a_second);
+        println!("| {:.0} | {:.0} | {:.0},000 |", many.p50_us, many.p99_us, many.a_second / 1000.0);
     }
     Ok(())
 }
