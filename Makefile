@@ -4,7 +4,7 @@ SHELL := /bin/bash
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
 .PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
+.PHONY: latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -101,6 +101,9 @@ bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a q
 	@tools/install-missing bench
 	cargo build --release --locked --package redis-rl-bench
 	@cargo run --release --locked --quiet --package redis-rl-bench
+
+latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
+	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
 
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench

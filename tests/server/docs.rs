@@ -163,7 +163,7 @@ fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let benchmark: Vec<String> = read(&root.join("docs/benchmarks.md")).lines().flat_map(cells).collect();
     let readme = read(&root.join("README.md"));
-    let section = readme.split("## How fast").nth(1).expect("that section").split("\n## ").next();
+    let section = readme.split("### What a call costs").nth(1).expect("that section").split("\n#").next();
     let rows = section.unwrap_or_default().lines().filter(|line| line.starts_with('|')).skip(2);
     let figures: Vec<String> = rows
         .flat_map(|row| cells(row).split_off(2))
