@@ -20,7 +20,7 @@ use std::io::{self, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use effects::{ReplicationStream, commands_in_aof};
+pub use effects::{ReplicationStream, commands_in_aof, without_expiry};
 pub use process::{Launch, Process, free_port, server_program};
 pub use random::Random;
 pub use server::{Server, module};

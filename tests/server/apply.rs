@@ -1,13 +1,16 @@
 //! RL.APPLY: does to keys what requests did elsewhere.
 
-use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, commands_in_aof, pipeline};
+use harness::{
+    APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, commands_in_aof, pipeline,
+    without_expiry,
+};
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
 /// Words that are no effects.
-const NOT_VALID: [&str; 46] = [
+const NOT_VALID: [&str; 67] = [
     "",
     "@",
     "F",
@@ -58,6 +61,29 @@ const NOT_VALID: [&str; 46] = [
     "F@5/1s/forget",
     "L-2@5/1s/forget",
     "del",
+    // The form of this version.
+    ":",
+    ":5/1s",
+    "F:",
+    "F:5",
+    "F:5@5/1s",
+    "F:5/60s",
+    "F1:5/1s",
+    "FAT:5/1s",
+    "F:AT5/1s",
+    // Times at which the key expires.
+    ">",
+    ">-1",
+    ">05",
+    "> 5",
+    ">5>6",
+    ">9007199254740992",
+    "F:5>6",
+    "F:5/1s>",
+    "F:5/1s>6/2s",
+    "L:5/1s>6/forget",
+    "F@5/1s>6",
+    "FAT5/1s>6",
 ];
 
 /// The letter of an algorithm in effects.
@@ -241,7 +267,11 @@ fn random_effects(random: &mut Random) -> String {
     let mut line = "RL.APPLY".to_owned();
     for key in 0..keys {
         let units = random.of(&["", "", "2", "40", "-1", "-9", "-9007199254740991", "9007199254740991"]);
-        let sign = random.of(&["@", "@", "AT"]);
+        let sign = random.of(&[":", ":", "@", "AT"]);
+        let until = match random.below(3) {
+            0 if sign == ":" => format!(">{}", NOW + random.of(&[0, 700, 5_000, 60_000, 9_000_000])),
+            _ => String::new(),
+        };
         let at = NOW + random.of(&[0, 1, 7, 999, 60_000, -1, -90_000, -NOW, 9_000_000_000_000]);
         let windows = random.of(&["10s", "1m/10s", "1ms/1h/1d", "3650d", "100ms/1s/10s/1m/1h/6h/1d/30d"]);
         let algorithm = if random.below(9) == 0 { random.of(&["F", "S", "L"]) } else { ["F", "S", "L"][key] };
@@ -249,7 +279,8 @@ fn random_effects(random: &mut Random) -> String {
             if algorithm == "L" && !units.starts_with('-') && random.below(4) == 0 { "/forget" } else { "" };
         line += &match random.below(12) {
             0 => format!(" {key}:{} DEL", random.below(3)),
-            _ => format!(" {key}:{} {algorithm}{units}{sign}{at}/{windows}{forget}", random.below(3)),
+            1 => format!(" {key}:{} >{}", random.below(3), NOW + random.of(&[700, 5_000, 60_000])),
+            _ => format!(" {key}:{} {algorithm}{units}{sign}{at}/{windows}{forget}{until}", random.below(3)),
         };
     }
     line
@@ -303,8 +334,8 @@ fn functions_send_what_their_requests_count_as_transactions_do() {
     command("FUNCTION LOAD").arg(library).exec(&mut server.connect()).expect("FUNCTION LOAD");
     stream.commands(&server);
     assert_eq!(server.integer("FCALL limit 2 a b"), 0);
-    let sent = ["MULTI", "RL.APPLY a FAT5/1h b L2AT5/1h", "RL.APPLY b LAT5/1h", "EXEC"];
-    assert_eq!(stream.commands(&server), sent);
+    let sent = stream.commands(&server);
+    assert_eq!(without_expiry(&sent), ["MULTI", "RL.APPLY a F:5/1h b L2:5/1h", "RL.APPLY b L:5/1h", "EXEC"]);
     assert_eq!(commands_in_aof(&server)[1..], sent);
 }
 
