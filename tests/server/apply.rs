@@ -252,9 +252,10 @@ fn counts_saturate_by_effects_as_by_requests() {
     let server = Server::with_clock_at(NOW, &[]);
     let replica = Server::replica_of(&server, &[]);
     for name in COMMANDS {
-        let most = format!("RL.APPLY {name} {}9007199254740991@{NOW}/3650d", letter(name));
+        let most =
+            format!("RL.APPLY {name} {}9007199254740991:{NOW}/3650d>{}", letter(name), NOW + 9_000_000);
         pipeline(vec![most; 1_030]).exec(&mut server.connect()).expect("OK");
-        server.value(&format!("RL.APPLY {name} {}-7@{NOW}/3650d", letter(name)));
+        server.value(&format!("RL.APPLY {name} {}-7:{NOW}/3650d", letter(name)));
         let info = format!("{:?}", server.value(&format!("RL.INFO {name}")));
         assert!(info.contains("9223372036854775800"), "{info}");
     }

@@ -7,6 +7,7 @@
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, without_expiry};
 use redis::{RedisResult, Value};
 
+use crate::helpers::expiries::assert_copy;
 use crate::helpers::requests::AllReply;
 
 const NOW: i64 = 1_900_000_000_123;
@@ -83,6 +84,7 @@ impl Neighborhood {
             }
         }
         assert_eq!(self.replica.digest(), digest, "on the replica");
+        assert_copy(&self.server, &self.replica, "on the replica");
         self.server.restart();
         assert_eq!(self.server.digest(), digest, "after a restart");
     }
