@@ -369,7 +369,7 @@ fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree(
                 }
                 let effect = match cause {
                     Cause::Emptied if key == teller => "DEL".to_owned(),
-                    _ => format!("{}{TAKEN}@{NOW}/1h", &algorithm[..1]),
+                    _ => format!("{}{TAKEN}:{NOW}/1h>{}", &algorithm[..1], NOW + 7_200_000),
                 };
                 line += &format!(" {name} {effect}");
             }
