@@ -270,7 +270,7 @@ fn random_effects(random: &mut Random) -> String {
         let units = random.of(&["", "", "2", "40", "-1", "-9", "-9007199254740991", "9007199254740991"]);
         let sign = random.of(&[":", ":", "@", "AT"]);
         let until = match random.below(3) {
-            0 if sign == ":" => format!(">{}", NOW + random.of(&[0, 700, 5_000, 60_000, 9_000_000])),
+            0 if sign == ":" => format!(">{}", NOW + random.of(&[700, 5_000, 60_000, 9_000_000])),
             _ => String::new(),
         };
         let at = NOW + random.of(&[0, 1, 7, 999, 60_000, -1, -90_000, -NOW, 9_000_000_000_000]);
@@ -338,6 +338,68 @@ fn functions_send_what_their_requests_count_as_transactions_do() {
     let sent = stream.commands(&server);
     assert_eq!(without_expiry(&sent), ["MULTI", "RL.APPLY a F:5/1h b L2:5/1h", "RL.APPLY b L:5/1h", "EXEC"]);
     assert_eq!(commands_in_aof(&server)[1..], sent);
+}
+
+/// Words of version 1.1.0 for the same, as of a time that a caller had named or not.
+const SIGNS_OF_1_1_0: [&str; 2] = ["@", "AT"];
+
+#[test]
+fn effects_of_version_1_1_0_are_applied_and_every_key_expires() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for (name, sign) in COMMANDS.into_iter().flat_map(|name| SIGNS_OF_1_1_0.map(|sign| (name, sign))) {
+        let (letter, pttl) = (letter(name), || server.integer("PTTL k"));
+        let apply = |units: &str, at: i64| server.value(&format!("RL.APPLY k {letter}{units}{sign}{at}/1h"));
+        apply("5", NOW);
+        let whole = pttl();
+        let used = 9 - server.figures("RL.PEEK k 9 1h")[2];
+        assert_eq!(used, 5, "{name} {sign}");
+        // Until nothing counts, and a minute.
+        server.step_clock(whole - 60_000);
+        assert_eq!(server.figures("RL.PEEK k 9 1h")[2], 9, "{name} {sign}");
+        server.set_clock(NOW);
+        assert!(pttl() >= 60_000, "{name} {sign}");
+        // Never shortened, and lengthened by whatever counts.
+        server.value("PEXPIRE k 100000000");
+        apply("2", NOW);
+        assert_eq!(pttl(), 100_000_000, "{name} {sign}");
+        server.value("PEXPIRE k 5000");
+        apply("-1", NOW);
+        assert_eq!(pttl(), whole, "{name} {sign}");
+        server.value("PERSIST k");
+        apply("", NOW);
+        assert_eq!(pttl(), -1, "{name} {sign}: until the end of what counts moves");
+        apply("", NOW + 3_600_000);
+        assert!(pttl() > 0, "{name} {sign}");
+        server.value("DEL k");
+    }
+}
+
+#[test]
+fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no_other() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for name in COMMANDS {
+        let (letter, pttl) = (letter(name), || server.integer("PTTL k"));
+        server.value(&format!("RL.APPLY k {letter}5:{NOW}/1h"));
+        assert!(pttl() > 60_000, "{name}");
+        for own in ["PEXPIRE k 5000", "PEXPIRE k 100000000", "PERSIST k"] {
+            server.value(own);
+            let before = pttl();
+            for effect in [format!("{letter}:{NOW}/1h"), format!("{letter}:{}/1d", NOW + 9_000_000)] {
+                server.value(&format!("RL.APPLY k {effect}"));
+                server.value(&format!("RL.APPLY k {effect} other L:{NOW}/1h"));
+                assert_eq!(pttl(), before, "{name}, {effect} after {own}");
+            }
+        }
+        // One that tells it is obeyed, and in the past too.
+        for at in [NOW + 70, NOW + 7_000_000, NOW - 5] {
+            server.value(&format!("RL.APPLY k {letter}:{NOW}/1h>{at}"));
+            assert_eq!(server.integer("EXISTS k"), i64::from(at > NOW), "{name}");
+            if at > NOW {
+                assert_eq!(server.integer("PEXPIRETIME k"), at, "{name}");
+            }
+        }
+        server.value("DEL k other");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@
 use std::fs;
 use std::path::Path;
 
-use harness::{COMMANDS, Figures, Server, pipeline};
+use harness::{COMMANDS, Figures, Server, pipeline, wait_for};
 use redis::Value;
 
 use crate::helpers::expiries::{assert_copy, keys};
@@ -231,6 +231,7 @@ fn a_limiter_that_holds_nothing_loads_and_its_key_counts_as_missing() {
             assert_copy(&server, &replica, &about);
             server.value("DEL again restored");
         }
+        wait_for("the replica's snapshot", || server.info("rdb_bgsave_in_progress") == "0");
         server.value("SAVE");
         let before = keys(&server);
         server.restart();
