@@ -11,6 +11,9 @@
 //!            then for each later entry: ms since the previous one, units
 //! ```
 //!
+//! A tag alone is a limiter that holds nothing. No request leaves one behind, but versions before 1.2.0 did, and no server
+//! starts from a file with a payload that it cannot load.
+//!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
 //! no time between two entries is, then its units, then the time. A log holds its entries in the same form, so
 //! they are copied.
@@ -25,8 +28,8 @@ use crate::limiter::counters::{Counter, Counters, Method};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
-use crate::limiter::{Algorithm, Cost, Counted, Effect, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
-use crate::request::leading_integer;
+use crate::limiter::{Algorithm, Cost, Counted, Effect, Expires, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
+use crate::request::{parse_cost, parse_safe_integer, parse_window};
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
@@ -45,7 +48,7 @@ pub enum Invalid {
     Algorithm,
     /// The bytes are truncated, or a number is not in the form that [`encode`] writes.
     Malformed,
-    /// A window, time or count that no limiter can have, or no counter at all.
+    /// A window, time or count that no limiter can have.
     OutOfRange,
 }
 
@@ -80,6 +83,9 @@ pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     let (tag, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
     let mut input = Input(bytes);
     match *tag {
+        FIXED if input.is_empty() => Ok(Limiter::new(Algorithm::Fixed)),
+        SLIDING if input.is_empty() => Ok(Limiter::new(Algorithm::Sliding)),
+        LOG if input.is_empty() => Ok(Limiter::new(Algorithm::Log)),
         FIXED => decode_counters(&mut input, Method::Fixed).map(Limiter::Counters),
         SLIDING => decode_counters(&mut input, Method::Sliding).map(Limiter::Counters),
         LOG => decode_log(&mut input).map(Limiter::from),
@@ -197,21 +203,27 @@ impl Input<'_> {
 /// An effect as text:
 ///
 /// ```text
-/// F@1700000000000/10s        RL.FIXED counted a unit at this time by the clock, in a window of 10 seconds
-/// L-5AT1700000000000/1m/1h   RL.LOG gave back 5 units as of the time that the caller named, in two windows
-/// L@1700000000000/1h/forget  RL.LOG counted a unit and forgot its oldest entry
-/// DEL                        the key was deleted
+/// F:1700000000000/10s                 RL.FIXED counted a unit at this time, in a window of 10 seconds
+/// F:1700000000000/10s>1700000010000   the same, and from then on the key expires at that time
+/// L-5:1700000000000/1m/1h             RL.LOG gave back 5 units as of this time, in two windows
+/// L:1700000000000/1h/forget           RL.LOG counted a unit and forgot its oldest entry
+/// >1700000010000                      nothing was counted, but from then on the key expires at that time
+/// DEL                                 the key was deleted
 /// ```
 ///
-/// The letter of the algorithm; the units, unless it is one; `@` or `AT`; the time in milliseconds; each window in its
-/// largest whole unit. Each effect has exactly one word.
+/// The letter of the algorithm; the units, unless it is one; the time in milliseconds; each window in its largest whole
+/// unit. Each effect has exactly one word.
+///
+/// Version 1.1.0 never told when the key expires. Before the time it wrote `@`, or `AT` if a caller had named it; both
+/// are read alike.
 pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
 
-/// A letter, units with a sign, `AT` and a time, eight windows in milliseconds, and `/forget`.
-const MOST_EFFECT_BYTES: usize = 1 + 17 + 18 + MAX_TIERS * 15 + 7;
+/// A letter, units with a sign, a time, eight windows in milliseconds, `/forget`, and the time at which the key expires.
+const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * 15 + 7 + 17;
 
 const DELETED: &[u8] = b"DEL";
 const FORGET: &[u8] = b"forget";
+const EXPIRES: u8 = b'>';
 
 fn letter(algorithm: Algorithm) -> u8 {
     match algorithm {
@@ -222,35 +234,48 @@ fn letter(algorithm: Algorithm) -> u8 {
 }
 
 /// What stands before the time.
-fn at_sign(at_given: bool) -> &'static [u8] {
-    if at_given { b"AT" } else { b"@" }
-}
+const AT: u8 = b':';
+const AT_IN_1_1_0: u8 = b'@';
+const GIVEN_AT_IN_1_1_0: &[u8] = b"AT";
 
 /// Returns the word of an effect.
 pub fn encode_effect(effect: &Effect) -> EffectWord {
     let mut word = EffectWord::new();
-    let Effect::Counted(Counted { algorithm, units, at, at_given, windows, forgets }) = effect else {
-        put(&mut word, DELETED);
-        return word;
-    };
+    match effect {
+        Effect::Counted(counted) => put_counted(&mut word, counted),
+        Effect::Moved(at) => put_expiry(&mut word, *at),
+        Effect::Deleted => put(&mut word, DELETED),
+    }
+    word
+}
+
+fn put_counted(word: &mut EffectWord, counted: &Counted) {
+    let Counted { algorithm, units, at, windows, forgets, expires } = counted;
     word.push(letter(*algorithm));
     if *units != Cost::ONE {
-        put(&mut word, if units.get() < 0 { b"-" } else { b"" });
-        put_integer(&mut word, units.get().unsigned_abs());
+        put(word, if units.get() < 0 { b"-" } else { b"" });
+        put_integer(word, units.get().unsigned_abs());
     }
-    put(&mut word, at_sign(*at_given));
-    put_integer(&mut word, at.get());
+    word.push(if *expires == Expires::Untold { AT_IN_1_1_0 } else { AT });
+    put_integer(word, at.get());
     for window in windows {
         word.push(b'/');
         let (number, unit) = in_largest_unit(*window);
-        put_integer(&mut word, number);
-        put(&mut word, unit);
+        put_integer(word, number);
+        put(word, unit);
     }
     if *forgets {
         word.push(b'/');
-        put(&mut word, FORGET);
+        put(word, FORGET);
     }
-    word
+    if let Expires::At(at) = expires {
+        put_expiry(word, *at);
+    }
+}
+
+fn put_expiry(word: &mut EffectWord, at: UnixMs) {
+    word.push(EXPIRES);
+    put_integer(word, at.get());
 }
 
 /// The window in the largest unit of which it is a multiple.
@@ -283,71 +308,57 @@ fn put_integer(word: &mut EffectWord, integer: u64) {
     put(word, &digits[start..]);
 }
 
-/// Returns the effect of this word; `None` if [`encode_effect`] cannot have written it.
+/// Returns the effect of this word; `None` if neither [`encode_effect`] nor version 1.1.0 can have written it.
 pub fn decode_effect(word: &[u8]) -> Option<Effect> {
+    let read = |word: &[u8]| read_effect(word).filter(|effect| encode_effect(effect).as_slice() == word);
+    match split_at(word, GIVEN_AT_IN_1_1_0) {
+        Some((start, rest)) => read(&[start, &[AT_IN_1_1_0], rest].concat()),
+        None => read(word),
+    }
+}
+
+/// The effect of a word that may have another form than the one that is written.
+fn read_effect(word: &[u8]) -> Option<Effect> {
     if word == DELETED {
         return Some(Effect::Deleted);
     }
-    let (first, mut word) = word.split_first()?;
-    let algorithm = Algorithm::ALL.into_iter().find(|algorithm| letter(*algorithm) == *first)?;
-    let units = match word.first()? {
-        b'-' | b'0'..=b'9' => take_units(&mut word)?,
-        _ => Cost::ONE,
+    let (word, moved) = match split_at(word, &[EXPIRES]) {
+        Some((word, at)) => (word, Some(parse_time(at)?)),
+        None => (word, None),
     };
-    let at_given = word.starts_with(at_sign(true));
-    word = word.strip_prefix(at_sign(at_given))?;
-    let at = UnixMs::new(take_integer(&mut word)?)?;
+    let Some((first, word)) = word.split_first() else { return moved.map(Effect::Moved) };
+    let algorithm = Algorithm::ALL.into_iter().find(|algorithm| letter(*algorithm) == *first)?;
+    let units_length = word.iter().position(|byte| [AT, AT_IN_1_1_0].contains(byte))?;
+    let (units, word) = word.split_at(units_length);
+    let units = if units.is_empty() { Cost::ONE } else { parse_cost(units)? };
+    let expires = if word[0] == AT { moved.into() } else { Expires::Untold };
+    let mut parts = word[1..].split(|byte| *byte == b'/');
+    let at = parse_time(parts.next()?)?;
     let (mut windows, mut forgets) = (ArrayVec::<_, MAX_TIERS>::new(), false);
-    while let Some(next) = word.strip_prefix(b"/") {
-        word = next;
-        if word == FORGET && algorithm == Algorithm::Log && units.taken() > 0 {
-            (word, forgets) = (&[], true);
+    for part in parts {
+        if part == FORGET {
+            forgets = true;
             continue;
         }
-        let window = take_window(&mut word)?;
+        let window = parse_window(part)?;
         if windows.contains(&window) {
             return None;
         }
         windows.try_push(window).ok()?;
     }
-    let is_whole = word.is_empty() && !windows.is_empty();
-    is_whole.then_some(Effect::Counted(Counted { algorithm, units, at, at_given, windows, forgets }))
+    let forgets_only_what_it_can = !forgets || algorithm == Algorithm::Log && units.taken() > 0;
+    let is_possible = units != Cost::ZERO && !windows.is_empty() && forgets_only_what_it_can;
+    is_possible.then_some(Effect::Counted(Counted { algorithm, units, at, windows, forgets, expires }))
 }
 
-/// Takes units off the start of `word`; not 0 and not 1, which is never written.
-fn take_units(word: &mut &[u8]) -> Option<Cost> {
-    let sign = if let Some(rest) = word.strip_prefix(b"-") {
-        *word = rest;
-        -1
-    } else {
-        1
-    };
-    let units = sign * i64::try_from(take_integer(word)?).ok()?;
-    Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
+/// What stands before and after `separator`, where it comes first.
+fn split_at<'a>(word: &'a [u8], separator: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let at = word.windows(separator.len()).position(|bytes| bytes == separator)?;
+    Some((&word[..at], &word[at + separator.len()..]))
 }
 
-/// Takes a window off the start of `word`, in the unit that is written.
-fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
-    let number = take_integer(word)?;
-    let (unit_ms, in_next_unit, rest) = match word {
-        [b'm', b's', rest @ ..] => (1, Some(1_000), rest),
-        [b's', rest @ ..] => (1_000, Some(60), rest),
-        [b'm', rest @ ..] => (60_000, Some(60), rest),
-        [b'h', rest @ ..] => (3_600_000, Some(24), rest),
-        [b'd', rest @ ..] => (86_400_000, None, rest),
-        _ => return None,
-    };
-    *word = rest;
-    if in_next_unit.is_some_and(|units| number.is_multiple_of(units)) {
-        return None;
-    }
-    WindowMs::new(number.checked_mul(unit_ms)?)
-}
-
-fn take_integer(word: &mut &[u8]) -> Option<u64> {
-    let (integer, rest) = leading_integer(word)?;
-    *word = rest;
-    Some(integer)
+fn parse_time(digits: &[u8]) -> Option<UnixMs> {
+    parse_safe_integer(digits).and_then(UnixMs::new)
 }
 
 #[cfg(test)]

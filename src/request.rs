@@ -6,6 +6,7 @@
 
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
 
 use smallvec::SmallVec;
 
@@ -303,11 +304,23 @@ impl Rows {
     }
 }
 
-/// The distinct names in order of first mention, and for each name its index among them.
+/// Names of which no two are equal, in order of first mention. Only [`distinct`] makes it.
+#[derive(Clone, Debug)]
+pub struct Distinct<N>(SmallList<N>);
+
+impl<N> Deref for Distinct<N> {
+    type Target = [N];
+
+    fn deref(&self) -> &[N] {
+        &self.0
+    }
+}
+
+/// The distinct names, and for each name its index among them.
 ///
 /// Long names are compared by a keyed hash first, so that names that differ only in their last byte are not
 /// all compared byte by byte.
-pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (SmallList<N>, SmallList<usize>) {
+pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (Distinct<N>, SmallList<usize>) {
     let (mut known, mut hashes) = (SmallList::<N>::new(), SmallList::<u64>::new());
     let hasher = RandomState::new();
     let indexes = names.map(|name| {
@@ -321,7 +334,7 @@ pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (SmallList<N>
         })
     });
     let indexes = indexes.collect();
-    (known, indexes)
+    (Distinct(known), indexes)
 }
 
 fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
@@ -347,7 +360,7 @@ fn parse_quota(limit: &[u8], window: Option<&[u8]>) -> Result<Quota, Refusal> {
     Quota::new(limit, window).ok_or(Refusal::LIMIT)
 }
 
-fn parse_cost(arg: &[u8]) -> Option<Cost> {
+pub(crate) fn parse_cost(arg: &[u8]) -> Option<Cost> {
     let (units, sign) = match arg.strip_prefix(b"-") {
         Some(units) => (units, -1),
         None => (arg, 1),
@@ -358,7 +371,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
 }
 
 #[inline(always)]
-fn parse_window(arg: &[u8]) -> Option<WindowMs> {
+pub(crate) fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     let (number, unit) = leading_integer(arg)?;
     let unit_ms = match unit {
         [] | [b's' | b'S'] => 1_000,
@@ -371,13 +384,13 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
-fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
+pub(crate) fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }
 
 /// The decimal integer from 0 to 2^53 - 1 at the start of `arg`, without leading zeros, and the rest.
 #[inline(always)]
-pub(crate) fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
+fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     let (mut value, mut rest) = (0_u64, arg);
     while let [byte, after @ ..] = rest {
         let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));

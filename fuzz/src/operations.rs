@@ -21,7 +21,7 @@ fn check_history(history: &History) {
     let mut limiter = Limiter::new(history.algorithm);
     let mut model = Model::new(history.algorithm, Search::Halving);
     // Gets only effects.
-    let mut replica = limiter.clone();
+    let (mut replica, mut replica_expires_at) = (limiter.clone(), None);
     // For the second half of the calls, a copy that was stored and loaded.
     let mut copy = None;
     // A key far ahead of the clock may expire early, so its expiry is not checked from then on.
@@ -29,15 +29,17 @@ fn check_history(history: &History) {
     for (i, call) in history.calls.iter().enumerate() {
         let wanted = expected(&mut model, call);
         was_ahead |= limiter.is_ahead_of(UnixMs::saturating(call.now));
-        let reply =
-            answer_and_send(&mut limiter, &mut expires_at, call, |effect| apply(&mut replica, &effect));
+        let reply = answer_and_send(&mut limiter, &mut expires_at, call, |effect| {
+            apply(&mut replica, &mut replica_expires_at, &effect);
+        });
         assert_eq!(reply, wanted, "call {i}: {call:?}");
         assert_eq!(encode(&replica), encode(&limiter), "call {i}: {call:?}");
+        assert_eq!(replica_expires_at, expires_at, "call {i}: {call:?}");
         if limiter.is_empty() {
             was_ahead = false;
         } else if !was_ahead && wanted.is_ok_and(|answer| answer.changed.is_some()) {
             let end = expires_at.expect("a key that counts expires");
-            assert!(counts_nothing(&model, end.get()), "call {i}: {call:?}, {end:?}");
+            assert!(end == UnixMs::MAX || counts_nothing(&model, end.get()), "call {i}: {call:?}, {end:?}");
         }
         limiter = limiter.relocate(&mut Elsewhere);
         if let Some(copy) = &mut copy {

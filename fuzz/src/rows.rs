@@ -1,7 +1,7 @@
 //! Any words are parsed as rows of RL.ALL as documented, or refused.
 
 use redis_rl::limiter::{Algorithm, MAX_TIERS, Quota};
-use redis_rl::request::{self, MAX_ROWS, ROW_WORDS, Refusal, Rows, SmallList, distinct};
+use redis_rl::request::{self, Distinct, MAX_ROWS, ROW_WORDS, Refusal, Rows, distinct};
 
 use super::words::{MOST, can_be_shown, integer, window_of};
 
@@ -15,7 +15,7 @@ pub fn check(words: &[&[u8]]) {
 }
 
 /// Parses the words as the command does. Returns the names of the keys too.
-fn read<'a>(words: &[&'a [u8]]) -> Result<(SmallList<&'a [u8]>, Rows), Refusal> {
+fn read<'a>(words: &[&'a [u8]]) -> Result<(Distinct<&'a [u8]>, Rows), Refusal> {
     let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
     let (names, key_of_row) = distinct(rows.map(|row| row[0]));
     Rows::parse(words, &key_of_row).map(|all| (names, all))

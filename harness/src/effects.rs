@@ -57,6 +57,15 @@ impl ReplicationStream {
     }
 }
 
+/// Commands without the times at which their keys expire.
+pub fn without_expiry(commands: &[String]) -> Vec<String> {
+    let without = |command: &String| {
+        let words = command.split(' ').map(|word| word.split('>').next().unwrap_or_default());
+        words.collect::<Vec<_>>().join(" ")
+    };
+    commands.iter().map(without).collect()
+}
+
 /// Every command in an append-only file except SELECT, part by part.
 pub fn commands_in_aof(server: &Server) -> Vec<String> {
     let mut parts: Vec<PathBuf> = fs::read_dir(server.folder().join("appendonlydir"))

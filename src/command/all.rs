@@ -1,14 +1,14 @@
 //! RL.ALL: decides on several keys, and counts in all of them or in none.
 
-use super::commit::{self, Change, What};
+use super::commit::{self, Change};
 use super::reply;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
 use crate::limiter::several::{self, Finished, FinishedKey};
 use crate::limiter::{
-    Algorithm, Cost, Decision, Effect, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
+    Algorithm, Cost, Decision, Effect, Limiter, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
 };
 use crate::request::{self, ROW_WORDS, Refusal, Row, Rows, SmallList};
-use crate::server::{self, Arg, Call, Command};
+use crate::server::{self, Call, Command};
 use crate::stats;
 
 /// RL.ALL.
@@ -40,19 +40,15 @@ impl Command for All {
         // From here on nothing fails.
         let finished = if all.force || !limited { decided.commit() } else { decided.leave() };
 
+        let mut changes: SmallList<Change> = SmallList::new();
         for ((key, request), finished) in keys.handles().iter_mut().zip(&mut requests).zip(&finished.keys) {
-            request.update(key, finished, time);
+            changes.extend(request.update(key, finished, time));
             stats::units(request.cost, finished.outcome.change);
         }
         let call = keys.close();
-        let changes =
-            requests.iter_mut().zip(&names).zip(&finished.keys).filter(|(_, key)| key.outcome.changed());
-        let mut changes: SmallList<Change> =
-            changes.map(|((request, name), key)| request.change(*name, key.outcome, time)).collect();
-        commit::tell(call, &mut changes, |call, changes| {
-            call.replicate_all(changes.iter().map(|change| (change.name, change.effect())));
+        commit::tell(call, changes, |call, changes| {
+            call.replicate_all(changes.iter().map(|change| (change.name, change.effect.clone())));
         });
-        drop(changes);
         stats::all_taken(limited, finished.keys.iter().any(|key| key.outcome.changed()));
         for (name, _) in names.iter().zip(&finished.keys).filter(|(_, key)| key.limited) {
             commit::publish_if_limited(call, *name, true);
@@ -67,19 +63,15 @@ impl Command for All {
 fn run_one_row(call: &mut Call, row: &Row) -> Result<(), Refusal> {
     let time = Time { clock: server::now(), at: None };
     let name = call.key();
-    let mut key = OpenKey::to_write(call, name)?;
-    if key.limiter().is_none() {
-        key = key.open_again()?;
-    }
+    let mut key = OpenKey::to_change(call, name)?;
     let quotas = [row.quota];
     let mut fresh = None;
     let limiter = key.handle_mut().limiter_or(&mut fresh, row.algorithm);
     let Decision { verdict, outcome } =
         limiter.decide_and_commit(row.algorithm, &quotas, row.cost, false, time)?;
     let at = commit::counted_at(limiter, &quotas, row.cost, time, &outcome);
-    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, time, &outcome, |call| {
-        call.replicate(name, || Effect::of(row.algorithm, &quotas, row.cost, &outcome));
-    });
+    let asked = (row.algorithm, quotas.as_slice(), row.cost);
+    let (call, longest_wait_ms) = commit::close_decided(key, fresh, asked, time, &outcome);
     let verdict = verdict.within(longest_wait_ms);
     stats::units(row.cost, outcome.change);
     stats::all_taken(verdict.limited, outcome.changed());
@@ -110,7 +102,7 @@ struct KeyRequest {
     cost: Cost,
     /// The limiter to store if the key is empty.
     fresh: Option<Limiter>,
-    /// See [`commit::move_expiry`].
+    /// See [`commit::longest_wait_ms`].
     longest_wait_ms: u64,
     /// The time the units were counted at.
     at: UnixMs,
@@ -146,23 +138,23 @@ impl KeyRequest {
         }
     }
 
-    /// Notes what the reply needs to know of the key, and updates the time to live of what was there before.
-    fn update(&mut self, key: &mut Handle, finished: &FinishedKey, time: Time) {
-        let outcome = finished.outcome;
+    /// Notes what the reply needs to know of the key, and moves the expiry of what was there before. Returns what happened
+    /// to the key, if anything.
+    fn update<'a>(&mut self, key: &mut Handle<'a>, finished: &FinishedKey, time: Time) -> Option<Change<'a>> {
+        let outcome = &finished.outcome;
         let limiter = key.limiter_or(&mut self.fresh, self.algorithm);
-        self.at = commit::counted_at(limiter, &self.quotas, self.cost, time, &outcome);
-        if !outcome.changed() {
-            self.fresh = None;
+        self.at = commit::counted_at(limiter, &self.quotas, self.cost, time, outcome);
+        let mut fresh = self.fresh.take().filter(|_| outcome.changed());
+        let moved = commit::new_expiry(key, &mut fresh, time, outcome);
+        if fresh.is_none() && !outcome.emptied {
+            if let Some(moved) = moved {
+                key.expire_at(moved);
+            }
+            self.longest_wait_ms = commit::longest_wait_ms(key, time, outcome);
         }
-        if self.fresh.is_none() && !outcome.emptied {
-            self.longest_wait_ms = commit::move_expiry(key, time, &outcome);
-        }
-    }
-
-    /// What happened to the key, whose request changed something.
-    fn change<'a>(&mut self, name: Arg<'a>, outcome: Outcome, time: Time) -> Change<'a, '_> {
-        let KeyRequest { algorithm, cost, .. } = *self;
-        let what = What::Request { algorithm, quotas: &self.quotas, cost };
-        Change { name, what, fresh: self.fresh.take(), time, outcome }
+        (outcome.changed() || moved.is_some()).then(|| {
+            let effect = Effect::of(self.algorithm, &self.quotas, self.cost, outcome, moved);
+            Change { name: key.name(), effect, fresh }
+        })
     }
 }

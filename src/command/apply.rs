@@ -1,9 +1,9 @@
 //! RL.APPLY: does to keys what requests did elsewhere. Replicas and append-only files consist of this command.
 
-use super::commit::{self, Change, What};
+use super::commit::{self, Change};
 use crate::encoding::decode_effect;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
-use crate::limiter::{Accepted, Counted, Effect, Limiter, Outcome, Time, UnixMs};
+use crate::limiter::{Accepted, Applied, Counted, Effect, Expires, Limiter, UnixMs};
 use crate::request::{self, MAX_ROWS, Refusal, SmallList};
 use crate::server::{self, Arg, Call, Command};
 
@@ -15,6 +15,7 @@ impl Command for Apply {
         match call.args() {
             [_, effect] => match parse(*effect)? {
                 Effect::Counted(counted) => count(call, &counted)?,
+                Effect::Moved(at) => expire(call, at)?,
                 Effect::Deleted => delete(call)?,
             },
             pairs => apply_all(call, pairs)?,
@@ -29,16 +30,22 @@ fn parse(effect: Arg) -> Result<Effect, Refusal> {
 }
 
 fn count(call: &mut Call, counted: &Counted) -> Result<(), Refusal> {
-    let time = counted.time(server::now());
+    let name = call.key();
+    let mut key = OpenKey::to_change(call, name)?;
+    let before = Before::of(&key, counted);
+    let mut fresh = None;
+    let done = before.apply(key.handle_mut().limiter_or(&mut fresh, counted.algorithm).accept(counted)?);
+    commit::close_and_tell(key, fresh, done, |call| call.replicate_verbatim(), |_| u64::MAX);
+    Ok(())
+}
+
+fn expire(call: &mut Call, at: UnixMs) -> Result<(), Refusal> {
     let name = call.key();
     let mut key = OpenKey::to_write(call, name)?;
-    if key.limiter().is_none() {
-        key = key.open_again()?;
+    if key.limiter().is_some() {
+        key.call().replicate_verbatim();
+        key.handle_mut().expire_at(at);
     }
-    let mut fresh = None;
-    let outcome =
-        key.handle_mut().limiter_or(&mut fresh, counted.algorithm).accept(counted)?.apply(time.clock);
-    commit::close_and_tell(key, fresh, time, &outcome, |call| call.replicate_verbatim());
     Ok(())
 }
 
@@ -50,6 +57,25 @@ fn delete(call: &mut Call) -> Result<(), Refusal> {
         commit::delete(key);
     }
     Ok(())
+}
+
+/// What an effect has to know of a key before it is applied.
+struct Before {
+    is_new: bool,
+    /// Looked up only if the effect does not tell when the key expires.
+    expires_at: Option<UnixMs>,
+}
+
+impl Before {
+    fn of(key: &Handle, counted: &Counted) -> Before {
+        let is_untold = counted.expires == Expires::Untold;
+        let expires_at = if is_untold { key.expires_at() } else { None };
+        Before { is_new: key.limiter().is_none(), expires_at }
+    }
+
+    fn apply(self, accepted: Accepted) -> Applied {
+        accepted.apply(self.is_new, self.expires_at, server::now())
+    }
 }
 
 /// Applies effects on several keys: all, or none if one cannot be applied.
@@ -69,7 +95,6 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     if names.len() < effects.len() {
         return Err(Refusal::EFFECT);
     }
-    let clock = server::now();
     let mut keys = OpenKeys::to_write(call, &names)?;
     let mut fresh: SmallList<Option<Limiter>> = effects.iter().map(|_| None).collect();
     let mut accepted = SmallList::new();
@@ -77,52 +102,59 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
         accepted.push(accept(key, fresh, effect)?);
     }
     // From here on nothing fails.
-    let mut outcomes = SmallList::new();
+    let mut done: SmallList<Option<Applied>> = SmallList::new();
     for accepted in accepted {
-        outcomes.push(accepted.map_or_else(deleted, |units| units.apply(clock)));
+        done.push(accepted.map(|(before, units)| before.apply(units)));
     }
 
     let mut changes = SmallList::new();
-    for (i, key) in keys.handles().iter_mut().enumerate() {
-        changes.extend(update(key, fresh[i].take(), &effects[i], outcomes[i], clock));
+    for (((key, fresh), effect), done) in keys.handles().iter_mut().zip(fresh).zip(effects).zip(done) {
+        changes.extend(update(key, fresh, effect, done));
     }
     let call = keys.close();
-    commit::tell(call, &mut changes, |call, _| call.replicate_verbatim());
+    commit::tell(call, changes, |call, _| call.replicate_verbatim());
     Ok(())
 }
 
-/// The outcome of deleting a key.
-fn deleted() -> Outcome {
-    Outcome { emptied: true, ..Outcome::default() }
-}
-
-/// What a key is to count or give back; `None` if it is to be deleted.
+/// What a key is to count or give back, if anything.
 fn accept<'s>(
     key: &'s mut Handle,
     fresh: &'s mut Option<Limiter>,
     effect: &'s Effect,
-) -> Result<Option<Accepted<'s>>, Refusal> {
-    match effect {
-        Effect::Counted(counted) => Ok(Some(key.limiter_or(fresh, counted.algorithm).accept(counted)?)),
-        Effect::Deleted => Ok(None),
-    }
+) -> Result<Option<(Before, Accepted<'s>)>, Refusal> {
+    let Effect::Counted(counted) = effect else { return Ok(None) };
+    let before = Before::of(key, counted);
+    Ok(Some((before, key.limiter_or(fresh, counted.algorithm).accept(counted)?)))
 }
 
-/// Updates the time to live of what was there before. Returns what has happened to the key, if anything.
-fn update<'a, 'r>(
-    key: &mut Handle<'_, 'a>,
+/// Sets the expiry of what was there before. Returns what happened to the key, if anything; `done` is what was counted.
+fn update<'a>(
+    key: &mut Handle<'a>,
     fresh: Option<Limiter>,
-    effect: &'r Effect,
-    outcome: Outcome,
-    clock: UnixMs,
-) -> Option<Change<'a, 'r>> {
-    let time = match effect {
-        Effect::Counted(counted) => counted.time(clock),
-        Effect::Deleted => Time { clock, at: None },
+    effect: Effect,
+    done: Option<Applied>,
+) -> Option<Change<'a>> {
+    let name = key.name();
+    let effect = match (effect, done) {
+        (_, Some(Applied { emptied: true, .. })) => Effect::Deleted,
+        (Effect::Counted(counted), Some(Applied { changed: true, moved, .. })) => {
+            Effect::Counted(Counted { expires: moved.into(), ..counted })
+        }
+        (Effect::Counted(_), Some(Applied { moved: Some(at), .. })) => Effect::Moved(at),
+        (Effect::Counted(_), _) => return None,
+        (effect @ (Effect::Moved(_) | Effect::Deleted), _) => effect,
     };
-    if fresh.is_none() && outcome.changed() && !outcome.emptied {
-        commit::move_expiry(key, time, &outcome);
+    let fresh = fresh.filter(|fresh| !fresh.is_empty());
+    if key.limiter().is_none() && fresh.is_none() {
+        return None;
     }
-    let has_happened = if outcome.emptied { key.limiter().is_some() } else { outcome.changed() };
-    has_happened.then_some(Change { name: key.name(), what: What::Effect(effect), fresh, time, outcome })
+    let moved = match &effect {
+        Effect::Counted(counted) => counted.expires.moved(),
+        Effect::Moved(at) => Some(*at),
+        Effect::Deleted => None,
+    };
+    if let (Some(at), None) = (moved, &fresh) {
+        key.expire_at(at);
+    }
+    Some(Change { name, effect, fresh })
 }

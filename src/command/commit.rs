@@ -1,11 +1,14 @@
-//! What follows from a decision on one open key: its time to live, copies, events.
+//! What follows from a decision or an effect on one open key: its time to live, copies, events.
 //!
 //! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
 use crate::keyspace::{Handle, OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs};
-use crate::server::{Arg, Call, Event, neighbors};
+use crate::limiter::{
+    Algorithm, Applied, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs,
+};
+use crate::request::SmallList;
+use crate::server::{self, Arg, Call, Event, neighbors};
 
 /// The time that units were counted at: for windows ahead of the clock, their own newest time.
 pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, outcome: &Outcome) -> UnixMs {
@@ -16,153 +19,139 @@ pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, o
     }
 }
 
-/// Stores `fresh` in an empty key if it counted anything, updates the time to live, closes the key, sends the effect to
-/// copies by `replicate`, and tells other modules. Returns the call, and an upper bound on the waits in the reply, in
+/// Commits a decided request to its key: moves the expiry, and sends the effect to copies. Then closes the key and tells
+/// other modules, as [`close_and_tell`] does. Returns the call, and an upper bound on the waits in the reply, in
 /// milliseconds.
+#[inline(always)]
+pub fn close_decided<'c, 'a>(
+    mut key: OpenKey<'c, 'a, ToWrite>,
+    mut fresh: Option<Limiter>,
+    (algorithm, quotas, cost): (Algorithm, &[Quota], Cost),
+    time: Time,
+    outcome: &Outcome,
+) -> (&'c mut Call<'a>, u64) {
+    let name = key.name();
+    let moved = new_expiry(key.handle_mut(), &mut fresh, time, outcome);
+    let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
+    let replicate = |call: &Call| {
+        call.replicate(name, || Effect::of(algorithm, quotas, cost, outcome, moved));
+    };
+    close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, outcome))
+}
+
+/// Stores `fresh` in an empty key if anything was counted, sets the expiry if it moved, closes the key, and tells other
+/// modules. Sends what was done to copies by `replicate`. Returns the call, and what `longest_wait_ms` says of the key.
 #[inline(always)]
 pub fn close_and_tell<'c, 'a>(
     mut key: OpenKey<'c, 'a, ToWrite>,
     fresh: Option<Limiter>,
-    time: Time,
-    outcome: &Outcome,
+    done: Applied,
     replicate: impl FnOnce(&Call),
+    longest_wait_ms: impl FnOnce(&Handle) -> u64,
 ) -> (&'c mut Call<'a>, u64) {
     let name = key.name();
-    if outcome.changed() {
+    if done.changed || done.moved.is_some() {
         replicate(key.call());
     }
-    if outcome.emptied {
+    if done.emptied {
         return (delete(key), u64::MAX);
     }
     if let Some(fresh) = fresh
-        && outcome.changed()
+        && done.changed
     {
-        return create(key, fresh, time, outcome);
+        return create(key, fresh, done.moved, longest_wait_ms);
     }
-    let longest_wait_ms = move_expiry(key.handle_mut(), time, outcome);
+    if let Some(moved) = done.moved {
+        key.handle_mut().expire_at(moved);
+    }
+    let longest_wait_ms = longest_wait_ms(&key);
     let call = key.close();
-    if outcome.changed() {
+    if done.changed {
         call.signal_modified(name);
     }
     (call, longest_wait_ms)
 }
 
 /// What happened to one of several keys.
-pub struct Change<'a, 'r> {
+pub struct Change<'a> {
     /// The key.
     pub name: Arg<'a>,
-    /// What it was.
-    pub what: What<'r>,
+    /// What copies get.
+    pub effect: Effect,
     /// The limiter to store if the key is empty.
     pub fresh: Option<Limiter>,
-    /// When it was decided.
-    pub time: Time,
-    /// Its outcome.
-    pub outcome: Outcome,
 }
 
-/// What was done to a key.
-#[derive(Clone, Copy)]
-pub enum What<'r> {
-    /// A request was counted.
-    Request {
-        /// The algorithm named.
-        algorithm: Algorithm,
-        /// The tiers.
-        quotas: &'r [Quota],
-        /// Units to take, or to give back if negative.
-        cost: Cost,
-    },
-    /// An effect was applied.
-    Effect(&'r Effect),
-}
-
-impl<'a> Change<'a, '_> {
-    /// What copies get.
-    pub fn effect(&self) -> Effect {
-        if self.outcome.emptied {
-            Effect::Deleted
-        } else {
-            self.counted().map_or(Effect::Deleted, Effect::Counted)
-        }
-    }
-
-    /// What was counted or given back; `None` if the key was only deleted.
-    fn counted(&self) -> Option<Counted> {
-        match self.what {
-            What::Request { algorithm, quotas, cost } => {
-                Some(Counted::of(algorithm, quotas, cost, &self.outcome))
-            }
-            What::Effect(Effect::Counted(counted)) => Some(counted.clone()),
-            What::Effect(Effect::Deleted) => None,
-        }
-    }
-
-    /// Whether the key is created or deleted, of which the server tells other modules.
-    fn is_told(&self) -> bool {
-        self.fresh.is_some() || self.outcome.emptied
-    }
-
-    /// Stores the new limiter, or deletes the emptied key. Sends the effect just before if it `replicates`.
-    fn tell(&mut self, call: &mut Call<'a>, replicates: bool) {
-        let name = self.name;
-        let key = OpenKey::to_write(call, name);
-        let key = key.and_then(|key| if key.limiter().is_none() { key.open_again() } else { Ok(key) });
-        // Another module may have put a value of another type there meanwhile, or units.
-        let Ok(mut key) = key else { return };
-        match (key.handle_mut().limiter_mut(), self.fresh.take()) {
-            (None, Some(fresh)) => {
-                if replicates {
-                    key.call().replicate(name, || self.effect());
-                }
-                create(key, fresh, self.time, &self.outcome);
-            }
-            (Some(limiter), None) => {
-                let counted = self.counted();
-                if counted.is_none() || limiter.counts_nothing(&[], self.time.earlier()) {
-                    if replicates {
-                        key.call().replicate(name, || Effect::Deleted);
-                    }
-                    delete(key);
-                }
-            }
-            (Some(limiter), Some(_)) => {
-                let Some(counted) = self.counted() else { return };
-                let Ok(accepted) = limiter.accept(&counted) else { return };
-                let outcome = accepted.apply(self.time.clock);
-                close_and_tell(key, None, self.time, &outcome, |call| call.replicate(name, || self.effect()));
-            }
-            (None, None) => {}
-        }
-    }
-}
-
-/// Sends the effects on several keys to copies, by `replicate_all` if it can be one command. Stores the new limiters,
-/// deletes the emptied keys, and tells other modules of all.
+/// Sends the effects on several keys to copies, by `replicate_all` if it can be one command. Deletes the emptied keys,
+/// stores the new limiters, and tells other modules of all.
 ///
 /// A module that is told of a key may write to any other, and copies must see everything in the order in which it
-/// happened. So if there are other modules, and several keys to tell of, copies get each of these just before.
-pub fn tell<'a, 'r>(
+/// happened. So if there are other modules, and several new keys, copies get the effect on each of these just before the
+/// server tells of it. An emptied limiter must not be seen, so it is deleted before anything is told.
+pub fn tell<'a>(
     call: &mut Call<'a>,
-    changes: &mut [Change<'a, 'r>],
-    replicate_all: impl FnOnce(&Call<'a>, &[Change<'a, 'r>]),
+    changes: SmallList<Change<'a>>,
+    replicate_all: impl FnOnce(&Call<'a>, &[Change<'a>]),
 ) {
-    let one_by_one = neighbors::any() && changes.iter().filter(|change| change.is_told()).count() > 1;
+    let one_by_one = neighbors::any() && changes.iter().filter(|change| change.fresh.is_some()).count() > 1;
     if one_by_one {
         for change in changes.iter().filter(|change| change.fresh.is_none()) {
-            if let Some(counted) = change.counted() {
-                call.replicate(change.name, || Effect::Counted(counted));
-            }
+            call.replicate(change.name, || change.effect.clone());
         }
     } else if !changes.is_empty() {
-        replicate_all(call, changes);
+        replicate_all(call, &changes);
     }
-    for change in changes.iter().filter(|change| !change.is_told()) {
-        call.signal_modified(change.name);
+    let mut deleted: SmallList<Arg> = SmallList::new();
+    for change in changes.iter().filter(|change| change.effect == Effect::Deleted) {
+        if let Ok(key) = OpenKey::to_write(call, change.name)
+            && key.limiter().is_some()
+        {
+            key.delete();
+            deleted.push(change.name);
+        }
     }
-    for change in changes.iter_mut().filter(|change| change.is_told()) {
-        change.tell(call, one_by_one);
+    for change in changes.iter().filter(|change| change.fresh.is_none()) {
+        if !matches!(change.effect, Effect::Moved(_)) {
+            call.signal_modified(change.name);
+        }
     }
+    for mut change in changes {
+        if let Some(fresh) = change.fresh.take() {
+            create_among_others(call, &change, fresh, one_by_one);
+        }
+    }
+    for name in deleted {
+        call.notify(Event::Deleted, name);
+    }
+}
+
+/// Stores the new limiter, or counts its units if another module has put some there. Sends that just before if it
+/// `replicates`.
+fn create_among_others<'a>(call: &mut Call<'a>, change: &Change<'a>, fresh: Limiter, replicates: bool) {
+    let Effect::Counted(counted) = &change.effect else { return };
+    // Another module may have put a value of another type there meanwhile.
+    let Ok(mut key) = OpenKey::to_change(call, change.name) else { return };
+    let current = key.expires_at();
+    let (done, fresh) = match key.handle_mut().limiter_mut() {
+        None => (Applied { changed: true, emptied: false, moved: counted.expires.moved() }, Some(fresh)),
+        Some(limiter) => {
+            let Ok(accepted) = limiter.accept(counted) else { return };
+            let mut done = accepted.apply(false, current, server::now());
+            // It lives as long as either needs it.
+            done.moved = done.moved.filter(|moved| current.is_none_or(|current| *moved > current));
+            (done, None)
+        }
+    };
+    let effect = || match done.moved {
+        Some(moved) if !done.changed => Effect::Moved(moved),
+        moved => Effect::Counted(Counted { expires: moved.into(), ..counted.clone() }),
+    };
+    let replicate = |call: &Call| {
+        if replicates {
+            call.replicate(change.name, effect);
+        }
+    };
+    close_and_tell(key, fresh, done, replicate, |_| u64::MAX);
 }
 
 /// Deletes the key, which has given back the last unit that counts.
@@ -175,43 +164,49 @@ pub fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     call
 }
 
-/// Stores a limiter in the empty key. Returns the call, and an upper bound on every wait.
+/// Stores a limiter in the empty key, which is to expire at `moved`. Returns the call, and what `longest_wait_ms` says of
+/// the key.
 #[cold]
 fn create<'c, 'a>(
     key: OpenKey<'c, 'a, ToWrite>,
     fresh: Limiter,
-    time: Time,
-    outcome: &Outcome,
+    moved: Option<UnixMs>,
+    longest_wait_ms: impl FnOnce(&Handle) -> u64,
 ) -> (&'c mut Call<'a>, u64) {
     let name = key.name();
     let call = key.insert(fresh);
     // Another module may have deleted, renamed or replaced it meanwhile.
-    let longest_wait_ms = OpenKey::to_write(call, name)
-        .map_or(u64::MAX, |mut key| move_expiry(key.handle_mut(), time, outcome));
+    let longest_wait_ms = OpenKey::to_write(call, name).map_or(u64::MAX, |mut key| {
+        // If another module has set a time to live, copies got that after this one.
+        if let (Some(moved), None) = (moved, key.expires_at()) {
+            key.handle_mut().expire_at(moved);
+        }
+        longest_wait_ms(&key)
+    });
     call.signal_modified(name);
     (call, longest_wait_ms)
 }
 
-/// Updates the time to live. Returns an upper bound on every wait.
+/// The time that the expiry of an open key, or of the `fresh` limiter for an empty one, moves to; `None` if it does not.
 #[inline(always)]
-pub fn move_expiry(key: &mut Handle, time: Time, outcome: &Outcome) -> u64 {
+pub fn new_expiry(
+    key: &mut Handle,
+    fresh: &mut Option<Limiter>,
+    time: Time,
+    outcome: &Outcome,
+) -> Option<UnixMs> {
     let facts = outcome.expiry_facts(time);
-    if facts.may_move_expiry() {
-        move_expiry_by(key, facts);
-    }
-    longest_wait_ms(key, time, outcome)
+    if outcome.emptied || !facts.may_move_expiry() { None } else { new_expiry_by(key, fresh, facts) }
 }
 
 #[cold]
 #[inline(never)]
-fn move_expiry_by(key: &mut Handle, facts: ExpiryFacts) {
+fn new_expiry_by(key: &mut Handle, fresh: &mut Option<Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
     let current = key.expires_at();
-    let Some(limiter) = key.limiter_mut() else { return };
+    let limiter = key.limiter_mut().or(fresh.as_mut())?;
     let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
     limiter.set_source(expiry.source);
-    if let Some(end) = expiry.moves_to {
-        key.expire_at(end);
-    }
+    expiry.moves_to
 }
 
 /// Publishes `rl.limited` if the request was limited. Only the server that decided does so, never a copy.

@@ -15,7 +15,7 @@ impl Command for Info {
         let now = server::now();
         let name = call.key();
         let key = OpenKey::to_read(call, name)?;
-        let Some(limiter) = key.limiter() else {
+        let Some(limiter) = key.limiter().filter(|limiter| !limiter.is_empty()) else {
             key.close().reply_null();
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use super::{commit, partial, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Decision, Effect, Limiter, TakeError, Time};
+use crate::limiter::{Algorithm, Decision, Limiter, TakeError, Time};
 use crate::request::{Mode, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
@@ -102,9 +102,8 @@ fn close_and_reply(
     let name = key.name();
     // Version 1.0.0 sent its effects as requests with FORCE, so others spare the look-up.
     let replayed = request.mode == Mode::Force && key.call().is_replayed();
-    let (call, longest_wait_ms) = commit::close_and_tell(key, fresh, time, &outcome, |call| {
-        call.replicate(name, || Effect::of(algorithm, &request.quotas, request.cost, &outcome));
-    });
+    let asked = (algorithm, request.quotas.as_slice(), request.cost);
+    let (call, longest_wait_ms) = commit::close_decided(key, fresh, asked, time, &outcome);
     let verdict = verdict.within(longest_wait_ms);
     if !replayed {
         stats::taken(algorithm, request.cost, verdict.limited, outcome.change);

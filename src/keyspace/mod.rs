@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use redis_module::raw;
 
 use crate::limiter::{Algorithm, Limiter, UnixMs};
-use crate::request::{Refusal, SmallList};
+use crate::request::{Distinct, Refusal, SmallList};
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
 
@@ -40,7 +40,7 @@ pub struct ToWrite;
 /// It keeps the call to itself until it is closed. So no other module runs and can delete the limiter, and this
 /// handle has the limiter to itself.
 pub struct OpenKey<'c, 'a, Mode> {
-    handle: Handle<'c, 'a>,
+    handle: Handle<'a>,
     call: &'c mut Call<'a>,
     mode: PhantomData<Mode>,
 }
@@ -49,21 +49,20 @@ pub struct OpenKey<'c, 'a, Mode> {
 ///
 /// It keeps the call to itself, like [`OpenKey`].
 pub struct OpenKeys<'c, 'a> {
-    handles: SmallList<Handle<'c, 'a>>,
+    handles: SmallList<Handle<'a>>,
     call: &'c mut Call<'a>,
 }
 
-/// The server's handle on a key that is open for writing, or reached as if it were not. It borrows the call, so that
-/// it is closed before the call is used again.
-pub struct Handle<'c, 'a> {
+/// The server's handle on a key that is open for writing, or reached as if it were not. Only [`OpenKey`] and
+/// [`OpenKeys`] hold one, and lend it: it is closed before they give back the call.
+pub struct Handle<'a> {
     key: *mut raw::RedisModuleKey,
     /// Null if the key is empty. Owned by the server, and valid until the key is closed.
     limiter: *mut Limiter,
     name: Arg<'a>,
-    call: PhantomData<&'c mut ()>,
 }
 
-impl Drop for Handle<'_, '_> {
+impl Drop for Handle<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: the handle is closed once; the server accepts null.
@@ -71,13 +70,17 @@ impl Drop for Handle<'_, '_> {
     }
 }
 
-impl<'a> Handle<'_, 'a> {
+impl<'a> Handle<'a> {
     /// Opens a key. Refuses a value of another type.
+    ///
+    /// # Safety
+    ///
+    /// The call is not used until the handle is closed, except to open other keys.
     #[inline(always)]
-    fn open(call: &mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
+    unsafe fn open(call: &mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
         // SAFETY: context and name outlive the handle: they live as long as the call.
         let key = unsafe { (functions().open_key)(call.ctx(), name.server_string(), mode as c_int) };
-        let mut handle = Handle { key, limiter: null_mut(), name, call: PhantomData };
+        let mut handle = Handle { key, limiter: null_mut(), name };
         // The server returns null for a missing key that is opened for reading.
         if key.is_null() {
             return Ok(handle);
@@ -163,6 +166,12 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         OpenKey::open(call, name, WRITE)
     }
 
+    /// The same, and again if it is empty.
+    pub fn to_change(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
+        let key = OpenKey::to_write(call, name)?;
+        if key.limiter().is_none() { key.open_again() } else { Ok(key) }
+    }
+
     /// Closes a key that is empty, and opens it again if there are other modules.
     ///
     /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
@@ -176,7 +185,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
 
     /// The handle, for changing the key.
     #[inline(always)]
-    pub fn handle_mut(&mut self) -> &mut Handle<'c, 'a> {
+    pub fn handle_mut(&mut self) -> &mut Handle<'a> {
         &mut self.handle
     }
 
@@ -210,7 +219,8 @@ impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
     /// The server may delete an expired value here, and tell other modules.
     #[inline(always)]
     fn open(call: &'c mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
-        let handle = Handle::open(call, name, mode)?;
+        // SAFETY: the key keeps the call to itself until the handle is closed.
+        let handle = unsafe { Handle::open(call, name, mode) }?;
         Ok(OpenKey { handle, call, mode: PhantomData })
     }
 
@@ -228,29 +238,30 @@ impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
 }
 
 impl<'c, 'a, Mode> Deref for OpenKey<'c, 'a, Mode> {
-    type Target = Handle<'c, 'a>;
+    type Target = Handle<'a>;
 
     #[inline(always)]
-    fn deref(&self) -> &Handle<'c, 'a> {
+    fn deref(&self) -> &Handle<'a> {
         &self.handle
     }
 }
 
 impl<'c, 'a> OpenKeys<'c, 'a> {
-    /// Opens distinct keys for reading and writing. Refuses a value of another type.
+    /// Opens keys for reading and writing. Refuses a value of another type.
     ///
-    /// No other module runs once the first of them is open.
-    pub fn to_write(call: &'c mut Call<'a>, names: &[Arg<'a>]) -> Result<Self, Refusal> {
+    /// No other module runs once the first of them is open. Their names differ, so no two handles reach one limiter.
+    pub fn to_write(call: &'c mut Call<'a>, names: &Distinct<Arg<'a>>) -> Result<Self, Refusal> {
         if neighbors::any() {
             delete_expired(call, names)?;
         }
-        let open = |name: &Arg<'a>| Handle::open(call, *name, WRITE);
+        // SAFETY: the keys keep the call to themselves until all handles are closed.
+        let open = |name: &Arg<'a>| unsafe { Handle::open(call, *name, WRITE) };
         let handles = names.iter().map(open).collect::<Result<_, _>>()?;
         Ok(OpenKeys { handles, call })
     }
 
     /// The handles, in the order of the names.
-    pub fn handles(&mut self) -> &mut [Handle<'c, 'a>] {
+    pub fn handles(&mut self) -> &mut [Handle<'a>] {
         &mut self.handles
     }
 

@@ -124,8 +124,6 @@ pub struct Outcome {
     pub as_of: UnixMs,
     /// Whether it gave back the last units that counted.
     pub emptied: bool,
-    /// Whether a caller named the time, by AT.
-    pub at_given: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
     /// Where the time that set the key's expiry came from, before this request.
@@ -147,8 +145,8 @@ impl Outcome {
 
     /// The facts that the key's expiry depends on.
     pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
-        let Outcome { change: Change { end_moved, .. }, at_given, ahead, source, .. } = *self;
-        ExpiryFacts { time, at_given, changed: self.changed(), end_moved, ahead, source }
+        let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
+        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
     }
 }
 
@@ -178,8 +176,9 @@ pub trait State {
     /// Looks up what counts in `window` at `now`.
     fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Self::Place>;
 
-    /// The exact time from `now` until at most `room` units count in the tier, in milliseconds. More must count now.
-    fn wait_until(&self, tier: &Tier<Self::Place>, room: u64, now: UnixMs) -> u64;
+    /// The exact time from `now` until at most `room` units count in `window`, in milliseconds. More must count now, in
+    /// this place.
+    fn wait_until(&self, window: WindowMs, place: &Self::Place, room: u64, now: UnixMs) -> u64;
 
     /// Checks that the key can hold the windows of these quotas beside those that still count.
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
@@ -208,9 +207,7 @@ pub trait State {
     /// Milliseconds from `now` until nothing counts in `window`.
     fn reset_after_ms(&self, window: WindowMs, now: UnixMs) -> u64 {
         let Usage { used, place } = self.usage(window, now);
-        let quota = Quota::new(0, window).expect("a limit of 0 is valid");
-        let tier = Tier { quota, used, place, refuses: false };
-        if used == 0 { 0 } else { self.wait_until(&tier, 0, now) }
+        if used == 0 { 0 } else { self.wait_until(window, &place, 0, now) }
     }
 }
 
@@ -397,7 +394,6 @@ impl Request {
             change: Change::default(),
             as_of,
             emptied: false,
-            at_given: self.time.at.is_some(),
             ahead: state.is_ahead_of(as_of),
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
@@ -443,7 +439,7 @@ impl Request {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
             Some(room) if units == 0 || tier.used <= room => Wait::Ms(0),
-            Some(room) => Wait::Ms(state.wait_until(tier, room, self.time.now())),
+            Some(room) => Wait::Ms(state.wait_until(tier.quota.window(), &tier.place, room, self.time.now())),
         }
     }
 }

@@ -3,6 +3,7 @@
 use arrayvec::ArrayVec;
 
 use super::decision::Request;
+use super::lifetime::{TimeSource, untold_expiry};
 use super::{
     Algorithm, Cost, Form, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Outcome, Quota, QuotaList, TakeError, Time,
     UnixMs, WindowMs,
@@ -13,6 +14,8 @@ use super::{
 pub enum Effect {
     /// It counted units, or gave some back.
     Counted(Counted),
+    /// It changed nothing that counts, but the clock has stepped back so far that the key now expires at this time.
+    Moved(UnixMs),
     /// It gave back the last unit that counted, so the key was deleted.
     Deleted,
 }
@@ -26,40 +29,74 @@ pub struct Counted {
     pub units: Cost,
     /// The time as of which that was done.
     pub at: UnixMs,
-    /// Whether a caller named that time, by AT.
-    pub at_given: bool,
     /// The windows: at least one, each different.
     pub windows: ArrayVec<WindowMs, MAX_TIERS>,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
     pub forgets: bool,
+    /// When the key expires from then on.
+    pub expires: Expires,
+}
+
+/// When a key expires, as its copies are told. They do not work it out: only the server that decides knows where the
+/// time to live that the key had came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expires {
+    /// When it did before.
+    AsBefore,
+    /// At this time.
+    At(UnixMs),
+    /// Version 1.1.0 did not tell.
+    Untold,
+}
+
+impl Expires {
+    /// The time, if it is told.
+    pub fn moved(self) -> Option<UnixMs> {
+        match self {
+            Expires::At(at) => Some(at),
+            Expires::AsBefore | Expires::Untold => None,
+        }
+    }
+}
+
+impl From<Option<UnixMs>> for Expires {
+    /// The time that a request moved the expiry to, if it did.
+    #[inline(always)]
+    fn from(moved: Option<UnixMs>) -> Expires {
+        moved.map_or(Expires::AsBefore, Expires::At)
+    }
 }
 
 impl Effect {
-    /// The effect of a request that has changed something.
+    /// The effect of a request that has changed something, or `moved` the expiry.
     #[inline(always)]
-    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Effect {
+    pub fn of(
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        cost: Cost,
+        outcome: &Outcome,
+        moved: Option<UnixMs>,
+    ) -> Effect {
         if outcome.emptied {
-            Effect::Deleted
-        } else {
-            Effect::Counted(Counted::of(algorithm, quotas, cost, outcome))
+            return Effect::Deleted;
         }
+        if let Some(moved) = moved
+            && !outcome.changed()
+        {
+            return Effect::Moved(moved);
+        }
+        Effect::Counted(Counted {
+            algorithm,
+            units: cost.at_most(outcome.change.units),
+            at: outcome.as_of,
+            windows: quotas.iter().map(|quota| quota.window()).collect(),
+            forgets: outcome.change.forgot,
+            expires: moved.into(),
+        })
     }
 }
 
 impl Counted {
-    /// The units that a request counted or gave back.
-    #[inline(always)]
-    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
-        Counted {
-            algorithm,
-            units: cost.at_most(outcome.change.units),
-            at: outcome.as_of,
-            at_given: outcome.at_given,
-            windows: quotas.iter().map(|quota| quota.window()).collect(),
-            forgets: outcome.change.forgot,
-        }
-    }
-
     /// The tiers of a forced request with the same effect.
     ///
     /// A log that forgot an entry has so many that a limit of 0 makes it forget one; at the largest limit it forgets none
@@ -69,9 +106,9 @@ impl Counted {
         self.windows.iter().filter_map(|window| Quota::new(limit, *window)).collect()
     }
 
-    /// The time of that request.
-    pub fn time(&self, clock: UnixMs) -> Time {
-        Time { clock, at: Some(self.at) }
+    /// The time of that request. It counts by that alone, whatever the clock of the copy.
+    fn time(&self) -> Time {
+        Time { clock: self.at, at: Some(self.at) }
     }
 }
 
@@ -82,13 +119,24 @@ pub struct Accepted<'a> {
     counted: &'a Counted,
 }
 
+/// What applying an effect did to a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Whether anything was counted or given back.
+    pub changed: bool,
+    /// Whether nothing is left.
+    pub emptied: bool,
+    /// When the key expires, if that changes.
+    pub moved: Option<UnixMs>,
+}
+
 impl Limiter {
-    /// Checks that it can count the units, or give them back. Changes nothing.
+    /// Checks that it can count the units, or give them back. Changes nothing that counts.
     #[inline]
     pub fn accept<'a>(&'a mut self, counted: &'a Counted) -> Result<Accepted<'a>, TakeError> {
         self.check_counted_by(counted.algorithm)?;
         if let Form::Counters(counters) = self.form() {
-            let request = Request { cost: counted.units, time: counted.time(counted.at) };
+            let request = Request { cost: counted.units, time: counted.time() };
             request.check_windows_fit(&counters, &counted.quotas())?;
         }
         Ok(Accepted { limiter: self, counted })
@@ -96,18 +144,28 @@ impl Limiter {
 }
 
 impl Accepted<'_> {
-    /// Counts the units, or gives them back.
+    /// Counts the units, or gives them back. The key `is_new`, or has the `current` expiry. That and the `clock` matter
+    /// only if the effect does not tell when the key expires.
     #[inline]
-    pub fn apply(self, clock: UnixMs) -> Outcome {
+    pub fn apply(self, is_new: bool, current: Option<UnixMs>, clock: UnixMs) -> Applied {
         let Accepted { limiter, counted } = self;
-        let Counted { algorithm, units, at_given, .. } = *counted;
-        match limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, counted.time(clock)) {
-            Ok(decision) => Outcome {
-                emptied: decision.outcome.changed() && limiter.is_empty(),
-                at_given,
-                ..decision.outcome
-            },
-            Err(_) => unreachable!("it was accepted"),
-        }
+        let Counted { algorithm, units, at, expires, .. } = *counted;
+        let Ok(decision) =
+            limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, counted.time())
+        else {
+            unreachable!("it was accepted")
+        };
+        let changed = decision.outcome.changed();
+        limiter.set_source(TimeSource::Loaded);
+        let moved = match expires {
+            Expires::At(at) => Some(at),
+            Expires::AsBefore if !is_new => None,
+            // A request tells of every key that it creates. Without that, no key may live forever.
+            Expires::AsBefore | Expires::Untold => {
+                let end_moved = decision.outcome.change.end_moved;
+                untold_expiry(current, end_moved, limiter.lifetime(at, 0), clock).filter(|_| changed)
+            }
+        };
+        Applied { changed, emptied: changed && limiter.is_empty(), moved }
     }
 }

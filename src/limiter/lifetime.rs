@@ -1,21 +1,22 @@
 //! When a key must expire: the whole rule, including clock steps and AT.
 //!
-//! A key lives until nothing in it counts any more, so that a clock that steps back, or a replica with a
-//! slower clock, frees nothing early. The time to live is looked up only when a request may have to move it,
-//! and then only extended, with one exception: a key that is ahead of the clock by more than its whole
-//! lifetime, after a large step back, would live too long. Expire it one lifetime from now, and never extend
-//! that.
+//! A key lives until nothing in it counts any more, so that a clock that steps back frees nothing early. The time to
+//! live is looked up only when a request may have to move it, and then only extended, with one exception: a key that
+//! is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. Expire it one
+//! lifetime from now, and never extend that.
+//!
+//! This runs where a request is decided. Copies are told the time at which the key expires: see
+//! [`Expires`](super::Expires).
 
 use super::quota::{Time, UnixMs};
 
-/// Extra time to live of a key written with AT: event time may run slower than the server's clock, and a
-/// replica's clock may be behind its master's.
+/// Extra time to live of a key written with AT: event time may run slower than the server's clock.
 const EXTRA_WITH_AT_MS: u64 = 60_000;
 
 /// Where the time that set a key's expiry came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeSource {
-    /// Unknown: the key was loaded, and may have any time to live.
+    /// Unknown: the key was loaded, or changed by an effect, and may have any time to live.
     #[default]
     Loaded,
     /// The server's clock: the key lives no longer than it counts.
@@ -50,8 +51,6 @@ impl Lifetime {
 pub struct ExpiryFacts {
     /// When it was decided.
     pub time: Time,
-    /// Whether a caller named that time, by AT: it may run slower than the clock.
-    pub at_given: bool,
     /// Whether it counted or gave back anything.
     pub changed: bool,
     /// Whether the time at which nothing counts any more has moved, or may have.
@@ -70,7 +69,7 @@ impl ExpiryFacts {
 
     /// Whether the key must live until what was just counted ends.
     fn needs_end(&self) -> bool {
-        self.changed && (self.end_moved || self.at_given || self.source == TimeSource::Loaded)
+        self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
     }
 
     fn is_ahead_of_clock(&self) -> bool {
@@ -87,7 +86,7 @@ impl ExpiryFacts {
             None => (lifetime(self.time.clock, EXTRA_WITH_AT_MS), 0),
         };
         let early = lifetime.expires_early && self.time.at.is_none();
-        let end = self.time.clock + (lifetime.ms + extra_ms);
+        let end = self.time.clock.plus_up_to_max(lifetime.ms + extra_ms);
         let moves = match current {
             Some(current) if early => end < current,
             Some(current) => self.needs_end() && end > current,
@@ -101,6 +100,21 @@ impl ExpiryFacts {
         };
         Expiry { moves_to: moves.then_some(end), source }
     }
+}
+
+/// When a copy's key expires after an effect that does not tell: long enough, plus a minute. `None` if that does not
+/// change.
+///
+/// Version 1.1.0 left that to each copy. `lifetime` is as of the effect's time.
+pub fn untold_expiry(
+    current: Option<UnixMs>,
+    end_moved: bool,
+    lifetime: Lifetime,
+    clock: UnixMs,
+) -> Option<UnixMs> {
+    let end = clock.plus_up_to_max(lifetime.ms + EXTRA_WITH_AT_MS);
+    // After PERSIST the key stays until the end of what counts moves.
+    current.map_or(end_moved, |current| end > current).then_some(end)
 }
 
 /// A key's expiry after a request.

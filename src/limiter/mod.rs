@@ -24,7 +24,7 @@ pub mod several;
 use std::ffi::CStr;
 
 pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, TooManyWindows, Verdict, Wait};
-pub use effect::{Accepted, Counted, Effect};
+pub use effect::{Accepted, Applied, Counted, Effect, Expires};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
@@ -307,9 +307,20 @@ impl Limiter {
         read!(self, state => Request { cost, time }.peek(state, quotas))
     }
 
-    fn check_counted_by(&self, algorithm: Algorithm) -> Result<(), TakeError> {
+    fn check_counted_by(&mut self, algorithm: Algorithm) -> Result<(), TakeError> {
         let own = self.algorithm();
-        if own == algorithm { Ok(()) } else { Err(TakeError::OtherAlgorithm(own)) }
+        if own == algorithm { Ok(()) } else { self.change_to(algorithm) }
+    }
+
+    /// Turns a limiter that holds nothing, as files of earlier versions may, into one of another algorithm.
+    #[cold]
+    #[inline(never)]
+    fn change_to(&mut self, algorithm: Algorithm) -> Result<(), TakeError> {
+        if !self.is_empty() {
+            return Err(TakeError::OtherAlgorithm(self.algorithm()));
+        }
+        *self = Limiter::new(algorithm);
+        Ok(())
     }
 
     /// Turns a large log that has shrunk into a short one.
@@ -377,9 +388,10 @@ impl Limiter {
 
     /// The windows that can still count at `now`, shortest first. A log has one: its longest.
     pub fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
-        let windows: Vec<WindowMs> = match self.counters() {
-            Some(counters) => counters.live_windows(now).collect(),
-            None => self.retention().into_iter().collect(),
+        let windows: Vec<WindowMs> = match self.form() {
+            Form::Counters(counters) => counters.counters().live_windows(now).collect(),
+            Form::Short(short) => short.retention().into_iter().collect(),
+            Form::Large(large) => large.retention().into_iter().collect(),
         };
         let usage = |window| WindowUsage {
             window,

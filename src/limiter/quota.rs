@@ -44,6 +44,11 @@ impl UnixMs {
         self.0.saturating_sub(earlier.0)
     }
 
+    /// The time `ms` milliseconds later, at most [`UnixMs::MAX`].
+    pub const fn plus_up_to_max(self, ms: u64) -> UnixMs {
+        UnixMs::saturating(self.0.saturating_add(ms))
+    }
+
     /// This time rounded up to a multiple of `step_ms`, which must not be 0.
     pub const fn rounded_up_to(self, step_ms: u64) -> UnixMs {
         UnixMs(self.0.next_multiple_of(step_ms))

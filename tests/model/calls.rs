@@ -99,13 +99,15 @@ pub fn answer_and_send(
             TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
         })?;
         let facts = outcome.expiry_facts(time);
-        if facts.may_move_expiry() {
+        let mut moved = None;
+        if !outcome.emptied && facts.may_move_expiry() {
             let expiry = facts.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
             limiter.set_source(expiry.source);
-            *expires_at = expiry.moves_to.or(*expires_at);
+            moved = expiry.moves_to;
+            *expires_at = moved.or(*expires_at);
         }
-        if outcome.changed() {
-            send(Effect::of(algorithm, &call.quotas, cost, &outcome));
+        if outcome.changed() || moved.is_some() {
+            send(Effect::of(algorithm, &call.quotas, cost, &outcome, moved));
         }
         if outcome.emptied {
             *limiter = Limiter::new(algorithm);
@@ -136,16 +138,20 @@ pub fn decide<'a>(
 }
 
 /// Does what a copy does with an effect, as it is sent. The copy's clock shows another time than the master's.
-pub fn apply(copy: &mut Limiter, effect: &Effect) {
+pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effect) {
     let word = encode_effect(effect);
     let received = decode_effect(&word).expect("what was encoded is decoded");
     assert_eq!(received, *effect, "{}", String::from_utf8_lossy(&word));
     match received {
         Effect::Counted(counted) => {
-            let outcome = copy.accept(&counted).expect("it fits, as it did").apply(UnixMs::saturating(1));
-            assert!(outcome.changed() && !outcome.emptied);
+            let (is_new, clock) = (copy.is_empty(), UnixMs::saturating(1));
+            let done = copy.accept(&counted).expect("it fits, as it did").apply(is_new, *expires_at, clock);
+            assert!(done.changed && !done.emptied);
+            assert_eq!(done.moved, counted.expires.moved(), "it is told");
+            *expires_at = done.moved.or(*expires_at);
         }
-        Effect::Deleted => *copy = Limiter::new(copy.algorithm()),
+        Effect::Moved(at) => *expires_at = Some(at),
+        Effect::Deleted => (*copy, *expires_at) = (Limiter::new(copy.algorithm()), None),
     }
 }
 

@@ -62,10 +62,13 @@ proptest! {
 
 fn copies_agree(history: &History) {
     let mut limiter = Limiter::new(history.algorithm);
-    let mut copy = limiter.clone();
+    let (mut expires_at, mut copy, mut copy_expires_at) = (None, limiter.clone(), None);
     for call in &history.calls {
-        let _ = answer_and_send(&mut limiter, &mut None, call, |effect| apply(&mut copy, &effect));
+        let _ = answer_and_send(&mut limiter, &mut expires_at, call, |effect| {
+            apply(&mut copy, &mut copy_expires_at, &effect);
+        });
         assert_eq!(encode(&copy), encode(&limiter), "after {call:?}");
+        assert_eq!(copy_expires_at, expires_at, "after {call:?}");
     }
 }
 

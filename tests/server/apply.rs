@@ -1,13 +1,16 @@
 //! RL.APPLY: does to keys what requests did elsewhere.
 
-use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, commands_in_aof, pipeline};
+use harness::{
+    APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, commands_in_aof, pipeline,
+    without_expiry,
+};
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
 /// Words that are no effects.
-const NOT_VALID: [&str; 46] = [
+const NOT_VALID: [&str; 67] = [
     "",
     "@",
     "F",
@@ -58,6 +61,29 @@ const NOT_VALID: [&str; 46] = [
     "F@5/1s/forget",
     "L-2@5/1s/forget",
     "del",
+    // The form of this version.
+    ":",
+    ":5/1s",
+    "F:",
+    "F:5",
+    "F:5@5/1s",
+    "F:5/60s",
+    "F1:5/1s",
+    "FAT:5/1s",
+    "F:AT5/1s",
+    // Times at which the key expires.
+    ">",
+    ">-1",
+    ">05",
+    "> 5",
+    ">5>6",
+    ">9007199254740992",
+    "F:5>6",
+    "F:5/1s>",
+    "F:5/1s>6/2s",
+    "L:5/1s>6/forget",
+    "F@5/1s>6",
+    "FAT5/1s>6",
 ];
 
 /// The letter of an algorithm in effects.
@@ -226,9 +252,10 @@ fn counts_saturate_by_effects_as_by_requests() {
     let server = Server::with_clock_at(NOW, &[]);
     let replica = Server::replica_of(&server, &[]);
     for name in COMMANDS {
-        let most = format!("RL.APPLY {name} {}9007199254740991@{NOW}/3650d", letter(name));
+        let most =
+            format!("RL.APPLY {name} {}9007199254740991:{NOW}/3650d>{}", letter(name), NOW + 9_000_000);
         pipeline(vec![most; 1_030]).exec(&mut server.connect()).expect("OK");
-        server.value(&format!("RL.APPLY {name} {}-7@{NOW}/3650d", letter(name)));
+        server.value(&format!("RL.APPLY {name} {}-7:{NOW}/3650d", letter(name)));
         let info = format!("{:?}", server.value(&format!("RL.INFO {name}")));
         assert!(info.contains("9223372036854775800"), "{info}");
     }
@@ -241,7 +268,11 @@ fn random_effects(random: &mut Random) -> String {
     let mut line = "RL.APPLY".to_owned();
     for key in 0..keys {
         let units = random.of(&["", "", "2", "40", "-1", "-9", "-9007199254740991", "9007199254740991"]);
-        let sign = random.of(&["@", "@", "AT"]);
+        let sign = random.of(&[":", ":", "@", "AT"]);
+        let until = match random.below(3) {
+            0 if sign == ":" => format!(">{}", NOW + random.of(&[700, 5_000, 60_000, 9_000_000])),
+            _ => String::new(),
+        };
         let at = NOW + random.of(&[0, 1, 7, 999, 60_000, -1, -90_000, -NOW, 9_000_000_000_000]);
         let windows = random.of(&["10s", "1m/10s", "1ms/1h/1d", "3650d", "100ms/1s/10s/1m/1h/6h/1d/30d"]);
         let algorithm = if random.below(9) == 0 { random.of(&["F", "S", "L"]) } else { ["F", "S", "L"][key] };
@@ -249,7 +280,8 @@ fn random_effects(random: &mut Random) -> String {
             if algorithm == "L" && !units.starts_with('-') && random.below(4) == 0 { "/forget" } else { "" };
         line += &match random.below(12) {
             0 => format!(" {key}:{} DEL", random.below(3)),
-            _ => format!(" {key}:{} {algorithm}{units}{sign}{at}/{windows}{forget}", random.below(3)),
+            1 => format!(" {key}:{} >{}", random.below(3), NOW + random.of(&[700, 5_000, 60_000])),
+            _ => format!(" {key}:{} {algorithm}{units}{sign}{at}/{windows}{forget}{until}", random.below(3)),
         };
     }
     line
@@ -303,9 +335,71 @@ fn functions_send_what_their_requests_count_as_transactions_do() {
     command("FUNCTION LOAD").arg(library).exec(&mut server.connect()).expect("FUNCTION LOAD");
     stream.commands(&server);
     assert_eq!(server.integer("FCALL limit 2 a b"), 0);
-    let sent = ["MULTI", "RL.APPLY a FAT5/1h b L2AT5/1h", "RL.APPLY b LAT5/1h", "EXEC"];
-    assert_eq!(stream.commands(&server), sent);
+    let sent = stream.commands(&server);
+    assert_eq!(without_expiry(&sent), ["MULTI", "RL.APPLY a F:5/1h b L2:5/1h", "RL.APPLY b L:5/1h", "EXEC"]);
     assert_eq!(commands_in_aof(&server)[1..], sent);
+}
+
+/// Words of version 1.1.0 for the same, as of a time that a caller had named or not.
+const SIGNS_OF_1_1_0: [&str; 2] = ["@", "AT"];
+
+#[test]
+fn effects_of_version_1_1_0_are_applied_and_every_key_expires() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for (name, sign) in COMMANDS.into_iter().flat_map(|name| SIGNS_OF_1_1_0.map(|sign| (name, sign))) {
+        let (letter, pttl) = (letter(name), || server.integer("PTTL k"));
+        let apply = |units: &str, at: i64| server.value(&format!("RL.APPLY k {letter}{units}{sign}{at}/1h"));
+        apply("5", NOW);
+        let whole = pttl();
+        let used = 9 - server.figures("RL.PEEK k 9 1h")[2];
+        assert_eq!(used, 5, "{name} {sign}");
+        // Until nothing counts, and a minute.
+        server.step_clock(whole - 60_000);
+        assert_eq!(server.figures("RL.PEEK k 9 1h")[2], 9, "{name} {sign}");
+        server.set_clock(NOW);
+        assert!(pttl() >= 60_000, "{name} {sign}");
+        // Never shortened, and lengthened by whatever counts.
+        server.value("PEXPIRE k 100000000");
+        apply("2", NOW);
+        assert_eq!(pttl(), 100_000_000, "{name} {sign}");
+        server.value("PEXPIRE k 5000");
+        apply("-1", NOW);
+        assert_eq!(pttl(), whole, "{name} {sign}");
+        server.value("PERSIST k");
+        apply("", NOW);
+        assert_eq!(pttl(), -1, "{name} {sign}: until the end of what counts moves");
+        apply("", NOW + 3_600_000);
+        assert!(pttl() > 0, "{name} {sign}");
+        server.value("DEL k");
+    }
+}
+
+#[test]
+fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no_other() {
+    let server = Server::with_clock_at(NOW, &[]);
+    for name in COMMANDS {
+        let (letter, pttl) = (letter(name), || server.integer("PTTL k"));
+        server.value(&format!("RL.APPLY k {letter}5:{NOW}/1h"));
+        assert!(pttl() > 60_000, "{name}");
+        for own in ["PEXPIRE k 5000", "PEXPIRE k 100000000", "PERSIST k"] {
+            server.value(own);
+            let before = pttl();
+            for effect in [format!("{letter}:{NOW}/1h"), format!("{letter}:{}/1d", NOW + 9_000_000)] {
+                server.value(&format!("RL.APPLY k {effect}"));
+                server.value(&format!("RL.APPLY k {effect} other L:{NOW}/1h"));
+                assert_eq!(pttl(), before, "{name}, {effect} after {own}");
+            }
+        }
+        // One that tells it is obeyed, and in the past too.
+        for at in [NOW + 70, NOW + 7_000_000, NOW - 5] {
+            server.value(&format!("RL.APPLY k {letter}:{NOW}/1h>{at}"));
+            assert_eq!(server.integer("EXISTS k"), i64::from(at > NOW), "{name}");
+            if at > NOW {
+                assert_eq!(server.integer("PEXPIRETIME k"), at, "{name}");
+            }
+        }
+        server.value("DEL k other");
+    }
 }
 
 #[test]

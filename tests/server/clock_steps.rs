@@ -239,7 +239,7 @@ fn a_clock_that_starts_in_1970_and_is_then_corrected_keeps_counting() {
     for name in COMMANDS {
         let [limited, _, _, retry_after, _] = server.figures(&format!("{name} {name} 2 10s COST 2"));
         assert_eq!(limited, 1, "{name}");
-        // A minute more, as with AT: the file names the time of each request.
+        // A minute more: it may have been written with AT.
         let most = longest_lifetime(name, 10 * SECOND) + 60 * SECOND + 1;
         assert!(retry_after <= most, "{name}: {retry_after}");
     }

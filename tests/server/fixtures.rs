@@ -8,13 +8,20 @@
 //!   made, as RL.LOAD; the other calls were appended.
 //! - `1.0.0-commands.aof`: one that was rewritten as commands with FORCE AT, before RL.LOAD.
 //! - `1.1.0.aof`: the same for version 1.1.0, with `more_calls` before the rewrite and at the end. Its effects are RL.APPLY.
+//! - `1.2.0.aof`: the same for version 1.2.0, whose effects tell when keys expire, with `LAST_CALLS` at the end. Before that
+//!   `stepped 1 10s` was counted, limited by a clock an hour behind, and deleted.
+//! - `1.1.0-emptied.rdb` and `.aof`: limiters in which nothing is held, `copied:fixed` and so on. Another module copied them
+//!   while version 1.1.0 ran RL.ALL, before it deleted what it had emptied. No server of that version starts from the snapshot.
 //!
 //! Never regenerate them; a new encoding adds new files.
 
 use std::fs;
 use std::path::Path;
 
-use harness::{Figures, Server, pipeline};
+use harness::{COMMANDS, Figures, Server, pipeline, wait_for};
+use redis::Value;
+
+use crate::helpers::expiries::{assert_copy, keys};
 
 /// The clock when the files were made, and when they are loaded.
 const NOW: i64 = 1_900_000_000_123;
@@ -118,6 +125,28 @@ fn assert_unchanged(server: &Server, more: &[String]) {
     assert_eq!(server.digest(), reference.digest());
 }
 
+const LAST_CALLS: [&str; 3] = ["RL.LOG persisted 9 1h", "PERSIST persisted", "RL.LOG persisted 9 1h"];
+
+/// When the keys of `1.2.0.aof` expire.
+const EXPIRIES: [(&str, i64); 16] = [
+    ("all:a", 1_900_000_800_000),
+    ("all:b", 1_900_000_065_000),
+    ("all:c", 1_900_108_800_000),
+    ("fixed", 1_900_000_800_000),
+    ("fixed:most", 2_207_520_000_000),
+    ("fixed:windows", 2_207_520_061_123),
+    ("log", 1_900_003_950_000),
+    ("log:forced", 1_902_916_035_000),
+    ("log:most", 1_900_088_260_123),
+    ("log:units", 1_900_004_010_124),
+    ("log:windows", 1_902_880_060_123),
+    ("partial", 1_900_003_950_000),
+    ("persisted", -1),
+    ("sliding", 1_900_004_460_123),
+    ("sliding:previous", 1_900_004_460_123),
+    ("sliding:windows", 1_900_108_920_123),
+];
+
 #[test]
 fn a_snapshot_of_version_1_0_0_loads_with_every_count() {
     assert_unchanged(&load("1.0.0.rdb", "dump.rdb", &[]), &[]);
@@ -145,4 +174,68 @@ fn an_append_only_file_of_version_1_1_0_loads_with_every_count() {
     }
     let server = load("1.1.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
     assert_unchanged(&server, &more_calls().concat());
+}
+
+#[test]
+fn an_append_only_file_of_version_1_2_0_loads_with_every_count_and_every_time_to_live() {
+    let file = include_bytes!("../fixtures/1.2.0.aof");
+    for word in ["RL.LOAD", "RL.APPLY", "DEL", "/forget", ":1", "h>1", "\n>1"] {
+        assert!(file.windows(word.len()).any(|bytes| bytes == word.as_bytes()), "{word}");
+    }
+    let server = load("1.2.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
+    for (key, expires_at) in EXPIRIES {
+        assert_eq!(server.integer(&format!("PEXPIRETIME {key}")), expires_at, "{key}");
+    }
+    let last = LAST_CALLS.map(str::to_owned).to_vec();
+    assert_unchanged(&server, &[more_calls().concat(), last].concat());
+}
+
+#[test]
+fn a_limiter_that_holds_nothing_loads_and_its_key_counts_as_missing() {
+    let loads: [(&str, &str, &[(&str, &str)]); 2] = [
+        ("1.1.0-emptied.rdb", "dump.rdb", &[]),
+        ("1.1.0-emptied.aof", "appendonly.aof", &[("appendonly", "yes")]),
+    ];
+    for (fixture, name, settings) in loads {
+        let mut server = load(fixture, name, settings);
+        let replica = Server::replica_of(&server, &[]);
+        assert_eq!(server.figures("RL.PEEK kept 5 1h"), [0, 5, 2, -1, 799_877]);
+        let own = ["copied:fixed", "copied:sliding", "copied:log"];
+        for (nth, key) in own.into_iter().enumerate() {
+            let about = format!("{key} of {fixture}");
+            let is_missing = |key: &str| {
+                assert_eq!(server.value(&format!("RL.INFO {key}")), Value::Nil, "{about}");
+                assert_eq!(server.figures(&format!("RL.PEEK {key} 5 1h")), [0, 5, 5, -1, 0], "{about}");
+                assert_eq!(server.figures(&format!("RL.FIXED {key} 5 1h COST -2")), [0, 5, 5, -1, 0]);
+                assert_eq!(server.figures(&format!("RL.FIXED {key} 0 1h"))[0], 1, "{about}");
+            };
+            is_missing(key);
+            // It ends when the limiter would have ended.
+            let expires_at = server.integer(&format!("PEXPIRETIME {key}"));
+            assert!((NOW + 799_000..NOW + 2 * 3_600_000).contains(&expires_at), "{about}: {expires_at}");
+            // Whatever else is done to it, it stays like a missing key.
+            server.value("DEBUG RELOAD");
+            server.value(&format!("COPY {key} again"));
+            is_missing("again");
+            let mut connection = server.connect();
+            let payload: Vec<u8> = redis::cmd("DUMP").arg(key).query(&mut connection).expect("DUMP");
+            let mut restore = redis::cmd("RESTORE");
+            restore.arg("restored").arg(0).arg(payload).exec(&mut connection).expect("it is restored");
+            is_missing("restored");
+            // It counts by any algorithm, and on copies too.
+            let other = COMMANDS[(nth + 1) % 3];
+            for key in [key, "again", "restored"] {
+                assert_eq!(server.figures(&format!("{other} {key} 5 1h"))[..3], [0, 5, 4], "{about}");
+                assert!(server.integer(&format!("PTTL {key}")) > 0, "{about}");
+            }
+            assert_copy(&server, &replica, &about);
+            server.value("DEL again restored");
+        }
+        wait_for("the replica's snapshot", || server.info("rdb_bgsave_in_progress") == "0");
+        server.value("SAVE");
+        let before = keys(&server);
+        server.restart();
+        assert!(keys(&server) == before, "{fixture}");
+        server.assert_nothing_panicked();
+    }
 }

@@ -14,7 +14,7 @@
 //!
 //! - `keyspace`: time to live, events, WATCH, client-side caching; `own_expiry`: a time to live that a user sets.
 //! - `memory`: all of it is freed, and running out of it does no harm.
-//! - `neighbors`: another module that writes to any key meanwhile.
+//! - `neighbors`: another module that writes to any key meanwhile; `emptied`: what it never sees.
 //!
 //! Files, replicas and clusters:
 //!
@@ -34,6 +34,7 @@ mod cluster;
 mod crash;
 mod designs;
 mod docs;
+mod emptied;
 mod failover;
 mod fixtures;
 mod helpers;

@@ -1,6 +1,9 @@
 //! A time to live that a user sets: EXPIRE, PERSIST, RESTORE.
 
-use harness::{APPEND_ONLY, COMMANDS, Server, wait_for};
+use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, pipeline, wait_for};
+use redis::Value;
+
+use crate::helpers::expiries::{assert_copy, expiries, keys};
 
 /// Ten seconds before the end of an hour, and of an eighth of one.
 const BEFORE_THE_HOUR: i64 = 1_700_002_800_000 - 10_000;
@@ -52,26 +55,143 @@ fn giving_back_moves_no_time_to_live() {
     }
 }
 
+/// What may happen to a master, after which it does not know where the time to live of its keys came from.
+const PASTS: [(&str, fn(&mut Server, &mut Server)); 4] = [
+    ("nothing", |_, _| {}),
+    ("it loads a snapshot", |master, _| _ = master.value("DEBUG RELOAD")),
+    ("it restarts, and the replica resumes", |master, replica| {
+        replica.wait_to_catch_up(master);
+        replica.freeze();
+        master.restart();
+        replica.thaw();
+        wait_for("the replica to be back", || master.info("connected_slaves") == "1");
+        assert_eq!(master.info("sync_partial_ok"), "1", "only what it missed was sent");
+    }),
+    ("it was the replica, and took over", |master, replica| {
+        replica.wait_to_catch_up(master);
+        wait_for("the master to hand over", || {
+            let _ = master.call("FAILOVER TIMEOUT 5000");
+            replica.info("role") == "master"
+        });
+        std::mem::swap(master, replica);
+        wait_for("the old master to follow", || replica.info("master_link_status") == "up");
+    }),
+];
+
+/// A master that saves a snapshot when it shuts down, its replica, and the replica's replica.
+fn chain() -> [Server; 3] {
+    let settings = [("save", "3600 1"), ("shutdown-timeout", "0"), ("repl-ping-replica-period", "3600")];
+    let master = Server::with_clock_at(BEFORE_THE_HOUR, &settings);
+    let replica = Server::replica_of(&master, &settings);
+    let last = Server::replica_of(&replica, &settings);
+    [master, replica, last]
+}
+
 #[test]
-fn a_copy_keeps_a_key_no_shorter_than_its_master_does() {
-    let mut master = Server::with(&APPEND_ONLY);
-    let replica = Server::replica_of(&master, &[]);
-    for name in COMMANDS {
-        master.value(&format!("{name} {name} 9 3650d"));
-        master.value(&format!("EXPIRE {name} 1000"));
-        master.value(&format!("{name} {name} 9 3650d"));
-        assert!(master.integer(&format!("TTL {name}")) <= 1000, "{name}");
+fn a_key_ends_at_the_same_millisecond_on_every_copy_whatever_its_masters_past() {
+    for (past, happens) in PASTS {
+        let [mut master, mut replica, last] = chain();
+        for name in COMMANDS {
+            master.value(&format!("{name} {name} 100 1d COST 50"));
+        }
+        happens(&mut master, &mut replica);
+        for name in COMMANDS {
+            master.value(&format!("EXPIRE {name} 2"));
+            master.value(&format!("{name} {name} 100 1d"));
+        }
+        assert_copy(&master, &replica, past);
+        assert_copy(&master, &last, past);
+        // Where the key is still there, all its units are.
+        replica.value("REPLICAOF NO ONE");
+        for server in [&master, &replica] {
+            server.step_clock(2_300);
+        }
+        for name in COMMANDS {
+            let peek = format!("RL.PEEK {name} 100 1d");
+            assert_eq!(replica.figures(&peek), master.figures(&peek), "{name}, {past}");
+        }
     }
-    replica.wait_to_catch_up(&master);
+}
+
+#[test]
+fn giving_back_ahead_of_the_clock_leaves_a_restored_key_the_same_time_on_every_copy() {
+    let [master, replica, last] = chain();
+    let mut connection = master.connect();
     for name in COMMANDS {
-        let expiry = format!("PEXPIRETIME {name}");
-        assert!(replica.integer(&expiry) >= master.integer(&expiry), "{name}");
+        let ahead = master.clock_ms() + 3_600_000;
+        master.value(&format!("{name} {name} 9 1h COST 5 AT {ahead}"));
+        let payload: Vec<u8> = redis::cmd("DUMP").arg(name).query(&mut connection).expect("a payload");
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg(name).arg(5_000).arg(payload).arg("REPLACE").exec(&mut connection).expect("RESTORE");
+        master.value(&format!("{name} {name} 9 1h COST -1"));
+        assert!(master.integer(&format!("PTTL {name}")) > 5_000, "{name}");
+        assert_copy(&master, &replica, name);
+        assert_copy(&master, &last, name);
     }
-    let before = COMMANDS.map(|name| master.integer(&format!("PEXPIRETIME {name}")));
+}
+
+#[test]
+fn loading_an_append_only_file_lengthens_no_time_to_live() {
+    let mut master = Server::with_clock_at(BEFORE_THE_HOUR, &APPEND_ONLY);
+    for name in COMMANDS {
+        master.value(&format!("{name} {name}:hour 9 1h"));
+        master.value(&format!("{name} {name}:year 9 365d"));
+        master.value(&format!("{name} {name}:at 9 365d AT {BEFORE_THE_HOUR}"));
+    }
+    // Three times the hour, and most of the year.
+    for ms in [3 * 3_600_000, 364 * 24 * 3_600_000] {
+        master.step_clock(ms);
+        let before = keys(&master);
+        assert_eq!(before.len(), if ms < 24 * 3_600_000 { 6 } else { before.len() });
+        master.restart();
+        assert_eq!(expiries(&keys(&master)), expiries(&before), "after {ms} ms");
+    }
+}
+
+#[test]
+fn an_expiry_that_only_the_clock_moves_is_sent_and_marks_no_key_as_modified() {
+    let [mut master, replica, last] = chain();
+    master.value("CONFIG SET appendonly yes");
+    master.wait_for_rewrite();
+    let mut stream = ReplicationStream::of(&master);
+    for name in COMMANDS {
+        master.value(&format!("{name} {name} 1 10s"));
+    }
+    stream.commands(&master);
+    let digest = master.digest();
+    master.step_clock(-3_600_000);
+    for (name, as_row) in COMMANDS.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        let mut watcher = master.connect();
+        command(&format!("WATCH {name}")).exec(&mut watcher).expect("WATCH");
+        let limited = match as_row {
+            false => format!("{name} {name} 1 10s"),
+            true => format!("RL.ALL {name} {} 1 10s 1 other FIXED 1 10s 0", &name[3..]),
+        };
+        master.value(&limited);
+        pipeline(["MULTI", "PING"]).exec(&mut watcher).expect("MULTI");
+        let outcome: Value = command("EXEC").query(&mut watcher).expect("EXEC");
+        assert_ne!(outcome, Value::Nil, "{limited} changes nothing that counts");
+        let sent = stream.commands(&master);
+        if as_row {
+            assert_eq!(sent, [""; 0], "{limited}: it has moved already");
+        } else {
+            let expires_at = master.integer(&format!("PEXPIRETIME {name}"));
+            assert!(expires_at <= master.clock_ms() + 20_000, "{limited}");
+            assert_eq!(sent, [format!("RL.APPLY {name} >{expires_at}")], "{limited}");
+        }
+        assert_copy(&master, &replica, &limited);
+        assert_copy(&master, &last, &limited);
+    }
+    // By RL.ALL too, of several keys at once.
+    master.step_clock(-3_600_000);
+    master.value("RL.ALL RL.FIXED FIXED 1 10s 1 RL.LOG LOG 1 10s 1");
+    let [fixed, log] = ["FIXED", "LOG"].map(|name| master.integer(&format!("PEXPIRETIME RL.{name}")));
+    assert_eq!(stream.commands(&master), [format!("RL.APPLY RL.FIXED >{fixed} RL.LOG >{log}")]);
+    assert_copy(&master, &replica, "several keys");
+    assert_eq!(master.digest(), digest);
+    let before = keys(&master);
     master.restart();
-    for (name, before) in COMMANDS.iter().zip(before) {
-        assert!(master.integer(&format!("PEXPIRETIME {name}")) >= before, "{name} after a restart");
-    }
+    assert_eq!(expiries(&keys(&master)), expiries(&before), "after a restart");
 }
 
 #[test]

@@ -525,8 +525,6 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
     let no_body: &[Vec<u8>] = &[vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
     let unknown_tags = [0, 4, 0xff].map(|tag| body(tag, &[60_000, 5, 1]));
     let counters = [
-        body(FIXED, &[]),
-        body(SLIDING, &[]),
         body(FIXED, &nine),
         body(FIXED, &[60_000, 5]),
         body(FIXED, &[60_000, 5, 1, 0]),
@@ -543,7 +541,6 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
         body(SLIDING, &[60_000, 0, 1, 1]),
     ];
     let logs = [
-        body(LOG, &[]),
         body(LOG, &[1_000]),
         body(LOG, &[1_000, 5]),
         body(LOG, &[0, 5, 1]),

@@ -1,5 +1,6 @@
 //! What replicas and the append-only file are sent, and that they hold the same as the master.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,6 +8,7 @@ use std::thread;
 
 use harness::{
     APPEND_ONLY, COMMANDS, PATIENCE, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for,
+    without_expiry,
 };
 use redis::{PushKind, Value};
 
@@ -15,20 +17,20 @@ use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
 const SENT: &[(&str, &str)] = &[
     // Counted: with its time, and its cost if that is not 1.
-    ("RL.X k 5 10s AT 15000", "RL.APPLY k AAT15000/10s"),
-    ("rl.x k 5 10S cost 1 at 15000", "RL.APPLY k AAT15000/10s"),
-    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.APPLY k A2AT15001/10s/1m"),
-    ("RL.X {any}:key! 5 10 AT 0", "RL.APPLY {any}:key! AAT0/10s"),
+    ("RL.X k 5 10s AT 15000", "RL.APPLY k A:15000/10s"),
+    ("rl.x k 5 10S cost 1 at 15000", "RL.APPLY k A:15000/10s"),
+    ("RL.X k 5 10s 50 1M AT 15001 COST 2", "RL.APPLY k A2:15001/10s/1m"),
+    ("RL.X {any}:key! 5 10 AT 0", "RL.APPLY {any}:key! A:0/10s"),
     // Before the newest time: as of the time given.
-    ("RL.X k 5 10s AT 3", "RL.APPLY k AAT3/10s"),
+    ("RL.X k 5 10s AT 3", "RL.APPLY k A:3/10s"),
     // Limited, by any tier.
     ("RL.X k 5 10s AT 15002", ""),
     ("RL.X k 5 10s 1 1m 99 1h AT 15002", ""),
     ("RL.X k 5 10s COST 9007199254740991 AT 15002", ""),
     ("RL.X new 0 10s AT 15002", ""),
     // Limited, but counted.
-    ("RL.X k 5 10s FORCE AT 15002", "RL.APPLY k AAT15002/10s"),
-    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.APPLY k A7AT15002/10s"),
+    ("RL.X k 5 10s FORCE AT 15002", "RL.APPLY k A:15002/10s"),
+    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.APPLY k A7:15002/10s"),
     // Nothing to count.
     ("RL.X k 5 10s COST 0 AT 15003", ""),
     ("RL.X k 5 10s COST 0 FORCE AT 15003", ""),
@@ -46,8 +48,8 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X text 5 10s FORCE", ""),
     ("RL.Y k 5 10s FORCE", ""),
     // Refunded: with what was there to give back.
-    ("RL.X k 5 10s COST -2 AT 15004", "RL.APPLY k A-2AT15004/10s"),
-    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.APPLY k A-1AT15004/10s"),
+    ("RL.X k 5 10s COST -2 AT 15004", "RL.APPLY k A-2:15004/10s"),
+    ("RL.X k 5 10s COST -1 FORCE AT 15004", "RL.APPLY k A-1:15004/10s"),
     ("RL.X new 5 10s COST -1 AT 15004", ""),
     ("RL.X k 5 10s COST -1 AT 99000", ""),
     // The last unit that counted.
@@ -69,6 +71,34 @@ fn calls(name: &str) -> impl Iterator<Item = (String, String)> {
     })
 }
 
+/// When each limiter expires.
+fn expiries(server: &Server) -> BTreeMap<String, i64> {
+    let keys: Vec<String> = command("KEYS *").query(&mut server.connect()).expect("KEYS");
+    let expiry = |key: String| {
+        let expires_at = server.integer(&format!("PEXPIRETIME {key}"));
+        (key, expires_at)
+    };
+    keys.into_iter().filter(|key| key != "text").map(expiry).collect()
+}
+
+/// Asserts that these commands tell of each expiry that has moved since `before`, and of no other.
+#[track_caller]
+fn assert_told(before: &BTreeMap<String, i64>, commands: &[String], after: &BTreeMap<String, i64>) {
+    let mut told = before.clone();
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        for pair in words[1..].chunks_exact(2) {
+            if pair[1] == "DEL" {
+                told.remove(pair[0]);
+            } else if let Some((_, at)) = pair[1].split_once('>') {
+                let before = told.insert(pair[0].to_owned(), at.parse().expect("a time"));
+                assert_ne!(before, told.get(pair[0]).copied(), "{command}: it has moved");
+            }
+        }
+    }
+    assert_eq!(told, *after, "{commands:?}");
+}
+
 #[test]
 fn counted_requests_are_replicated_with_their_time_and_others_are_not() {
     for name in COMMANDS {
@@ -77,10 +107,14 @@ fn counted_requests_are_replicated_with_their_time_and_others_are_not() {
         server.value("SET text 1");
         let mut all = vec!["SET text 1".to_owned()];
         assert_eq!(stream.commands(&server), all);
-        for (call, sent) in calls(name) {
+        for (call, expected) in calls(name) {
+            let before = expiries(&server);
             let _ = server.call(&call);
-            let sent: Vec<String> = Some(sent).filter(|sent| !sent.is_empty()).into_iter().collect();
-            assert_eq!(stream.commands(&server), sent, "{call}");
+            let expected: Vec<String> =
+                Some(expected).filter(|expected| !expected.is_empty()).into_iter().collect();
+            let sent = stream.commands(&server);
+            assert_eq!(without_expiry(&sent), expected, "{call}");
+            assert_told(&before, &sent, &expiries(&server));
             all.extend(sent);
         }
         assert_eq!(commands_in_aof(&server), all);
@@ -114,9 +148,9 @@ fn without_at_the_servers_time_of_the_request_is_replicated() {
             let earliest = server.clock_ms();
             server.value(&format!("{name} {name} 5 3650d{cost}"));
             let latest = server.clock_ms();
-            let sent = stream.commands(&server);
+            let sent = without_expiry(&stream.commands(&server));
             let [sent] = sent.as_slice() else { panic!("{sent:?} is not one command") };
-            let at = sent.strip_prefix(&format!("RL.APPLY {name} {}{units}@", letter(name)));
+            let at = sent.strip_prefix(&format!("RL.APPLY {name} {}{units}:", letter(name)));
             let at = at.and_then(|at| at.strip_suffix("/3650d")).expect("its time");
             assert!((earliest..=latest).contains(&at.parse().expect("a time")), "{sent}");
         }
@@ -131,15 +165,15 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
         let fill = format!("{name} {name} 5 10s COST 9007199254740991 FORCE AT 15000");
         // 2^63 - 1 is 1024 times 2^53 - 1, plus 1023.
         pipeline(vec![&fill; 1_030]).exec(&mut server.connect()).expect("replies");
-        let effect = |units: i64| format!("RL.APPLY {name} {}{units}AT15000/10s", letter(name));
+        let effect = |units: i64| format!("RL.APPLY {name} {}{units}:15000/10s", letter(name));
         let filled = [vec![effect(9_007_199_254_740_991); 1_024], vec![effect(1_023)]].concat();
-        assert_eq!(stream.commands(&server), filled);
+        assert!(without_expiry(&stream.commands(&server)) == filled, "{name}");
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
         assert_eq!(stream.commands(&server), [""; 0]);
         let refund = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
         pipeline([&refund, &fill, &fill]).exec(&mut server.connect()).expect("replies");
-        let filled = format!("RL.APPLY {name} {}AT15000/10s", letter(name));
-        assert_eq!(stream.commands(&server), [effect(-1), filled]);
+        let filled = format!("RL.APPLY {name} {}:15000/10s", letter(name));
+        assert_eq!(without_expiry(&stream.commands(&server)), [effect(-1), filled]);
     }
 }
 
@@ -159,22 +193,24 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
         let letter = letter(name);
         let sent = [
             "MULTI".to_owned(),
-            format!("RL.APPLY {name} {letter}4AT15000/10s"),
-            format!("RL.APPLY {name} {letter}AT15000/10s"),
-            format!("RL.APPLY {name} {letter}-2AT15000/10s"),
+            format!("RL.APPLY {name} {letter}4:15000/10s"),
+            format!("RL.APPLY {name} {letter}:15000/10s"),
+            format!("RL.APPLY {name} {letter}-2:15000/10s"),
             "EXEC".to_owned(),
         ];
         pipeline(&calls).atomic().exec(&mut server.connect()).expect("EXEC");
-        assert_eq!(stream.commands(&server), sent);
-        all.extend(sent.clone());
+        let commands = stream.commands(&server);
+        assert_eq!(without_expiry(&commands), sent);
+        all.extend(commands);
 
         server.value(&format!("DEL {name}"));
         all.extend(stream.commands(&server));
         let script: String =
             calls.iter().map(|call| format!("redis.call('{}')\n", call.replace(' ', "','"))).collect();
         command("EVAL").arg(script).arg(0).exec(&mut server.connect()).expect("EVAL");
-        assert_eq!(stream.commands(&server), sent);
-        all.extend(sent);
+        let commands = stream.commands(&server);
+        assert_eq!(without_expiry(&commands), sent);
+        all.extend(commands);
 
         // A transaction of limited requests sends nothing.
         pipeline(&calls[1..3]).atomic().exec(&mut server.connect()).expect("EXEC");
@@ -185,15 +221,15 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
 
 /// Calls of RL.ALL in order, and what each sends.
 const SENT_BY_ALL: &[(&str, &str)] = &[
-    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.APPLY a FAT15000/10s"),
-    ("rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000", "RL.APPLY a F2AT15000/10s b LAT15000/1m"),
+    ("RL.ALL a FIXED 5 10s 1 AT 15000", "RL.APPLY a F:15000/10s"),
+    ("rl.all a fixed 5 10S 2 b LOG 9 1M 1 at 15000", "RL.APPLY a F2:15000/10s b L:15000/1m"),
     // Rows of one key go together.
     (
         "RL.ALL s SLIDING 9 1m 3 b LOG 9 1M 1 s SLIDING 50 1h 3 AT 15001",
-        "RL.APPLY s S3AT15001/1m/1h b LAT15001/1m",
+        "RL.APPLY s S3:15001/1m/1h b L:15001/1m",
     ),
     // Only what changed.
-    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.APPLY b LAT15002/1m"),
+    ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 1 new LOG 9 1m -1 AT 15002", "RL.APPLY b L:15002/1m"),
     ("RL.ALL a FIXED 9 10s 0 b LOG 9 1M 0 new LOG 9 1m -1 AT 15002", ""),
     // Limited by one of them, or an error.
     ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 AT 15002", ""),
@@ -203,9 +239,9 @@ const SENT_BY_ALL: &[(&str, &str)] = &[
     ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s 1 FORCE FORCE", ""),
     ("RL.ALL b LOG 9 1M 1 a FIXED 9 10s", ""),
     // Limited, but counted.
-    ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002", "RL.APPLY a FAT15002/10s b LAT15002/1m"),
+    ("RL.ALL a FIXED 3 10s 1 b LOG 9 1M 1 FORCE AT 15002", "RL.APPLY a F:15002/10s b L:15002/1m"),
     // Refunded, which empties one of them.
-    ("RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002", "RL.APPLY a DEL b L-1AT15002/1m"),
+    ("RL.ALL a FIXED 3 10s -99 b LOG 9 1M -1 AT 15002", "RL.APPLY a DEL b L-1:15002/1m"),
 ];
 
 #[test]
@@ -216,14 +252,17 @@ fn rl_all_replicates_one_command_for_all_keys_that_changed() {
     server.value("SET text 1");
     let mut all = vec!["SET text 1".to_owned()];
     assert_eq!(stream.commands(&server), all);
-    for (call, sent) in SENT_BY_ALL {
+    for (call, expected) in SENT_BY_ALL {
         let (before, written) = (server.digest(), server.info("aof_current_size"));
+        let expiries_before = expiries(&server);
         let _ = server.call(call);
-        assert_eq!(server.digest() == before, sent.is_empty(), "{call}");
-        assert_eq!(server.info("aof_current_size") == written, sent.is_empty(), "{call}");
-        let sent: Vec<String> = Some(sent.to_string()).filter(|sent| !sent.is_empty()).into_iter().collect();
-        assert_eq!(stream.commands(&server), sent, "{call}");
+        assert_eq!(server.digest() == before, expected.is_empty(), "{call}");
+        assert_eq!(server.info("aof_current_size") == written, expected.is_empty(), "{call}");
+        let sent = stream.commands(&server);
+        assert_eq!(without_expiry(&sent).join(" "), *expected, "{call}");
+        assert_told(&expiries_before, &sent, &expiries(&server));
         all.extend(sent);
+        server.step_clock(1);
     }
     assert_eq!(commands_in_aof(&server), all);
     replica.wait_to_catch_up(&server);
@@ -241,9 +280,9 @@ fn without_at_rl_all_replicates_its_one_time() {
     server.step_clock(1);
     server.value("RL.ALL f FIXED 9 3650d -1 s SLIDING 9 3650d 0 l LOG 9 3650d -1");
     assert_eq!(
-        stream.commands(&server),
+        without_expiry(&stream.commands(&server)),
         [
-            format!("RL.APPLY f F@{NOW}/3650d s S2@{NOW}/3650d l L@{NOW}/3650d"),
+            format!("RL.APPLY f F:{NOW}/3650d s S2:{NOW}/3650d l L:{NOW}/3650d"),
             "RL.APPLY f DEL l DEL".to_owned(),
         ]
     );
@@ -261,21 +300,24 @@ fn in_transactions_and_scripts_rl_all_replicates_within_their_one_transaction() 
     ];
     let sent = [
         "MULTI",
-        "RL.APPLY a FAT15000/10s b L2AT15000/10s",
-        "RL.APPLY b LAT15000/10s",
-        "RL.APPLY a FAT15000/10s c SAT15000/10s",
+        "RL.APPLY a F:15000/10s b L2:15000/10s",
+        "RL.APPLY b L:15000/10s",
+        "RL.APPLY a F:15000/10s c S:15000/10s",
         "EXEC",
     ];
     pipeline(calls).atomic().exec(&mut server.connect()).expect("EXEC");
-    assert_eq!(stream.commands(&server), sent);
+    let mut all = stream.commands(&server);
+    assert_eq!(without_expiry(&all), sent);
     server.value("DEL a b c");
-    let deleted = stream.commands(&server);
+    all.extend(stream.commands(&server));
     let script: String =
         calls.iter().map(|call| format!("redis.call('{}')\n", call.replace(' ', "','"))).collect();
     let mut eval = command("EVAL");
     eval.arg(script).arg(3).arg(&["a", "b", "c"]).exec(&mut server.connect()).expect("EVAL");
-    assert_eq!(stream.commands(&server), sent);
-    assert_eq!(commands_in_aof(&server), [&sent[..], &[&deleted[0]], &sent].concat());
+    let commands = stream.commands(&server);
+    assert_eq!(without_expiry(&commands), sent);
+    all.extend(commands);
+    assert_eq!(commands_in_aof(&server), all);
 }
 
 /// The part of the append-only file that is written to.
@@ -704,10 +746,9 @@ fn the_master_deletes_an_expired_key_on_its_replica() {
     for name in COMMANDS {
         master.value(&format!("{name} k 5 1ms"));
         wait_for("the key to expire", || master.integer("DBSIZE") == 0);
-        // By itself the replica would have kept it for a minute.
         wait_for("the replica's key to be deleted", || replica.integer("DBSIZE") == 0);
         let sent = stream.commands(&master);
-        assert!(sent[0].starts_with(&format!("RL.APPLY k {}@", letter(name))), "{sent:?}");
+        assert!(sent[0].starts_with(&format!("RL.APPLY k {}:", letter(name))), "{sent:?}");
         assert_eq!(sent[1..], ["DEL k"]);
     }
 }

@@ -280,8 +280,8 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     }
 
     #[inline(always)]
-    fn wait_until(&self, tier: &Tier<Counter>, room: u64, now: UnixMs) -> u64 {
-        tier.place.wait_until(self.method, room, now)
+    fn wait_until(&self, _window: WindowMs, counter: &Counter, room: u64, now: UnixMs) -> u64 {
+        counter.wait_until(self.method, room, now)
     }
 
     fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {

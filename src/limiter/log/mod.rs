@@ -115,14 +115,14 @@ impl<L: Entries> State for L {
 
     /// Finds the newest entry that must expire before the units fit.
     #[inline(always)]
-    fn wait_until(&self, tier: &Tier<Cursor>, room: u64, now: UnixMs) -> u64 {
+    fn wait_until(&self, window: WindowMs, place: &Cursor, room: u64, now: UnixMs) -> u64 {
         let last_to_expire = if room == 0 {
             self.newest()
         } else {
-            let (_, after) = self.seek(tier.place, |mark| self.units_after(mark) > room);
+            let (_, after) = self.seek(*place, |mark| self.units_after(mark) > room);
             after.map_or(self.newest(), |after| UnixMs::saturating(after.mark.at_ms))
         };
-        (last_to_expire + tier.quota.window()).since(now)
+        (last_to_expire + window).since(now)
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.

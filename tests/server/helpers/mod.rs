@@ -1,6 +1,7 @@
 //! What several tests use.
 //!
 //! - `errors`: the texts of errors.
+//! - `expiries`: commands that change when a key expires, and a check that copies agree on it.
 //! - `requests`: the commands, and the reply to RL.ALL.
 //! - `traffic`: random requests of all kinds, and a check that two servers hold the same.
 //! - `histories`: clients whose server is killed while they send, and which of their requests it must hold.
@@ -8,6 +9,7 @@
 //! - `payload`: takes the reply of DUMP apart, and damages it.
 
 pub mod errors;
+pub mod expiries;
 pub mod histories;
 pub mod nodes;
 pub mod payload;

@@ -1,0 +1,94 @@
+//! Commands of users and of the server that change when a key expires or where it is, and a check that copies agree on
+//! every key to the byte and to the millisecond.
+
+use std::collections::BTreeMap;
+
+use harness::{Random, Server, command};
+use redis::{Connection, Value};
+
+/// Databases that the keys are moved between.
+const DATABASES: [&str; 2] = ["SELECT 0", "SELECT 1"];
+
+/// The DUMP of every key, and when it expires, by database and name.
+pub type Keys = BTreeMap<(usize, String), (Vec<u8>, i64)>;
+
+/// Every key of a server that has not expired by its clock.
+pub fn keys(server: &Server) -> Keys {
+    let mut connection = server.connect();
+    let mut all = Keys::new();
+    for (database, select) in DATABASES.iter().enumerate() {
+        command(select).exec(&mut connection).expect("SELECT");
+        for key in names(&mut connection) {
+            let dump: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).expect("DUMP");
+            let expires_at: i64 =
+                redis::cmd("PEXPIRETIME").arg(&key).query(&mut connection).expect("PEXPIRETIME");
+            all.insert((database, key), (dump, expires_at));
+        }
+    }
+    all
+}
+
+/// When each of these keys expires.
+pub fn expiries(keys: &Keys) -> BTreeMap<(usize, String), i64> {
+    keys.iter().map(|(key, (_, expires_at))| (key.clone(), *expires_at)).collect()
+}
+
+/// Asserts that a copy has the keys of its master, once it has received everything. Its clock is set to the master's.
+#[track_caller]
+pub fn assert_copy(master: &Server, copy: &Server, about: &str) {
+    copy.wait_to_catch_up(master);
+    copy.set_clock(master.clock_ms());
+    let [expected, keys] = [master, copy].map(keys);
+    assert_eq!(expiries(&keys), expiries(&expected), "{about}");
+    assert!(keys == expected, "{about}: the content differs");
+}
+
+fn names(connection: &mut Connection) -> Vec<String> {
+    let mut names: Vec<String> = command("KEYS *").query(connection).expect("KEYS");
+    names.sort();
+    names
+}
+
+/// Runs `count` such commands on random keys of a master.
+pub fn disturb(master: &Server, random: &mut Random, count: usize) {
+    let mut connection = master.connect();
+    let now = master.clock_ms();
+    for _ in 0..count {
+        let select = random.of(&DATABASES);
+        command(select).exec(&mut connection).expect("SELECT");
+        let names = names(&mut connection);
+        if names.is_empty() {
+            continue;
+        }
+        let [key, other] = [0, 1].map(|_| names[random.below(names.len())].clone());
+        let ms = random.of(&[1, 900, 2_000, 20_000, 3_600_000, 100_000_000_000]);
+        let condition = random.of(&["", "", "", "NX", "XX", "GT", "LT"]);
+        let line = match random.below(12) {
+            0 | 1 => format!("PEXPIRE {key} {ms} {condition}"),
+            2 => format!("EXPIRE {key} {} {condition}", 1 + ms / 1_000),
+            3 => format!("PEXPIREAT {key} {} {condition}", now + ms),
+            // In the past: the server deletes the key.
+            4 if random.below(4) == 0 => format!("PEXPIREAT {key} {}", now - ms),
+            4 | 5 => format!("PERSIST {key}"),
+            6 => format!("COPY {key} {other} REPLACE"),
+            7 => format!("RENAME {key} {other}"),
+            8 => format!("MOVE {key} {}", random.below(2)),
+            9 | 10 => {
+                let payload: Option<Vec<u8>> =
+                    redis::cmd("DUMP").arg(&key).query(&mut connection).expect("DUMP");
+                let mut restore = redis::cmd("RESTORE");
+                let (ttl, absolute) = if random.below(2) == 0 { (ms, false) } else { (now + ms, true) };
+                let ttl = if random.below(4) == 0 { 0 } else { ttl };
+                restore.arg(&other).arg(ttl).arg(payload).arg("REPLACE");
+                if absolute {
+                    restore.arg("ABSTTL");
+                }
+                let _ = restore.query::<Value>(&mut connection);
+                continue;
+            }
+            _ => format!("DEL {key}"),
+        };
+        // Some are refused, such as to rename a key to itself.
+        let _ = command(&line).query::<Value>(&mut connection);
+    }
+}
