@@ -242,10 +242,12 @@ impl<'c, 'a> OpenKeys<'c, 'a> {
     /// No other module runs once the first of them is open.
     pub fn to_write(call: &'c mut Call<'a>, names: &[Arg<'a>]) -> Result<Self, Refusal> {
         if neighbors::any() {
+            if let Some(handles) = open_unexpired(call, names)? {
+                return Ok(OpenKeys { handles, call });
+            }
             delete_expired(call, names)?;
         }
-        let open = |name: &Arg<'a>| Handle::open(call, *name, WRITE);
-        let handles = names.iter().map(open).collect::<Result<_, _>>()?;
+        let handles = open_all(call, names, WRITE)?;
         Ok(OpenKeys { handles, call })
     }
 
@@ -258,6 +260,30 @@ impl<'c, 'a> OpenKeys<'c, 'a> {
     pub fn close(self) -> &'c mut Call<'a> {
         self.call
     }
+}
+
+fn open_all<'c, 'a>(
+    call: &mut Call<'a>,
+    names: &[Arg<'a>],
+    mode: u32,
+) -> Result<SmallList<Handle<'c, 'a>>, Refusal> {
+    names.iter().map(|name| Handle::open(call, *name, mode)).collect()
+}
+
+/// Opens keys for writing if all hold a limiter that has not expired: then none is deleted, and no other module runs.
+/// Always `None` on Redis 7.0, which deletes every expired key that it opens.
+fn open_unexpired<'c, 'a>(
+    call: &mut Call<'a>,
+    names: &[Arg<'a>],
+) -> Result<Option<SmallList<Handle<'c, 'a>>>, Refusal> {
+    // SAFETY: the function takes nothing, and only reads.
+    let modes = unsafe { raw::RedisModule_GetOpenKeyModesAll.map_or(0, |modes| modes()) } as u32;
+    if modes & raw::REDISMODULE_OPEN_KEY_NOEXPIRE == 0 {
+        return Ok(None);
+    }
+    let handles = open_all(call, names, WRITE | raw::REDISMODULE_OPEN_KEY_NOEXPIRE)?;
+    // The server shows an expired key as an empty one.
+    Ok(handles.iter().all(|handle| handle.limiter().is_some()).then_some(handles))
 }
 
 /// Deletes expired keys, until none has expired and no other module has run: time stands still during a command.

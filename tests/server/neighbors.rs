@@ -442,3 +442,41 @@ fn rl_load_tells_of_a_new_key_when_it_is_closed() {
     }
     town.assert_copies_are_equal();
 }
+
+#[test]
+fn a_module_that_is_known_to_be_harmless_counts_as_a_part_of_the_server_whenever_it_is_loaded() {
+    for (name, is_harmless) in
+        [("search", true), ("ReJSON", true), ("timeseries", true), ("bf", true), ("rejson", false)]
+    {
+        for comes_first in [true, false] {
+            let server = Server::with_neighbor_named(name, comes_first, &[]);
+            let mut stream = ReplicationStream::of(&server);
+            server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+            // Beside any other, each new key is sent before the server tells of it: MULTI, two commands, EXEC.
+            let sent = stream.commands(&server).len();
+            assert_eq!(sent == 1, is_harmless, "{name}, first: {comes_first}: {sent} commands");
+        }
+    }
+}
+
+#[test]
+fn rl_all_opens_keys_that_exist_once_beside_another_module() {
+    // With these settings the server counts how often a key is opened.
+    let server =
+        Server::with_neighbor(NOW, &[("maxmemory-policy", "allkeys-lfu"), ("lfu-log-factor", "0")]);
+    let opened = |key: &str| server.integer(&format!("OBJECT FREQ {key}"));
+    let lines = [
+        "RL.ALL a FIXED 100 1h 1 b LOG 100 1h 1 c SLIDING 100 1h 1".to_owned(),
+        format!("RL.APPLY a F@{NOW}/1h b L@{NOW}/1h c S@{NOW}/1h"),
+    ];
+    server.value(&lines[0]);
+    // Redis 7.0 cannot open a key without deleting it if it has expired.
+    let expected = if server.info("redis_version").starts_with("7.0") { 2 } else { 1 };
+    for line in lines {
+        for key in ["a", "b", "c"] {
+            let before = opened(key);
+            server.value(&line);
+            assert_eq!(opened(key) - before, expected, "{line}: {key}");
+        }
+    }
+}
