@@ -19,6 +19,7 @@ const APPEND_ONLY: [(&str, &str); 3] =
     [("appendonly", "yes"), ("appendfsync", "everysec"), ("enable-debug-command", "local")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
 const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
+const BESIDE_TITLE: &str = "Three keys beside another module; to three commands in a pipeline, alone";
 const REPLICA_TITLE: &str = "With a replica; to INCR";
 
 /// Workloads, each with the base of its ratio.
@@ -142,7 +143,7 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
 
 const INSTRUCTIONS: &str = "\
 By callgrind, of the server's process, for one request of a pipeline to 100 keys in use; the least of three times. They
-hardly differ from run to run. redis-rl is the only module, but for the no-ops and CL.THROTTLE.";
+hardly differ from run to run. redis-rl is the only module, except for no-ops, CL.THROTTLE and the rows that say so.";
 
 /// The instructions counted on one server.
 struct Counted {
@@ -163,7 +164,15 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
             if workload.is_of_another_module() { with_others.cost(workload) } else { counter.cost(workload) }
         })?);
     }
-    drop((with_others, counter));
+    drop(with_others);
+    rows.push((bold(BESIDE_TITLE), [String::new(), String::new()]));
+    let (three_keys, base) =
+        (Workload::three_keys(Algorithm::Fixed), counter.cost(&Workload::three_commands(Algorithm::Fixed))?);
+    for (which, name) in [("one of the Redis 8 images", "search"), ("any other", "floor")] {
+        let own = Counter::start(&setup.beside(name), tools, program, &[])?.cost(&three_keys)?;
+        rows.push((format!("{}, beside {which}", three_keys.name), [grouped(own), two_places(own / base)]));
+    }
+    drop(counter);
     let counter = Counter::start(alone, tools, program, &APPEND_ONLY)?;
     let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
     rows.extend(count_section(&section, |workload| counter.cost(workload))?);

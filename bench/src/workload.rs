@@ -278,7 +278,7 @@ impl Workload {
         Workload::new("CL.THROTTLE", format!("CL.THROTTLE {KEY} 1000000 1000000 60"), Answer::Allowed)
     }
 
-    /// Whether another module has its command. Beside one RL.ALL opens its keys twice, so the rest is measured alone.
+    /// Whether another module has its command. The rest is measured without other modules.
     pub fn is_of_another_module(&self) -> bool {
         self.commands.iter().any(|command| command.starts_with("FLOOR") || command.starts_with("CL."))
     }

@@ -462,8 +462,7 @@ fn a_module_that_is_known_to_be_harmless_counts_as_a_part_of_the_server_whenever
 #[test]
 fn rl_all_opens_keys_that_exist_once_beside_another_module() {
     // With these settings the server counts how often a key is opened.
-    let server =
-        Server::with_neighbor(NOW, &[("maxmemory-policy", "allkeys-lfu"), ("lfu-log-factor", "0")]);
+    let server = Server::with_neighbor(NOW, &[("maxmemory-policy", "allkeys-lfu"), ("lfu-log-factor", "0")]);
     let opened = |key: &str| server.integer(&format!("OBJECT FREQ {key}"));
     let lines = [
         "RL.ALL a FIXED 100 1h 1 b LOG 100 1h 1 c SLIDING 100 1h 1".to_owned(),
