@@ -44,7 +44,14 @@ impl Setup {
             None => vec![harness::server_program().into()],
         };
         let only = set("BENCH_ONLY").map(|part| part.to_string_lossy().into_owned());
-        Ok(Setup { servers, modules, floor_name: "floor", has_cell, quick: set("BENCH_QUICK").is_some(), only })
+        Ok(Setup {
+            servers,
+            modules,
+            floor_name: "floor",
+            has_cell,
+            quick: set("BENCH_QUICK").is_some(),
+            only,
+        })
     }
 
     /// Whether to measure a part: `instructions`, `throughput`, `logs` or `memory`.
