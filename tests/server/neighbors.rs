@@ -7,7 +7,7 @@
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command};
 use redis::{RedisResult, Value};
 
-use crate::helpers::requests::AllReply;
+use crate::helpers::requests::{ALGORITHMS, AllReply};
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -169,7 +169,7 @@ fn rl_all_counts_in_every_key_that_another_module_leaves_alone() {
             let case = town.next_case();
             let keys = [0, 1, 2].map(|key| {
                 let (name, algorithm) =
-                    (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+                    (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
                 let held = if cause == Cause::CreatedAmongNew { 0 } else { HELD };
                 if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, held) }
             });
@@ -285,7 +285,7 @@ fn all_keys_may_be_flushed_while_another_module_is_told_of_one() {
             let case = town.next_case();
             let keys = [0, 1, 2].map(|key| {
                 let (name, algorithm) =
-                    (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+                    (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
                 if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, HELD) }
             });
             for Key { name, algorithm, held, .. } in &keys {
@@ -321,7 +321,7 @@ fn another_module_may_let_one_key_expire_when_it_is_told_of_another() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let case = town.next_case();
         let keys = [0, 1, 2].map(|key| {
-            let (name, algorithm) = (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+            let (name, algorithm) = (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
             Key::counting(name, algorithm, HELD)
         });
         for Key { name, algorithm, held, .. } in &keys {
@@ -359,7 +359,7 @@ fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree(
             let names = [0, 1, 2].map(|key| format!("{case}:{key}"));
             let mut line = "RL.APPLY".to_owned();
             for (key, name) in names.iter().enumerate() {
-                let algorithm = ["FIXED", "SLIDING", "LOG"][(case + key) % 3];
+                let algorithm = ALGORITHMS[(case + key) % ALGORITHMS.len()];
                 if key != teller && cause != Cause::CreatedAmongNew
                     || key == teller && cause != Cause::Created
                 {
