@@ -11,7 +11,7 @@
 //!            then for each later entry: ms since the previous one, units
 //! ```
 //!
-//! A tag alone is a limiter that holds nothing. No request leaves one behind, but versions before 1.2.0 did, and no server
+//! A tag alone is a limiter that holds nothing. No request leaves one behind, but versions before 2.0.0 did, and no server
 //! starts from a file with a payload that it cannot load.
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which

@@ -6,6 +6,8 @@
 //! - `FLOOR.MARK` does so too, and marks the key as modified.
 //! - `FLOOR.ALL` takes the arguments of RL.ALL, marks each key, and replies as RL.ALL does.
 //!
+//! An argument of the module is its name; `floor` without one.
+//!
 //! Values never change, and are not saved: the benchmarked servers make no snapshots.
 #![allow(unsafe_code)]
 
@@ -47,8 +49,8 @@ static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn RedisModule_OnLoad(
     ctx: *mut raw::RedisModuleCtx,
-    _argv: *mut *mut raw::RedisModuleString,
-    _argc: c_int,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
 ) -> c_int {
     let commands: [(&CStr, raw::RedisModuleCmdFunc, &CStr, c_int, c_int); 5] = [
         (c"FLOOR", Some(floor), c"write deny-oom fast", 1, 1),
@@ -57,11 +59,14 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
         (c"FLOOR.MARK", Some(mark), c"write deny-oom fast", 1, 1),
         (c"FLOOR.ALL", Some(all), c"write deny-oom", -5, 5),
     ];
-    // SAFETY: the server passed `ctx`; the functions exist since Redis 7.0, and `Init` finds them.
+    // SAFETY: the server passed `ctx` and `argc` words; the functions exist since Redis 7.0, and `InitAPI` finds them.
     unsafe {
-        if raw::Export_RedisModule_Init(ctx, c"floor".as_ptr(), 1, raw::REDISMODULE_APIVER_1 as c_int) != OK {
-            return ERR;
-        }
+        raw::Export_RedisModule_InitAPI(ctx);
+        let name = match argc {
+            0 => c"floor".as_ptr(),
+            _ => api!(RedisModule_StringPtrLen(*argv, null_mut())),
+        };
+        api!(RedisModule_SetModuleAttribs(ctx, name, 1, raw::REDISMODULE_APIVER_1 as c_int));
         // As in redis-rl, only the command itself marks a key as modified, not closing it.
         api!(RedisModule_SetModuleOptions(ctx, raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int));
         let mut methods = raw::RedisModuleTypeMethods { version: 3, free: Some(free), ..no_methods() };

@@ -19,6 +19,7 @@ const APPEND_ONLY: [(&str, &str); 3] =
     [("appendonly", "yes"), ("appendfsync", "everysec"), ("enable-debug-command", "local")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
 const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
+const BESIDE_TITLE: &str = "Three keys beside another module; to three commands in a pipeline, alone";
 const REPLICA_TITLE: &str = "With a replica; to INCR";
 
 /// Workloads, each with the base of its ratio.
@@ -43,7 +44,7 @@ impl Section {
 }
 
 /// One workload for each algorithm.
-fn each(workload: impl Fn(Algorithm) -> Workload) -> [Workload; 3] {
+fn each(workload: impl Fn(Algorithm) -> Workload) -> [Workload; Algorithm::ALL.len()] {
     Algorithm::ALL.map(workload)
 }
 
@@ -59,7 +60,7 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
         Section::beside(title, floor, [floor()].into_iter().chain(each(workload)))
     };
     let (fixed, three_fixed) =
-        (|| Workload::allowed(Algorithm::Fixed), || Workload::three_commands(Algorithm::Fixed));
+        (|| Workload::allowed(Algorithm::FIXED), || Workload::three_commands(Algorithm::FIXED));
     let pairs = |of: fn(Algorithm) -> Workload, to: fn(Algorithm) -> Workload| {
         Algorithm::ALL.map(|algorithm| (of(algorithm), to(algorithm)))
     };
@@ -107,16 +108,15 @@ fn with_copies(title: &str, setup: &Setup, scripts: &Loaded) -> Section {
     let workloads = [Workload::incr()]
         .into_iter()
         .chain(each(Workload::allowed))
-        .chain([Workload::three_tiers(Algorithm::Fixed), Workload::three_keys(Algorithm::Fixed)])
+        .chain([Workload::three_tiers(Algorithm::FIXED), Workload::three_keys(Algorithm::FIXED)])
         .chain(others(setup, scripts));
     Section::beside(title, Workload::incr, workloads)
 }
 
 /// The commands whose part in an append-only file is measured.
-fn in_a_file() -> [Workload; 6] {
-    let [fixed, sliding, log] = each(Workload::allowed);
-    let (tiers, keys) = (Workload::three_tiers(Algorithm::Fixed), Workload::three_keys(Algorithm::Fixed));
-    [Workload::incr(), fixed, sliding, log, tiers, keys]
+fn in_a_file() -> impl Iterator<Item = Workload> {
+    let several = [Workload::three_tiers(Algorithm::FIXED), Workload::three_keys(Algorithm::FIXED)];
+    [Workload::incr()].into_iter().chain(each(Workload::allowed)).chain(several)
 }
 
 /// Instructions of each server for a request.
@@ -142,7 +142,7 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
 
 const INSTRUCTIONS: &str = "\
 By callgrind, of the server's process, for one request of a pipeline to 100 keys in use; the least of three times. They
-hardly differ from run to run. redis-rl is the only module, but for the no-ops and CL.THROTTLE.";
+hardly differ from run to run. redis-rl is the only module, except for no-ops, CL.THROTTLE and the rows that say so.";
 
 /// The instructions counted on one server.
 struct Counted {
@@ -163,7 +163,15 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
             if workload.is_of_another_module() { with_others.cost(workload) } else { counter.cost(workload) }
         })?);
     }
-    drop((with_others, counter));
+    drop(with_others);
+    rows.push((bold(BESIDE_TITLE), [String::new(), String::new()]));
+    let (three_keys, base) =
+        (Workload::three_keys(Algorithm::FIXED), counter.cost(&Workload::three_commands(Algorithm::FIXED))?);
+    for (which, name) in [("one of the Redis 8 images", "search"), ("any other", "floor")] {
+        let own = Counter::start(&setup.beside(name), tools, program, &[])?.cost(&three_keys)?;
+        rows.push((format!("{}, beside {which}", three_keys.name), [grouped(own), two_places(own / base)]));
+    }
+    drop(counter);
     let counter = Counter::start(alone, tools, program, &APPEND_ONLY)?;
     let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
     rows.extend(count_section(&section, |workload| counter.cost(workload))?);
@@ -219,7 +227,7 @@ fn at_full_speed(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
                 .into_iter()
                 .flat_map(each),
         )
-        .chain([Workload::three_keys(Algorithm::Fixed), Workload::ping(), Workload::incr()])
+        .chain([Workload::three_keys(Algorithm::FIXED), Workload::ping(), Workload::incr()])
         .chain(others(setup, scripts))
         .chain(scripts.three_keys());
     let mut sections =
@@ -233,7 +241,7 @@ fn at_full_speed(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     }
     if let Some(script) = scripts.three_keys() {
         let title = format!("Three keys in one step; to {}", script.name);
-        sections.push(Section::new(&title, [(Workload::three_keys(Algorithm::Fixed), script)]));
+        sections.push(Section::new(&title, [(Workload::three_keys(Algorithm::FIXED), script)]));
     }
     sections
 }
@@ -371,7 +379,7 @@ fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
 fn memory_of_tiers(bench: &Bench, report: &mut Report) -> Result<()> {
     let title = format!("Memory of a limiter with tiers (used_memory), {}", bench.fast.version()?);
     let strings = "counters in strings, one for each tier";
-    let commands = Algorithm::ALL.map(Algorithm::command);
+    let commands = Algorithm::ALL.map(|algorithm| algorithm.command);
     report.table(title, ["tiers"].into_iter().chain(commands).chain([strings]), "One unit in each.");
     let keys = bench.setup.size(1_000_000, 100_000);
     for tiers in 1..=3 {

@@ -1,6 +1,7 @@
 //! The workloads: requests as users send them, to keys in use.
 
 use anyhow::{Result, bail, ensure};
+use harness::COMMANDS;
 use redis::{Connection, Value};
 
 use crate::server::{clock_ms, flush, pipeline};
@@ -44,41 +45,42 @@ fn words(tiers: &[Tier]) -> String {
     pairs.join(" ")
 }
 
-/// The algorithms of redis-rl.
+/// An algorithm of redis-rl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    /// Fixed windows.
-    Fixed,
-    /// The sliding window counter.
-    Sliding,
-    /// The sliding log.
-    Log,
+pub struct Algorithm {
+    /// The name of its command.
+    pub command: &'static str,
 }
 
 impl Algorithm {
-    /// All of them.
-    pub const ALL: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+    /// The one in rows that show only one.
+    pub const FIXED: Algorithm = Algorithm { command: "RL.FIXED" };
 
-    /// The name of its command.
-    pub fn command(self) -> &'static str {
-        match self {
-            Algorithm::Fixed => "RL.FIXED",
-            Algorithm::Sliding => "RL.SLIDING",
-            Algorithm::Log => "RL.LOG",
+    /// The one that keeps every unit.
+    const LOG: Algorithm = Algorithm { command: "RL.LOG" };
+
+    /// All of them.
+    pub const ALL: [Algorithm; COMMANDS.len()] = {
+        let mut all = [Algorithm::FIXED; COMMANDS.len()];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = Algorithm { command: COMMANDS[i] };
+            i += 1;
         }
-    }
+        all
+    };
 
     /// Its name in a row of RL.ALL.
     fn word(self) -> &'static str {
-        self.command().trim_start_matches("RL.")
+        self.command.trim_start_matches("RL.")
     }
 
     /// Requests that come first, so that no shortcut for a new key is measured: some units in the previous window
     /// of every tier, or for a log in the first half of the current one.
     fn history(self, key: &str, tiers: &[Tier], now_ms: u64) -> Vec<String> {
         let take = |tier: &Tier| {
-            let ago = if self == Algorithm::Log { tier.window_ms / 2 } else { tier.window_ms };
-            format!("{} {key} {} COST 1000 AT {}", self.command(), words(tiers), now_ms - ago)
+            let ago = if self == Algorithm::LOG { tier.window_ms / 2 } else { tier.window_ms };
+            format!("{} {key} {} COST 1000 AT {}", self.command, words(tiers), now_ms - ago)
         };
         tiers.iter().rev().map(take).collect()
     }
@@ -90,11 +92,11 @@ impl Algorithm {
 
     /// Takes all of [`ONE_TIER`]'s limit, in a log as ten entries.
     fn exhaust(self, now_ms: u64) -> Vec<String> {
-        let take =
-            |cost, at| format!("{} {KEY} {} COST {cost} FORCE AT {at}", self.command(), words(ONE_TIER));
-        match self {
-            Algorithm::Fixed | Algorithm::Sliding => vec![take(MINUTE.limit, now_ms)],
-            Algorithm::Log => (0..10).map(|i| take(MINUTE.limit / 10, now_ms - 20_000 + i * 1_000)).collect(),
+        let take = |cost, at| format!("{} {KEY} {} COST {cost} FORCE AT {at}", self.command, words(ONE_TIER));
+        if self == Algorithm::LOG {
+            (0..10).map(|i| take(MINUTE.limit / 10, now_ms - 20_000 + i * 1_000)).collect()
+        } else {
+            vec![take(MINUTE.limit, now_ms)]
         }
     }
 }
@@ -192,7 +194,7 @@ impl Workload {
     }
 
     fn marked(name: &str, keys: &[&str]) -> Workload {
-        Workload::new(name, format!("FLOOR.ALL {}", rows(keys, Algorithm::Fixed)), Answer::Allowed)
+        Workload::new(name, format!("FLOOR.ALL {}", rows(keys, Algorithm::FIXED)), Answer::Allowed)
     }
 
     /// An allowed request with one tier.
@@ -206,22 +208,22 @@ impl Workload {
     }
 
     fn take(algorithm: Algorithm, name: &str, tiers: &'static [Tier]) -> Workload {
-        let command = format!("{} {KEY} {}", algorithm.command(), words(tiers));
-        Workload::new(format!("{}, {name}", algorithm.command()), command, Answer::Allowed)
+        let command = format!("{} {KEY} {}", algorithm.command, words(tiers));
+        Workload::new(format!("{}, {name}", algorithm.command), command, Answer::Allowed)
             .after(move |now_ms| algorithm.history(KEY, tiers, now_ms))
     }
 
     /// A limited request.
     pub fn limited(algorithm: Algorithm) -> Workload {
-        let command = format!("{} {KEY} {}", algorithm.command(), words(ONE_TIER));
-        Workload::new(format!("{}, limited", algorithm.command()), command, Answer::Limited).after(
+        let command = format!("{} {KEY} {}", algorithm.command, words(ONE_TIER));
+        Workload::new(format!("{}, limited", algorithm.command), command, Answer::Limited).after(
             move |now_ms| [algorithm.history(KEY, ONE_TIER, now_ms), algorithm.exhaust(now_ms)].concat(),
         )
     }
 
     /// A peek at a key of this algorithm.
     pub fn peek(algorithm: Algorithm) -> Workload {
-        let name = format!("RL.PEEK at a key of {}", algorithm.command());
+        let name = format!("RL.PEEK at a key of {}", algorithm.command);
         let command = format!("RL.PEEK {KEY} {}", words(ONE_TIER));
         Workload::new(name, command, Answer::Allowed)
             .after(move |now_ms| algorithm.history(KEY, ONE_TIER, now_ms))
@@ -229,8 +231,8 @@ impl Workload {
 
     /// Three allowed requests to one key each, one after the other.
     pub fn three_commands(algorithm: Algorithm) -> Workload {
-        let command = |key| format!("{} {key} {}", algorithm.command(), words(ONE_TIER));
-        let name = format!("{} three times, in a pipeline", algorithm.command());
+        let command = |key| format!("{} {key} {}", algorithm.command, words(ONE_TIER));
+        let name = format!("{} three times, in a pipeline", algorithm.command);
         Workload {
             commands: THREE_KEYS.iter().map(command).collect(),
             ..Workload::new(name, "", Answer::Allowed)
@@ -278,7 +280,7 @@ impl Workload {
         Workload::new("CL.THROTTLE", format!("CL.THROTTLE {KEY} 1000000 1000000 60"), Answer::Allowed)
     }
 
-    /// Whether another module has its command. Beside one RL.ALL opens its keys twice, so the rest is measured alone.
+    /// Whether another module has its command. The rest is measured without other modules.
     pub fn is_of_another_module(&self) -> bool {
         self.commands.iter().any(|command| command.starts_with("FLOOR") || command.starts_with("CL."))
     }

@@ -74,7 +74,7 @@ const MOST_IN_FLOODS: u32 = 1_500;
 
 impl<'a> Arbitrary<'a> for History {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<History> {
-        let algorithm = *u.choose(&[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log])?;
+        let algorithm = *u.choose(&Algorithm::ALL)?;
         let windows = (0..u.int_in_range(1..=12)?).map(|_| window(u)).collect::<Result<Vec<_>>>()?;
         let mut now = number(u, MAX_SAFE_INTEGER)?;
         let mut calls = Vec::new();

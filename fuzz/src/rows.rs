@@ -95,12 +95,8 @@ impl<'a> Meant<'a> {
 impl<'a> Row<'a> {
     fn by(row: &[&'a [u8]]) -> Option<Row<'a>> {
         let [key, algorithm, limit, window, cost] = row else { return None };
-        let algorithm = match text(algorithm)?.as_str() {
-            "FIXED" => Algorithm::Fixed,
-            "SLIDING" => Algorithm::Sliding,
-            "LOG" => Algorithm::Log,
-            _ => return None,
-        };
+        let name = text(algorithm)?.to_ascii_lowercase();
+        let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)?;
         let limit = integer(&text(limit)?).filter(|limit| (0..=MOST).contains(limit))?;
         let cost = integer(&text(cost)?).filter(|cost| (-MOST..=MOST).contains(cost))?;
         let quota = Quota::new(limit as u64, window_of(&text(window)?)?)?;

@@ -7,7 +7,7 @@
  *   NEIGHBOR.RAN
  *       How many commands have been run.
  *
- * The events are keyspace events. The server's header is not needed: a module asks the server for each function by its
+ * The events are keyspace events. An argument of the module is its name; "neighbor" without one. The server's header is not needed: a module asks the server for each function by its
  * name. */
 #include <string.h>
 
@@ -89,7 +89,6 @@ static int ran(Context *ctx, String **words, int count) {
 }
 
 int RedisModule_OnLoad(Context *ctx, String **words, int count) {
-    (void)words, (void)count;
     /* A context begins with the function that looks up all others. */
     int (*get)(const char *, void *) = *(int (**)(const char *, void *))ctx;
     if (get("RedisModule_SetModuleAttribs", &set_attributes) != OK ||
@@ -103,7 +102,7 @@ int RedisModule_OnLoad(Context *ctx, String **words, int count) {
         get("RedisModule_ReplyWithSimpleString", &reply_ok) != OK ||
         get("RedisModule_ReplyWithLongLong", &reply_integer) != OK ||
         get("RedisModule_WrongArity", &reply_wrong_arity) != OK) return ERROR;
-    set_attributes(ctx, "neighbor", 1, API);
+    set_attributes(ctx, count > 0 ? bytes_of(words[0], NULL) : "neighbor", 1, API);
     return subscribe_to_keyspace(ctx, EVENTS, on_keyspace_event) == OK &&
                    create_command(ctx, "neighbor.on", on, "", 0, 0, 0) == OK &&
                    create_command(ctx, "neighbor.off", off, "", 0, 0, 0) == OK &&

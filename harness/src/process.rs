@@ -118,6 +118,13 @@ impl Launch {
         self.setting("loadmodule", path)
     }
 
+    /// Loads a module whose argument is its name.
+    pub fn module_named(mut self, path: &Path, name: &str) -> Launch {
+        self = self.module(path);
+        self.line.push(name.into());
+        self
+    }
+
     fn setting(mut self, name: &str, value: impl AsRef<OsStr>) -> Launch {
         self.line.extend([format!("--{name}").into(), value.as_ref().to_owned()]);
         self

@@ -36,6 +36,11 @@ pub struct Server {
     launch: Launch,
 }
 
+/// The library of the module in `neighbor.c`.
+fn neighbor() -> &'static Path {
+    Path::new(concat!(env!("OUT_DIR"), "/libneighbor.so"))
+}
+
 impl Server {
     pub(crate) fn new(process: Process, port: u16, launch: Launch) -> Server {
         Server { process, port, launch }
@@ -63,9 +68,21 @@ impl Server {
     /// The same, with a second module, which writes to keys when it is told of others: see `neighbor.c`.
     #[track_caller]
     pub fn with_neighbor(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
-        let neighbor = Path::new(env!("OUT_DIR")).join("libneighbor.so");
         Server::launch(|launch| {
-            launch.module(module()).module(&neighbor).settings(settings).clock_at(unix_ms)
+            launch.module(module()).module(neighbor()).settings(settings).clock_at(unix_ms)
+        })
+    }
+
+    /// The same, where that module has another name. It is loaded before ours if it `comes_first`.
+    #[track_caller]
+    pub fn with_neighbor_named(name: &str, comes_first: bool, settings: &[(&str, &str)]) -> Server {
+        Server::launch(|launch| {
+            let launch = if comes_first {
+                launch.module_named(neighbor(), name).module(module())
+            } else {
+                launch.module(module()).module_named(neighbor(), name)
+            };
+            Ok(launch.settings(settings))
         })
     }
 

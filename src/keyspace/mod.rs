@@ -252,11 +252,14 @@ impl<'c, 'a> OpenKeys<'c, 'a> {
     /// No other module runs once the first of them is open. Their names differ, so no two handles reach one limiter.
     pub fn to_write(call: &'c mut Call<'a>, names: &Distinct<Arg<'a>>) -> Result<Self, Refusal> {
         if neighbors::any() {
+            // SAFETY: the keys keep the call to themselves until all handles are closed.
+            if let Some(handles) = unsafe { open_unexpired(call, names) }? {
+                return Ok(OpenKeys { handles, call });
+            }
             delete_expired(call, names)?;
         }
         // SAFETY: the keys keep the call to themselves until all handles are closed.
-        let open = |name: &Arg<'a>| unsafe { Handle::open(call, *name, WRITE) };
-        let handles = names.iter().map(open).collect::<Result<_, _>>()?;
+        let handles = unsafe { open_all(call, names, WRITE) }?;
         Ok(OpenKeys { handles, call })
     }
 
@@ -269,6 +272,39 @@ impl<'c, 'a> OpenKeys<'c, 'a> {
     pub fn close(self) -> &'c mut Call<'a> {
         self.call
     }
+}
+
+/// # Safety
+///
+/// The call is not used again until all handles are closed.
+unsafe fn open_all<'a>(
+    call: &mut Call<'a>,
+    names: &Distinct<Arg<'a>>,
+    mode: u32,
+) -> Result<SmallList<Handle<'a>>, Refusal> {
+    // SAFETY: the caller's promise.
+    names.iter().map(|name| unsafe { Handle::open(call, *name, mode) }).collect()
+}
+
+/// Opens keys for writing if all hold a limiter that has not expired: then none is deleted, and no other module runs.
+/// Always `None` on Redis 7.0, which deletes every expired key that it opens.
+///
+/// # Safety
+///
+/// The call is not used again until all handles are closed.
+unsafe fn open_unexpired<'a>(
+    call: &mut Call<'a>,
+    names: &Distinct<Arg<'a>>,
+) -> Result<Option<SmallList<Handle<'a>>>, Refusal> {
+    // SAFETY: the function takes nothing, and only reads.
+    let modes = unsafe { raw::RedisModule_GetOpenKeyModesAll.map_or(0, |modes| modes()) } as u32;
+    if modes & raw::REDISMODULE_OPEN_KEY_NOEXPIRE == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let handles = unsafe { open_all(call, names, WRITE | raw::REDISMODULE_OPEN_KEY_NOEXPIRE) }?;
+    // The server shows an expired key as an empty one.
+    Ok(handles.iter().all(|handle| handle.limiter().is_some()).then_some(handles))
 }
 
 /// Deletes expired keys, until none has expired and no other module has run: time stands still during a command.

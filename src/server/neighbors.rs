@@ -10,7 +10,15 @@ use redis_module::raw;
 use super::registration::Loading;
 use super::{MODULE_NAME, OK, api};
 
-/// Whether another module is loaded, or was since this one.
+/// Modules that never write to a key while they are told of one, so that they count as parts of the server.
+///
+/// - `vectorset` of Redis 8 and `lua` of Valkey 9.1 ask to be told of no key.
+/// - The official images of Redis 8 load four more. By the sources of their versions 8.0 to 8.10, `bf` and `ReJSON` ask to
+///   be told of no key; `search` and `timeseries` update an index in memory, and open no key but the one that they are
+///   told of. The same holds for the modules of Valkey that have two of these names: `search` 1.0 to 1.2, and `bf`.
+const HARMLESS: [&[u8]; 6] = [b"vectorset", b"lua", b"search", b"ReJSON", b"timeseries", b"bf"];
+
+/// Whether another module is loaded, or was since this one; those that are [`HARMLESS`] do not count.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// How many keys have expired since.
@@ -40,7 +48,7 @@ pub fn watch(loading: &Loading) {
         let list = api!(RedisModule_Call(loading.ctx, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
         // This module is not in the list yet.
         let alone =
-            !list.is_null() && (0..api!(RedisModule_CallReplyLength(list))).all(|nth| is_built_in(list, nth));
+            !list.is_null() && (0..api!(RedisModule_CallReplyLength(list))).all(|nth| is_harmless(list, nth));
         if !list.is_null() {
             api!(RedisModule_FreeCallReply(list));
         }
@@ -50,13 +58,12 @@ pub fn watch(loading: &Loading) {
     }
 }
 
-/// Whether an element of MODULE LIST is a part of the server that asks to be told of no key: `vectorset` of Redis 8 and
-/// `lua` of Valkey 9.1.
+/// Whether an element of MODULE LIST is [`HARMLESS`].
 ///
 /// # Safety
 ///
 /// `list` is the reply of MODULE LIST: for each module an array or map, which begins with `name` and the name.
-unsafe fn is_built_in(list: *mut raw::RedisModuleCallReply, nth: usize) -> bool {
+unsafe fn is_harmless(list: *mut raw::RedisModuleCallReply, nth: usize) -> bool {
     // SAFETY: the caller's promise; elements live as long as the list, and the server accepts null.
     unsafe {
         let module = api!(RedisModule_CallReplyArrayElement(list, nth));
@@ -65,11 +72,9 @@ unsafe fn is_built_in(list: *mut raw::RedisModuleCallReply, nth: usize) -> bool 
             api!(RedisModule_CallReplyArrayElement(module, 1)),
             &mut length
         ));
-        !name.is_null() && BUILT_IN.contains(&slice::from_raw_parts(name.cast(), length))
+        !name.is_null() && HARMLESS.contains(&slice::from_raw_parts(name.cast(), length))
     }
 }
-
-const BUILT_IN: [&[u8]; 2] = [b"vectorset", b"lua"];
 
 /// # Safety
 ///
@@ -101,7 +106,7 @@ unsafe extern "C" fn on_change(
     // SAFETY: with this event the server passes the name of the module, and a context of this one.
     unsafe {
         let name = CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name);
-        if name != MODULE_NAME && !BUILT_IN.contains(&name.to_bytes()) {
+        if name != MODULE_NAME && !HARMLESS.contains(&name.to_bytes()) {
             expect_neighbors(ctx);
         }
     }

@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use redis_rl::limiter::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 use redis_rl::request::{Mode, Options, Request};
 
 use crate::calls::quota;
@@ -191,10 +191,11 @@ fn row() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let words = |words: &[&str]| {
         prop::sample::select(words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>())
     };
+    let algorithms = [&["FIXED", "FIXED", "FIXED", "lOg"], &Algorithm::ALL.map(Algorithm::name)[..]].concat();
     let windows = ["1s", "1000MS", "2M", "3h", "1d", "250ms", "7", "8", "9", "10", "11", "12", "13"];
     let row = (
         words(&["a", "a", "a", "b", "FIXED", ""]),
-        words(&["FIXED", "FIXED", "FIXED", "fixed", "SLIDING", "lOg"]),
+        words(&algorithms),
         words(&["0", "1", "60", "9007199254740991"]),
         words(&windows),
         words(&["1", "1", "1", "1", "0", "-1"]),

@@ -7,7 +7,7 @@ use crate::helpers::errors::{
     ALGORITHM, AT, LIMIT, LIVE_WINDOWS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW,
     SYNTAX, WINDOW, WRONGTYPE,
 };
-use crate::helpers::requests::{AllReply, all};
+use crate::helpers::requests::{ALGORITHMS, AllReply, all};
 
 #[test]
 fn every_row_is_counted_or_none_is() {
@@ -44,7 +44,7 @@ fn a_limited_request_creates_no_key() {
 #[test]
 fn rows_of_one_key_are_its_tiers() {
     let [server, single] = [Server::start(), Server::start()];
-    for algorithm in ["FIXED", "SLIDING", "LOG"] {
+    for algorithm in ALGORITHMS {
         for at in [0, 400, 999, 1_000, 1_500, 9_000, 60_000] {
             let reply = all(
                 &server,
@@ -515,7 +515,7 @@ fn one_row_does_what_the_single_command_and_several_rows_do() {
     let mut streams = servers.map(ReplicationStream::of);
     let (mut limited, mut ahead) = (0, 0);
     for _ in 0..CALLS {
-        let algorithm = random.of(&["FIXED", "SLIDING", "LOG"]);
+        let algorithm = random.of(&ALGORITHMS);
         let key = format!("{algorithm}:{}", random.below(3));
         let (limit, window) = (random.of(&[0, 3, 8]), random.of(&["100ms", "2s", "1h"]));
         let cost = random.of(&[-9, -1, 0, 1, 1, 2, 3]);

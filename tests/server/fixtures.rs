@@ -8,7 +8,7 @@
 //!   made, as RL.LOAD; the other calls were appended.
 //! - `1.0.0-commands.aof`: one that was rewritten as commands with FORCE AT, before RL.LOAD.
 //! - `1.1.0.aof`: the same for version 1.1.0, with `more_calls` before the rewrite and at the end. Its effects are RL.APPLY.
-//! - `1.2.0.aof`: the same for version 1.2.0, whose effects tell when keys expire, with `LAST_CALLS` at the end. Before that
+//! - `2.0.0.aof`: the same for version 2.0.0, whose effects tell when keys expire, with `LAST_CALLS` at the end. Before that
 //!   `stepped 1 10s` was counted, limited by a clock an hour behind, and deleted.
 //! - `1.1.0-emptied.rdb` and `.aof`: limiters in which nothing is held, `copied:fixed` and so on. Another module copied them
 //!   while version 1.1.0 ran RL.ALL, before it deleted what it had emptied. No server of that version starts from the snapshot.
@@ -127,7 +127,7 @@ fn assert_unchanged(server: &Server, more: &[String]) {
 
 const LAST_CALLS: [&str; 3] = ["RL.LOG persisted 9 1h", "PERSIST persisted", "RL.LOG persisted 9 1h"];
 
-/// When the keys of `1.2.0.aof` expire.
+/// When the keys of `2.0.0.aof` expire.
 const EXPIRIES: [(&str, i64); 16] = [
     ("all:a", 1_900_000_800_000),
     ("all:b", 1_900_000_065_000),
@@ -177,12 +177,12 @@ fn an_append_only_file_of_version_1_1_0_loads_with_every_count() {
 }
 
 #[test]
-fn an_append_only_file_of_version_1_2_0_loads_with_every_count_and_every_time_to_live() {
-    let file = include_bytes!("../fixtures/1.2.0.aof");
+fn an_append_only_file_of_version_2_0_0_loads_with_every_count_and_every_time_to_live() {
+    let file = include_bytes!("../fixtures/2.0.0.aof");
     for word in ["RL.LOAD", "RL.APPLY", "DEL", "/forget", ":1", "h>1", "\n>1"] {
         assert!(file.windows(word.len()).any(|bytes| bytes == word.as_bytes()), "{word}");
     }
-    let server = load("1.2.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
+    let server = load("2.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
     for (key, expires_at) in EXPIRIES {
         assert_eq!(server.integer(&format!("PEXPIRETIME {key}")), expires_at, "{key}");
     }

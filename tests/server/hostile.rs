@@ -109,7 +109,8 @@ impl Hostile {
 
     /// One of the few keys that all commands share.
     fn key(&mut self) -> Vec<u8> {
-        let name = self.random.of(&[COMMANDS[0], COMMANDS[1], COMMANDS[2], ""]);
+        // One that no command prefers, too.
+        let name = COMMANDS.get(self.random.below(COMMANDS.len() + 1)).unwrap_or(&"");
         self.key_of(name)
     }
 

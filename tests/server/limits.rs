@@ -314,6 +314,20 @@ fn a_log_enforces_every_tier() {
 }
 
 #[test]
+fn a_log_holds_more_than_the_largest_limit_only_if_its_calls_name_windows_of_different_lengths() {
+    let server = Server::start();
+    let held = |lines: [&str; 2]| {
+        server.value("DEL k");
+        for at in 1..=10 {
+            server.value(&format!("{} AT {at}", lines[usize::from(at > 1)]));
+        }
+        used(&server, "1h", 10)
+    };
+    assert_eq!(held(["RL.LOG k 5 1h", "RL.LOG k 5 1h"]), 5);
+    assert_eq!(held(["RL.LOG k 1 1h", "RL.LOG k 5 1ms COST 5"]), 1 + 9 * 5, "it keeps them for an hour");
+}
+
+#[test]
 fn time_never_runs_back_for_a_key() {
     let server = Server::start();
     // A time before a counter's window is read as the start of that window.

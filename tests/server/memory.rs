@@ -20,11 +20,11 @@ fn wait_for_memory(server: &Server, what: &str, at_first: i64, left: i64) {
     wait_for(&format!("the memory of {what}"), || used_memory(server) <= at_first + left);
 }
 
-/// Makes ARGV[1] keys of all kinds; ARGV[2], the round, is part of their names.
+/// Makes ARGV[1] keys of all kinds; ARGV[2], the round, is part of their names. The commands follow.
 const FILL: &str = "
-    local names = {'RL.FIXED', 'RL.SLIDING', 'RL.LOG'}
+    local names = {unpack(ARGV, 3)}
     for i = 0, ARGV[1] - 1 do
-        local call, kind = names[i % 3 + 1], math.floor(i / 3) % 3
+        local call, kind = names[i % #names + 1], math.floor(i / #names) % 3
         local key = ARGV[2] .. ':' .. i
         if kind == 0 then redis.call(call, key, 5, '1ms')
         elseif kind == 1 then redis.call(call, key, 5, '10s')
@@ -43,6 +43,7 @@ fn a_million_expired_keys_leave_no_memory_behind() {
             .arg(0)
             .arg(keys)
             .arg(round)
+            .arg(&COMMANDS)
             .exec(&mut server.connect())
             .expect("all are counted");
         assert_eq!(server.integer("DBSIZE"), keys);
@@ -261,7 +262,8 @@ fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
         let mut connection = master.connect();
         let units = |i: usize| 1 + i as i64 % 7;
         let take = |i: usize| {
-            let (name, pairs) = (COMMANDS[i % 3], ["9 1h", "9 1h 99 10d"][i / 3 % 2]);
+            let (name, pairs) =
+                (COMMANDS[i % COMMANDS.len()], ["9 1h", "9 1h 99 10d"][i / COMMANDS.len() % 2]);
             format!("{name} k{i} {pairs} COST {} AT {NOW}", units(i))
         };
         // Returns how many the server refused, as it may while it cannot evict fast enough.
@@ -381,7 +383,10 @@ fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted
         let lines = keys.iter().map(|i| {
             // Logs grow with each request, the others only with the first.
             latest += 1;
-            format!("{} k{i} 1000000 1h AT {latest}", COMMANDS[(i % 4).min(2)])
+            format!(
+                "{} k{i} 1000000 1h AT {latest}",
+                COMMANDS[(i % (COMMANDS.len() + 1)).min(COMMANDS.len() - 1)]
+            )
         });
         for (key, reply) in keys.iter().zip(replies(&mut connection, lines)) {
             match reply {

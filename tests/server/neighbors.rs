@@ -8,7 +8,7 @@ use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, without
 use redis::{RedisResult, Value};
 
 use crate::helpers::expiries::assert_copy;
-use crate::helpers::requests::AllReply;
+use crate::helpers::requests::{ALGORITHMS, AllReply};
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -171,7 +171,7 @@ fn rl_all_counts_in_every_key_that_another_module_leaves_alone() {
             let case = town.next_case();
             let keys = [0, 1, 2].map(|key| {
                 let (name, algorithm) =
-                    (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+                    (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
                 let held = if cause == Cause::CreatedAmongNew { 0 } else { HELD };
                 if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, held) }
             });
@@ -287,7 +287,7 @@ fn all_keys_may_be_flushed_while_another_module_is_told_of_one() {
             let case = town.next_case();
             let keys = [0, 1, 2].map(|key| {
                 let (name, algorithm) =
-                    (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+                    (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
                 if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, HELD) }
             });
             for Key { name, algorithm, held, .. } in &keys {
@@ -323,7 +323,7 @@ fn another_module_may_let_one_key_expire_when_it_is_told_of_another() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let case = town.next_case();
         let keys = [0, 1, 2].map(|key| {
-            let (name, algorithm) = (format!("{case}:{key}"), ["FIXED", "SLIDING", "LOG"][(case + key) % 3]);
+            let (name, algorithm) = (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
             Key::counting(name, algorithm, HELD)
         });
         for Key { name, algorithm, held, .. } in &keys {
@@ -361,7 +361,7 @@ fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree(
             let names = [0, 1, 2].map(|key| format!("{case}:{key}"));
             let mut line = "RL.APPLY".to_owned();
             for (key, name) in names.iter().enumerate() {
-                let algorithm = ["FIXED", "SLIDING", "LOG"][(case + key) % 3];
+                let algorithm = ALGORITHMS[(case + key) % ALGORITHMS.len()];
                 if key != teller && cause != Cause::CreatedAmongNew
                     || key == teller && cause != Cause::Created
                 {
@@ -443,4 +443,41 @@ fn rl_load_tells_of_a_new_key_when_it_is_closed() {
         town.server.value("NEIGHBOR.OFF");
     }
     town.assert_copies_are_equal();
+}
+
+#[test]
+fn a_module_that_is_known_to_be_harmless_counts_as_a_part_of_the_server_whenever_it_is_loaded() {
+    for (name, is_harmless) in
+        [("search", true), ("ReJSON", true), ("timeseries", true), ("bf", true), ("rejson", false)]
+    {
+        for comes_first in [true, false] {
+            let server = Server::with_neighbor_named(name, comes_first, &[]);
+            let mut stream = ReplicationStream::of(&server);
+            server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
+            // Beside any other, each new key is sent before the server tells of it: MULTI, two commands, EXEC.
+            let sent = stream.commands(&server).len();
+            assert_eq!(sent == 1, is_harmless, "{name}, first: {comes_first}: {sent} commands");
+        }
+    }
+}
+
+#[test]
+fn rl_all_opens_keys_that_exist_once_beside_another_module() {
+    // With these settings the server counts how often a key is opened.
+    let server = Server::with_neighbor(NOW, &[("maxmemory-policy", "allkeys-lfu"), ("lfu-log-factor", "0")]);
+    let opened = |key: &str| server.integer(&format!("OBJECT FREQ {key}"));
+    let lines = [
+        "RL.ALL a FIXED 100 1h 1 b LOG 100 1h 1 c SLIDING 100 1h 1".to_owned(),
+        format!("RL.APPLY a F@{NOW}/1h b L@{NOW}/1h c S@{NOW}/1h"),
+    ];
+    server.value(&lines[0]);
+    // Redis 7.0 cannot open a key without deleting it if it has expired.
+    let expected = if server.info("redis_version").starts_with("7.0") { 2 } else { 1 };
+    for line in lines {
+        for key in ["a", "b", "c"] {
+            let before = opened(key);
+            server.value(&line);
+            assert_eq!(opened(key) - before, expected, "{line}: {key}");
+        }
+    }
 }

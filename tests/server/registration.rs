@@ -4,13 +4,20 @@ use std::fs;
 
 use harness::{COMMANDS, Launch, Server, command, module};
 use redis::Value;
+use redis_rl::limiter::Algorithm;
 
-/// Every command, and whether it writes.
-const ALL_COMMANDS: [(&str, bool); 5] =
-    [("RL.FIXED", true), ("RL.SLIDING", true), ("RL.LOG", true), ("RL.PEEK", false), ("RL.INFO", false)];
+/// The commands on one key, and whether they write.
+fn all_commands() -> impl Iterator<Item = (&'static str, bool)> {
+    COMMANDS.map(|name| (name, true)).into_iter().chain([("RL.PEEK", false), ("RL.INFO", false)])
+}
 
 fn texts(value: &Value) -> Vec<String> {
     redis::from_redis_value_ref(value).expect("texts")
+}
+
+#[test]
+fn the_tests_and_the_benchmarks_know_every_algorithm() {
+    assert_eq!(COMMANDS, Algorithm::ALL.map(|algorithm| algorithm.command().to_str().expect("ASCII")));
 }
 
 #[test]
@@ -27,7 +34,7 @@ fn the_module_and_its_type_have_their_documented_names() {
 #[test]
 fn each_command_declares_its_flags_and_its_key() {
     let server = Server::start();
-    for (name, writes) in ALL_COMMANDS {
+    for (name, writes) in all_commands() {
         let Value::Array(infos) = server.value(&format!("COMMAND INFO {name}")) else { panic!("no infos") };
         let Value::Array(info) = &infos[0] else { panic!("{name} is unknown") };
         assert_eq!(info[1], Value::Int(if name == "RL.INFO" { 2 } else { -4 }), "{name}");
@@ -49,7 +56,7 @@ fn each_command_declares_its_flags_and_its_key() {
 #[test]
 fn each_command_has_command_docs() {
     let server = Server::start();
-    for (name, writes) in ALL_COMMANDS {
+    for (name, writes) in all_commands() {
         let docs = format!("{:?}", server.value(&format!("COMMAND DOCS {name}")));
         for field in ["summary", "since", "group", "complexity", "arguments"] {
             assert!(docs.contains(field), "{name} has no {field}");
@@ -69,7 +76,7 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
         return;
     }
     // Not by ACL CAT ratelimit: Valkey 8.0 leaves commands of modules out of its reply.
-    for (name, _) in ALL_COMMANDS {
+    for (name, _) in all_commands() {
         let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
         assert!(infos.contains("@ratelimit"), "{name}: {infos}");
     }

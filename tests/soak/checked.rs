@@ -26,8 +26,7 @@ const TIERS: [&[(u64, u64)]; 4] =
 
 /// Two keys for each algorithm, each of these tiers, and with or without AT.
 pub fn keys() -> Vec<Key> {
-    let algorithms = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
-    let kinds = algorithms.into_iter().flat_map(|algorithm| TIERS.map(|tiers| (algorithm, tiers)));
+    let kinds = Algorithm::ALL.into_iter().flat_map(|algorithm| TIERS.map(|tiers| (algorithm, tiers)));
     let keys = kinds.flat_map(|kind| [(kind, false), (kind, true), (kind, false), (kind, true)]);
     keys.enumerate()
         .map(|(index, ((algorithm, tiers), with_at))| Key {
@@ -70,6 +69,7 @@ impl Account {
                 self.taken += units.max(0);
                 self.latest = self.latest.max(at);
             }
+            Effect::Moved(_) => {}
             Effect::Deleted => self.model = Model::new(*algorithm, Search::Halving),
         }
     }

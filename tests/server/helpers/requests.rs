@@ -3,8 +3,27 @@
 use harness::{COMMANDS, Figures, Server, figures};
 use redis::Value;
 
+/// The algorithms, as RL.ALL names them.
+pub const ALGORITHMS: [&str; COMMANDS.len()] = {
+    let mut names = COMMANDS;
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = names[i].split_at("RL.".len()).1;
+        i += 1;
+    }
+    names
+};
+
 /// The commands that take limits and windows.
-pub const REQUESTS: [&str; 4] = [COMMANDS[0], COMMANDS[1], COMMANDS[2], "RL.PEEK"];
+pub const REQUESTS: [&str; COMMANDS.len() + 1] = {
+    let mut names = ["RL.PEEK"; COMMANDS.len() + 1];
+    let mut i = 0;
+    while i < COMMANDS.len() {
+        names[i] = COMMANDS[i];
+        i += 1;
+    }
+    names
+};
 
 /// The reply to RL.ALL, parsed.
 #[derive(Clone, Debug, PartialEq)]
