@@ -70,6 +70,7 @@ impl Account {
                 self.taken += units.max(0);
                 self.latest = self.latest.max(at);
             }
+            Effect::Moved(_) => {}
             Effect::Deleted => self.model = Model::new(*algorithm, Search::Halving),
         }
     }
