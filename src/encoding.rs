@@ -29,7 +29,7 @@ use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::{Algorithm, Cost, Counted, Effect, Expires, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
-use crate::request::{parse_cost, parse_safe_integer, parse_window};
+use crate::request::leading_integer;
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
@@ -309,56 +309,91 @@ fn put_integer(word: &mut EffectWord, integer: u64) {
 }
 
 /// Returns the effect of this word; `None` if neither [`encode_effect`] nor version 1.1.0 can have written it.
+///
+/// In one pass: to accept any numbers, and then only what encodes to the same bytes, takes a copy 900 instructions more of
+/// 5,800.
 pub fn decode_effect(word: &[u8]) -> Option<Effect> {
-    let read = |word: &[u8]| read_effect(word).filter(|effect| encode_effect(effect).as_slice() == word);
-    match split_at(word, GIVEN_AT_IN_1_1_0) {
-        Some((start, rest)) => read(&[start, &[AT_IN_1_1_0], rest].concat()),
-        None => read(word),
-    }
-}
-
-/// The effect of a word that may have another form than the one that is written.
-fn read_effect(word: &[u8]) -> Option<Effect> {
-    if word == DELETED {
-        return Some(Effect::Deleted);
-    }
-    let (word, moved) = match split_at(word, &[EXPIRES]) {
-        Some((word, at)) => (word, Some(parse_time(at)?)),
-        None => (word, None),
+    let (first, mut word) = match word {
+        DELETED => return Some(Effect::Deleted),
+        [EXPIRES, at @ ..] => return parse_time(at).map(Effect::Moved),
+        _ => word.split_first()?,
     };
-    let Some((first, word)) = word.split_first() else { return moved.map(Effect::Moved) };
     let algorithm = Algorithm::ALL.into_iter().find(|algorithm| letter(*algorithm) == *first)?;
-    let units_length = word.iter().position(|byte| [AT, AT_IN_1_1_0].contains(byte))?;
-    let (units, word) = word.split_at(units_length);
-    let units = if units.is_empty() { Cost::ONE } else { parse_cost(units)? };
-    let expires = if word[0] == AT { moved.into() } else { Expires::Untold };
-    let mut parts = word[1..].split(|byte| *byte == b'/');
-    let at = parse_time(parts.next()?)?;
+    let units = match word.first()? {
+        b'-' | b'0'..=b'9' => take_units(&mut word)?,
+        _ => Cost::ONE,
+    };
+    let tells_expiry = word.first() == Some(&AT);
+    word = match word {
+        [AT | AT_IN_1_1_0, rest @ ..] => rest,
+        _ => word.strip_prefix(GIVEN_AT_IN_1_1_0)?,
+    };
+    let at = UnixMs::new(take_integer(&mut word)?)?;
     let (mut windows, mut forgets) = (ArrayVec::<_, MAX_TIERS>::new(), false);
-    for part in parts {
-        if part == FORGET {
-            forgets = true;
-            continue;
+    while let Some(rest) = word.strip_prefix(b"/") {
+        word = rest;
+        if algorithm == Algorithm::Log
+            && units.taken() > 0
+            && let Some(rest) = word.strip_prefix(FORGET)
+        {
+            (word, forgets) = (rest, true);
+            break;
         }
-        let window = parse_window(part)?;
+        let window = take_window(&mut word)?;
         if windows.contains(&window) {
             return None;
         }
         windows.try_push(window).ok()?;
     }
-    let forgets_only_what_it_can = !forgets || algorithm == Algorithm::Log && units.taken() > 0;
-    let is_possible = units != Cost::ZERO && !windows.is_empty() && forgets_only_what_it_can;
-    is_possible.then_some(Effect::Counted(Counted { algorithm, units, at, windows, forgets, expires }))
+    let expires = match word {
+        [] if tells_expiry => Expires::AsBefore,
+        [] => Expires::Untold,
+        [EXPIRES, at @ ..] if tells_expiry => Expires::At(parse_time(at)?),
+        _ => return None,
+    };
+    let counted = Counted { algorithm, units, at, windows, forgets, expires };
+    (!counted.windows.is_empty()).then_some(Effect::Counted(counted))
 }
 
-/// What stands before and after `separator`, where it comes first.
-fn split_at<'a>(word: &'a [u8], separator: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
-    let at = word.windows(separator.len()).position(|bytes| bytes == separator)?;
-    Some((&word[..at], &word[at + separator.len()..]))
+/// Takes units off the start of `word`; not 0 and not 1, which is never written.
+fn take_units(word: &mut &[u8]) -> Option<Cost> {
+    let sign = if let Some(rest) = word.strip_prefix(b"-") {
+        *word = rest;
+        -1
+    } else {
+        1
+    };
+    let units = sign * i64::try_from(take_integer(word)?).ok()?;
+    Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
 }
 
-fn parse_time(digits: &[u8]) -> Option<UnixMs> {
-    parse_safe_integer(digits).and_then(UnixMs::new)
+/// Takes a window off the start of `word`, in the unit that is written.
+fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
+    let number = take_integer(word)?;
+    let (unit_ms, in_next_unit, rest) = match word {
+        [b'm', b's', rest @ ..] => (1, Some(1_000), rest),
+        [b's', rest @ ..] => (1_000, Some(60), rest),
+        [b'm', rest @ ..] => (60_000, Some(60), rest),
+        [b'h', rest @ ..] => (3_600_000, Some(24), rest),
+        [b'd', rest @ ..] => (86_400_000, None, rest),
+        _ => return None,
+    };
+    *word = rest;
+    if in_next_unit.is_some_and(|units| number.is_multiple_of(units)) {
+        return None;
+    }
+    WindowMs::new(number.checked_mul(unit_ms)?)
+}
+
+fn take_integer(word: &mut &[u8]) -> Option<u64> {
+    let (integer, rest) = leading_integer(word)?;
+    *word = rest;
+    Some(integer)
+}
+
+/// The time that all of these digits are.
+fn parse_time(mut digits: &[u8]) -> Option<UnixMs> {
+    UnixMs::new(take_integer(&mut digits)?).filter(|_| digits.is_empty())
 }
 
 #[cfg(test)]

@@ -360,7 +360,7 @@ fn parse_quota(limit: &[u8], window: Option<&[u8]>) -> Result<Quota, Refusal> {
     Quota::new(limit, window).ok_or(Refusal::LIMIT)
 }
 
-pub(crate) fn parse_cost(arg: &[u8]) -> Option<Cost> {
+fn parse_cost(arg: &[u8]) -> Option<Cost> {
     let (units, sign) = match arg.strip_prefix(b"-") {
         Some(units) => (units, -1),
         None => (arg, 1),
@@ -371,7 +371,7 @@ pub(crate) fn parse_cost(arg: &[u8]) -> Option<Cost> {
 }
 
 #[inline(always)]
-pub(crate) fn parse_window(arg: &[u8]) -> Option<WindowMs> {
+fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     let (number, unit) = leading_integer(arg)?;
     let unit_ms = match unit {
         [] | [b's' | b'S'] => 1_000,
@@ -384,13 +384,13 @@ pub(crate) fn parse_window(arg: &[u8]) -> Option<WindowMs> {
     WindowMs::new(number.checked_mul(unit_ms)?)
 }
 
-pub(crate) fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
+fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }
 
 /// The decimal integer from 0 to 2^53 - 1 at the start of `arg`, without leading zeros, and the rest.
 #[inline(always)]
-fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
+pub(crate) fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     let (mut value, mut rest) = (0_u64, arg);
     while let [byte, after @ ..] = rest {
         let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));

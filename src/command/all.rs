@@ -145,7 +145,7 @@ impl KeyRequest {
         let limiter = key.limiter_or(&mut self.fresh, self.algorithm);
         self.at = commit::counted_at(limiter, &self.quotas, self.cost, time, outcome);
         let mut fresh = self.fresh.take().filter(|_| outcome.changed());
-        let moved = commit::new_expiry(key, &mut fresh, time, outcome);
+        let moved = commit::new_expiry(key, fresh.as_mut(), time, outcome);
         if fresh.is_none() && !outcome.emptied {
             if let Some(moved) = moved {
                 key.expire_at(moved);

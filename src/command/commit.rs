@@ -19,29 +19,57 @@ pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, o
     }
 }
 
-/// Commits a decided request to its key: moves the expiry, and sends the effect to copies. Then closes the key and tells
-/// other modules, as [`close_and_tell`] does. Returns the call, and an upper bound on the waits in the reply, in
-/// milliseconds.
+/// What a request asked of a key: the algorithm, the tiers and the cost.
+pub type Asked<'r> = (Algorithm, &'r [Quota], Cost);
+
+/// Finishes a decided request on its key: moves the expiry, sends the effect to copies, closes the key and tells other
+/// modules. Returns the call, and an upper bound on the waits in the reply, in milliseconds.
 #[inline(always)]
 pub fn close_decided<'c, 'a>(
-    mut key: OpenKey<'c, 'a, ToWrite>,
-    mut fresh: Option<Limiter>,
-    (algorithm, quotas, cost): (Algorithm, &[Quota], Cost),
+    key: OpenKey<'c, 'a, ToWrite>,
+    fresh: Option<Limiter>,
+    (algorithm, quotas, cost): Asked,
     time: Time,
     outcome: &Outcome,
 ) -> (&'c mut Call<'a>, u64) {
+    if fresh.is_some() || outcome.emptied || outcome.expiry_facts(time).may_move_expiry() {
+        return close_and_move(key, fresh, algorithm, quotas, cost, time, *outcome);
+    }
     let name = key.name();
-    let moved = new_expiry(key.handle_mut(), &mut fresh, time, outcome);
+    if outcome.changed() {
+        key.call().replicate(name, || Effect::of(algorithm, quotas, cost, outcome, None));
+    }
+    let longest_wait_ms = longest_wait_ms(&key, time, outcome);
+    let call = key.close();
+    if outcome.changed() {
+        call.signal_modified(name);
+    }
+    (call, longest_wait_ms)
+}
+
+/// The same for a key that is new, emptied, or may expire at another time.
+#[cold]
+#[inline(never)]
+fn close_and_move<'c, 'a>(
+    mut key: OpenKey<'c, 'a, ToWrite>,
+    mut fresh: Option<Limiter>,
+    algorithm: Algorithm,
+    quotas: &[Quota],
+    cost: Cost,
+    time: Time,
+    outcome: Outcome,
+) -> (&'c mut Call<'a>, u64) {
+    let name = key.name();
+    let moved = new_expiry(key.handle_mut(), fresh.as_mut(), time, &outcome);
     let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
     let replicate = |call: &Call| {
-        call.replicate(name, || Effect::of(algorithm, quotas, cost, outcome, moved));
+        call.replicate(name, || Effect::of(algorithm, quotas, cost, &outcome, moved));
     };
-    close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, outcome))
+    close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, &outcome))
 }
 
 /// Stores `fresh` in an empty key if anything was counted, sets the expiry if it moved, closes the key, and tells other
 /// modules. Sends what was done to copies by `replicate`. Returns the call, and what `longest_wait_ms` says of the key.
-#[inline(always)]
 pub fn close_and_tell<'c, 'a>(
     mut key: OpenKey<'c, 'a, ToWrite>,
     fresh: Option<Limiter>,
@@ -191,7 +219,7 @@ fn create<'c, 'a>(
 #[inline(always)]
 pub fn new_expiry(
     key: &mut Handle,
-    fresh: &mut Option<Limiter>,
+    fresh: Option<&mut Limiter>,
     time: Time,
     outcome: &Outcome,
 ) -> Option<UnixMs> {
@@ -201,9 +229,9 @@ pub fn new_expiry(
 
 #[cold]
 #[inline(never)]
-fn new_expiry_by(key: &mut Handle, fresh: &mut Option<Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
+fn new_expiry_by(key: &mut Handle, fresh: Option<&mut Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
     let current = key.expires_at();
-    let limiter = key.limiter_mut().or(fresh.as_mut())?;
+    let limiter = key.limiter_mut().or(fresh)?;
     let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
     limiter.set_source(expiry.source);
     expiry.moves_to

@@ -241,10 +241,9 @@ impl Limiter {
         force: bool,
         time: Time,
     ) -> Result<Decision, TakeError> {
-        self.check_counted_by(algorithm)?;
         let request = Request { cost, time };
         match self {
-            _ if cost.get() < 0 => {}
+            _ if cost.get() < 0 || self.algorithm() != algorithm => {}
             Limiter::Counters(counters) => {
                 return Ok(request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?);
             }
@@ -284,8 +283,8 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// Gives units back, or counts them in a short log that may have to grow: apart, so that other requests keep their
-    /// state in registers: that saves an RL.LOG with three tiers 40 of its 9,700 instructions.
+    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: apart, so that
+    /// other requests keep their state in registers: that saves an RL.LOG with three tiers 40 of its 9,700 instructions.
     #[cold]
     #[inline(never)]
     fn decide_then_commit(

@@ -192,12 +192,10 @@ fn an_append_only_file_of_version_2_0_0_loads_with_every_count_and_every_time_to
 
 #[test]
 fn a_limiter_that_holds_nothing_loads_and_its_key_counts_as_missing() {
-    let loads: [(&str, &str, &[(&str, &str)]); 2] = [
-        ("1.1.0-emptied.rdb", "dump.rdb", &[]),
-        ("1.1.0-emptied.aof", "appendonly.aof", &[("appendonly", "yes")]),
-    ];
-    for (fixture, name, settings) in loads {
-        let mut server = load(fixture, name, settings);
+    for (fixture, name, appendonly) in
+        [("1.1.0-emptied.rdb", "dump.rdb", "no"), ("1.1.0-emptied.aof", "appendonly.aof", "yes")]
+    {
+        let mut server = load(fixture, name, &[("appendonly", appendonly)]);
         let replica = Server::replica_of(&server, &[]);
         assert_eq!(server.figures("RL.PEEK kept 5 1h"), [0, 5, 2, -1, 799_877]);
         let own = ["copied:fixed", "copied:sliding", "copied:log"];

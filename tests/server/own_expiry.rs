@@ -55,8 +55,11 @@ fn giving_back_moves_no_time_to_live() {
     }
 }
 
+/// What happens to a master and its replica.
+type Happens = fn(&mut Server, &mut Server);
+
 /// What may happen to a master, after which it does not know where the time to live of its keys came from.
-const PASTS: [(&str, fn(&mut Server, &mut Server)); 4] = [
+const PASTS: [(&str, Happens); 4] = [
     ("nothing", |_, _| {}),
     ("it loads a snapshot", |master, _| _ = master.value("DEBUG RELOAD")),
     ("it restarts, and the replica resumes", |master, replica| {
