@@ -42,7 +42,8 @@ export type Callback = (error: Error | null, result?: Hits) => void;
 export interface Store {
   incr(key: string, callback: Callback, timeWindow: number, max: number): void;
   read(key: string, callback: Callback, timeWindow: number, max: number): void;
-  child(route: Configuration): Store;
+  /** Of a route's `Configuration`: the plugin's own types have other names for it. */
+  child(route: object): Store;
 }
 
 /**
@@ -87,7 +88,7 @@ export function rateLimitStore(
       tell(this.#look(this.#prefix + key, limitOf(max), windowOf(timeWindow)), callback);
     }
 
-    child(route: Configuration): Store {
+    child(route: object): Store {
       return new RateLimitStore(route, nameOf(route));
     }
 

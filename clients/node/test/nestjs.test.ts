@@ -207,7 +207,7 @@ describe("@nestjs/throttler", () => {
       refused.map(({ isBlocked }) => isBlocked),
       [true, true, true],
     );
-    assert.equal((await client.rl.info("rl:{key}:default:block"))?.windows[0]?.used, 2 ** 50 + 1);
+    assert.equal((await client.rl.info("redis-rl:{key}:default:block"))?.windows[0]?.used, 2 ** 50 + 1);
   });
 
   test("throttlers that share a key count each by itself", async () => {
