@@ -15,6 +15,9 @@ import {
   PeriodicExportingMetricReader,
 } from "@opentelemetry/sdk-metrics";
 import { register } from "prom-client";
+import { createClient } from "redis";
+import { rl } from "redis-rl";
+import { answer, Policy } from "redis-rl/http";
 import { command, freePort, serve, Server, socket, tally, waitFor } from "./harness.js";
 
 const recipes = readFileSync(process.env.RECIPES ?? "../recipes.md", "utf8")
@@ -76,6 +79,28 @@ for (const name of ["koa", "fastify", "hono"]) {
     }
   });
 }
+
+test("redis-rl/http: several policies are decided and answered together", async () => {
+  const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
+  open.push(() => client.destroy());
+  const user = new Policy("user", "500/m", { unit: "tokens", algorithm: "fixed" });
+  const team = new Policy("team", [[2, "1h"]]);
+  const at = 1_700_000_040_000;
+  const ask = () => client.rl.all([...user.rows("{1}", 200), ...team.rows("{1}")], { at });
+  assert.deepEqual(answer([user, team], await ask()), {
+    status: 200,
+    fields: {
+      "RateLimit-Policy": '"user-1m";q=500;qu="tokens";w=60, "team-1h";q=2;w=3600',
+      RateLimit: '"user-1m";r=300;t=60, "team-1h";r=1;t=3600',
+    },
+  });
+  await ask();
+  const refused = answer([user, team], await ask());
+  assert.deepEqual([refused.status, refused.fields["Retry-After"]], [429, "3600"]);
+  assert.deepEqual(refused.body?.["violated-policies"], ["user-1m", "team-1h"]);
+  assert.equal((await client.rl.info("user:{1}"))?.algorithm, "fixed");
+  assert.throws(() => new Policy("long", "1/1500ms"), /whole seconds/);
+});
 
 function listens(port: number): Promise<boolean> {
   return new Promise((resolve) => {
