@@ -1,4 +1,4 @@
-// A store for express-rate-limit and hono-rate-limiter.
+// A store for express-rate-limit, express-slow-down and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Clock } from "./clock.js";
@@ -10,10 +10,12 @@ import { duration, MAX_LIMIT, type Window } from "./quota.js";
 import { Timeout } from "./timeout.js";
 
 export interface StoreOptions {
-  /** Begins each key; `rl:` if left out. */
+  /** Begins each key; `redis-rl:` if left out. */
   prefix?: string;
-  /** `log` if left out; `fixed` where `limit` is a function. */
+  /** `log` if left out; `fixed` where refused requests count. */
   algorithm?: Algorithm;
+  /** Whether refused requests count too; if left out, where `limit` is 0, as of express-slow-down, or a function. */
+  countRefused?: boolean;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
@@ -47,9 +49,8 @@ interface Hit {
 }
 
 /**
- * Counts requests in Redis. If `limit` is a number the server decides: what is refused is not counted, and
- * `resetTime` of a refused request is when it is allowed. If it is a function the store counts and the middleware
- * decides, as with other stores.
+ * Counts requests in Redis. The server decides: what is refused is not counted, and `resetTime` of a refused request is
+ * when it is allowed. Where refused requests count the middleware decides, as with other stores.
  */
 export class RateLimitStore {
   readonly prefix: string;
@@ -60,6 +61,7 @@ export class RateLimitStore {
   /** Where anything is decided in this process. */
   #local: { limiter: LocalLimiter; rules: Rules } | undefined;
   #algorithm: Algorithm | undefined;
+  readonly #countRefused: boolean | undefined;
   #windowMs = 60_000;
   #window = "1m";
   /** The server's limit: one that is never reached where it only counts. */
@@ -70,26 +72,41 @@ export class RateLimitStore {
    */
   #hit: AsyncLocalStorage<Hit> | undefined;
 
-  constructor(
-    limiter: RateLimiter,
-    { prefix = "rl:", algorithm, timeoutMs = 1000, remember = 0, lease = 0, clock }: StoreOptions = {},
-  ) {
+  constructor(limiter: RateLimiter, options: StoreOptions = {}) {
+    const {
+      prefix = "redis-rl:",
+      algorithm,
+      countRefused,
+      timeoutMs = 1000,
+      remember = 0,
+      lease = 0,
+      clock,
+    } = options;
     this.#timeout = new Timeout(timeoutMs);
     this.#patient = patiently(limiter, this.#timeout, clock);
     this.#settings = { units: wholeUnits(lease), rememberMs: duration(remember) };
     this.prefix = prefix;
     this.#algorithm = algorithm;
+    this.#countRefused = countRefused;
   }
 
   init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
     this.#window = `${windowMs}ms`;
     this.#windowMs = windowMs;
-    this.#algorithm ??= typeof limit === "function" ? "fixed" : "log";
-    const decides = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
+    if (typeof limit === "function" && this.#countRefused === false) {
+      throw new TypeError("countRefused: false needs a limit that is a number");
+    }
+    const countRefused = this.#countRefused ?? (typeof limit === "function" || limit === 0);
+    this.#algorithm ??= countRefused ? "fixed" : "log";
+    const known = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
+    const decides = known && !countRefused;
     this.#limit = decides ? (limit as number) : MAX_LIMIT;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
     if (this.#settings.units > 0 || this.#settings.rememberMs > 0) {
-      if (!decides) throw new TypeError("remember and lease need a limit that is a number");
+      if (!decides)
+        throw new TypeError(
+          "remember and lease need a limit that is a number, and refused requests that do not count",
+        );
       this.#local = {
         limiter: new LocalLimiter(this.#patient, this.#timeout, this.#settings, { wantsTime: true }),
         rules: new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS),
@@ -140,10 +157,10 @@ export class RateLimitStore {
     await this.#local?.limiter.close();
   }
 
-  async get(key: string): Promise<ClientInfo | undefined> {
-    const verdict = await this.#patient.limiter.peek(this.prefix + key, [MAX_LIMIT, this.#window]);
-    const totalHits = MAX_LIMIT - verdict.remaining;
-    return totalHits === 0 ? undefined : { totalHits, resetTime: this.#inFuture(verdict.resetAfterMs) };
+  async get(key: string): Promise<ClientInfo> {
+    const quota = [MAX_LIMIT, this.#window] as const;
+    const { remaining, resetAfterMs } = await this.#patient.limiter.peek(this.prefix + key, quota);
+    return { totalHits: MAX_LIMIT - remaining, resetTime: this.#inFuture(resetAfterMs) };
   }
 
   #take(key: string, options?: TakeOptions): Promise<Verdict> {

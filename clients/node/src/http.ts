@@ -1,8 +1,8 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
 import { isIPv6 } from "node:net";
-import type { Decision, Verdict } from "./commands.js";
-import { MAX_WINDOW_MS, milliseconds, type Quota, type Window } from "./quota.js";
+import { type Algorithm, checkedAlgorithm, type Decision, type Row, type Verdict } from "./commands.js";
+import { listOf, MAX_WINDOW_MS, milliseconds, type Quota, type Quotas, type Window } from "./quota.js";
 
 /** A quota as clients are told of it: an item of the fields. */
 export interface Item {
@@ -34,8 +34,41 @@ export interface Fields {
   "Retry-After"?: string;
 }
 
-/** Answers a request that was decided with a row for each item. */
-export function answer(items: readonly Item[], decision: Decision): Answer {
+/** What a client may take: the rows to ask for, and the items of the header fields. */
+export class Policy {
+  readonly name: string;
+  readonly algorithm: Algorithm;
+  readonly quotas: readonly Quota[];
+  readonly items: readonly Item[];
+
+  /** Text is the quotas. `algorithm` is `log` if left out, `unit` requests. */
+  constructor(
+    name: string,
+    quotas: Quotas,
+    { algorithm = "log", unit }: { algorithm?: Algorithm; unit?: string } = {},
+  ) {
+    this.name = name;
+    this.algorithm = checkedAlgorithm(algorithm);
+    this.quotas = listOf(quotas);
+    this.items = itemsOf(name, this.quotas, unit);
+  }
+
+  /** The rows of `all` that take `cost` units: one for each quota, all of the key `name:key`. */
+  rows(key: string | number, cost = 1): Row[] {
+    const { algorithm } = this;
+    return this.quotas.map(([limit, window]) => ({
+      key: `${this.name}:${key}`,
+      algorithm,
+      limit,
+      window,
+      cost,
+    }));
+  }
+}
+
+/** Answers a request that was decided with the rows of these policies, or with a row for each item, in this order. */
+export function answer(decided: readonly (Policy | Item)[], decision: Decision): Answer {
+  const items = itemsIn(decided);
   const { limited, retryAfterMs } = decision;
   if (!limited) return { status: 200, fields: standing(items, decision.rows) };
 
@@ -65,7 +98,8 @@ export function answer(items: readonly Item[], decision: Decision): Answer {
 }
 
 /** What is left of each item, for an answer that refuses nothing. */
-export function standing(items: readonly Item[], verdicts: readonly Verdict[]): Fields {
+export function standing(decided: readonly (Policy | Item)[], verdicts: readonly Verdict[]): Fields {
+  const items = itemsIn(decided);
   const rows = rowsOf(items, verdicts);
   return {
     ...named(items),
@@ -74,6 +108,10 @@ export function standing(items: readonly Item[], verdicts: readonly Verdict[]): 
       return row && `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
     }),
   };
+}
+
+function itemsIn(decided: readonly (Policy | Item)[]): readonly Item[] {
+  return decided.flatMap((one) => (one instanceof Policy ? one.items : one));
 }
 
 /** The row of each item. A decision by leases has that of one item alone, which its limit tells. */

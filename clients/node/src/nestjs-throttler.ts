@@ -8,7 +8,7 @@ import { Remembering } from "./remembering.js";
 import { Timeout } from "./timeout.js";
 
 export interface StorageOptions {
-  /** Begins each key; `rl:` if left out. */
+  /** Begins each key; `redis-rl:` if left out. */
   prefix?: string;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number;
@@ -40,7 +40,7 @@ export class RateLimitStorage {
 
   constructor(
     limiter: RateLimiter,
-    { prefix = "rl:", timeoutMs = 1000, remember = 0, clock }: StorageOptions = {},
+    { prefix = "redis-rl:", timeoutMs = 1000, remember = 0, clock }: StorageOptions = {},
   ) {
     const patient = patiently(limiter, new Timeout(timeoutMs), clock);
     this.#limiter = patient.limiter;

@@ -9,6 +9,7 @@ import { createClient, createCluster } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { command, serve, Server, socket, startCluster } from "./harness.js";
@@ -86,8 +87,20 @@ for (const [name, connect] of Object.entries(clients)) {
         assert.equal((await store.increment("key")).totalHits, 2);
         await store.decrement("key");
         await store.resetKey("key");
-        assert.equal(await store.get("key"), undefined);
+        assert.equal((await store.get("key")).totalHits, 0);
         assert.equal((await store.increment("key")).totalHits, 1);
+      });
+    }
+
+    for (const options of [{}, { ban: 0, continueExceeding: true }, { exponentialBackoff: true }]) {
+      test(`@fastify/rate-limit, ${JSON.stringify(options)}`, async () => {
+        const store = new (rateLimitStore(limiter, { ...PATIENT, prefix: "limit:" }))(options);
+        const hits = (ask: "incr" | "read") =>
+          new Promise<boolean>((resolve, reject) =>
+            store[ask]("key", (error, hits) => (hits ? resolve(hits.current > 1) : reject(error)), HOUR, 1),
+          );
+        assert.deepEqual([await hits("incr"), await hits("incr")], [false, true]);
+        assert.equal(await hits("read"), Object.keys(options).length > 0);
       });
     }
 

@@ -8,6 +8,7 @@ import { createClient } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
 import { type Options, type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { type Hits, rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { calls, command, Server, socket, tally, work } from "./harness.js";
@@ -68,6 +69,17 @@ function storage(limiter: RateLimiter, timeoutMs: number): Ask {
   return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
 }
 
+function fastify(limiter: RateLimiter, timeoutMs: number): Ask {
+  const store = new (rateLimitStore(limiter, { prefix: "fastify:", timeoutMs }))({
+    exponentialBackoff: true,
+  });
+  return () =>
+    new Promise((resolve) => {
+      const answered = (_: unknown, hits?: Hits) => resolve(hits ? (hits.current > 5 ? 429 : 200) : 500);
+      store.incr("key", answered, HOUR, 5);
+    });
+}
+
 const times = (count: number, ask: Ask) => Promise.all(Array.from({ length: count }, ask));
 
 /** Every adapter gives up, as it is told to. */
@@ -77,10 +89,12 @@ async function everyWaitEnds(limiter: RateLimiter): Promise<void> {
     times(AT_ONCE, express(limiter, { ...IMPATIENT, fail: "closed" })),
     times(AT_ONCE, store(limiter, 50)),
     times(AT_ONCE, storage(limiter, 50)),
+    times(AT_ONCE, fastify(limiter, 50)),
   ];
   assert.deepEqual((await Promise.all(waits)).map(tally), [
     { 200: AT_ONCE },
     { 503: AT_ONCE },
+    { 500: AT_ONCE },
     { 500: AT_ONCE },
     { 500: AT_ONCE },
   ]);

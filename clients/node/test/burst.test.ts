@@ -9,6 +9,7 @@ import { createClient, createClientPool, createSentinel } from "redis";
 import { type RateLimiter, rl } from "redis-rl";
 import { type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { type Hits, rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { command, Server, socket, startSentinel, tally, work } from "./harness.js";
@@ -30,6 +31,15 @@ const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
     const store = new RateLimitStore(limiter, { prefix, timeoutMs: TIMEOUT_MS });
     store.init({ windowMs: HOUR, limit: LIMIT });
     return () => store.increment("key").then(({ totalHits }) => (totalHits > LIMIT ? 429 : 200), failed);
+  },
+  "@fastify/rate-limit": (limiter, prefix) => {
+    const store = new (rateLimitStore(limiter, { prefix, timeoutMs: TIMEOUT_MS }))({});
+    return () =>
+      new Promise((resolve) => {
+        const answered = (_: unknown, hits?: Hits) =>
+          resolve(hits ? (hits.current > LIMIT ? 429 : 200) : 500);
+        store.incr("key", answered, HOUR, LIMIT);
+      });
   },
   "@nestjs/throttler": (limiter, prefix) => {
     const storage = new RateLimitStorage(limiter, { prefix, timeoutMs: TIMEOUT_MS });

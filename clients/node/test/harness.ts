@@ -115,7 +115,7 @@ function answers(port: number): Promise<boolean> {
   });
 }
 
-async function freePort(): Promise<number> {
+export async function freePort(): Promise<number> {
   // A cluster's bus takes the port 10000 above.
   for (;;) {
     const listener = createListener();

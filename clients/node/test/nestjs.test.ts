@@ -2,17 +2,28 @@
 
 import "reflect-metadata";
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import type { AddressInfo } from "node:net";
 import { after, before, beforeEach, describe, test } from "node:test";
-import { Controller, Get, type INestApplication, Module } from "@nestjs/common";
+import { Controller, Get, type INestApplication, Module, UseGuards } from "@nestjs/common";
 import { APP_GUARD, NestFactory } from "@nestjs/core";
-import { SkipThrottle, Throttle, ThrottlerGuard, ThrottlerModule } from "@nestjs/throttler";
+import { WsAdapter } from "@nestjs/platform-ws";
+import {
+  SkipThrottle,
+  Throttle,
+  ThrottlerGuard,
+  ThrottlerModule,
+  type ThrottlerRequest,
+} from "@nestjs/throttler";
+import { SubscribeMessage, WebSocketGateway, WsException } from "@nestjs/websockets";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { calls, clock, command, Server, socket } from "./harness.js";
+import { WebSocket } from "ws";
+import { calls, clock, command, Server, socket, tally, waitFor } from "./harness.js";
 
+const MINUTE = 60_000;
 const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT = { timeoutMs: 30_000 };
@@ -140,6 +151,57 @@ describe("@nestjs/throttler", () => {
     }
   });
 
+  test("guards the messages of websockets", async () => {
+    const decided: string[] = [];
+    // As the library's README says: what is limited is not a request.
+    class MessageGuard extends ThrottlerGuard {
+      override async handleRequest(message: ThrottlerRequest): Promise<boolean> {
+        const { context, limit, ttl, throttler, blockDuration } = message;
+        const name = throttler.name ?? "default";
+        const key = this.generateKey(context, "client", name);
+        const { isBlocked } = await this.storageService.increment(key, ttl, limit, blockDuration, name);
+        decided.push(`${name}: ${isBlocked ? "blocked" : "allowed"}`);
+        if (isBlocked) throw new WsException("too many");
+        return true;
+      }
+    }
+    class Gateway {
+      greet() {
+        return { event: "greeting", data: "hello" };
+      }
+    }
+    const greet = Object.getOwnPropertyDescriptor(Gateway.prototype, "greet") as PropertyDescriptor;
+    SubscribeMessage("greet")(Gateway.prototype, "greet", greet);
+    UseGuards(MessageGuard)(Gateway.prototype, "greet", greet);
+    WebSocketGateway()(Gateway);
+    const storage = new RateLimitStorage(client.rl, PATIENT);
+    const throttlers = [
+      { name: "short", ttl: MINUTE, limit: 3 },
+      { name: "long", ttl: HOUR, limit: 10 },
+    ];
+    class Application {}
+    Module({ imports: [ThrottlerModule.forRoot({ throttlers, storage })], providers: [Gateway] })(
+      Application,
+    );
+    const app = await NestFactory.create(Application, { logger: false });
+    app.useWebSocketAdapter(new WsAdapter(app));
+    await app.listen(0, "127.0.0.1");
+    try {
+      const { port } = app.getHttpServer().address() as AddressInfo;
+      const socket = new WebSocket(`ws://127.0.0.1:${port}/`);
+      await once(socket, "open");
+      const answers: string[] = [];
+      socket.on("message", (data) => answers.push((JSON.parse(String(data)) as { event: string }).event));
+      for (let i = 0; i < 20; i++) socket.send('{ "event": "greet" }');
+      await waitFor("all messages", async () => decided.length === 23 && answers.length === 3);
+      assert.deepEqual(tally(decided), { "short: allowed": 3, "long: allowed": 3, "short: blocked": 17 });
+      assert.deepEqual(tally(answers), { greeting: 3 });
+      socket.terminate();
+    } finally {
+      await app.close();
+    }
+  });
+
   test("several policies of a route are decided in one step by the middleware for Express", async () => {
     const limit = rateLimit(client.rl, ["9/h", { name: "daily", quotas: "1/d" }], PATIENT);
     const { app, ask } = await serving({}, { one: [], two: [] }, (app) => app.use("/one", limit));
@@ -207,7 +269,7 @@ describe("@nestjs/throttler", () => {
       refused.map(({ isBlocked }) => isBlocked),
       [true, true, true],
     );
-    assert.equal((await client.rl.info("rl:{key}:default:block"))?.windows[0]?.used, 2 ** 50 + 1);
+    assert.equal((await client.rl.info("redis-rl:{key}:default:block"))?.windows[0]?.used, 2 ** 50 + 1);
   });
 
   test("throttlers that share a key count each by itself", async () => {

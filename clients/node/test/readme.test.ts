@@ -5,15 +5,7 @@ import { execFile } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { after, before, beforeEach, test } from "node:test";
 import { promisify } from "node:util";
-import { metrics } from "@opentelemetry/api";
-import {
-  AggregationTemporality,
-  InMemoryMetricExporter,
-  MeterProvider,
-  PeriodicExportingMetricReader,
-} from "@opentelemetry/sdk-metrics";
 import type express from "express";
-import { register } from "prom-client";
 import { command, serve, Server, socket } from "./harness.js";
 
 const readme = readFileSync(process.env.README ?? "../README.md", "utf8");
@@ -85,45 +77,6 @@ for (const [i, { code: shownCode, shown }] of examples.entries()) {
   });
 }
 
-/** Runs the example that imports this until it refuses a request. */
-async function untilLimited(name: string): Promise<void> {
-  const example = examples.find(({ code }) => code.includes(`from "${name}"`));
-  await overHttp(
-    wholeOf(example?.code ?? ""),
-    `recipe-${name.replace(/\W/g, "")}`,
-    "HTTP/1.1 429 Too Many Requests",
-  );
-}
-
-test("the recipe for OpenTelemetry counts decisions by policy", async () => {
-  const exporter = new InMemoryMetricExporter(AggregationTemporality.CUMULATIVE);
-  const reader = new PeriodicExportingMetricReader({ exporter });
-  metrics.setGlobalMeterProvider(new MeterProvider({ readers: [reader] }));
-  await untilLimited("@opentelemetry/api");
-  await reader.forceFlush();
-  const [counted] = exporter.getMetrics()[0]?.scopeMetrics[0]?.metrics ?? [];
-  assert.equal(counted?.descriptor.name, "rate_limit.decisions");
-  const points = counted.dataPoints.map(({ attributes, value }) => [attributes, Number(value) > 0]);
-  assert.deepEqual(points, [
-    [{ policy: "requests", limited: false }, true],
-    [{ policy: "requests", limited: true }, true],
-  ]);
-  await reader.shutdown();
-});
-
-test("the recipe for Prometheus counts decisions by policy", async () => {
-  register.clear();
-  await untilLimited("prom-client");
-  const counted = await register.metrics();
-  for (const limited of [false, true]) {
-    const line = new RegExp(
-      `^rate_limit_decisions_total\\{policy="requests",limited="${limited}"\\} [1-9]`,
-      "m",
-    );
-    assert.match(counted, line);
-  }
-});
-
 test("a link leads to the web or to a heading of this page: the package has no other page", () => {
   const headings = [...readme.matchAll(/^#+ (.*)$/gm)].map(
     ([, heading = ""]) =>
@@ -148,10 +101,13 @@ test("an installation runs no script of the package, which npm would ask about",
 
 /** Asks an application until the answer is as shown, and compares that. */
 async function overHttp(code: string, name: string, shown: string): Promise<void> {
-  const exported = code.replace(
-    "app.listen(3000);",
-    "export default app;\nexport const stop = () => client.destroy();",
-  );
+  const stopping = "\nexport const stop = () => client.destroy();";
+  const exported = code
+    .replace("app.listen(3000);", `export default app;${stopping}`)
+    .replace(
+      "await app.listen({ port: 3000 });",
+      `await app.ready();\nexport default app.routing;${stopping}`,
+    );
   const { default: app, stop } = (await import(moduleOf(exported, name))) as {
     default: express.Express;
     stop(): void;

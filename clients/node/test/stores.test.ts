@@ -1,4 +1,4 @@
-// The store for express-rate-limit and hono-rate-limiter, over HTTP.
+// The store for express-rate-limit, express-slow-down and hono-rate-limiter, over HTTP.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -6,11 +6,12 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import { getRequestListener } from "@hono/node-server";
 import express from "express";
 import { rateLimit } from "express-rate-limit";
+import { slowDown } from "express-slow-down";
 import { Hono } from "hono";
 import { rateLimiter as honoRateLimiter } from "hono-rate-limiter";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
-import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { RateLimitStore, type StoreOptions } from "redis-rl/express-rate-limit";
 import { calls, command, serve, Server, socket, type Web } from "./harness.js";
 
 const HOUR = 3_600_000;
@@ -89,7 +90,7 @@ describe("stores", () => {
   /** Until what was given back is counted, or was never to be given back. */
   async function used(): Promise<number> {
     await client.ping();
-    return (await client.rl.info("rl:key"))?.windows[0]?.used ?? 0;
+    return (await client.rl.info("redis-rl:key"))?.windows[0]?.used ?? 0;
   }
 
   for (const [name, start] of Object.entries(applications)) {
@@ -103,7 +104,7 @@ describe("stores", () => {
 
       test("tells when a refused request is allowed, not when all is free", async () => {
         const hourAgo = Date.now() - HOUR;
-        await client.rl.log("rl:key", [2, "1h"], { at: hourAgo + 600_000 });
+        await client.rl.log("redis-rl:key", [2, "1h"], { at: hourAgo + 600_000 });
         web = await start({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
         await statuses("/200");
         const response = await fetch(`${web.url}/200`);
@@ -148,7 +149,7 @@ describe("stores", () => {
         limit = 5;
         assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 200, 429]);
         assert.equal(await used(), 6);
-        assert.equal((await client.rl.info("rl:key"))?.algorithm, "fixed");
+        assert.equal((await client.rl.info("redis-rl:key"))?.algorithm, "fixed");
       });
 
       test("every algorithm", async () => {
@@ -158,7 +159,7 @@ describe("stores", () => {
             new RateLimitStore(client.rl, { ...PATIENT, algorithm }),
           );
           assert.deepEqual(await statuses("/200", "/500", "/200", "/200"), [200, 500, 200, 429]);
-          assert.equal((await client.rl.info("rl:key"))?.algorithm, algorithm);
+          assert.equal((await client.rl.info("redis-rl:key"))?.algorithm, algorithm);
           await command(server, "FLUSHALL");
           await web.stop();
         }
@@ -166,6 +167,50 @@ describe("stores", () => {
       });
     });
   }
+
+  test("express-slow-down slows every request beyond its limit by the count", async () => {
+    for (const algorithm of [undefined, "sliding", "log"] as const) {
+      const app = express();
+      const now = Date.now();
+      const store = new RateLimitStore(client.rl, {
+        ...PATIENT,
+        clock: () => now,
+        ...(algorithm && { algorithm }),
+      });
+      const delayMs = (used: number) => used / 10;
+      app.use(slowDown({ windowMs: HOUR, delayAfter: 2, delayMs, store, keyGenerator: () => "key" }));
+      app.get("/", (request, response) => {
+        const { used, delay } = (request as unknown as { slowDown: { used: number; delay: number } })
+          .slowDown;
+        response.send(`${used} ${delay}`);
+      });
+      web = await serve(app);
+      const answers = [];
+      for (let i = 0; i < 5; i++) answers.push(await (await fetch(web.url)).text());
+      assert.deepEqual(answers, ["1 0", "2 0", "3 0.3", "4 0.4", "5 0.5"]);
+      assert.equal((await client.rl.info("redis-rl:key"))?.algorithm, algorithm ?? "fixed");
+      await web.stop();
+      await command(server, "FLUSHALL");
+    }
+    web = undefined;
+  });
+
+  test("countRefused: whether what is refused counts", async () => {
+    const hits = async (options: StoreOptions, limit: number) => {
+      await command(server, "FLUSHALL");
+      const store = new RateLimitStore(client.rl, { ...PATIENT, ...options });
+      store.init({ windowMs: HOUR, limit });
+      const hits = [];
+      for (let i = 0; i < 4; i++) hits.push((await store.increment("key")).totalHits);
+      return hits;
+    };
+    assert.deepEqual(await hits({}, 2), [1, 2, 3, 3]);
+    assert.deepEqual(await hits({ countRefused: true }, 2), [1, 2, 3, 4]);
+    assert.deepEqual(await hits({}, 0), [1, 2, 3, 4]);
+    assert.deepEqual(await hits({ countRefused: false }, 0), [1, 1, 1, 1]);
+    const store = new RateLimitStore(client.rl, { countRefused: false });
+    assert.throws(() => store.init({ windowMs: HOUR, limit: () => 2 }), /a limit that is a number/);
+  });
 
   test("requests that are answered at once give back each its own", async () => {
     const app = express();
@@ -215,26 +260,29 @@ describe("stores", () => {
     const store = new RateLimitStore(client.rl, PATIENT);
     store.init({ windowMs: HOUR, limit: 5, skipFailedRequests: true });
     await store.increment("key");
-    await client.rl.log("rl:key", [5, "1h"], { cost: 2, at: Date.now() + 60_000 });
+    await client.rl.log("redis-rl:key", [5, "1h"], { cost: 2, at: Date.now() + 60_000 });
     await store.decrement("key");
-    assert.deepEqual((await client.rl.info("rl:key"))?.entries, 1);
+    assert.deepEqual((await client.rl.info("redis-rl:key"))?.entries, 1);
     assert.equal(await used(), 2);
   });
 
   test("as an API: hits, the newest given back, reset", async () => {
     const store = new RateLimitStore(client.rl, { ...PATIENT, prefix: "app:" });
     store.init({ windowMs: 60_000 });
-    assert.equal(await store.get("key"), undefined);
+    assert.equal((await store.get("key")).totalHits, 0);
     const { totalHits, resetTime } = await store.increment("key");
     assert.equal(totalHits, 1);
     assert.ok(Math.abs(resetTime.getTime() - Date.now() - 60_000) < 30_000);
     assert.equal((await store.increment("key")).totalHits, 2);
-    assert.equal((await store.get("key"))?.totalHits, 2);
+    assert.equal((await store.get("key")).totalHits, 2);
     await store.decrement("key");
-    assert.equal((await store.get("key"))?.totalHits, 1);
+    assert.equal((await store.get("key")).totalHits, 1);
     assert.equal(await command(server, "EXISTS", "app:key"), 1);
+    await store.decrement("key");
+    assert.equal((await store.get("key")).totalHits, 0);
+    await store.increment("key");
     await store.resetKey("key");
-    assert.equal(await store.get("key"), undefined);
+    assert.equal((await store.get("key")).totalHits, 0);
     assert.equal(await command(server, "EXISTS", "app:key"), 0);
   });
 
@@ -260,8 +308,15 @@ describe("stores", () => {
     assert.ok(resetTime.getTime() > Date.now());
   });
 
+  test("a key that rate-limit-redis has left does not stand in the way", async () => {
+    await command(server, "SET", "rl:key", "3");
+    const store = new RateLimitStore(client.rl, PATIENT);
+    store.init({ windowMs: HOUR, limit: 5 });
+    assert.equal((await store.increment("key")).totalHits, 1);
+  });
+
   test("an error of Redis is the library's to handle", async () => {
-    await command(server, "SET", "rl:key", "text");
+    await command(server, "SET", "redis-rl:key", "text");
     web = await applications["express-rate-limit"]?.({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
     assert.deepEqual(await statuses("/200"), [500]);
   });

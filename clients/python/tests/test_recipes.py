@@ -1,14 +1,19 @@
-"""The recipes that count decisions: recipes.md."""
+"""The recipes do what they say: recipes.md."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import httpx2
 import prometheus_client
+import pytest
 import redis.asyncio
+from aiohttp.test_utils import TestClient, TestServer
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -23,11 +28,11 @@ RECIPES = (Path(__file__).parents[1] / "recipes.md").read_text()
 POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
 
 
-def names_of(recipe: str) -> dict[str, Any]:
-    """What the recipe that imports this defines."""
-    [code] = [code for code in re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL) if recipe in code]
-    names: dict[str, Any] = {}
-    exec(code, names)
+def names_of(recipe: str, port: int = 0) -> dict[str, Any]:
+    """What the recipe that imports this defines, told where the server is."""
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL) if f"from {recipe}" in code]
+    names: dict[str, Any] = {"__name__": recipe}
+    exec(code.replace("Redis(retry", f"Redis(port={port}, retry"), names)
     return names
 
 
@@ -44,6 +49,35 @@ def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
             await guard.take(scope)
 
     asyncio.run(run())
+
+
+Answers: TypeAlias = list[tuple[int, Mapping[str, str], str]]
+
+
+async def in_litestar(app: Any) -> Answers:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        answers = await asyncio.gather(*(client.get("/") for _ in range(300)))
+    return [(answer.status_code, answer.headers, answer.text) for answer in answers]
+
+
+async def in_aiohttp(app: Any) -> Answers:
+    async with TestClient(TestServer(app)) as client:
+        answers = await asyncio.gather(*(client.get("/") for _ in range(300)))
+        return [(answer.status, answer.headers, await answer.text()) for answer in answers]
+
+
+@pytest.mark.usefixtures("abandoned")
+@pytest.mark.parametrize(("framework", "ask"), [("litestar", in_litestar), ("aiohttp", in_aiohttp)])
+def test_of_a_burst_exactly_the_limit_passes(
+    server: Server, framework: str, ask: Callable[[Any], Coroutine[Any, Any, Answers]]
+) -> None:
+    answers = asyncio.run(ask(names_of(framework, server.port)["app"]))
+    assert Counter(status for status, *_ in answers) == {200: 5, 429: 295}
+    for status, fields, body in answers:
+        assert fields["RateLimit-Policy"] == '"requests-1m";q=5;w=60, "requests-1h";q=100;w=3600'
+        assert ("Retry-After" in fields) == (status == 429)
+        assert body == "hello" if status == 200 else "Quota Exceeded" in body
 
 
 def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> None:

@@ -1,0 +1,237 @@
+// The store for @fastify/rate-limit, in an application of Fastify.
+
+import assert from "node:assert/strict";
+import { after, before, beforeEach, describe, test } from "node:test";
+import fastifyRateLimit, { type RateLimitOptions, type RateLimitPluginOptions } from "@fastify/rate-limit";
+import Fastify, { type FastifyInstance } from "fastify";
+import { createClient } from "redis";
+import { rl } from "redis-rl";
+import { rateLimitStore, type StoreOptions } from "redis-rl/fastify-rate-limit";
+import { calls, clock, command, Server, socket, tally } from "./harness.js";
+
+const MINUTE = 60_000;
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT = { timeoutMs: 30_000 };
+
+describe("@fastify/rate-limit", () => {
+  let server: Server;
+  let client: Awaited<ReturnType<typeof connect>>;
+  /** The store's clock. */
+  let now: number;
+  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
+  before(async () => {
+    server = await Server.start();
+    client = await connect();
+    now = await clock(server);
+  });
+  after(async () => {
+    client?.destroy();
+    await server?.stop();
+  });
+  beforeEach(async () => {
+    await command(server, "FLUSHALL");
+    await command(server, "CONFIG", "RESETSTAT");
+  });
+
+  /** An application with a handler at `/`, and at the paths of these routes. */
+  async function application(
+    options: RateLimitPluginOptions,
+    routes: Record<string, RateLimitOptions> = {},
+    storeOptions: StoreOptions = {},
+  ): Promise<FastifyInstance> {
+    const app = Fastify();
+    const store = rateLimitStore(client.rl, { ...PATIENT, clock: () => now, ...storeOptions });
+    await app.register(fastifyRateLimit, { timeWindow: MINUTE, ...options, store });
+    app.get("/", () => "hello");
+    for (const [path, rateLimit] of Object.entries(routes))
+      app.get(path, { config: { rateLimit } }, () => "hello");
+    return app;
+  }
+
+  /** Status, and seconds to wait. */
+  async function ask(app: FastifyInstance, url = "/"): Promise<[number, string | undefined]> {
+    const { statusCode, headers } = await app.inject(url);
+    return [statusCode, headers["retry-after"] as string | undefined];
+  }
+
+  test("of requests at once exactly the limit passes, and only those count", async () => {
+    const app = await application({ max: 50 });
+    const answers = await Promise.all(Array.from({ length: 300 }, () => app.inject("/")));
+    assert.deepEqual(tally(answers.map(({ statusCode }) => statusCode)), { 200: 50, 429: 250 });
+    assert.equal((await client.rl.info("redis-rl:127.0.0.1"))?.windows[0]?.used, 50);
+    assert.equal(await calls(server, "RL.ALL"), 300);
+  });
+
+  test("a refused request is told when it is allowed", async () => {
+    const app = await application({ max: 2 });
+    assert.equal((await app.inject("/")).headers["x-ratelimit-remaining"], "1");
+    now += 20_000;
+    assert.deepEqual(await ask(app), [200, undefined]);
+    assert.deepEqual(await ask(app), [429, "40"]);
+    now += 39_999;
+    assert.deepEqual(await ask(app), [429, "1"]);
+    now += 1;
+    assert.deepEqual(await ask(app), [200, undefined]);
+    assert.deepEqual(await ask(app), [429, "20"]);
+  });
+
+  test("a limit and a window may be functions of the request", async () => {
+    const app = await application({
+      max: ({ headers }) => Number(headers.max),
+      timeWindow: ({ headers }) => Number(headers.window),
+    });
+    const ask = async (max: number, window: number) => {
+      const { statusCode } = await app.inject({ url: "/", headers: { max, window } });
+      return statusCode;
+    };
+    assert.equal(await ask(1, 1000), 200);
+    assert.equal(await ask(1, 1000), 429);
+    assert.equal(await ask(2, 1000), 200);
+    // Anything that a function may answer.
+    assert.equal(await ask(2.5, 0.5), 429);
+    assert.equal(await ask(Infinity, Infinity), 200);
+    assert.equal(await ask(-1, 0), 429);
+  });
+
+  test("a route counts by itself, and routes of a group together", async () => {
+    const group = { max: 2, groupId: "group" };
+    const app = await application({ max: 1 }, { "/own": { max: 1 }, "/one": group, "/two": group });
+    assert.deepEqual(await ask(app), [200, undefined]);
+    assert.equal((await ask(app))[0], 429);
+    assert.deepEqual(await ask(app, "/own"), [200, undefined]);
+    assert.equal((await ask(app, "/own"))[0], 429);
+    const group1 = [await ask(app, "/one"), await ask(app, "/two"), await ask(app, "/one")];
+    assert.deepEqual(
+      group1.map(([status]) => status),
+      [200, 200, 429],
+    );
+  });
+
+  test("createRateLimit counts by its limit, and looks without counting", async () => {
+    const app = await application({ global: false });
+    const [strict, loose] = [app.createRateLimit({ max: 1 }), app.createRateLimit({ max: 9 })];
+    app.get("/strict", (request) => strict(request));
+    app.get("/look", (request) => strict(request, { increment: false }));
+    app.get("/loose", (request) => loose(request));
+    const asked = async (url: string) =>
+      (await app.inject(url)).json<{ remaining: number; isExceeded: boolean }>();
+    assert.equal((await asked("/look")).remaining, 1);
+    assert.equal((await asked("/strict")).remaining, 0);
+    assert.equal((await asked("/look")).isExceeded, false);
+    assert.equal((await asked("/strict")).isExceeded, true);
+    assert.equal((await asked("/loose")).remaining, 8);
+  });
+
+  test("continueExceeding: whoever keeps trying waits for a window from the last try", async () => {
+    const app = await application({ max: 2, continueExceeding: true });
+    for (const expected of [200, 200, 429]) assert.equal((await ask(app))[0], expected);
+    for (let i = 0; i < 3; i++) {
+      now += MINUTE - 1;
+      assert.deepEqual(await ask(app), [429, "60"]);
+    }
+    now += MINUTE;
+    for (const expected of [200, 200, 429]) assert.equal((await ask(app))[0], expected);
+    now += MINUTE - 1;
+    // Whoever only looks is not made to wait.
+    const store = new (rateLimitStore(client.rl, { ...PATIENT, clock: () => now }))({
+      continueExceeding: true,
+    });
+    const look = () =>
+      new Promise((resolve) => store.read("127.0.0.1", (_, hits) => resolve(hits), MINUTE, 2));
+    assert.deepEqual(await look(), { current: 5, ttl: 1 });
+    now += 1;
+    assert.deepEqual(await look(), { current: 0, ttl: 0 });
+  });
+
+  for (const [settings, key] of [
+    [{ continueExceeding: true }, "redis-rl:127.0.0.1"],
+    [{ exponentialBackoff: true }, "redis-rl:127.0.0.1:block"],
+  ] as const) {
+    test(`${Object.keys(settings)[0]}: a client that floods for a window takes no more memory`, async () => {
+      const app = await application({ max: 5, timeWindow: 10 * MINUTE, ...settings });
+      let entries = 0;
+      for (let i = 0; i < 1500; i++) {
+        now += 1;
+        await ask(app);
+        if (i % 100 === 0) entries = Math.max(entries, (await client.rl.info(key))?.entries ?? 0);
+      }
+      assert.ok(entries > 900 && entries < 1100, String(entries));
+    });
+  }
+
+  test("exponentialBackoff: each refusal in a row doubles the wait, up to 128 times", async () => {
+    const app = await application({ max: 2, exponentialBackoff: true });
+    for (const expected of [200, 200]) assert.equal((await ask(app))[0], expected);
+    for (const times of [1, 2, 4, 8, 16, 32, 64, 128, 128])
+      assert.deepEqual(await ask(app), [429, String(60 * times)]);
+    now += 128 * MINUTE - 1;
+    assert.deepEqual(await ask(app), [429, String(128 * 60)]);
+    now += 128 * MINUTE;
+    // Then it begins anew.
+    for (const expected of [200, 200]) assert.equal((await ask(app))[0], expected);
+    assert.deepEqual(await ask(app), [429, "60"]);
+    now += MINUTE - 1;
+    assert.deepEqual(await ask(app), [429, "120"]);
+    now += 2 * MINUTE - 1;
+    assert.deepEqual(await ask(app), [429, "240"]);
+    now += 4 * MINUTE;
+    assert.deepEqual(await ask(app), [200, undefined]);
+  });
+
+  test("exponentialBackoff: refusals at once, and windows as long as there are", async () => {
+    const app = await application({ max: 1, exponentialBackoff: true });
+    const answers = await Promise.all(Array.from({ length: 50 }, () => ask(app)));
+    assert.deepEqual(tally(answers.map(([status]) => status)), { 200: 1, 429: 49 });
+    // They were refused before any of them had blocked: together they are one refusal.
+    assert.deepEqual(await ask(app), [429, "120"]);
+    now += 2 * MINUTE;
+    assert.deepEqual(await ask(app), [200, undefined]);
+
+    const long = await application(
+      { max: 1, timeWindow: "9 years", exponentialBackoff: true },
+      {},
+      { prefix: "long:" },
+    );
+    const years = String(9 * 365.25 * 86_400);
+    for (const expected of [200, 429, 429]) {
+      const [status, wait] = await ask(long);
+      assert.deepEqual([status, wait], [expected, expected === 200 ? undefined : years]);
+    }
+  });
+
+  test("ban: more refusals than so many in a window", async () => {
+    const app = await application({ max: 1, ban: 2 });
+    const statuses = async (times: number) => {
+      const statuses = [];
+      for (let i = 0; i < times; i++) statuses.push((await ask(app))[0]);
+      return statuses;
+    };
+    assert.deepEqual(await statuses(6), [200, 429, 429, 403, 403, 403]);
+    now += MINUTE;
+    assert.deepEqual(await statuses(4), [200, 429, 429, 403]);
+    // What is beyond the ban is not counted: it takes no memory.
+    assert.equal((await client.rl.info("redis-rl:127.0.0.1:refused"))?.windows[0]?.used, 2);
+    const strict = await application({ max: 1, ban: 0 }, {}, { prefix: "strict:" });
+    assert.deepEqual([(await ask(strict))[0], (await ask(strict))[0]], [200, 403]);
+    for (const settings of [{ continueExceeding: true }, { exponentialBackoff: true }]) {
+      const both = await application(
+        { max: 1, ban: 1, ...settings },
+        {},
+        { prefix: Object.keys(settings)[0] ?? "" },
+      );
+      for (const expected of [200, 429, 403]) assert.equal((await ask(both))[0], expected);
+    }
+  });
+
+  test("remember: a flood costs no command", async () => {
+    const app = await application({ max: 2 }, {}, { remember: "1h" });
+    for (let i = 0; i < 100; i++) await ask(app);
+    assert.equal(await calls(server, "RL.ALL"), 3);
+  });
+
+  test("an error of Redis is the application's: skipOnError lets requests pass", async () => {
+    await command(server, "SET", "redis-rl:127.0.0.1", "text");
+    assert.equal((await ask(await application({ max: 1 })))[0], 500);
+    assert.equal((await ask(await application({ max: 1, skipOnError: true })))[0], 200);
+  });
+});
