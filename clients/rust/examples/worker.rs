@@ -40,7 +40,7 @@ async fn take(leases: Leases<ConnectionManager>) {
 async fn main() {
     let address = format!("redis://127.0.0.1:{}/", setting("REDIS_PORT"));
     let client = redis::Client::open(address).expect("an address");
-    let config = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_secs(2)));
+    let config = ConnectionManagerConfig::new().set_response_timeout(None).set_number_of_retries(0);
     let connection = ConnectionManager::new_with_config(client, config).await.expect("a server");
     let algorithm = match setting("ALGORITHM").as_str() {
         "fixed" => Algorithm::Fixed,
