@@ -3,15 +3,13 @@
 import "reflect-metadata";
 import assert from "node:assert/strict";
 import type { AddressInfo } from "node:net";
-import { after, before, beforeEach, describe, test } from "node:test";
+import { describe, test } from "node:test";
 import { Controller, Get, type INestApplication, Module } from "@nestjs/common";
 import { APP_GUARD, NestFactory } from "@nestjs/core";
 import { SkipThrottle, Throttle, ThrottlerGuard, ThrottlerModule } from "@nestjs/throttler";
-import { createClient } from "redis";
-import { rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { calls, clock, command, Server, socket } from "./harness.js";
+import { calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
 
 const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
@@ -19,20 +17,8 @@ const PATIENT = { timeoutMs: 30_000 };
 
 describe("@nestjs/throttler", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
-  before(async () => {
-    server = await Server.start();
-    client = await connect();
-  });
-  after(async () => {
-    client?.destroy();
-    await server?.stop();
-  });
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
-  });
+  let client: Client;
+  onOneServer((...started) => ([server, client] = started));
 
   test("guards an application", async () => {
     const throttling = ThrottlerModule.forRoot({
