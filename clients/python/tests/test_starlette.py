@@ -389,10 +389,10 @@ def test_a_route_without_the_middleware_is_an_error_that_names_it(
 
 def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> None:
     limit = RouteLimits(guard_of())
-    for wrong, error in (("5/ten", "is no quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):
+    for wrong, error in (("5/ten", "is not a quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):
         with pytest.raises(ValueError, match=error):
             limit(wrong)
-    with pytest.raises(ValueError, match="needs a quota"):
+    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         limit()
     with pytest.raises(TypeError, match="a policy has a name and options of its own"):
         limit(Policy("search", "5/10s"), name="other")  # type: ignore[call-overload]

@@ -12,6 +12,8 @@ from .lane import STALLED_SECONDS, Call, EachAlone, InTurn, Lane, Loop, Work, cl
 from .timeout import Talk
 
 _LOOK_SECONDS = 1.0
+# To connect to a node or two, and to ask for the slots and the commands.
+_LEARNING_STEPS = 16
 
 
 class ClusterLane(Lane):
@@ -22,6 +24,7 @@ class ClusterLane(Lane):
         self.errors = errors
         self._queue: list[Call] = []
         self._distribution: _Distribution | None = None
+        self._hold_until = 0.0
         self.is_silent = False
         self._look: asyncio.Future[None] = loop.create_future()
         self._look.set_result(None)
@@ -33,7 +36,7 @@ class ClusterLane(Lane):
     def put(self, call: Call) -> None:
         """Sends it to its node, after this turn of the event loop."""
         self._queue.append(call)
-        if not self._distribution:
+        if not self._distribution and self.loop.time() >= self._hold_until:
             self._distribution = _Distribution(self)
 
     def progress(self) -> Mapping[Talk, int]:
@@ -61,7 +64,6 @@ class ClusterLane(Lane):
                     await node.disconnect()
         # A client that learns the nodes while it sends commands can lose some of them.
         await self.client.initialize()
-        self.is_silent = False
         calls, self._queue = [call for call in self._queue if call.waits], []
         for call in calls:
             try:
@@ -85,6 +87,7 @@ class ClusterLane(Lane):
     def has_distributed(self, error: BaseException | None) -> None:
         """All of them, unless the nodes could not be learned."""
         self._distribution = None
+        self.is_silent = error is not None
         calls, self._queue = self._queue, []
         for call in calls:
             if isinstance(error, Exception):
@@ -96,7 +99,12 @@ class ClusterLane(Lane):
         """The nodes do not tell where which key is."""
         self.is_silent = True
         self._distribution = None
-        self.loop.call_at(began + STALLED_SECONDS, self.has_distributed, None)
+        self._hold_until = began + STALLED_SECONDS
+        self.loop.call_at(self._hold_until, self._try_again)
+
+    def _try_again(self) -> None:
+        if self.has_waiting and not self._distribution:
+            self._distribution = _Distribution(self)
 
     @property
     def has_waiting(self) -> bool:
@@ -154,7 +162,7 @@ class _Distribution(Work):
         return False
 
     def on_step(self) -> None:
-        if not self._cluster.is_silent:
+        if not self._cluster.is_silent and self.steps <= _LEARNING_STEPS:
             self._cluster.restart_timeouts()
 
     def on_end(self, error: BaseException | None) -> None:

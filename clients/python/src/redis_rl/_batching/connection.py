@@ -12,6 +12,10 @@ from .lane import STALLED_SECONDS, Call, Lane, Loop, Work
 from .timeout import Talk
 
 
+# To look up the name, connect, and greet the server in one to four commands.
+_CONNECTING_STEPS = 8
+
+
 class ConnectionLane(Lane):
     """To one server, on one connection at a time.
 
@@ -25,7 +29,7 @@ class ConnectionLane(Lane):
         self._given_up: set[Session] = set()
         self._hold_until = 0.0
         self._is_held = False
-        # Whether nothing has come since a connection was given up.
+        # Whether there was no connection since one was given up or could not be made.
         self.is_silent = False
 
     def put(self, call: Call) -> None:
@@ -93,6 +97,7 @@ class ConnectionLane(Lane):
         if isinstance(error, Exception):
             unanswered = [*session.unanswered]
             if is_current and not session.connection:
+                self.is_silent = True
                 # All of them waited for this connection.
                 unanswered += self.next_batch()
             self.on_error(unanswered, error)
@@ -155,8 +160,8 @@ class Session(Work):
             self.give_up()
 
     def on_step(self) -> None:
-        """Connecting takes several steps, and each may take the whole time: but not of one attempt after another."""
-        if self.connection is None and not self._lane.is_silent:
+        """Connecting takes some steps, and each may take the whole time; not so one attempt after another."""
+        if self.connection is None and not self._lane.is_silent and self.steps <= _CONNECTING_STEPS:
             self._lane.on_connecting()
 
     def on_end(self, error: BaseException | None) -> None:

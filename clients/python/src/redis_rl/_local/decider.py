@@ -84,6 +84,16 @@ class Decider:
             self._land(machine, name, step)
         return step
 
+    def put_back(self, now_ms: int, key: Key, rules: Rules, verdict: Verdict) -> Step:
+        """What was handed out and is not used goes back: to its lease, if that is still there, else to the server."""
+        step = Step([], [])
+        if verdict.taken and verdict.at is not None:
+            name = name_of(key)
+            machine = self._at_rest.get(name) or self._in_flight.get(name)
+            if not machine or not machine.put_back(now_ms, rules, verdict):
+                step.commands.append(Command(key, rules, -verdict.taken, [], at=verdict.at))
+        return step
+
     def _remember_alone(self, now_ms: int, name: Name, command: Command, reply: Verdict, step: Step) -> None:
         machine = self._in_flight.get(name) or self._at_rest.get(name)
         if not machine:

@@ -127,11 +127,11 @@ class Step(NamedTuple):
 class Lease:
     """Units that are counted and not yet used. There may be none left, or none from the start."""
 
-    __slots__ = ("at", "beyond", "ends_ms", "is_whole", "left", "limit", "reset_after", "told_ms")
+    __slots__ = ("at", "beyond", "ends_ms", "granted", "is_whole", "left", "limit", "reset_after", "told_ms")
 
     def __init__(self, left: int, ends_ms: int, reply: Verdict, now_ms: int) -> None:
         """``reply`` has as its ``remaining`` what the limit leaves beyond the lease."""
-        self.left = left
+        self.left = self.granted = left
         self.ends_ms = ends_ms
         self.limit = reply.limit
         self.beyond = reply.remaining
@@ -231,6 +231,18 @@ class KeyMachine:
                 self.refusal.hold_for_less(cost)
             return lease.hand_out(now_ms, cost)
         return self.refused(now_ms, cost)
+
+    def put_back(self, now_ms: int, rules: Rules, verdict: Verdict) -> bool:
+        """Whether units that were handed out are in their lease again, as if they had not been."""
+        lease, units = self.lease, verdict.taken or 0
+        if not lease or not self.has_rules(rules) or lease.at != verdict.at or now_ms >= lease.ends_ms:
+            return False
+        if lease.left + units > lease.granted:
+            return False
+        lease.left += units
+        if self.refusal and not self.refusal.is_hopeless:
+            self.refusal.hold_for_less(-units)
+        return True
 
     def refused(self, now_ms: int, cost: int) -> Verdict | None:
         """The refusal that is remembered, if it holds for this cost."""
