@@ -17,14 +17,19 @@ def send_once(client: Any, words: Sequence[Key | int]) -> Any:
     if not hasattr(client, "get_node_from_key"):
         return _exchange(client, words)
     try:
-        return _exchange(client.get_redis_connection(client.get_node_from_key(words[1])), words)
+        return _exchange(_client_of(client, client.get_node_from_key(words[1])), words)
     except Exception as error:
         # Of a slot that has moved, or does so now: the node has not carried it out.
         name = type(error).__name__
         node = client.get_node(error.host, error.port) if name in ("MovedError", "AskError") else None  # type: ignore[attr-defined]
         if not node:
             raise
-        return _exchange(client.get_redis_connection(node), words, asking=name == "AskError")
+        return _exchange(_client_of(client, node), words, asking=name == "AskError")
+
+
+def _client_of(cluster: Any, node: Any) -> Any:
+    """That of one node."""
+    return (getattr(cluster, "get_redis_connection", None) or cluster.get_valkey_connection)(node)
 
 
 def _exchange(client: Any, words: Sequence[Key | int], *, asking: bool = False) -> Any:

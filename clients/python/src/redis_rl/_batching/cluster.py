@@ -12,8 +12,8 @@ from .lane import STALLED_SECONDS, Call, EachAlone, InTurn, Lane, Loop, Work, cl
 from .timeout import Talk
 
 _LOOK_SECONDS = 1.0
-# To connect to a node or two, and to ask for the slots and the commands.
-_LEARNING_STEPS = 16
+# More than it takes to connect to a node, and to ask for the slots and the commands.
+_LEARNING_STEPS = 32
 
 
 class ClusterLane(Lane):

@@ -6,14 +6,16 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
+from math import inf
 from typing import Any
 
 from .lane import STALLED_SECONDS, Call, Lane, Loop, Work
 from .timeout import Talk
 
-
-# To look up the name, connect, and greet the server in one to four commands.
-_CONNECTING_STEPS = 8
+# More than it takes to look up the name, to connect, and to greet the server in some commands.
+_CONNECTING_STEPS = 16
+# How long a connection that was given up is listened to.
+_LATE_SECONDS = 2.0
 
 
 class ConnectionLane(Lane):
@@ -83,10 +85,17 @@ class ConnectionLane(Lane):
             self.current = None
             self._given_up.add(session)
             self._hold_until = session.began + STALLED_SECONDS
+            session.listen_until(self.loop.time() + _LATE_SECONDS)
             self.is_silent = True
             self.on_silence()
             if self.has_waiting:
                 self._open()
+
+    def free_connections(self) -> None:
+        """Of those that were given up."""
+        for session in self._given_up:
+            if not session.is_awaited:
+                session.cancel()
 
     def has_ended(self, session: Session, error: BaseException | None) -> None:
         """Its connection is free again."""
@@ -142,6 +151,8 @@ class Session(Work):
         self._writer: asyncio.Task[None] | None = None
         self._is_writing = False
         self._was_lost = False
+        # When it is listened to no more, if it was given up.
+        self._ends = inf
         super().__init__(lane.loop)
 
     @property
@@ -150,14 +161,27 @@ class Session(Work):
         return any(call.is_awaited for call in self.unanswered)
 
     def give_up(self) -> None:
-        """The lane goes on without it."""
+        """The lane goes on without it. It reads on while somebody waits, and a while longer for what is to go back."""
         self._lane.give_up(self)
-        super().give_up()
+        for call in self.unanswered:
+            if call.background:
+                call.end(asyncio.TimeoutError("no answer in time"))
+        is_late = any(call.late for call in self.unanswered) and self.loop.time() < self._ends
+        if not self.is_awaited and not is_late:
+            self.cancel()
+
+    def listen_until(self, time: float) -> None:
+        """For replies that nobody waits for any more, but whose units can go back."""
+        self._ends = time
 
     def stalled(self) -> None:
         """Without a timeout a connection that is awaited is the client's concern."""
         if not self.is_awaited and not (self.connection is None and self._lane.has_waiting):
             self.give_up()
+
+    def on_empty_pool(self) -> None:
+        """One that is listened to in vain is needed."""
+        self._lane.free_connections()
 
     def on_step(self) -> None:
         """Connecting takes some steps, and each may take the whole time; not so one attempt after another."""

@@ -118,12 +118,20 @@ class Work(Talk):
     def on_step(self) -> None:
         """Something has come."""
 
+    def on_empty_pool(self) -> None:
+        """It waits for a connection of the client."""
+
     def on_end(self, error: BaseException | None) -> None:
         """It has ended, perhaps because of an error."""
 
     def give_up(self) -> None:
         """Nothing has come for too long: ends as soon as nobody waits for it any more."""
-        if not self.is_over and not self.is_awaited:
+        if not self.is_awaited:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends it now."""
+        if not self.is_over:
             self.is_over = True
             self._task.cancel()
 
@@ -144,6 +152,7 @@ class Work(Talk):
                 give_up = give_up or self.loop.time() + _EMPTY_POOL_SECONDS
                 if not empty or self.loop.time() > give_up:
                     raise
+            self.on_empty_pool()
             self._is_idle = True
             try:
                 await asyncio.sleep(_EMPTY_POOL_PAUSE_SECONDS)

@@ -130,6 +130,8 @@ class InLoop(Driver):
             self.end(command, error)
             return
         call.background = command.gives_back
+        if not command.gives_back:
+            call.late = partial(self._give_back, command, by_all)
         self._under_way[command] = call
         call.reply.add_done_callback(partial(self._end, command, by_all))
 
@@ -140,12 +142,13 @@ class InLoop(Driver):
             reply = nobody_waits()
         elif error := ended.exception():
             reply = _wire.explained(error) if isinstance(error, Exception) else nobody_waits()
-        elif by_all:
-            verdict = _wire.decision(ended.result()).verdict()
-            reply = verdict._replace(taken=0 if verdict.limited else command.cost)
         else:
-            reply = _wire.verdict(ended.result())
+            reply = _verdict(command, by_all, ended.result())
         self.end(command, reply)
+
+    def _give_back(self, command: Command, by_all: bool, reply: Any) -> None:
+        """It comes after the wait for it has ended."""
+        self.follow(self.decider.give_back(command, _verdict(command, by_all, reply)))
 
     def _set_timer(self) -> None:
         next_tick_ms = self.decider.next_tick_ms
@@ -171,3 +174,10 @@ class InLoop(Driver):
             if left <= 0:
                 return
             await asyncio.wait(under_way, timeout=left)
+
+
+def _verdict(command: Command, by_all: bool, reply: Any) -> Verdict:
+    if not by_all:
+        return _wire.verdict(reply)
+    verdict = _wire.decision(reply).verdict()
+    return verdict._replace(taken=0 if verdict.limited else command.cost)

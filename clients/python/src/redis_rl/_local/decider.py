@@ -87,11 +87,17 @@ class Decider:
     def put_back(self, now_ms: int, key: Key, rules: Rules, verdict: Verdict) -> Step:
         """What was handed out and is not used goes back: to its lease, if that is still there, else to the server."""
         step = Step([], [])
-        if verdict.taken and verdict.at is not None:
+        if verdict.taken:
             name = name_of(key)
             machine = self._at_rest.get(name) or self._in_flight.get(name)
             if not machine or not machine.put_back(now_ms, rules, verdict):
-                step.commands.append(Command(key, rules, -verdict.taken, [], at=verdict.at))
+                _give_back(key, rules, verdict, step)
+        return step
+
+    def give_back(self, command: Command, reply: Verdict) -> Step:
+        """A reply that came after an error was told in its place: whatever it took goes back."""
+        step = Step([], [])
+        _give_back(command.key, command.rules, reply, step)
         return step
 
     def _remember_alone(self, now_ms: int, name: Name, command: Command, reply: Verdict, step: Step) -> None:
@@ -162,6 +168,12 @@ def _answer_alone(command: Command, reply: Verdict | Exception, step: Step) -> l
         return []
     if awaited:
         step.answers.append((awaited[0], reply))
-    elif reply.taken and reply.taken > 0 and reply.at is not None:
-        step.commands.append(Command(command.key, command.rules, -reply.taken, [], at=reply.at))
+    else:
+        _give_back(command.key, command.rules, reply, step)
     return awaited[1:]
+
+
+def _give_back(key: Key, rules: Rules, verdict: Verdict, step: Step) -> None:
+    """Unless nobody knows as of when."""
+    if verdict.taken and verdict.taken > 0 and verdict.at is not None:
+        step.commands.append(Command(key, rules, -verdict.taken, [], at=verdict.at))
