@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use crate::clock::{Clock, Milliseconds};
 use crate::connection::explained;
-use crate::local::{Answer, Command, Decider, MAX_KEYS, Purpose, RequestId, Rules, Settings, Step};
+use crate::local::{Answer, Command, Decider, MAX_KEYS, RequestId, Rules, Settings, Step};
 use crate::{Algorithm, Decision, Quota, Verdict};
 
 /// A limiter for hot keys and floods: it leases units, and remembers refusals.
@@ -229,7 +229,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         let mut commands = commands.into_iter().peekable();
         while let Some(command) = commands.next() {
             let mut group = vec![command];
-            while let Some(next) = commands.next_if(|next| next.key == group[0].key) {
+            while group.last().is_some_and(Command::gives_back)
+                && let Some(next) = commands.next_if(|next| next.key == group[0].key)
+            {
                 group.push(next);
             }
             let in_flight = InFlight::new(self.clone(), group);
@@ -329,13 +331,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> InFlight<C> {
     }
 
     fn is_timed(&self, command: &Command) -> bool {
-        self.leases.wants_time && !command.partial && command.purpose != Purpose::GiveBack
+        self.leases.wants_time && !command.partial && !command.gives_back()
     }
 
     fn answer(&mut self, reply: RedisResult<Verdict>) {
         self.is_answered = true;
         if let Some(command) = self.commands.last()
-            && command.purpose != Purpose::GiveBack
+            && !command.gives_back()
         {
             self.leases.replied(command, reply.map_err(explained));
         }

@@ -1,5 +1,6 @@
 //! The keys of a process.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::num::NonZeroUsize;
@@ -7,13 +8,14 @@ use std::sync::Arc;
 
 use lru::LruCache;
 
-use super::{Answer, Command, Key, Purpose, RequestId, Rules, Settings, Step};
+use super::{Answer, Command, Digests, Key, MAX_NAME, Purpose, RequestId, Rules, Settings, Step};
 use crate::Verdict;
 
 /// The machines of all keys: those in flight, and of those at rest as many as may be remembered.
 #[derive(Debug)]
 pub struct Decider {
     settings: Settings,
+    digests: Digests,
     in_flight: HashMap<Arc<[u8]>, Key>,
     /// The least recently used goes first.
     at_rest: LruCache<Arc<[u8]>, Key>,
@@ -22,10 +24,11 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// Remembers at most `max_keys` keys at rest.
+    /// Remembers at most `max_keys` keys at rest, and asks for leases of at most `max_keys` at once.
     pub fn new(settings: Settings, max_keys: NonZeroUsize) -> Decider {
         Decider {
             settings,
+            digests: Digests::default(),
             in_flight: HashMap::new(),
             at_rest: LruCache::sparse(max_keys),
             ends: BinaryHeap::new(),
@@ -42,12 +45,18 @@ impl Decider {
         cost: i64,
         step: &mut Step,
     ) -> Option<Verdict> {
-        if self.settings.units == 0 || cost <= 0 || rules.is_hopeless(cost) {
+        if self.settings.units == 0 || cost <= 0 || rules.is_hopeless(cost) || key.len() > MAX_NAME {
             return self.take_alone(now_ms, key, rules, id, cost, step);
         }
-        let cost = cost.unsigned_abs();
+        let units = cost.unsigned_abs();
+        let is_full = self.in_flight.len() >= self.at_rest.cap().get();
+        if is_full && !self.in_flight.contains_key(key) {
+            let known =
+                self.at_rest.get_mut(key).and_then(|machine| machine.known(now_ms, rules, units));
+            return known.or_else(|| self.take_alone(now_ms, key, rules, id, cost, step));
+        }
         if let Some(machine) = self.at_rest.get_mut(key) {
-            let verdict = machine.take(now_ms, self.settings, rules, id, cost, step);
+            let verdict = machine.take(now_ms, self.settings, rules, id, units, step);
             if verdict.is_none()
                 && let Some((name, machine)) = self.at_rest.pop_entry(key)
             {
@@ -62,7 +71,7 @@ impl Decider {
                 self.in_flight.entry(name.clone()).or_insert_with(|| Key::new(name, rules.clone()))
             }
         };
-        machine.take(now_ms, self.settings, rules, id, cost, step)
+        machine.take(now_ms, self.settings, rules, id, units, step)
     }
 
     /// A request that no lease is for.
@@ -75,7 +84,8 @@ impl Decider {
         cost: i64,
         step: &mut Step,
     ) -> Option<Verdict> {
-        let machine = self.at_rest.get(key).or_else(|| self.in_flight.get(key));
+        let name = self.digests.name(key);
+        let machine = self.at_rest.get(&*name).or_else(|| self.in_flight.get(&*name));
         let refused = machine
             .filter(|machine| machine.has_rules(rules))
             .and_then(|machine| machine.refused(now_ms, cost));
@@ -95,7 +105,7 @@ impl Decider {
     /// The reply to a command, or none if it has failed.
     pub fn reply(&mut self, now_ms: u64, command: &Command, reply: Option<Verdict>, step: &mut Step) {
         match command.purpose {
-            Purpose::Flight => self.reply_to_flight(now_ms, &command.key, reply, step),
+            Purpose::Flight | Purpose::Asked(_) => self.reply_to_machine(now_ms, command, reply, step),
             Purpose::Alone(id) => {
                 step.answers.push((id, reply.map_or(Answer::Failed, Answer::Verdict)));
                 if let Some(reply) = reply {
@@ -106,39 +116,37 @@ impl Decider {
         }
     }
 
-    fn reply_to_flight(&mut self, now_ms: u64, key: &[u8], reply: Option<Verdict>, step: &mut Step) {
-        let Some(machine) = self.in_flight.get_mut(key) else { return };
+    fn reply_to_machine(&mut self, now_ms: u64, command: &Command, reply: Option<Verdict>, step: &mut Step) {
+        let Some(machine) = self.in_flight.get_mut(&command.key) else { return };
         match reply {
+            _ if command.purpose != Purpose::Flight => {
+                machine.reply_to_asked(now_ms, self.settings, command, reply, step);
+            }
             Some(reply) => machine.reply(now_ms, self.settings, reply, step),
             None => machine.fail(now_ms, self.settings, step),
         }
+        if let Some(ends_ms) = machine.ends_ms() {
+            self.ends.push(Reverse((ends_ms, command.key.clone())));
+        }
         if machine.is_at_rest()
-            && let Some((name, machine)) = self.in_flight.remove_entry(key)
+            && let Some((name, machine)) = self.in_flight.remove_entry(&command.key)
         {
-            if let Some(ends_ms) = machine.ends_ms() {
-                self.ends.push(Reverse((ends_ms, name.clone())));
-            }
             self.keep(name, machine, step);
         }
     }
 
     fn remember_alone(&mut self, now_ms: u64, command: &Command, reply: Verdict, step: &mut Step) {
-        let known = self.in_flight.get_mut(&command.key).or_else(|| self.at_rest.get_mut(&command.key));
-        match known {
-            Some(machine) => {
-                if reply.limited && machine.is_at_rest() {
-                    machine.set_rules(&command.rules, step);
-                }
-                if machine.has_rules(&command.rules) {
-                    machine.reply_alone(now_ms, self.settings, reply, command.cost);
-                }
-            }
-            None if reply.limited => {
-                let mut machine = Key::new(command.key.clone(), command.rules.clone());
-                machine.reply_alone(now_ms, self.settings, reply, command.cost);
-                self.keep(command.key.clone(), machine, step);
-            }
-            None => {}
+        let name = self.digests.name(&command.key);
+        if let Some(machine) = self.in_flight.get_mut(&*name).or_else(|| self.at_rest.get_mut(&*name)) {
+            machine.reply_alone(now_ms, self.settings, command, reply, step);
+        } else if reply.limited {
+            let name: Arc<[u8]> = match name {
+                Cow::Borrowed(_) => command.key.clone(),
+                Cow::Owned(digest) => digest.into(),
+            };
+            let mut machine = Key::new(name.clone(), command.rules.clone());
+            machine.reply_alone(now_ms, self.settings, command, reply, step);
+            self.keep(name, machine, step);
         }
     }
 
@@ -160,7 +168,7 @@ impl Decider {
     pub fn tick(&mut self, now_ms: u64, step: &mut Step) {
         while self.next_tick_ms().is_some_and(|ends_ms| ends_ms <= now_ms) {
             if let Some(Reverse((_, key))) = self.ends.pop()
-                && let Some(machine) = self.at_rest.peek_mut(&key)
+                && let Some(machine) = self.at_rest.peek_mut(&key).or_else(|| self.in_flight.get_mut(&key))
             {
                 machine.tick(now_ms, step);
             }
@@ -175,7 +183,8 @@ impl Decider {
     /// Gives back all leases. From now on requests are asked one by one.
     pub fn close(&mut self, step: &mut Step) {
         self.settings.units = 0;
-        for (_, machine) in self.at_rest.iter_mut().rev() {
+        let at_rest = self.at_rest.iter_mut().rev().map(|(_, machine)| machine);
+        for machine in at_rest.chain(self.in_flight.values_mut()) {
             machine.end_lease(step);
         }
         self.ends.clear();

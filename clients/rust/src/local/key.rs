@@ -17,6 +17,8 @@ pub struct Key {
     lease: Option<Lease>,
     refusal: Option<Refusal>,
     flight: Option<Flight>,
+    /// Requests that a reply has refused without telling their wait.
+    asked: Vec<Asked>,
     waiting: VecDeque<Request>,
 }
 
@@ -51,6 +53,15 @@ struct Flight {
     lease: u64,
 }
 
+/// Requests of one cost, which are asked for in one command of that cost.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Asked {
+    /// The first of them, who may have left.
+    name: RequestId,
+    cost: u64,
+    requests: Vec<Request>,
+}
+
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Request {
     id: RequestId,
@@ -61,12 +72,13 @@ struct Request {
 impl Key {
     /// A key of which nothing is known.
     pub fn new(name: Arc<[u8]>, rules: Arc<Rules>) -> Key {
-        Key { name, rules, wanted: 0, lease: None, refusal: None, flight: None, waiting: VecDeque::new() }
+        let (asked, waiting) = (Vec::new(), VecDeque::new());
+        Key { name, rules, wanted: 0, lease: None, refusal: None, flight: None, asked, waiting }
     }
 
     /// Whether no reply is awaited for it.
     pub fn is_at_rest(&self) -> bool {
-        self.flight.is_none()
+        self.flight.is_none() && self.asked.is_empty()
     }
 
     /// When its lease ends, if units of it are left then.
@@ -95,14 +107,16 @@ impl Key {
             return Some(verdict);
         }
         self.waiting.push_back(Request { id, cost, rules: rules.clone() });
-        if self.is_at_rest() {
+        if self.flight.is_none() {
             self.ask(now_ms, settings, step);
         }
         None
     }
 
     /// What a request is told without asking.
-    fn known(&mut self, now_ms: u64, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
+    ///
+    /// The cost is positive, and no limit is smaller.
+    pub fn known(&mut self, now_ms: u64, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
         if !self.has_rules(rules) {
             return None;
         }
@@ -110,11 +124,11 @@ impl Key {
     }
 
     /// With other rules it is as if nothing were known.
-    pub fn set_rules(&mut self, rules: &Arc<Rules>, step: &mut Step) {
+    fn set_rules(&mut self, rules: &Arc<Rules>, step: &mut Step) {
         if !self.has_rules(rules) {
             self.end_lease(step);
-            let waiting = std::mem::take(&mut self.waiting);
-            *self = Key { waiting, ..Key::new(self.name.clone(), rules.clone()) };
+            let (asked, waiting) = (std::mem::take(&mut self.asked), std::mem::take(&mut self.waiting));
+            *self = Key { asked, waiting, ..Key::new(self.name.clone(), rules.clone()) };
         }
     }
 
@@ -201,16 +215,21 @@ impl Key {
             None => flight.requests.iter().map(|request| request.cost).sum(),
         };
         let told = |rest| Verdict { remaining: reply.remaining + rest, ..reply };
-        for request in &flight.requests {
-            let is_allowed = request.cost <= rest;
-            rest -= if is_allowed { request.cost } else { 0 };
-            let verdict = Verdict {
-                limited: !is_allowed,
-                retry_after: reply.retry_after.filter(|_| !is_allowed),
-                taken: reply.taken.map(|_| if is_allowed { request.cost as i64 } else { 0 }),
-                ..told(rest)
-            };
-            step.answer(request.id, verdict);
+        let mut refused = Vec::new();
+        for request in flight.requests {
+            if request.cost > rest {
+                refused.push(request);
+                continue;
+            }
+            rest -= request.cost;
+            let taken = reply.taken.map(|_| request.cost as i64);
+            step.answer(request.id, Verdict { limited: false, retry_after: None, taken, ..told(rest) });
+        }
+        let refusal = Verdict { taken: reply.taken.map(|_| 0), ..told(rest) };
+        let (told_exactly, others): (Vec<Request>, Vec<Request>) =
+            refused.into_iter().partition(|request| reply.taken.is_none() || request.cost == rest + 1);
+        for request in told_exactly {
+            step.answer(request.id, refusal);
         }
         let refused = if reply.taken.is_some() { rest + 1 } else { flight.cost };
         self.remember(now_ms, settings, told(rest), refused);
@@ -227,7 +246,62 @@ impl Key {
         if now_ms >= flight.sent_ms + self.rules.lease_ms {
             self.end_lease(step);
         }
+        self.ask_for_waits(others, step);
         self.serve_waiting(now_ms, settings, step);
+    }
+
+    /// Asks for the waits of refused requests, with one command for each cost.
+    fn ask_for_waits(&mut self, refused: Vec<Request>, step: &mut Step) {
+        let before = self.asked.len();
+        for request in refused {
+            match self.asked[before..].iter_mut().find(|asked| asked.cost == request.cost) {
+                Some(asked) => asked.requests.push(request),
+                None => {
+                    step.commands.push(Command {
+                        key: self.name.clone(),
+                        rules: request.rules.clone(),
+                        cost: request.cost as i64,
+                        partial: false,
+                        at: None,
+                        purpose: Purpose::Asked(request.id),
+                    });
+                    self.asked.push(Asked { name: request.id, cost: request.cost, requests: vec![request] });
+                }
+            }
+        }
+    }
+
+    /// The reply to such a command, or none if it has failed.
+    pub fn reply_to_asked(
+        &mut self,
+        now_ms: u64,
+        settings: Settings,
+        command: &Command,
+        reply: Option<Verdict>,
+        step: &mut Step,
+    ) {
+        let is_it = |asked: &Asked| {
+            Purpose::Asked(asked.name) == command.purpose && asked.cost as i64 == command.cost
+        };
+        let Some(position) = self.asked.iter().position(is_it) else { return };
+        let mut requests = self.asked.remove(position).requests.into_iter();
+        let Some(reply) = reply else {
+            step.answers.extend(requests.map(|request| (request.id, Answer::Failed)));
+            return;
+        };
+        self.reply_alone(now_ms, settings, command, reply, step);
+        if reply.limited {
+            requests.for_each(|request| step.answer(request.id, reply));
+            return;
+        }
+        match requests.next() {
+            Some(first) => step.answer(first.id, reply),
+            None => step.give_back(command, reply.at),
+        }
+        requests.rev().for_each(|request| self.waiting.push_front(request));
+        if self.flight.is_none() {
+            self.serve_waiting(now_ms, settings, step);
+        }
     }
 
     /// The command in flight has failed. Units that it may have counted stay counted.
@@ -260,9 +334,19 @@ impl Key {
     }
 
     /// What was decided of a request that was sent by itself.
-    pub fn reply_alone(&mut self, now_ms: u64, settings: Settings, reply: Verdict, cost: i64) {
-        if cost != 0 {
-            self.remember(now_ms, settings, reply, cost.unsigned_abs());
+    pub fn reply_alone(
+        &mut self,
+        now_ms: u64,
+        settings: Settings,
+        command: &Command,
+        reply: Verdict,
+        step: &mut Step,
+    ) {
+        if reply.limited && self.flight.is_none() {
+            self.set_rules(&command.rules, step);
+        }
+        if command.cost != 0 && self.has_rules(&command.rules) {
+            self.remember(now_ms, settings, reply, command.cost.unsigned_abs());
         }
     }
 
@@ -282,6 +366,9 @@ impl Key {
         self.waiting.retain(|request| request.id != id);
         if let Some(flight) = &mut self.flight {
             flight.requests.retain(|request| request.id != id);
+        }
+        for asked in &mut self.asked {
+            asked.requests.retain(|request| request.id != id);
         }
     }
 

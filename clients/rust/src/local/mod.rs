@@ -8,6 +8,8 @@ mod decider;
 mod key;
 mod refusals;
 
+use std::borrow::Cow;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -19,8 +21,11 @@ pub use decider::Decider;
 pub use key::Key;
 pub use refusals::Refusals;
 
-/// Keys at rest that a process remembers.
+/// Keys at rest that a process remembers, and keys in flight that it leases units of.
 pub const MAX_KEYS: usize = 10_000;
+
+/// Longer names are never leased, and remembered by their digest.
+const MAX_NAME: usize = 256;
 
 /// The largest cost that the commands accept.
 const MAX_COST: u64 = (1 << 53) - 1;
@@ -49,6 +54,19 @@ impl Rules {
     /// Whether no wait helps a request of this cost.
     fn is_hopeless(&self, cost: i64) -> bool {
         cost > 0 && cost.unsigned_abs() > self.smallest_limit
+    }
+}
+
+/// Remembers long names by 128 bits that only this process can tell, so nobody can make two that are alike.
+#[derive(Debug, Default)]
+struct Digests([RandomState; 2]);
+
+impl Digests {
+    fn name<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
+        if name.len() <= MAX_NAME {
+            return name.into();
+        }
+        self.0.iter().flat_map(|keyed| keyed.hash_one(name).to_ne_bytes()).collect::<Vec<u8>>().into()
     }
 }
 
@@ -88,11 +106,18 @@ pub enum Purpose {
     Flight,
     /// One request, which was sent by itself.
     Alone(RequestId),
+    /// Requests of one cost that were refused without their wait, by the name of the first.
+    Asked(RequestId),
     /// Nobody: units of a lease go back.
     GiveBack,
 }
 
 impl Command {
+    /// Whether it gives units of a lease back, so that nobody waits for its reply.
+    pub fn gives_back(&self) -> bool {
+        self.purpose == Purpose::GiveBack
+    }
+
     /// The command in words, answered by a [`Verdict`].
     pub fn cmd(&self) -> Cmd {
         let mut take = Take::cost(self.cost);
@@ -136,5 +161,13 @@ pub struct Step {
 impl Step {
     fn answer(&mut self, id: RequestId, verdict: Verdict) {
         self.answers.push((id, Answer::Verdict(verdict)));
+    }
+
+    /// Gives back what a command took that nobody awaits any more, if its time is known.
+    fn give_back(&mut self, command: &Command, at: Option<SystemTime>) {
+        if at.is_some() {
+            let cost = -command.cost;
+            self.commands.push(Command { cost, at, purpose: Purpose::GiveBack, ..command.clone() });
+        }
     }
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use lru::LruCache;
 
+use super::Digests;
 use crate::Decision;
 
 /// Decisions that refused, by what was asked for: keys, algorithms and limits, without costs.
 #[derive(Debug)]
 pub struct Refusals {
     remember_ms: u64,
+    digests: Digests,
     /// The least recently used goes first.
     decisions: LruCache<Vec<u8>, Refusal>,
 }
@@ -26,14 +28,14 @@ struct Refusal {
 impl Refusals {
     /// Repeats a refusal for so long at most, and remembers at most `max` decisions.
     pub fn new(remember_ms: u64, max: NonZeroUsize) -> Refusals {
-        Refusals { remember_ms, decisions: LruCache::sparse(max) }
+        Refusals { remember_ms, digests: Digests::default(), decisions: LruCache::sparse(max) }
     }
 
     /// The refusal that holds for this request.
     ///
     /// It does if every row that refused costs as much or more now. A request for which no wait helps is another one.
     pub fn known(&mut self, now_ms: u64, request: &[u8], costs: &[i64]) -> Option<Decision> {
-        let Refusal { decision, costs: refused, replied_ms, until_ms } = self.decisions.get(request)?;
+        let Refusal { decision, costs: refused, replied_ms, until_ms } = self.decisions.get(&*self.digests.name(request))?;
         let holds = costs.len() == refused.len()
             && decision.rows.iter().zip(costs).zip(refused).all(|((row, cost), refused)| {
                 let is_hopeless = *cost > 0 && cost.unsigned_abs() > row.limit;
@@ -55,7 +57,7 @@ impl Refusals {
                 replied_ms: now_ms,
                 until_ms: now_ms + remember_ms,
             };
-            self.decisions.put(request.to_vec(), refusal);
+            self.decisions.put(self.digests.name(request).into_owned(), refusal);
         } else {
             self.forget(request);
         }
@@ -63,7 +65,7 @@ impl Refusals {
 
     /// What refused this request may be over.
     pub fn forget(&mut self, request: &[u8]) {
-        self.decisions.pop(request);
+        self.decisions.pop(&*self.digests.name(request));
     }
 }
 
