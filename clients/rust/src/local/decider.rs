@@ -51,8 +51,7 @@ impl Decider {
         let units = cost.unsigned_abs();
         let is_full = self.in_flight.len() >= self.at_rest.cap().get();
         if is_full && !self.in_flight.contains_key(key) {
-            let known =
-                self.at_rest.get_mut(key).and_then(|machine| machine.known(now_ms, rules, units));
+            let known = self.at_rest.get_mut(key).and_then(|machine| machine.known(now_ms, rules, units));
             return known.or_else(|| self.take_alone(now_ms, key, rules, id, cost, step));
         }
         if let Some(machine) = self.at_rest.get_mut(key) {

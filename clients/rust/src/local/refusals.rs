@@ -35,7 +35,8 @@ impl Refusals {
     ///
     /// It does if every row that refused costs as much or more now. A request for which no wait helps is another one.
     pub fn known(&mut self, now_ms: u64, request: &[u8], costs: &[i64]) -> Option<Decision> {
-        let Refusal { decision, costs: refused, replied_ms, until_ms } = self.decisions.get(&*self.digests.name(request))?;
+        let Refusal { decision, costs: refused, replied_ms, until_ms } =
+            self.decisions.get(&*self.digests.name(request))?;
         let holds = costs.len() == refused.len()
             && decision.rows.iter().zip(costs).zip(refused).all(|((row, cost), refused)| {
                 let is_hopeless = *cost > 0 && cost.unsigned_abs() > row.limit;
