@@ -11,12 +11,15 @@ use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::clock::{Clock, Milliseconds};
 use crate::connection::explained;
 use crate::local::{Answer, Command, Decider, MAX_KEYS, RequestId, Rules, Settings, Step};
 use crate::{Algorithm, Decision, Quota, Verdict};
+
+/// How long a server may be silent before what is in flight is left to itself at the end.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// A limiter for hot keys and floods: it leases units, and remembers refusals.
 ///
@@ -191,7 +194,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         receiver.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Gives back all leases, and waits until all that is in flight is answered.
+    /// Gives back all leases, and waits until all that is in flight is answered, but at most a second.
     ///
     /// From then on requests are asked for one by one.
     pub async fn close(&self) {
@@ -206,7 +209,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         self.carry_out(step, None);
         let mut tasks = self.shared.tasks.subscribe();
         // The sender is there as long as this is.
-        let _ = tasks.wait_for(|tasks| *tasks == 0).await;
+        let _ = timeout(CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
     }
 
     /// Sends commands and gives answers. What has failed has failed with `error`.

@@ -52,8 +52,14 @@ mod leases;
 #[doc(hidden)]
 pub mod local;
 mod quota;
+#[cfg(feature = "tokio-comp")]
+mod reconnecting;
+#[cfg(feature = "cluster-async")]
+mod redirecting;
 mod reply;
 mod request;
+#[cfg(feature = "tokio-comp")]
+mod timeout;
 #[cfg(feature = "tower")]
 pub mod web;
 
@@ -66,6 +72,8 @@ pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
 pub use quota::{InvalidQuota, Quota, Quotas};
+#[cfg(feature = "tokio-comp")]
+pub use reconnecting::Reconnecting;
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Peek, Take};
 

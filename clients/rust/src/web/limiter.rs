@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,6 +13,7 @@ use redis::aio::ConnectionLike;
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Clock;
+use crate::timeout::ServerTimeout;
 use crate::web::admission::{Admission, Costs, Share};
 use crate::web::answer::{answer, fields};
 use crate::web::away::AwayLog;
@@ -21,7 +21,6 @@ use crate::web::client::{client_address, peer};
 use crate::web::memory::Memory;
 use crate::web::policies::{Source, checked};
 use crate::web::policy::{KeyOf, MAX_COST};
-use crate::web::timeout::ServerTimeout;
 use crate::web::{Policies, Policy, Refusal};
 use crate::{All, Decision, Leases, RlAsyncCommands};
 
@@ -225,10 +224,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         self
     }
 
-    /// Gives back what is leased.
+    /// Gives back what is leased. It ends with the timeout if Redis is silent.
     pub async fn close(&self) {
         if let Some(leases) = &self.leases {
-            leases.close().await;
+            self.timeout.wait(async { Ok(leases.close().await) }).await;
         }
     }
 
@@ -393,11 +392,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
 
     /// It is never asked twice, since that might count twice.
     async fn ask<T>(&self, reply: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-        let timeout = || {
-            let text = format!("no answer in {:?}", self.timeout.duration());
-            Err(io::Error::new(io::ErrorKind::TimedOut, text).into())
-        };
-        let reply = self.timeout.wait(reply).await.unwrap_or_else(timeout);
+        let reply = self.timeout.wait(reply).await.unwrap_or_else(|| Err(self.timeout.error()));
         match (&reply, &self.on_error) {
             (Ok(_), _) => self.away.worked(),
             (Err(error), Some(tell)) => tell(error),
