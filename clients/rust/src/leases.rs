@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::clock::{Clock, Milliseconds};
 use crate::connection::explained;
 use crate::local::{Answer, Command, Decider, MAX_KEYS, RequestId, Rules, Settings, Step};
+use crate::quota::check;
 use crate::{Algorithm, Decision, Quota, Verdict};
 
 /// How long a server may be silent before what is in flight is left to itself at the end.
@@ -43,6 +44,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// # Ok(())
 /// # }
 /// ```
+#[must_use]
 pub struct Leases<C> {
     connection: C,
     algorithm: Algorithm,
@@ -118,7 +120,14 @@ impl<C> fmt::Debug for Leases<C> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
     /// Leases at most a hundredth of the smallest limit, for 100 ms, and remembers refusals for a second.
+    ///
+    /// # Panics
+    ///
+    /// If the server would refuse the quotas: 1 to 8 with different windows.
     pub fn new(connection: C, algorithm: Algorithm, quotas: impl AsRef<[Quota]>) -> Leases<C> {
+        if let Err(why) = check(quotas.as_ref()) {
+            panic!("{why}");
+        }
         let quotas: Arc<[Quota]> = quotas.as_ref().into();
         let smallest_limit = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default();
         let settings = Settings { units: smallest_limit / 100, remember_ms: 1_000 };

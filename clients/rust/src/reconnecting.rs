@@ -34,6 +34,7 @@ const CONNECTING: u32 = 5;
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct Reconnecting {
     connect: Connect,
     timeout: Arc<ServerTimeout>,

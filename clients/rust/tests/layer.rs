@@ -379,7 +379,7 @@ fn quotas_that_make_no_policy_are_refused() {
     for quotas in ["5/60m,100/1h", "5/1h,5/1h"] {
         assert!(refused(quotas).contains("all windows must differ"), "{quotas}");
     }
-    assert_eq!(refused("5/1s, 5/ten"), r#""5/ten" is no quota such as 5/10s"#);
+    assert!(refused("5/1s, 5/ten").starts_with(r#""5/ten" is not a quota: "#));
     assert!(refused("1000/1500ms").contains("its window must be whole seconds"));
     assert!(Policy::new("requests", []).is_err());
     assert!(Policy::new("requests", "999999999999999/3650d").is_ok());
@@ -388,13 +388,13 @@ fn quotas_that_make_no_policy_are_refused() {
     assert!(Policy::new("requests", too_long).is_err());
     let windows = |count| (1..=count).map(|s| format!("5/{s}s")).collect::<Vec<_>>().join(",");
     assert!(Policy::new("requests", windows(8)).is_ok());
-    assert!(refused(&windows(9)).contains("may have 8 quotas"));
+    assert!(refused(&windows(9)).contains("1 to 8 quotas"));
     assert!(Policy::new("r\u{e9}quests", [Quota::per_second(1)]).is_err());
 }
 
 #[test]
 fn a_name_is_a_string_of_a_structured_field() {
-    let policy = Policy::new(r#"a "b" \"#, "5/1s").expect("a policy");
+    let policy = Policy::new(r#"a"b"\"#, "5/1s").expect("a policy");
     let verdict = redis_rl_client::Verdict {
         limited: false,
         limit: 5,

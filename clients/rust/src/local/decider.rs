@@ -25,6 +25,7 @@ pub struct Decider {
 
 impl Decider {
     /// Remembers at most `max_keys` keys at rest, and asks for leases of at most `max_keys` at once.
+    #[must_use]
     pub fn new(settings: Settings, max_keys: NonZeroUsize) -> Decider {
         Decider {
             settings,
@@ -175,6 +176,7 @@ impl Decider {
     }
 
     /// When the next tick is due, if any is.
+    #[must_use]
     pub fn next_tick_ms(&self) -> Option<u64> {
         self.ends.peek().map(|Reverse((ends_ms, _))| *ends_ms)
     }

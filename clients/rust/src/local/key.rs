@@ -71,22 +71,26 @@ struct Request {
 
 impl Key {
     /// A key of which nothing is known.
+    #[must_use]
     pub fn new(name: Arc<[u8]>, rules: Arc<Rules>) -> Key {
         let (asked, waiting) = (Vec::new(), VecDeque::new());
         Key { name, rules, wanted: 0, lease: None, refusal: None, flight: None, asked, waiting }
     }
 
     /// Whether no reply is awaited for it.
+    #[must_use]
     pub fn is_at_rest(&self) -> bool {
         self.flight.is_none() && self.asked.is_empty()
     }
 
     /// When its lease ends, if units of it are left then.
+    #[must_use]
     pub fn ends_ms(&self) -> Option<u64> {
         self.lease.as_ref().filter(|lease| lease.left > 0).map(|lease| lease.ends_ms)
     }
 
     /// Units that are counted and not yet used.
+    #[must_use]
     pub fn left(&self) -> u64 {
         self.lease.as_ref().map_or(0, |lease| lease.left)
     }
@@ -133,6 +137,7 @@ impl Key {
     }
 
     /// Whether it is counted by these rules.
+    #[must_use]
     pub fn has_rules(&self, rules: &Arc<Rules>) -> bool {
         Arc::ptr_eq(&self.rules, rules) || self.rules == *rules
     }
@@ -157,6 +162,7 @@ impl Key {
     }
 
     /// The refusal that is remembered, if it holds for this cost.
+    #[must_use]
     pub fn refused(&self, now_ms: u64, cost: i64) -> Option<Verdict> {
         let refusal = self.refusal.as_ref()?;
         let holds = now_ms < refusal.until_ms

@@ -41,6 +41,7 @@ pub struct Rules {
 
 impl Rules {
     /// Leases last for `lease`, but never more than a twentieth of the shortest window.
+    #[must_use]
     pub fn new(algorithm: Algorithm, quotas: &[Quota], lease: Duration) -> Rules {
         let longest_lease = quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
         Rules {
@@ -114,11 +115,13 @@ pub enum Purpose {
 
 impl Command {
     /// Whether it gives units of a lease back, so that nobody waits for its reply.
+    #[must_use]
     pub fn gives_back(&self) -> bool {
         self.purpose == Purpose::GiveBack
     }
 
     /// The command in words, answered by a [`Verdict`].
+    #[must_use]
     pub fn cmd(&self) -> Cmd {
         let mut take = Take::cost(self.cost);
         if self.partial {
@@ -131,6 +134,7 @@ impl Command {
     }
 
     /// The same as a request for several keys, answered by a [`Decision`](crate::Decision).
+    #[must_use]
     pub fn all(&self) -> Cmd {
         let all = All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost);
         cmd::all(&match self.at {

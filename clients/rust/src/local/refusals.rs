@@ -27,6 +27,7 @@ struct Refusal {
 
 impl Refusals {
     /// Repeats a refusal for so long at most, and remembers at most `max` decisions.
+    #[must_use]
     pub fn new(remember_ms: u64, max: NonZeroUsize) -> Refusals {
         Refusals { remember_ms, digests: Digests::default(), decisions: LruCache::sparse(max) }
     }

@@ -33,6 +33,7 @@ pub(crate) struct Share {
 
 impl Admission {
     /// What was decided; none while Redis is away, and for a request that no policy limits.
+    #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         self.decision.as_ref()
     }
@@ -43,11 +44,13 @@ impl Admission {
     }
 
     /// The header fields for the response; none if nothing was decided.
+    #[must_use]
     pub fn fields(&self) -> &HeaderMap {
         &self.fields
     }
 
     /// Why Redis could not be asked, if the request passes for that.
+    #[must_use]
     pub fn error(&self) -> Option<&RedisError> {
         self.error.as_ref()
     }

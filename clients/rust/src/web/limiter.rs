@@ -40,6 +40,7 @@ type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct Limiter<C> {
     connection: C,
     policies: Policies,
@@ -134,8 +135,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Says by the request's head whose quotas they are, for policies that have no key of their own.
     ///
     /// A request for which it is `None` is not limited by them. Without this it is the network address that the
-    /// server has put among the request's extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. A request
-    /// without one is answered 500.
+    /// server has put among the request's extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. Requests
+    /// without one share the key `unknown`.
     pub fn key(mut self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Limiter<C> {
         self.key = Some(KeyOf::new(key));
         self
@@ -153,8 +154,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// request is given up. While Redis answers other requests, one may take up to ten times as long.
     ///
     /// The connection should have no response timeout of its own: that of redis-rs, 500 ms by default, is a timer of
-    /// this process. Use the limiter on the runtime on which its connection was made: it cannot tell whether another one
+    /// this process. [`Reconnecting`](crate::Reconnecting) is such a connection. Use the limiter on the runtime on which its connection was made: it cannot tell whether another one
     /// is busy.
+    ///
+    /// # Panics
+    ///
+    /// If it is 0.
     pub fn timeout(mut self, timeout: Duration) -> Limiter<C> {
         self.timeout = Arc::new(ServerTimeout::new(timeout));
         self
@@ -227,7 +232,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Gives back what is leased. It ends with the timeout if Redis is silent.
     pub async fn close(&self) {
         if let Some(leases) = &self.leases {
-            self.timeout.wait(async { Ok(leases.close().await) }).await;
+            let closed = async {
+                leases.close().await;
+                Ok(())
+            };
+            self.timeout.wait(closed).await;
         }
     }
 
@@ -244,7 +253,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         for policy in chosen {
             let key = match policy.key_of().or(self.key.as_ref()) {
                 Some(key) => key.key(head),
-                None => Some(self.address(head, is_tagged)?),
+                None => Some(self.address(head, is_tagged)),
             };
             let Some(key) = key else { continue };
             shares.push(share(&policy, &key, policy.cost_of(Some(head)))?);
@@ -321,11 +330,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         admission
     }
 
-    /// The network address, if the server has told it.
-    fn address(&self, head: &Parts, is_tagged: bool) -> Result<String, Refusal> {
-        let peer = peer(head).ok_or_else(|| Refusal::misused("The client's address is not known"))?;
-        let address = client_address(peer, &head.headers, self.proxies);
-        Ok(if is_tagged { format!("{{{address}}}") } else { address })
+    /// The network address.
+    fn address(&self, head: &Parts, is_tagged: bool) -> String {
+        let address = client_address(peer(head), &head.headers, self.proxies);
+        if is_tagged { format!("{{{address}}}") } else { address }
     }
 
     /// What follows from a decision, or from none.
