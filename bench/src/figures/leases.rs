@@ -158,7 +158,7 @@ impl Simulation {
         Simulation {
             processes: scenario.pauses_ms.iter().map(|_| Key::new(name.clone(), rules.clone())).collect(),
             rules,
-            settings: Settings { units, remember_ms: 1_000 },
+            settings: Settings { units, remember: Duration::from_secs(1) },
             server: Server { limit, window_ms, entries: VecDeque::new(), used: 0 },
             queue: BinaryHeap::new(),
             events: Vec::new(),
@@ -200,13 +200,14 @@ impl Simulation {
             if now_ms >= self.scenario.end_ms {
                 break;
             }
+            let now = Duration::from_millis(now_ms);
             let mut step = Step::default();
             match event {
                 Event::Request => {
                     self.decisions += 1;
                     let id = self.decisions;
                     let rules = &self.rules;
-                    let known = self.processes[process].take(now_ms, self.settings, rules, id, 1, &mut step);
+                    let known = self.processes[process].take(now, self.settings, rules, id, 1, &mut step);
                     self.first.0 += u64::from(process == 0);
                     self.pass(process, now_ms, u64::from(known.is_some_and(|verdict| !verdict.limited)));
                     // Exponential: requests come independently of each other.
@@ -220,12 +221,12 @@ impl Simulation {
                     }
                 }
                 Event::Reply(verdict) => {
-                    self.processes[process].reply(now_ms, self.settings, verdict, &mut step);
-                    if let Some(ends_ms) = self.processes[process].ends_ms() {
-                        self.plan(ends_ms.max(now_ms), process, Event::Tick);
+                    self.processes[process].reply(now, self.settings, verdict, &mut step);
+                    if let Some(ends) = self.processes[process].ends() {
+                        self.plan((ends.as_millis() as u64).max(now_ms), process, Event::Tick);
                     }
                 }
-                Event::Tick => self.processes[process].tick(now_ms, &mut step),
+                Event::Tick => self.processes[process].tick(now, &mut step),
             }
             for command in step.commands {
                 self.commands += 1;

@@ -13,7 +13,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::clock::{Clock, Milliseconds};
+use crate::clock::{Clock, Time};
 use crate::connection::explained;
 use crate::local::{Answer, Command, Decider, MAX_KEYS, RequestId, Rules, Settings, Step};
 use crate::quota::check;
@@ -61,7 +61,7 @@ pub struct Leases<C> {
 /// What clones share.
 #[derive(Debug)]
 struct Shared {
-    time: Milliseconds,
+    time: Time,
     state: Mutex<State>,
     /// How many tasks wait for replies.
     tasks: watch::Sender<usize>,
@@ -84,7 +84,7 @@ impl Shared {
             waiting: HashMap::new(),
             ticker: None,
         };
-        let time = Milliseconds::of(clock.clone());
+        let time = Time::of(clock.clone());
         Arc::new(Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) })
     }
 
@@ -92,7 +92,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_ms(&self) -> u64 {
+    fn now(&self) -> Duration {
         self.time.now()
     }
 }
@@ -130,7 +130,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         }
         let quotas: Arc<[Quota]> = quotas.as_ref().into();
         let smallest_limit = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default();
-        let settings = Settings { units: smallest_limit / 100, remember_ms: 1_000 };
+        let settings = Settings { units: smallest_limit / 100, remember: Duration::from_secs(1) };
         let lease = Duration::from_millis(100);
         Leases {
             connection,
@@ -174,7 +174,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
 
     /// How old a refusal may be that is repeated without asking. With 0 none is.
     pub fn remember(self, remember: Duration) -> Leases<C> {
-        let settings = Settings { remember_ms: remember.as_millis() as u64, ..self.settings };
+        let settings = Settings { remember, ..self.settings };
         Leases { settings, shared: Shared::new(settings, &self.clock), ..self }
     }
 
@@ -189,8 +189,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         let (id, receiver) = {
             let mut state = self.shared.state();
             let id = state.last_id + 1;
-            let now_ms = self.shared.now_ms();
-            if let Some(verdict) = state.decider.take(now_ms, key, &self.rules, id, cost, &mut step) {
+            let now = self.shared.now();
+            if let Some(verdict) = state.decider.take(now, key, &self.rules, id, cost, &mut step) {
                 return Ok(verdict);
             }
             state.last_id = id;
@@ -261,7 +261,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
             Ok(verdict) => (Some(verdict), None),
             Err(error) => (None, Some(error)),
         };
-        self.shared.state().decider.reply(self.shared.now_ms(), command, reply, &mut step);
+        self.shared.state().decider.reply(self.shared.now(), command, reply, &mut step);
         self.carry_out(step, error.as_ref());
     }
 
@@ -270,7 +270,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         let mut state = self.shared.state();
         let ticks = state.ticker.as_ref().is_some_and(|ticker| !ticker.is_finished());
         if !ticks
-            && state.decider.next_tick_ms().is_some()
+            && state.decider.next_tick().is_some()
             && let Ok(runtime) = Handle::try_current()
         {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
@@ -280,18 +280,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
     async fn tick(self) {
         loop {
             let mut step = Step::default();
-            let next_ms = {
+            let next = {
                 let mut state = self.shared.state();
-                state.decider.tick(self.shared.now_ms(), &mut step);
-                let next_ms = state.decider.next_tick_ms();
-                if next_ms.is_none() {
+                state.decider.tick(self.shared.now(), &mut step);
+                let next = state.decider.next_tick();
+                if next.is_none() {
                     state.ticker = None;
                 }
-                next_ms
+                next
             };
             self.carry_out(step, None);
-            let Some(next_ms) = next_ms else { return };
-            sleep(Duration::from_millis(next_ms.saturating_sub(self.shared.now_ms()))).await;
+            let Some(next) = next else { return };
+            sleep(next.saturating_sub(self.shared.now())).await;
         }
     }
 }

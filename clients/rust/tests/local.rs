@@ -79,6 +79,10 @@ impl Given<'_> {
         self.get(name).as_u64().expect("a number")
     }
 
+    fn duration(&self, name: &str) -> Duration {
+        Duration::from_millis(self.number(name))
+    }
+
     fn max_keys(&self) -> NonZeroUsize {
         NonZeroUsize::new(self.number("max_keys") as usize).expect("a number of keys")
     }
@@ -89,7 +93,7 @@ impl Given<'_> {
         let quotas: Vec<Quota> = limits.iter().map(|(limit, window)| quota(*limit, window)).collect();
         let name =
             event.algorithm.as_deref().unwrap_or_else(|| self.get("algorithm").as_str().expect("a name"));
-        Arc::new(Rules::new(algorithm(name), &quotas, Duration::from_millis(self.number("for_ms"))))
+        Arc::new(Rules::new(algorithm(name), &quotas, self.duration("for_ms")))
     }
 }
 
@@ -152,12 +156,13 @@ fn every_case_of_leases_and_refusals_holds() {
     assert!(table.cases.len() >= 40);
     for case in &table.cases {
         let given = Given(&table, case);
-        let settings = Settings { units: given.number("units"), remember_ms: given.number("remember_ms") };
+        let settings = Settings { units: given.number("units"), remember: given.duration("remember_ms") };
         let mut decider = Decider::new(settings, given.max_keys());
         let mut requests: Vec<&Event> = Vec::new();
         let mut sent: Vec<Command> = Vec::new();
         for event in &case.steps {
             let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let now = Duration::from_millis(event.at);
             let mut step = Step::default();
             let mut answered = BTreeMap::new();
             match event.event.as_str() {
@@ -165,7 +170,7 @@ fn every_case_of_leases_and_refusals_holds() {
                     let id = requests.len() as u64;
                     requests.push(event);
                     let (key, cost) = (event.key.as_bytes(), event.cost.unwrap_or(1));
-                    let verdict = decider.take(event.at, key, &given.rules(event), id, cost, &mut step);
+                    let verdict = decider.take(now, key, &given.rules(event), id, cost, &mut step);
                     answered.extend(verdict.map(|verdict| (event.name.clone(), figures(&verdict))));
                 }
                 "reply" | "error" => {
@@ -175,14 +180,14 @@ fn every_case_of_leases_and_refusals_holds() {
                         sent.remove(position.unwrap_or_else(|| panic!("{what}: {to} was not sent")));
                     let reply = (event.event == "reply")
                         .then(|| Verdict::from_redis_value(value(&event.reply)).expect("a verdict"));
-                    decider.reply(event.at, &command, reply, &mut step);
+                    decider.reply(now, &command, reply, &mut step);
                 }
                 "cancel" => {
                     let id =
                         requests.iter().position(|request| request.name == event.name).expect("a request");
                     decider.cancel(requests[id].key.as_bytes(), id as u64);
                 }
-                "tick" => decider.tick(event.at, &mut step),
+                "tick" => decider.tick(now, &mut step),
                 "close" => decider.close(&mut step),
                 other => panic!("{other} is no event"),
             }
@@ -209,15 +214,33 @@ fn every_case_of_leases_and_refusals_holds() {
 }
 
 #[test]
+fn a_wait_told_from_memory_is_never_a_part_of_a_millisecond_too_short() {
+    let us = Duration::from_micros;
+    let rules = Arc::new(Rules::new(Algorithm::Log, &[quota(5, "1m")], us(100_000)));
+    let settings = Settings { units: 8, remember: us(1_000_000) };
+    let mut decider = Decider::new(settings, NonZeroUsize::new(8).expect("some keys"));
+    let mut step = Step::default();
+    assert_eq!(decider.take(us(100), b"k", &rules, 0, 1, &mut step), None);
+    let command = step.commands.remove(0);
+    let reply = Verdict::from_redis_value(value(&json!([1, 5, 0, 3, 60_000, 0, 1_700_000_040_000_u64])));
+    decider.reply(us(1_900), &command, Some(reply.expect("a verdict")), &mut step);
+    for (at, wait) in [(2_100, Some(3)), (2_900, Some(2)), (4_899, Some(1)), (4_900, None)] {
+        let verdict = decider.take(us(at), b"k", &rules, 1, 1, &mut Step::default());
+        assert_eq!(verdict.and_then(|verdict| verdict.retry_after).map(ms), wait, "{at} us");
+    }
+}
+
+#[test]
 fn every_case_of_decisions_over_several_keys_holds() {
     let table = table();
     for case in &table.decisions {
         let given = Given(&table, case);
-        let mut refusals = Refusals::new(given.number("remember_ms"), given.max_keys());
+        let mut refusals = Refusals::new(given.duration("remember_ms"), given.max_keys());
         // Name, request and costs of those that were sent, by their words.
         let mut sent = BTreeMap::new();
         for event in &case.steps {
             let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let now = Duration::from_millis(event.at);
             let mut sends = Vec::new();
             let mut answered = BTreeMap::new();
             match event.event.as_str() {
@@ -236,7 +259,7 @@ fn every_case_of_decisions_over_several_keys_holds() {
                     let rows: Vec<Row> =
                         event.rows.iter().map(|row| Row { cost: 0, ..row.clone() }).collect();
                     let request = words(&cmd::all(&all(&rows))).into_bytes();
-                    match refusals.known(event.at, &request, &costs) {
+                    match refusals.known(now, &request, &costs) {
                         Some(known) => {
                             answered.insert(event.name.clone(), decision(&known));
                         }
@@ -251,7 +274,7 @@ fn every_case_of_decisions_over_several_keys_holds() {
                     let (name, request, costs) = sent.remove(&event.to).expect("a command that was sent");
                     if event.event == "reply" {
                         let reply = Decision::from_redis_value(value(&event.reply)).expect("a decision");
-                        refusals.remember(event.at, &request, &costs, &reply);
+                        refusals.remember(now, &request, &costs, &reply);
                         answered.insert(name, decision(&reply));
                     } else {
                         answered.insert(name, json!("error"));

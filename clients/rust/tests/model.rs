@@ -140,7 +140,7 @@ impl World {
         let quota = Quota::new(limit, Duration::from_millis(WINDOW_MS));
         World {
             limit,
-            settings: Settings { units, remember_ms: 0 },
+            settings: Settings { units, remember: Duration::ZERO },
             processes: 1,
             requests: 0,
             costs: &[1],
@@ -157,8 +157,8 @@ impl World {
     }
 
     /// The time that a decider is told.
-    fn told_ms(&self, state: &State) -> u64 {
-        if self.broken == Some(Broken::EndlessLease) { 0 } else { state.now_ms }
+    fn told(&self, state: &State) -> Duration {
+        Duration::from_millis(if self.broken == Some(Broken::EndlessLease) { 0 } else { state.now_ms })
     }
 
     fn carry_out(&self, state: &mut State, process: usize, step: Step, counted_ms: Option<u64>) {
@@ -237,15 +237,15 @@ impl World {
         at_ms: Option<u64>,
     ) {
         let mut step = Step::default();
-        let now_ms = self.told_ms(state);
+        let now = self.told(state);
         let key = &mut state.processes[process].key;
         match reply {
             _ if way == Way::Again => {
                 let command = self.command(cost);
-                key.reply_to_asked(now_ms, self.settings, &command, reply, &mut step);
+                key.reply_to_asked(now, self.settings, &command, reply, &mut step);
             }
-            Some(reply) => key.reply(now_ms, self.settings, reply, &mut step),
-            None => key.fail(now_ms, self.settings, &mut step),
+            Some(reply) => key.reply(now, self.settings, reply, &mut step),
+            None => key.fail(now, self.settings, &mut step),
         }
         self.carry_out(state, process, step, at_ms);
     }
@@ -337,7 +337,7 @@ impl Model for World {
                 actions.extend(self.costs.iter().map(|cost| Action::Request(index, *cost)));
             }
             let may_tick = self.broken != Some(Broken::GiveBackTwice) || state.faults < self.faults;
-            if may_tick && process.key.ends_ms().is_some_and(|ends_ms| ends_ms <= self.told_ms(state)) {
+            if may_tick && process.key.ends().is_some_and(|ends| ends <= self.told(state)) {
                 actions.push(Action::Tick(index));
             }
             if may_fail {
@@ -351,13 +351,13 @@ impl Model for World {
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut state = state.clone();
-        let now_ms = self.told_ms(&state);
+        let now = self.told(&state);
         let mut step = Step::default();
         match action {
             Action::Request(index, cost) => {
                 let process = &mut state.processes[index];
                 process.requests += 1;
-                let known = process.key.take(now_ms, self.settings, &self.rules, cost, cost, &mut step);
+                let known = process.key.take(now, self.settings, &self.rules, cost, cost, &mut step);
                 if let Some(verdict) = known {
                     self.pass(&mut state, verdict, cost, None);
                 }
@@ -381,7 +381,7 @@ impl Model for World {
             Action::Tick(index) => {
                 let key = &mut state.processes[index].key;
                 let before = key.clone();
-                key.tick(now_ms, &mut step);
+                key.tick(now, &mut step);
                 if self.broken == Some(Broken::GiveBackTwice) {
                     *key = before;
                     state.faults += 1;

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lru::LruCache;
 
@@ -20,7 +21,7 @@ pub struct Decider {
     /// The least recently used goes first.
     at_rest: LruCache<Arc<[u8]>, Key>,
     /// When leases end. The lease of a key may have ended before, and it may have another by then.
-    ends: BinaryHeap<Reverse<(u64, Arc<[u8]>)>>,
+    ends: BinaryHeap<Reverse<(Duration, Arc<[u8]>)>>,
 }
 
 impl Decider {
@@ -39,7 +40,7 @@ impl Decider {
     /// A request: its verdict, if it is known; else the answer comes with a later step.
     pub fn take(
         &mut self,
-        now_ms: u64,
+        now: Duration,
         key: &[u8],
         rules: &Arc<Rules>,
         id: RequestId,
@@ -47,16 +48,16 @@ impl Decider {
         step: &mut Step,
     ) -> Option<Verdict> {
         if self.settings.units == 0 || cost <= 0 || rules.is_hopeless(cost) || key.len() > MAX_NAME {
-            return self.take_alone(now_ms, key, rules, id, cost, step);
+            return self.take_alone(now, key, rules, id, cost, step);
         }
         let units = cost.unsigned_abs();
         let is_full = self.in_flight.len() >= self.at_rest.cap().get();
         if is_full && !self.in_flight.contains_key(key) {
-            let known = self.at_rest.get_mut(key).and_then(|machine| machine.known(now_ms, rules, units));
-            return known.or_else(|| self.take_alone(now_ms, key, rules, id, cost, step));
+            let known = self.at_rest.get_mut(key).and_then(|machine| machine.known(now, rules, units));
+            return known.or_else(|| self.take_alone(now, key, rules, id, cost, step));
         }
         if let Some(machine) = self.at_rest.get_mut(key) {
-            let verdict = machine.take(now_ms, self.settings, rules, id, units, step);
+            let verdict = machine.take(now, self.settings, rules, id, units, step);
             if verdict.is_none()
                 && let Some((name, machine)) = self.at_rest.pop_entry(key)
             {
@@ -71,13 +72,13 @@ impl Decider {
                 self.in_flight.entry(name.clone()).or_insert_with(|| Key::new(name, rules.clone()))
             }
         };
-        machine.take(now_ms, self.settings, rules, id, units, step)
+        machine.take(now, self.settings, rules, id, units, step)
     }
 
     /// A request that no lease is for.
     fn take_alone(
         &mut self,
-        now_ms: u64,
+        now: Duration,
         key: &[u8],
         rules: &Arc<Rules>,
         id: RequestId,
@@ -86,9 +87,8 @@ impl Decider {
     ) -> Option<Verdict> {
         let name = self.digests.name(key);
         let machine = self.at_rest.get(&*name).or_else(|| self.in_flight.get(&*name));
-        let refused = machine
-            .filter(|machine| machine.has_rules(rules))
-            .and_then(|machine| machine.refused(now_ms, cost));
+        let refused =
+            machine.filter(|machine| machine.has_rules(rules)).and_then(|machine| machine.refused(now, cost));
         if refused.is_none() {
             step.commands.push(Command {
                 key: key.into(),
@@ -103,30 +103,36 @@ impl Decider {
     }
 
     /// The reply to a command, or none if it has failed.
-    pub fn reply(&mut self, now_ms: u64, command: &Command, reply: Option<Verdict>, step: &mut Step) {
+    pub fn reply(&mut self, now: Duration, command: &Command, reply: Option<Verdict>, step: &mut Step) {
         match command.purpose {
-            Purpose::Flight | Purpose::Asked(_) => self.reply_to_machine(now_ms, command, reply, step),
+            Purpose::Flight | Purpose::Asked(_) => self.reply_to_machine(now, command, reply, step),
             Purpose::Alone(id) => {
                 step.answers.push((id, reply.map_or(Answer::Failed, Answer::Verdict)));
                 if let Some(reply) = reply {
-                    self.remember_alone(now_ms, command, reply, step);
+                    self.remember_alone(now, command, reply, step);
                 }
             }
             Purpose::GiveBack => {}
         }
     }
 
-    fn reply_to_machine(&mut self, now_ms: u64, command: &Command, reply: Option<Verdict>, step: &mut Step) {
+    fn reply_to_machine(
+        &mut self,
+        now: Duration,
+        command: &Command,
+        reply: Option<Verdict>,
+        step: &mut Step,
+    ) {
         let Some(machine) = self.in_flight.get_mut(&command.key) else { return };
         match reply {
             _ if command.purpose != Purpose::Flight => {
-                machine.reply_to_asked(now_ms, self.settings, command, reply, step);
+                machine.reply_to_asked(now, self.settings, command, reply, step);
             }
-            Some(reply) => machine.reply(now_ms, self.settings, reply, step),
-            None => machine.fail(now_ms, self.settings, step),
+            Some(reply) => machine.reply(now, self.settings, reply, step),
+            None => machine.fail(now, self.settings, step),
         }
-        if let Some(ends_ms) = machine.ends_ms() {
-            self.ends.push(Reverse((ends_ms, command.key.clone())));
+        if let Some(ends) = machine.ends() {
+            self.ends.push(Reverse((ends, command.key.clone())));
         }
         if machine.is_at_rest()
             && let Some((name, machine)) = self.in_flight.remove_entry(&command.key)
@@ -135,17 +141,17 @@ impl Decider {
         }
     }
 
-    fn remember_alone(&mut self, now_ms: u64, command: &Command, reply: Verdict, step: &mut Step) {
+    fn remember_alone(&mut self, now: Duration, command: &Command, reply: Verdict, step: &mut Step) {
         let name = self.digests.name(&command.key);
         if let Some(machine) = self.in_flight.get_mut(&*name).or_else(|| self.at_rest.get_mut(&*name)) {
-            machine.reply_alone(now_ms, self.settings, command, reply, step);
+            machine.reply_alone(now, self.settings, command, reply, step);
         } else if reply.limited {
             let name: Arc<[u8]> = match name {
                 Cow::Borrowed(_) => command.key.clone(),
                 Cow::Owned(digest) => digest.into(),
             };
             let mut machine = Key::new(name.clone(), command.rules.clone());
-            machine.reply_alone(now_ms, self.settings, command, reply, step);
+            machine.reply_alone(now, self.settings, command, reply, step);
             self.keep(name, machine, step);
         }
     }
@@ -165,20 +171,20 @@ impl Decider {
     }
 
     /// Ends the leases whose time is over.
-    pub fn tick(&mut self, now_ms: u64, step: &mut Step) {
-        while self.next_tick_ms().is_some_and(|ends_ms| ends_ms <= now_ms) {
+    pub fn tick(&mut self, now: Duration, step: &mut Step) {
+        while self.next_tick().is_some_and(|ends| ends <= now) {
             if let Some(Reverse((_, key))) = self.ends.pop()
                 && let Some(machine) = self.at_rest.peek_mut(&key).or_else(|| self.in_flight.get_mut(&key))
             {
-                machine.tick(now_ms, step);
+                machine.tick(now, step);
             }
         }
     }
 
     /// When the next tick is due, if any is.
     #[must_use]
-    pub fn next_tick_ms(&self) -> Option<u64> {
-        self.ends.peek().map(|Reverse((ends_ms, _))| *ends_ms)
+    pub fn next_tick(&self) -> Option<Duration> {
+        self.ends.peek().map(|Reverse((ends, _))| *ends)
     }
 
     /// Gives back all leases. From now on requests are asked one by one.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answer, Command, MAX_COST, Purpose, RequestId, Rules, Settings, Step};
+use super::{Answer, Command, MAX_COST, Purpose, RequestId, Rules, Settings, Step, whole_ms};
 use crate::Verdict;
 
 /// The lease and the last refusal of a key, and the requests that wait.
@@ -26,10 +26,10 @@ pub struct Key {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Lease {
     left: u64,
-    ends_ms: u64,
+    ends: Duration,
     /// What the last request was told that got units of it.
     verdict: Verdict,
-    replied_ms: u64,
+    replied: Duration,
     /// Whether all of the units that were asked for were there.
     is_whole: bool,
 }
@@ -39,13 +39,13 @@ struct Refusal {
     /// Requests of this cost and more are refused.
     cost: u64,
     verdict: Verdict,
-    replied_ms: u64,
-    until_ms: u64,
+    replied: Duration,
+    until: Duration,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Flight {
-    sent_ms: u64,
+    sent: Duration,
     requests: Vec<Request>,
     /// Units that were asked for on their behalf.
     cost: u64,
@@ -85,8 +85,8 @@ impl Key {
 
     /// When its lease ends, if units of it are left then.
     #[must_use]
-    pub fn ends_ms(&self) -> Option<u64> {
-        self.lease.as_ref().filter(|lease| lease.left > 0).map(|lease| lease.ends_ms)
+    pub fn ends(&self) -> Option<Duration> {
+        self.lease.as_ref().filter(|lease| lease.left > 0).map(|lease| lease.ends)
     }
 
     /// Units that are counted and not yet used.
@@ -100,19 +100,19 @@ impl Key {
     /// The cost is positive, and no limit is smaller.
     pub fn take(
         &mut self,
-        now_ms: u64,
+        now: Duration,
         settings: Settings,
         rules: &Arc<Rules>,
         id: RequestId,
         cost: u64,
         step: &mut Step,
     ) -> Option<Verdict> {
-        if let Some(verdict) = self.known(now_ms, rules, cost) {
+        if let Some(verdict) = self.known(now, rules, cost) {
             return Some(verdict);
         }
         self.waiting.push_back(Request { id, cost, rules: rules.clone() });
         if self.flight.is_none() {
-            self.ask(now_ms, settings, step);
+            self.ask(now, settings, step);
         }
         None
     }
@@ -120,11 +120,11 @@ impl Key {
     /// What a request is told without asking.
     ///
     /// The cost is positive, and no limit is smaller.
-    pub fn known(&mut self, now_ms: u64, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
+    pub fn known(&mut self, now: Duration, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
         if !self.has_rules(rules) {
             return None;
         }
-        self.leased(now_ms, cost).or_else(|| self.refused(now_ms, cost as i64))
+        self.leased(now, cost).or_else(|| self.refused(now, cost as i64))
     }
 
     /// With other rules it is as if nothing were known.
@@ -143,9 +143,9 @@ impl Key {
     }
 
     /// Takes units of the lease.
-    fn leased(&mut self, now_ms: u64, cost: u64) -> Option<Verdict> {
+    fn leased(&mut self, now: Duration, cost: u64) -> Option<Verdict> {
         let lease = self.lease.as_mut()?;
-        if cost > lease.left || now_ms >= lease.ends_ms {
+        if cost > lease.left || now >= lease.ends {
             return None;
         }
         lease.left -= cost;
@@ -158,27 +158,27 @@ impl Key {
             refusal.verdict.remaining = refusal.verdict.remaining.saturating_sub(cost);
         }
         let verdict = Verdict { taken: Some(cost as i64), ..lease.verdict };
-        Some(later(verdict, now_ms - lease.replied_ms))
+        Some(later(verdict, now - lease.replied))
     }
 
     /// The refusal that is remembered, if it holds for this cost.
     #[must_use]
-    pub fn refused(&self, now_ms: u64, cost: i64) -> Option<Verdict> {
+    pub fn refused(&self, now: Duration, cost: i64) -> Option<Verdict> {
         let refusal = self.refusal.as_ref()?;
-        let holds = now_ms < refusal.until_ms
+        let holds = now < refusal.until
             && cost >= refusal.cost as i64
             && self.rules.is_hopeless(cost) == refusal.verdict.is_hopeless();
-        holds.then(|| later(refusal.verdict, now_ms - refusal.replied_ms))
+        holds.then(|| later(refusal.verdict, now - refusal.replied))
     }
 
     /// Asks for the requests that wait and whose rules are those of the first, and for a lease.
-    fn ask(&mut self, now_ms: u64, settings: Settings, step: &mut Step) {
+    fn ask(&mut self, now: Duration, settings: Settings, step: &mut Step) {
         let Some(first) = self.waiting.front() else { return };
         let rules = first.rules.clone();
         self.set_rules(&rules, step);
         match &self.lease {
             // A request has found it used up before its time.
-            Some(lease) if now_ms < lease.ends_ms => {
+            Some(lease) if now < lease.ends => {
                 let left = lease.left;
                 if lease.is_whole {
                     self.wanted = (2 * self.wanted).max(1);
@@ -208,11 +208,11 @@ impl Key {
             at: None,
             purpose: Purpose::Flight,
         });
-        self.flight = Some(Flight { sent_ms: now_ms, requests, cost, lease });
+        self.flight = Some(Flight { sent: now, requests, cost, lease });
     }
 
     /// The reply to the command in flight.
-    pub fn reply(&mut self, now_ms: u64, settings: Settings, reply: Verdict, step: &mut Step) {
+    pub fn reply(&mut self, now: Duration, settings: Settings, reply: Verdict, step: &mut Step) {
         let Some(flight) = self.flight.take() else { return };
         let mut rest = match reply.taken {
             Some(taken) => taken.unsigned_abs(),
@@ -238,22 +238,22 @@ impl Key {
             step.answer(request.id, refusal);
         }
         let refused = if reply.taken.is_some() { rest + 1 } else { flight.cost };
-        self.remember(now_ms, settings, told(rest), refused);
+        self.remember(now, settings, told(rest), refused);
 
         let left = rest.min(flight.lease).min(settings.units);
         self.lease = Some(Lease {
             left,
-            ends_ms: flight.sent_ms + self.rules.lease_ms,
+            ends: flight.sent + self.rules.lease,
             verdict: Verdict { limited: false, retry_after: None, ..told(rest) },
-            replied_ms: now_ms,
+            replied: now,
             is_whole: !reply.limited,
         });
         self.give_back(rest - left, step);
-        if now_ms >= flight.sent_ms + self.rules.lease_ms {
+        if now >= flight.sent + self.rules.lease {
             self.end_lease(step);
         }
         self.ask_for_waits(others, step);
-        self.serve_waiting(now_ms, settings, step);
+        self.serve_waiting(now, settings, step);
     }
 
     /// Asks for the waits of refused requests, with one command for each cost.
@@ -280,7 +280,7 @@ impl Key {
     /// The reply to such a command, or none if it has failed.
     pub fn reply_to_asked(
         &mut self,
-        now_ms: u64,
+        now: Duration,
         settings: Settings,
         command: &Command,
         reply: Option<Verdict>,
@@ -295,7 +295,7 @@ impl Key {
             step.answers.extend(requests.map(|request| (request.id, Answer::Failed)));
             return;
         };
-        self.reply_alone(now_ms, settings, command, reply, step);
+        self.reply_alone(now, settings, command, reply, step);
         if reply.limited {
             requests.for_each(|request| step.answer(request.id, reply));
             return;
@@ -306,27 +306,27 @@ impl Key {
         }
         requests.rev().for_each(|request| self.waiting.push_front(request));
         if self.flight.is_none() {
-            self.serve_waiting(now_ms, settings, step);
+            self.serve_waiting(now, settings, step);
         }
     }
 
     /// The command in flight has failed. Units that it may have counted stay counted.
-    pub fn fail(&mut self, now_ms: u64, settings: Settings, step: &mut Step) {
+    pub fn fail(&mut self, now: Duration, settings: Settings, step: &mut Step) {
         let Some(flight) = self.flight.take() else { return };
         step.answers.extend(flight.requests.iter().map(|request| (request.id, Answer::Failed)));
         // So that an outage loses few units.
         self.wanted = 0;
-        self.serve_waiting(now_ms, settings, step);
+        self.serve_waiting(now, settings, step);
     }
 
     /// Serves the requests that wait, in order, and asks for those that it cannot tell.
-    fn serve_waiting(&mut self, now_ms: u64, settings: Settings, step: &mut Step) {
+    fn serve_waiting(&mut self, now: Duration, settings: Settings, step: &mut Step) {
         let mut unknown = VecDeque::new();
         for request in std::mem::take(&mut self.waiting) {
             let known = if unknown.is_empty() {
-                self.known(now_ms, &request.rules, request.cost)
+                self.known(now, &request.rules, request.cost)
             } else if self.has_rules(&request.rules) {
-                self.refused(now_ms, request.cost as i64)
+                self.refused(now, request.cost as i64)
             } else {
                 None
             };
@@ -336,13 +336,13 @@ impl Key {
             }
         }
         self.waiting = unknown;
-        self.ask(now_ms, settings, step);
+        self.ask(now, settings, step);
     }
 
     /// What was decided of a request that was sent by itself.
     pub fn reply_alone(
         &mut self,
-        now_ms: u64,
+        now: Duration,
         settings: Settings,
         command: &Command,
         reply: Verdict,
@@ -352,19 +352,19 @@ impl Key {
             self.set_rules(&command.rules, step);
         }
         if command.cost != 0 && self.has_rules(&command.rules) {
-            self.remember(now_ms, settings, reply, command.cost.unsigned_abs());
+            self.remember(now, settings, reply, command.cost.unsigned_abs());
         }
     }
 
     /// The newest reply counts: what it refuses is remembered, and what was remembered before is forgotten.
-    fn remember(&mut self, now_ms: u64, settings: Settings, reply: Verdict, cost: u64) {
-        let remember_ms = match reply.retry_after {
-            Some(wait) => settings.remember_ms.min(wait.as_millis() as u64),
-            None => settings.remember_ms,
+    fn remember(&mut self, now: Duration, settings: Settings, reply: Verdict, cost: u64) {
+        let remember = match reply.retry_after {
+            Some(wait) => settings.remember.min(wait),
+            None => settings.remember,
         };
         let verdict = Verdict { taken: reply.taken.map(|_| 0), ..reply };
-        let refusal = Refusal { cost, verdict, replied_ms: now_ms, until_ms: now_ms + remember_ms };
-        self.refusal = (reply.limited && remember_ms > 0).then_some(refusal);
+        let refusal = Refusal { cost, verdict, replied: now, until: now.saturating_add(remember) };
+        self.refusal = (reply.limited && !remember.is_zero()).then_some(refusal);
     }
 
     /// Nobody awaits the answer any more.
@@ -379,8 +379,8 @@ impl Key {
     }
 
     /// Ends the lease if it is time.
-    pub fn tick(&mut self, now_ms: u64, step: &mut Step) {
-        if self.ends_ms().is_some_and(|ends_ms| now_ms >= ends_ms) {
+    pub fn tick(&mut self, now: Duration, step: &mut Step) {
+        if self.ends().is_some_and(|ends| now >= ends) {
             self.end_lease(step);
         }
     }
@@ -411,9 +411,9 @@ impl Key {
     }
 }
 
-/// What is told of a decision after so many milliseconds.
-fn later(verdict: Verdict, gone_ms: u64) -> Verdict {
-    let gone = Duration::from_millis(gone_ms);
+/// What is told of a decision after so long.
+fn later(verdict: Verdict, gone: Duration) -> Verdict {
+    let gone = whole_ms(gone);
     Verdict {
         retry_after: verdict.retry_after.map(|wait| wait.saturating_sub(gone)),
         reset_after: verdict.reset_after.saturating_sub(gone),

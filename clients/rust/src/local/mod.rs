@@ -36,7 +36,7 @@ pub struct Rules {
     algorithm: Algorithm,
     quotas: Vec<Quota>,
     smallest_limit: u64,
-    lease_ms: u64,
+    lease: Duration,
 }
 
 impl Rules {
@@ -48,7 +48,7 @@ impl Rules {
             algorithm,
             quotas: quotas.to_vec(),
             smallest_limit: quotas.iter().map(|quota| quota.limit).min().unwrap_or_default(),
-            lease_ms: lease.min(longest_lease).as_millis() as u64,
+            lease: whole_ms(lease.min(longest_lease)),
         }
     }
 
@@ -71,13 +71,18 @@ impl Digests {
     }
 }
 
+/// Rounded down: a wait that is less by it is never too short.
+fn whole_ms(duration: Duration) -> Duration {
+    Duration::from_millis(duration.as_millis() as u64)
+}
+
 /// What is the same for all keys of a process.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Settings {
     /// The largest lease of a key; with 0, requests are asked one by one.
     pub units: u64,
     /// How old a refusal may be that is repeated.
-    pub remember_ms: u64,
+    pub remember: Duration,
 }
 
 /// Names a request of this process.
