@@ -181,8 +181,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
     /// Takes units: of the lease, or by asking the server.
     ///
     /// The verdict has [`taken`](Verdict::taken) and [`at`](Verdict::at), except for a request of several units that was
-    /// decided by itself, and the wait of a refusal is that for one more unit. A negative cost gives units back, and 0
-    /// looks; both are always asked for.
+    /// decided by itself. A negative cost gives units back, and 0 looks; both are always asked for.
     pub async fn take(&self, key: impl AsRef<[u8]>, cost: i64) -> RedisResult<Verdict> {
         let key = key.as_ref();
         let mut step = Step::default();

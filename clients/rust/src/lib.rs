@@ -38,7 +38,7 @@
 //!
 //! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
 //! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
-//! lost connection, and may so count twice.
+//! lost connection, and may so count or give back twice; `Reconnecting` does not.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
 mod acquire;

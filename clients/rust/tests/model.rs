@@ -471,8 +471,8 @@ fn so_it_is_when_a_lease_has_doubled() {
 #[test]
 fn so_it_is_when_requests_cost_more_than_one_and_ask_again_for_their_wait() {
     let costs = &[1, 2];
-    bounds_hold(World { processes: 2, requests: 3, costs, advances: 1, ..World::new(3, 1) });
-    bounds_hold(World { requests: 5, costs, advances: 2, faults: 1, ..World::new(3, 2) });
+    bounds_hold(World { processes: 2, requests: 2, costs, advances: 1, faults: 1, ..World::new(3, 1) });
+    bounds_hold(World { requests: 4, costs, advances: 2, faults: 1, ..World::new(3, 2) });
 }
 
 /// Explores until a bound is broken, and says how.

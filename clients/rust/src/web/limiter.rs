@@ -298,12 +298,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// `[("tokens", 420)]`; the others stay as they are.
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. Less than nothing is nothing. The header fields
+    /// counted even if it is over the limit, since it has been used. The header fields
     /// tell the state thereafter; if Redis is away, that of before.
     ///
     /// # Panics
     ///
-    /// If no policy has a name that is named.
+    /// If no policy has a name that is named, or if a cost is negative.
     pub async fn settle(&self, mut admission: Admission, used: impl Into<Costs>) -> Admission {
         let used = used.into();
         if let Err(why) = used.check(&admission.policies) {
@@ -311,16 +311,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         }
         let request = self.remembered_as(&admission.policies, &admission.shares);
         for (policy, share) in admission.policies.iter().zip(&mut admission.shares) {
-            let Some(used) = used.of(policy.name()).map(|used| used.clamp(0, MAX_COST)) else { continue };
+            let Some(used) = used.of(policy.name()).map(|used| used.min(MAX_COST)) else { continue };
             let gives_back = used < share.taken;
             let all = All::new().key(&share.key, policy.counted_by(), policy.quotas(), used - share.taken);
             let all = if gives_back { at(all, share.at) } else { at(all, self.clock.at()).force() };
+            // It may have been carried out though the reply is lost: it is not sent again.
+            share.taken = used;
             let Ok(settled) = self.ask(self.connection.clone().rl_all(&all)).await else { continue };
             if gives_back && let Some(request) = &request {
                 // A refusal that is remembered may be over.
                 self.memory.forget(request);
             }
-            *share = Share { taken: used, at: Some(settled.at), rows: settled.rows, ..share.clone() };
+            *share = Share { at: Some(settled.at), rows: settled.rows, ..share.clone() };
         }
         let (policies, decision) = admission.standing();
         if let Some(decision) = decision {
