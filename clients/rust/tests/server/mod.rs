@@ -178,6 +178,42 @@ impl Drop for Server {
     }
 }
 
+/// A sentinel that watches a server, by the name `limits`. Dropping it ends it.
+pub struct Sentinel {
+    child: Child,
+    pub port: u16,
+    _folder: TempDir,
+}
+
+impl Sentinel {
+    pub fn of(server: &Server) -> Sentinel {
+        let (folder, port) = (TempDir::new().expect("a temporary folder"), free_port());
+        let path = folder.path().join("sentinel.conf");
+        let watched = server.port;
+        fs::write(
+            &path,
+            format!("port {port}\nbind 127.0.0.1\nsentinel monitor limits 127.0.0.1 {watched} 1\n"),
+        )
+        .expect("a file");
+        let mut command = Command::new(env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()));
+        command.arg(path).arg("--sentinel").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        end_with_this_thread(&mut command);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        wait_for("the sentinel to answer", || {
+            let client = redis::Client::open(("127.0.0.1", port)).expect("an address");
+            client.get_connection().is_ok()
+        });
+        Sentinel { child, port, _folder: folder }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Three masters, a third of the slots each. Dropping it ends them.
 pub struct Cluster {
     nodes: Vec<Server>,
