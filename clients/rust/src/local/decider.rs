@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lru::LruCache;
 
-use super::{Answer, Command, Digests, Key, MAX_NAME, Purpose, RequestId, Rules, Settings, Step};
+use super::{Answer, Command, Digests, Key, Purpose, RequestId, Rules, Settings, Share, Step};
 use crate::Verdict;
 
 /// The machines of all keys: those in flight, and of those at rest as many as may be remembered.
@@ -47,7 +47,7 @@ impl Decider {
         cost: i64,
         step: &mut Step,
     ) -> Option<Verdict> {
-        if self.settings.units == 0 || cost <= 0 || rules.is_hopeless(cost) || key.len() > MAX_NAME {
+        if self.settings.units == 0 || !rules.is_leased(key, cost) {
             return self.take_alone(now, key, rules, id, cost, step);
         }
         let units = cost.unsigned_abs();
@@ -163,11 +163,39 @@ impl Decider {
         }
     }
 
-    /// Nobody awaits the answer to a request for this key any more.
-    pub fn cancel(&mut self, key: &[u8], id: RequestId) {
-        if let Some(machine) = self.in_flight.get_mut(key) {
-            machine.cancel(id);
+    /// Whether it leases nothing any more.
+    pub fn is_closed(&self) -> bool {
+        self.settings.units == 0
+    }
+
+    /// What a request is refused with that no lease serves.
+    pub fn refusal(&mut self, now: Duration, key: &[u8], rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
+        let machine = self.at_rest.get(key).or_else(|| self.in_flight.get(key))?;
+        machine.refused_beyond_lease(now, rules, cost)
+    }
+
+    /// Takes units back that a request took and does not use: into their lease if it is still there, else they go back.
+    pub fn put_back(&mut self, now: Duration, share: &Share, at: SystemTime, step: &mut Step) {
+        let Share { key, rules, cost } = share;
+        if let Some(machine) = self.at_rest.peek_mut(key).or_else(|| self.in_flight.get_mut(key))
+            && machine.put_back(now, rules, cost.unsigned_abs(), at)
+        {
+            self.ends.extend(machine.ends().map(|ends| Reverse((ends, key.clone()))));
+            return;
         }
+        step.commands.push(Command {
+            key: key.clone(),
+            rules: rules.clone(),
+            cost: -cost,
+            partial: false,
+            at: Some(at),
+            purpose: Purpose::GiveBack,
+        });
+    }
+
+    /// Nobody awaits the answer to a request for this key any more. Tells whether none will come.
+    pub fn cancel(&mut self, key: &[u8], id: RequestId) -> bool {
+        self.in_flight.get_mut(key).is_some_and(|machine| machine.cancel(id))
     }
 
     /// Ends the leases whose time is over.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{Answer, Command, MAX_COST, Purpose, RequestId, Rules, Settings, Step, whole_ms};
 use crate::Verdict;
@@ -26,6 +26,8 @@ pub struct Key {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Lease {
     left: u64,
+    /// Units that it had at first.
+    granted: u64,
     ends: Duration,
     /// What the last request was told that got units of it.
     verdict: Verdict,
@@ -161,6 +163,33 @@ impl Key {
         Some(later(verdict, now - lease.replied))
     }
 
+    /// What a request is refused with that the lease does not serve.
+    pub fn refused_beyond_lease(&self, now: Duration, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
+        let is_served = self.lease.as_ref().is_some_and(|lease| cost <= lease.left && now < lease.ends);
+        if is_served || !self.has_rules(rules) { None } else { self.refused(now, cost as i64) }
+    }
+
+    /// Takes units back into the lease that they are of, as if they had not been handed out.
+    pub fn put_back(&mut self, now: Duration, rules: &Arc<Rules>, cost: u64, at: SystemTime) -> bool {
+        if !self.has_rules(rules) {
+            return false;
+        }
+        let is_its_own = |lease: &&mut Lease| {
+            lease.verdict.at == Some(at) && now < lease.ends && lease.left + cost <= lease.granted
+        };
+        let Some(lease) = self.lease.as_mut().filter(is_its_own) else { return false };
+        lease.left += cost;
+        lease.verdict.remaining += cost;
+        if let Some(refusal) = &mut self.refusal
+            && refusal.replied == lease.replied
+            && !refusal.verdict.is_hopeless()
+        {
+            refusal.cost += cost;
+            refusal.verdict.remaining += cost;
+        }
+        true
+    }
+
     /// The refusal that is remembered, if it holds for this cost.
     #[must_use]
     pub fn refused(&self, now: Duration, cost: i64) -> Option<Verdict> {
@@ -197,7 +226,7 @@ impl Key {
             cost += request.cost;
             requests.extend(self.waiting.pop_front());
         }
-        self.wanted = self.wanted.min(settings.units);
+        self.wanted = self.wanted.min(settings.units).min(self.rules.units);
         let lease = self.wanted.min(MAX_COST - cost);
         step.commands.push(Command {
             key: self.name.clone(),
@@ -243,6 +272,7 @@ impl Key {
         let left = rest.min(flight.lease).min(settings.units);
         self.lease = Some(Lease {
             left,
+            granted: left,
             ends: flight.sent + self.rules.lease,
             verdict: Verdict { limited: false, retry_after: None, ..told(rest) },
             replied: now,
@@ -367,15 +397,16 @@ impl Key {
         self.refusal = (reply.limited && !remember.is_zero()).then_some(refusal);
     }
 
-    /// Nobody awaits the answer any more.
-    pub fn cancel(&mut self, id: RequestId) {
+    /// Nobody awaits the answer any more. Tells whether it was awaited.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let requests = self.waiting.len();
         self.waiting.retain(|request| request.id != id);
-        if let Some(flight) = &mut self.flight {
-            flight.requests.retain(|request| request.id != id);
+        let mut is_found = self.waiting.len() < requests;
+        let flight = self.flight.iter_mut().map(|flight| &mut flight.requests);
+        for requests in flight.chain(self.asked.iter_mut().map(|asked| &mut asked.requests)) {
+            is_found |= requests.extract_if(.., |request| request.id == id).count() > 0;
         }
-        for asked in &mut self.asked {
-            asked.requests.retain(|request| request.id != id);
-        }
+        is_found
     }
 
     /// Ends the lease if it is time.

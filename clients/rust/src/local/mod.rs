@@ -5,6 +5,7 @@
 //! several keys. `clients/README.md` has the rules, `clients/local.json` the cases.
 
 mod decider;
+mod joint;
 mod key;
 mod refusals;
 
@@ -15,9 +16,10 @@ use std::time::{Duration, SystemTime};
 
 use redis::Cmd;
 
-use crate::{Algorithm, All, Quota, Take, Verdict, cmd};
+use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 
 pub use decider::Decider;
+pub use joint::{Fate, Group, Joint, JointAnswer, JointStep, Outcome, Share, Taken, slot};
 pub use key::Key;
 pub use refusals::Refusals;
 
@@ -37,6 +39,8 @@ pub struct Rules {
     quotas: Vec<Quota>,
     smallest_limit: u64,
     lease: Duration,
+    /// The largest lease.
+    units: u64,
 }
 
 impl Rules {
@@ -49,7 +53,19 @@ impl Rules {
             quotas: quotas.to_vec(),
             smallest_limit: quotas.iter().map(|quota| quota.limit).min().unwrap_or_default(),
             lease: whole_ms(lease.min(longest_lease)),
+            units: u64::MAX,
         }
+    }
+
+    /// The same with leases of at most so many units.
+    #[must_use]
+    pub fn units(self, units: u64) -> Rules {
+        Rules { units, ..self }
+    }
+
+    /// Whether a request for a key of this name may be served by a lease.
+    fn is_leased(&self, name: &[u8], cost: i64) -> bool {
+        self.units > 0 && cost > 0 && !self.is_hopeless(cost) && name.len() <= MAX_NAME
     }
 
     /// Whether no wait helps a request of this cost.
@@ -79,7 +95,7 @@ fn whole_ms(duration: Duration) -> Duration {
 /// What is the same for all keys of a process.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Settings {
-    /// The largest lease of a key; with 0, requests are asked one by one.
+    /// The largest lease of any key; with 0, requests are asked one by one.
     pub units: u64,
     /// How old a refusal may be that is repeated.
     pub remember: Duration,
@@ -138,7 +154,12 @@ impl Command {
         cmd::by(self.rules.algorithm, &self.key[..], &self.rules.quotas, take)
     }
 
-    /// The same as a request for several keys, answered by a [`Decision`](crate::Decision).
+    /// What such a decision says of the one key.
+    pub fn verdict(decision: &Decision) -> Option<Verdict> {
+        decision.tightest()
+    }
+
+    /// The same as a request for several keys, answered by a [`Decision`].
     #[must_use]
     pub fn all(&self) -> Cmd {
         let all = All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost);
