@@ -1,7 +1,8 @@
-//! One port for the workers, whichever server is the master.
+//! One port for the workers, whichever server is the master, and a network that fails.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
@@ -13,9 +14,13 @@ pub struct Forwarder {
 
 struct State {
     target: u16,
-    /// Both ends of every connection since the target was set.
-    open: Vec<TcpStream>,
+    /// Both ends of every connection since the target was set, and what it carries.
+    open: Vec<(TcpStream, Arc<AtomicU8>)>,
 }
+
+const ALL: u8 = 0;
+const REQUESTS_ALONE: u8 = 1;
+const NOTHING: u8 = 2;
 
 impl Forwarder {
     pub fn to(target: u16) -> Forwarder {
@@ -38,10 +43,30 @@ impl Forwarder {
 
     /// Ends all connections; the next ones go to another port.
     pub fn switch(&self, target: u16) {
-        let mut state = lock(&self.state);
-        state.target = target;
-        for stream in state.open.drain(..) {
+        lock(&self.state).target = target;
+        self.cut();
+    }
+
+    /// Ends all connections.
+    pub fn cut(&self) {
+        for (stream, _) in lock(&self.state).open.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// The connections that are open carry nothing any more, and do not end. New ones are well.
+    pub fn silence(&self) {
+        self.carry(NOTHING);
+    }
+
+    /// The connections that are open carry requests, and no replies. New ones are well.
+    pub fn lose_replies(&self) {
+        self.carry(REQUESTS_ALONE);
+    }
+
+    fn carry(&self, what: u8) {
+        for (_, carries) in &lock(&self.state).open {
+            carries.store(what, Ordering::Relaxed);
         }
     }
 }
@@ -52,16 +77,31 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 fn forward(client: TcpStream, state: &mut State) -> io::Result<()> {
     let server = TcpStream::connect((Ipv4Addr::LOCALHOST, state.target))?;
-    for (from, to) in [(&client, &server), (&server, &client)] {
+    let carries = Arc::new(AtomicU8::new(ALL));
+    for (from, to, until) in [(&client, &server, NOTHING), (&server, &client, REQUESTS_ALONE)] {
         // Requests are small, and none waits for the next.
         to.set_nodelay(true)?;
-        state.open.push(from.try_clone()?);
-        let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
+        state.open.push((from.try_clone()?, carries.clone()));
+        let (mut from, mut to, carries) = (from.try_clone()?, to.try_clone()?, carries.clone());
         thread::spawn(move || {
-            let _ = io::copy(&mut from, &mut to);
+            let _ = copy(&mut from, &mut to, || carries.load(Ordering::Relaxed) < until);
             let _ = to.shutdown(Shutdown::Both);
             let _ = from.shutdown(Shutdown::Both);
         });
     }
     Ok(())
+}
+
+/// Copies what is read while the connection `carries` it, and reads the rest all the same.
+fn copy(from: &mut TcpStream, to: &mut TcpStream, carries: impl Fn() -> bool) -> io::Result<()> {
+    let mut bytes = [0; 64 * 1024];
+    loop {
+        let length = from.read(&mut bytes)?;
+        if length == 0 {
+            return Ok(());
+        }
+        if carries() {
+            to.write_all(&bytes[..length])?;
+        }
+    }
 }

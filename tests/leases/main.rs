@@ -89,6 +89,20 @@ impl Pair {
         mem::swap(&mut self.master, &mut self.replica);
         self.forwarder.switch(self.master.port());
     }
+
+    /// Commands are carried out whose replies never come, and then the connections end.
+    fn lose_replies(&self, algorithm: &str) {
+        let carried_out = || {
+            ["allowed", "limited"]
+                .map(|what| self.master.info(&format!("rl_{algorithm}_{what}")).parse::<u64>().expect("a number"))
+                .iter()
+                .sum::<u64>()
+        };
+        self.forwarder.lose_replies();
+        let before = carried_out();
+        wait_for("commands whose replies are lost", || carried_out() >= before + PROCESSES.len() as u64);
+        self.forwarder.cut();
+    }
 }
 
 /// The workers on a port, and what earlier ones printed.
@@ -139,6 +153,11 @@ impl Workers {
         }
     }
 
+    /// How many requests passed in each of those that run.
+    fn passed_by_each(&self) -> Vec<usize> {
+        self.running.iter().map(|(_, worker)| times(&worker.log()).len()).collect()
+    }
+
     /// When requests passed, in order.
     fn passed(&self) -> Vec<u64> {
         let logs = self.running.iter().map(|(_, worker)| worker.log());
@@ -174,21 +193,30 @@ fn end() -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
-/// Disturbs the workers and the servers until the end, each time after some requests have passed.
-fn disturb(servers: &mut Pair, workers: &mut Workers) {
+/// Disturbs the workers, the servers and the network, until the end and each in its turn, each time after some requests have
+/// passed.
+fn disturb(algorithm: &str, servers: &mut Pair, workers: &mut Workers) {
     let (mut random, end) = (Random::new(5), end());
-    loop {
+    for turn in 0.. {
         let before = workers.passed().len();
         wait_for("requests that pass", || workers.passed().len() >= before + LIMIT as usize / 4);
-        if Instant::now() >= end {
+        if Instant::now() >= end && turn >= 8 {
             return;
         }
-        match random.below(6) {
-            0 => servers.master.restart(),
-            1 => _ = servers.master.value("CLIENT PAUSE 300"),
-            2 | 3 => servers.fail_over(),
+        match turn % 8 {
+            0 => servers.forwarder.silence(),
+            1 => servers.lose_replies(algorithm),
+            2 => servers.master.restart(),
+            3 => servers.master.crash_and_restart(),
+            4 => _ = servers.master.value("CLIENT PAUSE 300"),
+            5 => servers.fail_over(),
             _ => workers.replace(random.below(workers.running.len())),
         }
+        // However it was disturbed, each worker goes on.
+        let before = workers.passed_by_each();
+        wait_for("a request of each worker that passes", || {
+            workers.passed_by_each().iter().zip(&before).all(|(now, before)| now > before)
+        });
     }
 }
 
@@ -196,7 +224,7 @@ fn check(algorithm: &str) {
     let mut servers = Pair::start();
     let mut workers =
         Workers::start(servers.forwarder.port(), algorithm, format!("{WINDOW_MS}ms"), UNITS, 1_000);
-    disturb(&mut servers, &mut workers);
+    disturb(algorithm, &mut servers, &mut workers);
     workers.kill_all();
     let most = most_in_a_window(algorithm, &workers.passed());
     let bound = LIMIT + UNITS * PROCESSES.len() as u64;

@@ -5,7 +5,7 @@ import { createClient } from "redis";
 import { leases, rl } from "redis-rl";
 
 const { REDIS_PORT, ALGORITHM, LIMIT, WINDOW, UNITS, REMEMBER_MS } = process.env;
-const client = createClient({ socket: { port: Number(REDIS_PORT), socketTimeout: 2000 }, modules: { rl } });
+const client = createClient({ socket: { port: Number(REDIS_PORT) }, modules: { rl } });
 client.on("error", () => {});
 await client.connect();
 const limiter = leases(client.rl, {

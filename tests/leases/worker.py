@@ -29,7 +29,7 @@ async def take(leases: AsyncLeases) -> None:
 
 
 async def main() -> None:
-    client = Redis(port=int(env["REDIS_PORT"]), socket_timeout=2)
+    client = Redis(port=int(env["REDIS_PORT"]))
     tier = (int(env["LIMIT"]), env["WINDOW"])
     leases = AsyncLeases(AsyncRateLimiter(client), env["ALGORITHM"], tier, **LEASE)
     await asyncio.gather(*(take(leases) for _ in range(20)))

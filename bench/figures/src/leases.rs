@@ -1,4 +1,4 @@
-//! What leases save, and what they cost in exactness: 1,000 processes simulated on one hot key of RL.LOG.
+//! What leases save, and what they cost in exactness and fairness: processes simulated on one hot key of RL.LOG.
 //!
 //! The processes run the decider of the Rust package, against an exact log. Time is simulated, so every run is the same.
 
@@ -13,16 +13,45 @@ use plotters::prelude::*;
 use redis_rl_client::local::{Answer, Command, Key, Purpose, Rules, Settings, Step};
 use redis_rl_client::{Algorithm, Quota, Verdict};
 
-use super::{ALL, Canvas, INK, LOG, OTHER, text};
+use super::{ALL, Canvas, INK, LOG, text};
 
-const PROCESSES: usize = 1_000;
-const LIMIT: u64 = 2_000_000;
-const WINDOW_MS: u64 = 10_000;
-const END_MS: u64 = WINDOW_MS + WINDOW_MS / 2;
 /// From a process to the server, or back.
 const LATENCY_MS: u64 = 1;
+/// Units of the key that many processes share.
+const MANY: u64 = 2_000_000;
 /// The sizes of leases that are compared.
 const UNITS: [u64; 7] = [0, 1, 3, 10, 30, 100, 300];
+
+/// A limit, and processes that share it.
+#[derive(Clone)]
+struct Scenario {
+    limit: u64,
+    window_ms: u64,
+    end_ms: u64,
+    /// From one request of a process to the next, on average.
+    pauses_ms: Vec<f64>,
+}
+
+impl Scenario {
+    /// 1,000 processes that together ask for so many units in a window, of which there are 2,000,000.
+    fn many(demand: u64) -> Scenario {
+        // A few processes get most of the requests, as behind any load balancer.
+        let mut random = Rng::with_seed(3);
+        let weights: Vec<f64> = (0..1_000).map(|_| 10f64.powf(random.f64())).collect();
+        let total: f64 = weights.iter().sum();
+        let window_ms = 10_000;
+        let pause_ms = |weight| window_ms as f64 * total / (demand as f64 * weight);
+        let pauses_ms = weights.into_iter().map(pause_ms).collect();
+        Scenario { limit: MANY, window_ms, end_ms: window_ms + window_ms / 2, pauses_ms }
+    }
+
+    /// A process of 20 requests a second beside four of 370, and 300 units a second.
+    fn slow_beside_hot() -> Scenario {
+        let requests_a_second = [20.0, 370.0, 370.0, 370.0, 370.0];
+        let pauses_ms = requests_a_second.map(|requests| 1_000.0 / requests).to_vec();
+        Scenario { limit: 300, window_ms: 1_000, end_ms: 60_000, pauses_ms }
+    }
+}
 
 /// What happened with leases of one size.
 struct Outcome {
@@ -32,24 +61,27 @@ struct Outcome {
     beyond: u64,
     /// Requests that passed in the last whole window, in percent of the limit.
     used_percent: f64,
+    /// Requests of the first process that passed, in percent.
+    first_percent: f64,
 }
 
 /// An exact log.
-#[derive(Default)]
 struct Server {
+    limit: u64,
+    window_ms: u64,
     entries: VecDeque<(u64, u64)>,
     used: u64,
 }
 
 impl Server {
     fn decide(&mut self, command: &Command, now_ms: u64) -> Verdict {
-        while self.entries.front().is_some_and(|(at, _)| at + WINDOW_MS <= now_ms) {
+        while self.entries.front().is_some_and(|(at, _)| at + self.window_ms <= now_ms) {
             self.used -= self.entries.pop_front().map_or(0, |(_, units)| units);
         }
         if let Some(at) = command.at {
             self.give_back(command.cost.unsigned_abs(), unix_ms(at));
         }
-        let (cost, room) = (command.cost.max(0).unsigned_abs(), LIMIT - self.used);
+        let (cost, room) = (command.cost.max(0).unsigned_abs(), self.limit - self.used);
         let taken = if command.partial || cost <= room { cost.min(room) } else { 0 };
         if taken > 0 {
             self.used += taken;
@@ -62,10 +94,10 @@ impl Server {
         let oldest_ms = self.entries.front().map_or(now_ms, |(at, _)| *at);
         Verdict {
             limited,
-            limit: LIMIT,
-            remaining: LIMIT - self.used,
-            retry_after: limited.then(|| Duration::from_millis(oldest_ms + WINDOW_MS - now_ms)),
-            reset_after: Duration::from_millis(WINDOW_MS),
+            limit: self.limit,
+            remaining: self.limit - self.used,
+            retry_after: limited.then(|| Duration::from_millis(oldest_ms + self.window_ms - now_ms)),
+            reset_after: Duration::from_millis(self.window_ms),
             taken: command.partial.then_some(taken as i64),
             at: command.partial.then(|| UNIX_EPOCH + Duration::from_millis(now_ms)),
         }
@@ -78,7 +110,7 @@ impl Server {
             *counted -= back;
             self.used -= back;
             units -= back;
-            if units == 0 || *at + WINDOW_MS <= at_ms {
+            if units == 0 || *at + self.window_ms <= at_ms {
                 return;
             }
         }
@@ -100,7 +132,7 @@ enum Event {
 struct Simulation {
     rules: Arc<Rules>,
     settings: Settings,
-    demand: u64,
+    scenario: Scenario,
     server: Server,
     processes: Vec<Key>,
     /// By time, and at one time in the order in which they were foreseen.
@@ -110,28 +142,39 @@ struct Simulation {
     free: Vec<usize>,
     /// Requests that passed in each millisecond.
     passed: Vec<u64>,
+    /// Requests of the first process: those that came, and those that passed.
+    first: (u64, u64),
     decisions: u64,
     commands: u64,
 }
 
 impl Simulation {
-    /// Processes with leases of so many units, and so many requests in a window by all of them.
-    fn new(units: u64, demand: u64) -> Simulation {
-        let quota = Quota::new(LIMIT, Duration::from_millis(WINDOW_MS));
+    /// Processes with leases of so many units.
+    fn new(units: u64, scenario: Scenario) -> Simulation {
+        let Scenario { limit, window_ms, end_ms, .. } = scenario;
+        let quota = Quota::new(limit, Duration::from_millis(window_ms));
         let rules = Arc::new(Rules::new(Algorithm::Log, &[quota], Duration::from_millis(100)));
         let name: Arc<[u8]> = Arc::from(&b"hot"[..]);
         Simulation {
-            processes: (0..PROCESSES).map(|_| Key::new(name.clone(), rules.clone())).collect(),
+            processes: scenario.pauses_ms.iter().map(|_| Key::new(name.clone(), rules.clone())).collect(),
             rules,
-            settings: Settings { units, remember_ms: 1_000 },
-            demand,
-            server: Server::default(),
+            settings: Settings { units, remember: Duration::from_secs(1) },
+            server: Server { limit, window_ms, entries: VecDeque::new(), used: 0 },
             queue: BinaryHeap::new(),
             events: Vec::new(),
             free: Vec::new(),
-            passed: vec![0; (END_MS + 10 * LATENCY_MS) as usize],
+            passed: vec![0; (end_ms + 10 * LATENCY_MS) as usize],
+            first: (0, 0),
             decisions: 0,
             commands: 0,
+            scenario,
+        }
+    }
+
+    fn pass(&mut self, process: usize, now_ms: u64, requests: u64) {
+        self.passed[now_ms as usize] += requests;
+        if process == 0 {
+            self.first.1 += requests;
         }
     }
 
@@ -145,12 +188,8 @@ impl Simulation {
     }
 
     fn run(mut self) -> Outcome {
-        // A few processes get most of the requests, as behind any load balancer.
-        let mut random = Rng::with_seed(3);
-        let weights: Vec<f64> = (0..PROCESSES).map(|_| 10f64.powf(random.f64())).collect();
-        let total: f64 = weights.iter().sum();
-        let pauses_ms: Vec<f64> =
-            weights.iter().map(|weight| WINDOW_MS as f64 * total / (self.demand as f64 * weight)).collect();
+        let mut random = Rng::with_seed(4);
+        let pauses_ms = self.scenario.pauses_ms.clone();
         let mut next_ms: Vec<f64> = pauses_ms.iter().map(|pause| pause * random.f64()).collect();
         for (process, at_ms) in next_ms.iter().enumerate() {
             self.plan(*at_ms as u64, process, Event::Request);
@@ -158,19 +197,19 @@ impl Simulation {
         while let Some(Reverse((now_ms, place))) = self.queue.pop() {
             let Some((process, event)) = self.events[place].take() else { continue };
             self.free.push(place);
-            if now_ms >= END_MS {
+            if now_ms >= self.scenario.end_ms {
                 break;
             }
+            let now = Duration::from_millis(now_ms);
             let mut step = Step::default();
             match event {
                 Event::Request => {
                     self.decisions += 1;
                     let id = self.decisions;
                     let rules = &self.rules;
-                    let known = self.processes[process].take(now_ms, self.settings, rules, id, 1, &mut step);
-                    if known.is_some_and(|verdict| !verdict.limited) {
-                        self.passed[now_ms as usize] += 1;
-                    }
+                    let known = self.processes[process].take(now, self.settings, rules, id, 1, &mut step);
+                    self.first.0 += u64::from(process == 0);
+                    self.pass(process, now_ms, u64::from(known.is_some_and(|verdict| !verdict.limited)));
                     // Exponential: requests come independently of each other.
                     next_ms[process] -= (1.0 - random.f64()).ln() * pauses_ms[process];
                     self.plan((next_ms[process] as u64).max(now_ms), process, Event::Request);
@@ -182,12 +221,12 @@ impl Simulation {
                     }
                 }
                 Event::Reply(verdict) => {
-                    self.processes[process].reply(now_ms, self.settings, verdict, &mut step);
-                    if let Some(ends_ms) = self.processes[process].ends_ms() {
-                        self.plan(ends_ms.max(now_ms), process, Event::Tick);
+                    self.processes[process].reply(now, self.settings, verdict, &mut step);
+                    if let Some(ends) = self.processes[process].ends() {
+                        self.plan((ends.as_millis() as u64).max(now_ms), process, Event::Tick);
                     }
                 }
-                Event::Tick => self.processes[process].tick(now_ms, &mut step),
+                Event::Tick => self.processes[process].tick(now, &mut step),
             }
             for command in step.commands {
                 self.commands += 1;
@@ -195,53 +234,54 @@ impl Simulation {
             }
             let is_allowed = |answer: &Answer| matches!(answer, Answer::Verdict(verdict) if !verdict.limited);
             let allowed = step.answers.iter().filter(|(_, answer)| is_allowed(answer)).count() as u64;
-            self.passed[now_ms as usize] += allowed;
+            self.pass(process, now_ms, allowed);
         }
         self.outcome()
     }
 
     fn outcome(self) -> Outcome {
+        let Scenario { limit, window_ms, end_ms, .. } = self.scenario;
         let in_span: Vec<u64> =
-            self.passed.windows(WINDOW_MS as usize).map(|span| span.iter().sum()).collect();
+            self.passed.windows(window_ms as usize).map(|span| span.iter().sum()).collect();
         let most = in_span.iter().copied().max().unwrap_or(0);
-        let last = in_span[(END_MS - WINDOW_MS) as usize];
+        let last = in_span[(end_ms - window_ms) as usize];
         Outcome {
             units: self.settings.units,
             commands_per_decision: self.commands as f64 / self.decisions as f64,
-            beyond: most.saturating_sub(LIMIT),
-            used_percent: last as f64 * 100.0 / LIMIT as f64,
+            beyond: most.saturating_sub(limit),
+            used_percent: last as f64 * 100.0 / limit as f64,
+            first_percent: self.first.1 as f64 * 100.0 / self.first.0 as f64,
         }
     }
 }
 
 pub fn draw(canvas: &Canvas) -> Result<()> {
-    let run = |demand| UNITS.map(|units| Simulation::new(units, demand).run());
-    let (quiet, busy) = (run(LIMIT / 2), run(2 * LIMIT));
-    println!("| units | commands for 100 decisions at half the limit | at twice the limit | beyond | used |");
-    println!("| --- | --- | --- | --- | --- |");
-    for (quiet, busy) in quiet.iter().zip(&busy) {
+    let run = |scenario: Scenario| UNITS.map(|units| Simulation::new(units, scenario.clone()).run());
+    let (quiet, busy) = (run(Scenario::many(MANY / 2)), run(Scenario::many(2 * MANY)));
+    let unequal = run(Scenario::slow_beside_hot());
+    println!("| units | commands for 100 decisions at half the limit | at twice the limit | beyond | used | slow |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for ((quiet, busy), unequal) in quiet.iter().zip(&busy).zip(&unequal) {
         println!(
-            "| {} | {:.1} | {:.1} | {} | {:.1} % |",
+            "| {} | {:.1} | {:.1} | {} | {:.1} % | {:.1} % |",
             quiet.units,
             100.0 * quiet.commands_per_decision,
             100.0 * busy.commands_per_decision,
             busy.beyond,
             busy.used_percent,
+            unequal.first_percent,
         );
     }
-    let title = "A key of 200,000 requests a second that 1,000 processes share, by the largest lease of each";
+    let title = "Commands for 100 decisions on a key that 1,000 processes share, by the largest lease of each";
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
     let (_, panel) = canvas.split_vertically(40);
     let last = UNITS.len() as f64 - 1.0;
-    let most_beyond = busy.iter().map(|outcome| outcome.beyond).max().unwrap_or(0).max(10) as f64 * 1.5;
     let mut chart = ChartBuilder::on(&panel)
         .margin(12)
-        .margin_top(70)
+        .margin_top(50)
         .x_label_area_size(40)
-        .y_label_area_size(60)
-        .right_y_label_area_size(60)
-        .build_cartesian_2d(0.0..last, 0.0..100.0)?
-        .set_secondary_coord(0.0..last, 0.0..most_beyond);
+        .y_label_area_size(40)
+        .build_cartesian_2d(0.0..last, 0.0..100.0)?;
     chart
         .configure_mesh()
         .disable_mesh()
@@ -250,30 +290,16 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
         .x_labels(UNITS.len())
         .x_label_formatter(&|index| UNITS[index.round() as usize].to_string())
         .x_desc("units")
-        .y_desc("commands for 100 decisions")
         .y_label_formatter(&|n| format!("{n}"))
         .draw()?;
-    chart
-        .configure_secondary_axes()
-        .axis_style(INK)
-        .label_style(text(13))
-        .y_desc("requests beyond the limit")
-        .y_label_formatter(&|n| format!("{n}"))
-        .draw()?;
-    let points = |outcomes: &[Outcome], figure: fn(&Outcome) -> f64| {
-        outcomes.iter().map(figure).enumerate().map(|(x, y)| (x as f64, y)).collect::<Vec<_>>()
-    };
-    let commands = |outcome: &Outcome| 100.0 * outcome.commands_per_decision;
-    chart.draw_series(LineSeries::new(points(&quiet, commands), LOG.stroke_width(3)))?;
-    chart.draw_series(LineSeries::new(points(&busy, commands), ALL.stroke_width(3)))?;
-    let beyond = points(&busy, |outcome| outcome.beyond as f64);
-    chart.draw_secondary_series(LineSeries::new(beyond, OTHER.stroke_width(3)))?;
-    let legend = [
-        ("commands, while half of the limit is asked for", LOG),
-        ("commands, while twice the limit is asked for", ALL),
-        ("requests beyond the limit of 2,000,000 then, in the worst span of a window", OTHER),
+    let lines = [
+        ("half of the limit is asked for", &quiet, LOG),
+        ("twice the limit is asked for", &busy, ALL),
     ];
-    for (line, (label, color)) in legend.into_iter().enumerate() {
+    for (line, (label, outcomes, color)) in lines.into_iter().enumerate() {
+        let commands = outcomes.iter().map(|outcome| 100.0 * outcome.commands_per_decision);
+        let points = commands.enumerate().map(|(x, y)| (x as f64, y));
+        chart.draw_series(LineSeries::new(points, color.stroke_width(3)))?;
         panel.draw(&Text::new(label, (80, 6 + 20 * line as i32), text(14).color(&color)))?;
     }
     Ok(())

@@ -4,6 +4,7 @@ import { setTimeout as delay } from "node:timers/promises";
 import { clockOf } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
 import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
+import { sentOnce } from "./patient.js";
 import { now as realTime } from "./realtime.js";
 import { LONGEST_TIMER_MS } from "./timeout.js";
 import { wholeWithTime } from "./whole.js";
@@ -71,17 +72,29 @@ function unlessAborted(request: Request, signal: AbortSignal | undefined): Promi
   return new Promise((resolve, reject) => {
     const abort = () => {
       reject(signal.reason as Error);
-      void asked.then((verdict) => giveBack(request, verdict)).catch(() => undefined);
+      asked.then((verdict) => giveBack(request, verdict)).catch(() => undefined);
     };
     signal.addEventListener("abort", abort);
-    void asked.then(resolve, reject).finally(() => {
+    // In the turn in which the verdict becomes the caller's: it cannot go back any more.
+    const answered = () => {
       signal.removeEventListener("abort", abort);
-    });
+    };
+    asked.then(
+      (verdict) => {
+        answered();
+        resolve(verdict);
+      },
+      (error: unknown) => {
+        answered();
+        reject(error);
+      },
+    );
   });
 }
 
 async function giveBack({ limiter, algorithm, key, quotas, cost }: Request, verdict: Verdict): Promise<void> {
-  if (verdict.allowed && cost > 0) await limiter[algorithm](key, quotas, { cost: -cost, at: verdict.at });
+  if (!verdict.allowed || cost === 0) return;
+  await sentOnce(limiter)[algorithm](key, quotas, { cost: -cost, at: verdict.at });
 }
 
 async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {

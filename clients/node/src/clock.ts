@@ -42,7 +42,7 @@ export function withoutClock(limiter: RateLimiter): RateLimiter {
   return clocks.get(limiter)?.limiter ?? limiter;
 }
 
-/** This process's time. */
+/** This process's time, to the part of a millisecond: what is left of a wait is rounded up. */
 export function processTime(): number {
-  return Math.floor(performance.now());
+  return performance.now();
 }

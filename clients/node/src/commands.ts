@@ -131,16 +131,28 @@ function pushQuotas(writer: CommandWriter, quotas: Quotas): void {
   for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
 }
 
+/** Where a writer learns that its command gives units back: sent twice, it would give back those of others. */
+export const GIVES_BACK = Symbol("gives back");
+
+/** What the adapters tell whoever sends a command, beside its words. */
+export interface Notes {
+  [WAITING]?: Waiting;
+  [GIVES_BACK]?: boolean;
+}
+
 function pushOptions(
-  writer: CommandWriter & { readonly redisArgs?: unknown[] },
+  writer: CommandWriter & Notes & { readonly redisArgs?: unknown[] },
   { cost, force, partial, at, [WAITING]: waiting }: TakeOptions & { [WAITING]?: Waiting } = {},
 ): void {
   if (cost !== undefined) writer.push("COST", String(cost));
+  if (cost !== undefined && cost < 0) writer[GIVES_BACK] = true;
   if (force) writer.push("FORCE");
   if (partial) writer.push("PARTIAL");
   if (at !== undefined) writer.push("AT", String(at));
+  if (waiting === undefined) return;
+  writer[WAITING] = waiting;
   // node-redis sends what these words are then. It expects a reply to everything, so to something that counts nothing.
-  if (waiting !== undefined) waiting.onGiveUp = () => writer.redisArgs?.splice(0, Infinity, "PING");
+  waiting.onGiveUp = () => writer.redisArgs?.splice(0, Infinity, "PING");
 }
 
 function verdict(figures: Figures): Verdict {
@@ -261,9 +273,15 @@ export const rl = {
   },
   all: {
     IS_READ_ONLY: false,
-    parseCommand(this: void, writer: CommandWriter, rows: readonly Row[], options?: AllOptions): void {
+    parseCommand(
+      this: void,
+      writer: CommandWriter & Notes,
+      rows: readonly Row[],
+      options?: AllOptions,
+    ): void {
       writer.push("RL.ALL");
       for (const { key, algorithm, limit, window, cost = 1 } of rows) {
+        if (cost < 0) writer[GIVES_BACK] = true;
         writer.pushKey(key);
         writer.push(algorithm.toUpperCase(), checked(limit), String(window), String(cost));
       }

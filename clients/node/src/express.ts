@@ -18,6 +18,7 @@ import {
   PolicySet,
   type Request,
   type Share,
+  units as checkedUnits,
 } from "./policy.js";
 import { duration, type Window } from "./quota.js";
 import { Remembering } from "./remembering.js";
@@ -67,8 +68,8 @@ export interface RateLimit<R extends Request = Request, S extends ServerResponse
   (request: R, response: S, next: (error?: unknown) => void): Promise<void>;
   /**
    * Settles what a request has really used: by name of the policy, or of a single policy a number. Less than its cost
-   * is given back, as of the time when it was taken. More is counted even if that is over the limit. Header fields that
-   * are not yet sent follow. A request that was not limited has nothing to settle.
+   * is given back, as of the time when it was taken. More is counted even if that is over the limit. The last settled
+   * cost counts. Header fields that are not yet sent follow. A request that was not limited has nothing to settle.
    */
   settle(request: R, response: S, used: number | Readonly<Record<string, number>>): Promise<void>;
   /** Gives back all leases. */
@@ -211,7 +212,8 @@ function byName(
   shares: readonly Share[],
   fixed: readonly { name: string }[] | undefined,
 ): Readonly<Record<string, number>> {
-  if (typeof used === "number") {
+  for (const units of typeof used === "object" ? Object.values(used) : [used]) checkedUnits(units);
+  if (typeof used !== "object") {
     if ((fixed ?? shares).length > 1) throw new Error("several policies are settled by their names");
     return Object.fromEntries(shares.map(({ name }) => [name, used]));
   }

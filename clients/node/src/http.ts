@@ -1,8 +1,9 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
-import { isIPv6 } from "node:net";
 import { type Algorithm, checkedAlgorithm, type Decision, type Row, type Verdict } from "./commands.js";
-import { listOf, MAX_WINDOW_MS, milliseconds, type Quota, type Quotas, type Window } from "./quota.js";
+import { checkedQuotas, milliseconds, type Quota, type Quotas, type Window } from "./quota.js";
+
+export { client } from "./address.js";
 
 /** A quota as clients are told of it: an item of the fields. */
 export interface Item {
@@ -49,7 +50,7 @@ export class Policy {
   ) {
     this.name = name;
     this.algorithm = checkedAlgorithm(algorithm);
-    this.quotas = listOf(quotas);
+    this.quotas = checkedQuotas(quotas);
     this.items = itemsOf(name, this.quotas, unit);
   }
 
@@ -150,35 +151,15 @@ function seconds(ms: number): number {
 
 /** The items of a policy, named like `requests-10s`; throws what cannot be said in a header field. */
 export function itemsOf(name: string, quotas: readonly Quota[], unit?: string): Item[] {
-  const windows = new Set(quotas.map(([, window]) => milliseconds(window)));
-  if (quotas.length < 1 || quotas.length > 8) throw new RangeError("quotas must be from 1 to 8");
-  if (windows.size < quotas.length) throw new RangeError("the windows of quotas must differ");
-  if (!/^[ -~]*$/.test(name + (unit ?? ""))) throw new TypeError("names and units must be ASCII");
+  checkedQuotas(quotas);
+  if (!/^[!-~]+$/.test(name)) throw new TypeError("the name of a policy must be ASCII without spaces");
+  if (!/^[ -~]*$/.test(unit ?? "")) throw new TypeError("a unit must be ASCII");
   return quotas.map(([limit, window]) => {
-    if (!Number.isInteger(limit) || limit < 0 || limit > 999_999_999_999_999) {
+    if (limit > 999_999_999_999_999) {
       throw new RangeError("the limit of a policy must be an integer from 0 to 999999999999999");
     }
     if (milliseconds(window) % 1000 !== 0)
       throw new RangeError("the window of a policy must be whole seconds");
-    if (milliseconds(window) > MAX_WINDOW_MS) {
-      throw new RangeError("the window of a policy must be at most 3650d");
-    }
     return { name: `${name}-${typeof window === "number" ? `${window}s` : window}`, limit, window, unit };
   });
-}
-
-/** Whom an address stands for. An IPv6 client has a whole network, named by its first 64 bits. */
-export function client(address: string): string {
-  const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);
-  if (mapped) return mapped[1] as string;
-  if (!isIPv6(address)) return address;
-  // A URL spells an address in one way.
-  const spelled = new URL(`http://[${address.replace(/%.*/, "")}]`).hostname.slice(1, -1);
-  const [head, tail] = spelled.split("::").map((part) => part.split(":").filter(Boolean)) as [
-    string[],
-    string[]?,
-  ];
-  const zeros = tail ? Array<string>(8 - head.length - tail.length).fill("0") : [];
-  const network = [...head, ...zeros, ...(tail ?? [])].slice(0, 4).join(":");
-  return `${new URL(`http://[${network}::]`).hostname.slice(1, -1)}/64`;
 }

@@ -4,15 +4,27 @@
 import type { Socket } from "node:net";
 import { Command } from "ioredis";
 import { type Clock, withClock } from "./clock.js";
-import { type CommandWriter, explained, type Key, type RateLimiter, rl } from "./commands.js";
-import { connections } from "./patient.js";
-import { setImmediate } from "./realtime.js";
+import {
+  type CommandWriter,
+  explained,
+  GIVES_BACK,
+  type Key,
+  type Notes,
+  type RateLimiter,
+  rl,
+} from "./commands.js";
+import { connections, GREETING_MS, type Line } from "./line.js";
+import { setImmediate, setTimeout } from "./realtime.js";
 import { WAITING, type Waiting } from "./timeout.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
 export interface Connection {
   sendCommand(command: Command): unknown;
   readonly status: string;
+  /** Undefined before it has connected, and of a cluster. */
+  readonly stream?: { destroy(): unknown };
+  /** Of a cluster. */
+  nodes?(): readonly Connection[];
   readonly options: {
     readonly keyPrefix?: string | undefined;
     readonly enableOfflineQueue?: boolean | undefined;
@@ -26,8 +38,10 @@ interface Description<Arguments extends unknown[], Reply> {
   transformReply(this: void, reply: never): Reply;
 }
 
-class Words implements CommandWriter {
+class Words implements CommandWriter, Notes {
   name = "";
+  [WAITING]?: Waiting;
+  [GIVES_BACK]?: boolean;
   readonly args: Key[] = [];
   readonly keys: Key[] = [];
   readonly #prefix: string | undefined;
@@ -55,56 +69,99 @@ function prefixed(prefix: string, key: Key): Key {
 }
 
 class KeyedCommand extends Command {
-  readonly #keys: Key[];
+  readonly #words: Words;
   readonly #read: (reply: never) => unknown;
-  readonly #hasTimeout: boolean;
+  readonly #connection: Connection;
+  readonly #fail: (error: Error) => void;
+  #isOver = false;
+  /** Where it was written last. */
+  #socket: Socket | undefined;
 
   constructor(
-    { name, args, keys }: Words,
+    words: Words,
     read: (reply: never) => unknown,
-    readOnly: boolean,
-    waiting: Waiting | undefined,
+    options: { readOnly: boolean },
+    connection: Connection,
   ) {
-    super(name, args, { readOnly });
-    this.#keys = keys;
+    super(words.name, words.args, options);
+    this.#words = words;
     this.#read = read;
-    this.#hasTimeout = waiting !== undefined;
+    this.#connection = connection;
+    const waiting = words[WAITING];
     if (waiting !== undefined) {
       waiting.onGiveUp = () => {
-        this.giveUp();
+        this.#end();
       };
     }
     const { reject } = this;
-    this.reject = (error) => {
+    this.#fail = this.reject = (error) => {
       reject(explained(error) as Error);
     };
   }
 
   // ioredis asks for the bytes when it is about to write them.
   override toWritable(socket: object): string | Buffer {
-    gather(socket as Socket);
+    // A server that redirects a command has not carried it out; one whose connection is lost may have.
+    if (this.#socket?.destroyed && this.#words[GIVES_BACK]) {
+      this.#end();
+      this.#fail(new Error("units are given back once: this is not sent again"));
+    }
+    this.#socket = socket as Socket;
+    this.#words[WAITING]?.sentOn(lineOf(this.#socket, this.#connection));
+    gather(this.#socket);
     return super.toWritable(socket);
   }
 
   /** Is nothing any more, if it is ever sent or sent again. It still needs a reply of its own. */
-  giveUp(): void {
+  #end(): void {
+    this.#isOver = true;
     this.name = "PING";
     this.args = [];
   }
 
   // `commandTimeout` of the client would end a wait by this process's time.
   override setTimeout(ms: number): void {
-    if (!this.#hasTimeout) super.setTimeout(ms);
+    if (this.#words[WAITING] === undefined) super.setTimeout(ms);
   }
 
   override getKeys(): Key[] {
-    return this.#keys;
+    return this.#words.keys;
   }
 
   // ioredis says that replies are text, whatever they are.
   override transformReply(reply: unknown): string {
-    return this.#read(reply as never) as string;
+    return (this.#isOver ? reply : this.#read(reply as never)) as string;
   }
+}
+
+const lines = new WeakMap<Socket, Line>();
+
+function lineOf(socket: Socket, connection: Connection): Line {
+  let line = lines.get(socket);
+  if (line === undefined) {
+    line = {
+      get heard() {
+        return socket.bytesRead;
+      },
+      giveUp: () => {
+        if (socket.destroyed) return;
+        socket.destroy();
+        greet(connection);
+      },
+    };
+    lines.set(socket, line);
+  }
+  return line;
+}
+
+/** Closes what was opened in place of a connection that said nothing, until a server has greeted one. */
+function greet(connection: Connection, opened: readonly unknown[] = []): void {
+  setTimeout(() => {
+    const clients = connection.nodes?.() ?? [connection];
+    const greeting = clients.filter(({ status }) => status === "connect").map(({ stream }) => stream);
+    for (const stream of greeting) if (opened.includes(stream)) stream?.destroy();
+    if (CONNECTING.has(connection.status) || greeting.length > 0) greet(connection, greeting);
+  }, GREETING_MS).unref();
 }
 
 /** What a socket holds before it asks to wait: then the server may begin while the rest is prepared. */
@@ -142,8 +199,8 @@ export function rateLimiter(redis: Connection, { clock }: LimiterOptions = {}): 
         if (!(error instanceof Error)) throw error;
         return Promise.reject(error);
       }
-      const waiting = (args.at(-1) as { [WAITING]?: Waiting } | undefined)?.[WAITING];
-      const command = new KeyedCommand(words, description.transformReply, description.IS_READ_ONLY, waiting);
+      const options = { readOnly: description.IS_READ_ONLY };
+      const command = new KeyedCommand(words, description.transformReply, options, redis);
       redis.sendCommand(command);
       return command.promise as Promise<Reply>;
     };

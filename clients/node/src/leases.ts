@@ -12,8 +12,8 @@ import {
 import { Decider } from "./local/decider.js";
 import { type Command, type Request, Rules, type Settings, type Step } from "./local/types.js";
 import { type Patient, patiently } from "./patient.js";
-import { duration, listOf, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
-import { LONGEST_TIMER_MS, Timeout, type Waiting } from "./timeout.js";
+import { checkedQuotas, duration, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
+import { LONGEST_TIMER_MS, Timeout } from "./timeout.js";
 import { wholeWithTime } from "./whole.js";
 
 /** How long a lease lasts if nothing else is said. */
@@ -66,7 +66,7 @@ export function leases(
     clock,
   }: LeaseOptions,
 ): Leases {
-  const list = listOf(quotas);
+  const list = checkedQuotas(quotas);
   const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting));
   const settings = {
     units: wholeUnits(units ?? Math.floor(smallest(list) / 100)),
@@ -131,15 +131,9 @@ export class LocalLimiter {
   take(key: Key, rules: Rules, cost: number): Verdict | Promise<Verdict> {
     if (!Number.isSafeInteger(cost)) throw new RangeError("a cost must be an integer");
     const known = this.#decider.known(this.#now(), key, rules, cost);
-    return known ?? this.#timeout.wait((waiting) => this.#ask(key, rules, cost, waiting));
-  }
-
-  #ask(key: Key, rules: Rules, cost: number, waiting: Waiting): Promise<Verdict> {
+    if (known !== undefined) return known;
     return new Promise((resolve, reject) => {
       const request: Asked = { rules, cost, resolve, reject };
-      waiting.onGiveUp = () => {
-        this.#decider.cancel(key, request);
-      };
       this.#carryOut(this.#decider.take(this.#now(), key, request));
     });
   }
@@ -193,6 +187,11 @@ export class LocalLimiter {
     this.#carryOut(this.#decider.close());
     clearTimeout(this.#timer);
     this.#timerMs = Infinity;
+    // What waits for an answer may be asked for after it, with a timeout of its own.
+    await this.#timeout.wait(() => this.#answered()).catch(() => undefined);
+  }
+
+  async #answered(): Promise<void> {
     while (this.#sent.size > 0) await Promise.all(this.#sent);
   }
 }

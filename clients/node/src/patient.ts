@@ -3,18 +3,10 @@
 
 import { type Clock, clockOf, withClock, withoutClock } from "./clock.js";
 import type { RateLimiter } from "./commands.js";
+import { type Connection, connections } from "./line.js";
 import { ofNodeRedis } from "./node-redis.js";
 import { setTimeout } from "./realtime.js";
 import { type Timeout, WAITING, type Waiting } from "./timeout.js";
-
-/** A connection of either client. */
-export interface Connection {
-  /** Whether it is not ready yet, or not ready again, and its client would keep commands until it is. */
-  isConnecting(): boolean;
-}
-
-/** Of limiters of ioredis. */
-export const connections = new WeakMap<RateLimiter, Connection>();
 
 const POLL_MS = 5;
 
@@ -78,10 +70,20 @@ export function patiently(limiter: RateLimiter, timeout: Timeout, clock?: Clock)
   return { limiter: timed, clock: clockOf(timed) };
 }
 
+/** The same limiter at the server's time. What gives back is sent once, whatever its client tries again. */
+export function sentOnce(limiter: RateLimiter): RateLimiter {
+  return connected(withoutClock(limiter))[0];
+}
+
+/** A limiter as it is asked here. */
+function connected(limiter: RateLimiter): [RateLimiter, Connection?] {
+  const known = connections.get(limiter);
+  return known === undefined ? ofNodeRedis(limiter) : [limiter, known];
+}
+
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
 function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
-  const known = connections.get(limiter);
-  const [to, connection] = known === undefined ? ofNodeRedis(limiter) : [limiter, known];
+  const [to, connection] = connected(limiter);
   const gate = new Gate(connection);
   function ask<T>(send: (waiting: { [WAITING]: Waiting }) => Promise<T>): Promise<T> {
     return timeout.wait((waiting) => gate.pass(waiting, () => send({ [WAITING]: waiting })));

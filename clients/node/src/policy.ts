@@ -2,9 +2,10 @@
 
 import type { IncomingMessage } from "node:http";
 import { type Algorithm, checkedAlgorithm, type Row, type Verdict } from "./commands.js";
-import { client, type Item, itemsOf } from "./http.js";
+import { client } from "./address.js";
+import { type Item, itemsOf } from "./http.js";
 import { Recent } from "./local/recent.js";
-import { listOf, type Quota, type Quotas } from "./quota.js";
+import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
 
@@ -69,7 +70,7 @@ export class CheckedPolicy<R extends Request> {
   constructor({ quotas, name = "requests", unit, algorithm = "log", key, cost = 1 }: Policy<R>) {
     this.name = name;
     this.algorithm = checkedAlgorithm(algorithm);
-    this.quotas = listOf(quotas);
+    this.quotas = checkedQuotas(quotas);
     this.#items = itemsOf(name, this.quotas, unit);
     if (key !== undefined && typeof key !== "function")
       throw new TypeError("key is a function of the request");
@@ -105,10 +106,14 @@ export class CheckedPolicy<R extends Request> {
   }
 }
 
-/** A cost. The server would refuse others, which is read as Redis being away, and may let the request pass. */
-function units(cost: number): number {
-  if (!Number.isSafeInteger(cost)) throw new RangeError("a cost must be an integer");
-  if (cost < 0) throw new RangeError("a cost below 0 would give back what other requests took: use settle");
+/**
+ * A cost. The server would refuse others, which is read as Redis being away, and may let the request pass; one below 0
+ * would give back what other requests took.
+ */
+export function units(cost: number): number {
+  if (!Number.isSafeInteger(cost) || cost < 0) {
+    throw new RangeError(`a cost must be an integer from 0 to ${Number.MAX_SAFE_INTEGER}`);
+  }
   return cost;
 }
 
@@ -175,9 +180,7 @@ function present(shares: readonly (Share | undefined)[]): readonly Share[] {
 }
 
 function address(request: Request): string {
-  const address = request.ip ?? request.socket.remoteAddress;
-  if (address === undefined) throw new Error("the client is gone: it has no address");
-  return client(address);
+  return client(request.ip ?? request.socket.remoteAddress);
 }
 
 export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {

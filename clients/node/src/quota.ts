@@ -27,7 +27,8 @@ const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 /** How long a window is. */
 export function milliseconds(window: Window): number {
   const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
-  if (count === undefined) throw new RangeError(`"${window}" is no window such as 10s, in ms, s, m, h or d`);
+  if (count === undefined)
+    throw new RangeError(`"${window}" is not a window such as 10s, with ms, s, m, h or d as the unit`);
   return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
 }
 
@@ -53,7 +54,9 @@ function parseOne(text: string): Quota {
   const [, limit, count, unit] = /^(\d{1,16})\/([1-9]\d*)?(ms|s|m|h|d)$/i.exec(text) ?? [];
   const window = `${count ?? 1}${unit?.toLowerCase() ?? ""}`;
   if (limit === undefined || !Number.isSafeInteger(Number(limit)) || milliseconds(window) > MAX_WINDOW_MS) {
-    throw new RangeError(`"${text}" is no quota such as 5/10s`);
+    throw new RangeError(
+      `"${text}" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit`,
+    );
   }
   return [Number(limit), window];
 }
@@ -72,4 +75,22 @@ function isPair(quota: unknown): quota is Quota {
 
 function pairsOf(quota: string | Quota): readonly Quota[] {
   return typeof quota === "string" ? parseQuotas(quota) : [quota];
+}
+
+/** Quotas as pairs, if the server would take them: whatever it refused would look like Redis being away. */
+export function checkedQuotas(quotas: Quotas): readonly Quota[] {
+  const list = listOf(quotas);
+  if (list.length < 1 || list.length > 8) throw new RangeError("quotas must be from 1 to 8");
+  const windows = list.map((quota) => {
+    if (!Array.isArray(quota)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
+    const [limit, window] = quota;
+    if (!Number.isInteger(limit) || limit < 0 || limit > MAX_LIMIT) {
+      throw new RangeError(`a limit must be an integer from 0 to ${MAX_LIMIT}`);
+    }
+    const ms = milliseconds(window);
+    if (ms > MAX_WINDOW_MS) throw new RangeError("a window must be at most 3650d");
+    return ms;
+  });
+  if (new Set(windows).size < windows.length) throw new RangeError("the windows of quotas must differ");
+  return list;
 }

@@ -1,6 +1,7 @@
 // A timeout that is Redis's time and not this process's. A plain timer fires before an answer is read that came while
 // the event loop was busy, and takes a burst or a long computation for a server that is away.
 
+import type { Line } from "./line.js";
 import { eventLoopUtilization, now, setImmediate, setTimeout } from "./realtime.js";
 
 /** What a timer can wait for. */
@@ -27,12 +28,28 @@ const processClock: Clock = {
 export class Waiting {
   /** Takes back what was not sent yet. */
   onGiveUp: (() => void) | undefined;
+  /** The connection that owes the answer, what it had said when the request was sent, and when that is too long ago. */
+  #sent: { line: Line; heard: number; dueMs: number } | undefined;
 
   constructor(
     /** When it is given up, in listened milliseconds. */
     readonly dueMs: number,
     readonly reject: (error: Error) => void,
+    readonly dueFromNow: () => number,
   ) {}
+
+  /** Is told of each connection that the request is sent on. */
+  sentOn(line: Line): void {
+    this.#sent = { line, heard: line.heard, dueMs: this.dueFromNow() };
+  }
+
+  giveUp(listenedMs: number, error: Error): void {
+    this.reject(error);
+    this.onGiveUp?.();
+    if (this.#sent === undefined) return;
+    const { line, heard, dueMs } = this.#sent;
+    if (line.heard === heard && dueMs <= listenedMs) line.giveUp();
+  }
 }
 
 /** Where the options of a command say who waits for it. */
@@ -55,6 +72,8 @@ let answers = 0;
  * several of its turns: idle time counts, and a tenth of the rest, so that the wait ends in a loop that is always busy
  * too. While answers come in only idle time counts, since more may have arrived. One look never counts more than a
  * tenth of the timeout.
+ *
+ * A connection that has said nothing in the time that a request had on it is given up with the request.
  */
 export class Timeout {
   readonly #timeoutMs: number;
@@ -77,8 +96,7 @@ export class Timeout {
   /** What `ask` answers, or an error once Redis had its time. */
   wait<T>(ask: (waiting: Waiting) => Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
-      // The next look may count time from before the request was sent.
-      const waiting = new Waiting(this.#listenedMs + this.#mostMs + this.#timeoutMs, reject);
+      const waiting = new Waiting(this.#dueFromNow(), reject, this.#dueFromNow);
       const answer = ask(waiting);
       const answered = () => {
         answers++;
@@ -100,6 +118,9 @@ export class Timeout {
     });
   }
 
+  // The next look may count time from before the request was sent.
+  readonly #dueFromNow = (): number => this.#listenedMs + this.#mostMs + this.#timeoutMs;
+
   #lookLater(): void {
     this.#looking = true;
     const last = { ...this.#clock.now(), answers };
@@ -113,8 +134,7 @@ export class Timeout {
     for (const waiting of this.#waiting) {
       if (waiting.dueMs > this.#listenedMs) break;
       this.#waiting.delete(waiting);
-      waiting.reject(new Error(`no answer within ${this.#timeoutMs} ms`));
-      waiting.onGiveUp?.();
+      waiting.giveUp(this.#listenedMs, new Error(`no answer within ${this.#timeoutMs} ms`));
     }
     this.#looking = this.#waiting.size > 0;
     if (this.#looking) this.#lookLater();

@@ -1,29 +1,16 @@
 // Waiting for a limit.
 
 import assert from "node:assert/strict";
-import { after, before, beforeEach, describe, test } from "node:test";
-import { createClient } from "redis";
-import { acquire, type AcquireOptions, type Quotas, type RateLimiter, rl, withClock } from "redis-rl";
-import { calls, clock, command, Server, socket } from "./harness.js";
+import { describe, test } from "node:test";
+import { acquire, type AcquireOptions, type Quotas, type RateLimiter, withClock } from "redis-rl";
+import { calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
 
 const ALGORITHMS = ["fixed", "sliding", "log"] as const;
 
 describe("acquire", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
-  before(async () => {
-    server = await Server.start();
-    client = await connect();
-  });
-  after(async () => {
-    client?.destroy();
-    await server?.stop();
-  });
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
-  });
+  let client: Client;
+  onOneServer((...started) => ([server, client] = started));
 
   async function used(): Promise<number> {
     return (await client.rl.info("key"))?.windows[0]?.used ?? 0;
@@ -122,6 +109,34 @@ describe("acquire", () => {
     }
   }
 
+  test("a signal that fires between the verdict and the caller: the units are the caller's, or go back", async () => {
+    const outcomes = new Set<string>();
+    for (let turns = 0; turns < 10; turns++) {
+      const abort = new AbortController();
+      let given = 0;
+      const limiter = {
+        log: async (_key: string, _quotas: Quotas, { cost = 1 }: { cost?: number } = {}) => {
+          if (cost < 0) given -= cost;
+          else void abortAfter(turns);
+          return { allowed: true, limited: false, retryAfterMs: null, taken: 1, at: 1 };
+        },
+        all: () => assert.fail(),
+      } as unknown as RateLimiter;
+      const abortAfter = async (turns: number) => {
+        for (let i = 0; i < turns; i++) await undefined;
+        abort.abort();
+      };
+      const asked = acquire(limiter, "log", "key", "5/h", { signal: abort.signal });
+      const outcome = await asked.then(
+        () => "allowed",
+        () => "aborted",
+      );
+      await new Promise(setImmediate);
+      outcomes.add(`${outcome}, ${given} given back`);
+    }
+    assert.deepEqual([...outcomes].sort(), ["aborted, 1 given back", "allowed, 0 given back"]);
+  });
+
   test("arguments that make no sense are refused, and an error of Redis is passed on", async () => {
     for (const cost of [-1, 1.5, Number.NaN, 2 ** 53]) {
       await assert.rejects(acquire(client.rl, "log", "key", "5/h", { cost }), RangeError);
@@ -130,7 +145,7 @@ describe("acquire", () => {
       await assert.rejects(acquire(client.rl, "log", "key", "5/h", { timeoutMs }), RangeError);
     }
     await assert.rejects(acquire(client.rl, "logs" as "log", "key", "5/h"), /fixed, sliding or log/);
-    await assert.rejects(acquire(client.rl, "log", "key", "5/ten"), /is no quota such as 5\/10s/);
+    await assert.rejects(acquire(client.rl, "log", "key", "5/ten"), /is not a quota/);
     await command(server, "SET", "key", "text");
     await assert.rejects(acquire(client.rl, "log", "key", "5/h"), /WRONGTYPE/);
   });

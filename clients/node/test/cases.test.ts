@@ -6,9 +6,19 @@ import type { ServerResponse } from "node:http";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { cmd, type Decision, parseQuotas, type Quota, type RateLimiter, rl, type Verdict } from "redis-rl";
+import {
+  cmd,
+  type Decision,
+  type LeaseOptions,
+  leases,
+  parseQuotas,
+  type Quota,
+  type RateLimiter,
+  rl,
+  type Verdict,
+} from "redis-rl";
 import { type Policy, type Request, rateLimit } from "redis-rl/express";
-import { answer, type Item } from "redis-rl/http";
+import { answer, client, type Item } from "redis-rl/http";
 import { rateLimiter } from "redis-rl/ioredis";
 import { Server, socket } from "./harness.js";
 
@@ -42,15 +52,26 @@ interface HttpCase {
 interface PolicyCase {
   name: string;
   policies: (Omit<Policy, "key"> & { key?: string | null })[];
-  client: string;
+  client: string | null;
   words: string[] | null;
+}
+
+interface Mistake {
+  name: string;
+  policy?: Policy;
+  leases?: boolean;
+  settings?: { timeout_ms?: number; remember_ms?: number; lease?: number; fail?: "open" };
+  error?: string;
 }
 
 const table = JSON.parse(readFileSync(process.env.CASES ?? "../../cases.json", "utf8")) as {
   commands: { name: string; large?: boolean; steps: Step[] }[];
   http: HttpCase[];
   quotas: { text: string; quotas?: Quota[]; error?: true }[];
+  quota_error: string;
   policies: PolicyCase[];
+  mistakes: Mistake[];
+  addresses: { address: string | null; is: string }[];
 };
 
 /** A client under test. */
@@ -203,10 +224,10 @@ for (const [name, connect] of Object.entries(clients)) {
 for (const { text, quotas } of table.quotas) {
   test(`the quotas ${JSON.stringify(text)}`, () => {
     if (quotas === undefined) {
-      assert.throws(() => parseQuotas(text), {
-        name: "RangeError",
-        message: /^".*" is no quota such as 5\/10s$/,
-      });
+      assert.throws(
+        () => parseQuotas(text),
+        (error) => error instanceof RangeError && error.message.endsWith(`" ${table.quota_error}`),
+      );
       assert.throws(() => cmd.log("key", text), RangeError);
     } else {
       assert.deepEqual(parseQuotas(text), quotas);
@@ -227,10 +248,30 @@ for (const { name, policies, client, words } of table.policies) {
     const own = policies.map(({ key, ...policy }) =>
       key === undefined ? policy : { ...policy, key: () => key },
     );
-    const request = { ip: client } as Request;
+    const request = { ip: client ?? undefined, socket: {} } as Request;
     let passed = 0;
     await rateLimit(limiter, own)(request, { setHeader() {} } as unknown as ServerResponse, () => passed++);
     assert.deepEqual(sent, words === null ? [] : [words]);
     assert.equal(passed, 1);
   });
+}
+
+for (const { name, policy, leases: isOfLeases, settings = {}, error = "" } of table.mistakes) {
+  test(`a mistake: ${name}`, () => {
+    const limiter = { all: () => assert.fail() } as unknown as RateLimiter;
+    const { timeout_ms: timeoutMs, remember_ms, ...others } = settings;
+    const options = {
+      ...others,
+      ...(timeoutMs !== undefined && { timeoutMs }),
+      ...(remember_ms !== undefined && { remember: `${remember_ms}ms` }),
+    };
+    const isTold = (thrown: unknown) =>
+      (thrown instanceof RangeError || thrown instanceof TypeError) && thrown.message.includes(error);
+    assert.throws(() => rateLimit(limiter, policy ?? "5/10s", options), isTold);
+    if (isOfLeases) assert.throws(() => leases(limiter, policy as LeaseOptions), isTold);
+  });
+}
+
+for (const { address, is } of table.addresses) {
+  test(`the address ${address} is ${is}`, () => assert.equal(client(address), is));
 }

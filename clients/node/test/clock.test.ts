@@ -3,12 +3,11 @@
 import assert from "node:assert/strict";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
-import { createClient } from "redis";
-import { leases, type RateLimiter, rl, withClock } from "redis-rl";
+import { leases, type RateLimiter, withClock } from "redis-rl";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { calls, clock, command, Server, socket } from "./harness.js";
+import { calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
 
 const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
@@ -16,23 +15,17 @@ const PATIENT = { timeoutMs: 30_000 };
 
 describe("clock", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
+  let client: Client;
   let redis: Redis;
   let now = 0;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
-  before(async () => {
-    server = await Server.start();
-    client = await connect();
+  onOneServer((...started) => ([server, client] = started));
+  before(() => {
     redis = new Redis(server.url);
   });
-  after(async () => {
-    client?.destroy();
+  after(() => {
     redis?.disconnect();
-    await server?.stop();
   });
   beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
     now = await clock(server);
   });
 

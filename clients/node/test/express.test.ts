@@ -1,10 +1,9 @@
 // The middleware for Express, over HTTP.
 
 import assert from "node:assert/strict";
-import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { afterEach, describe, test } from "node:test";
 import express from "express";
-import { createClient } from "redis";
-import { type RateLimiter, rl } from "redis-rl";
+import { type RateLimiter } from "redis-rl";
 import {
   type AppliedPolicy,
   type Choose,
@@ -15,28 +14,16 @@ import {
   rateLimit,
 } from "redis-rl/express";
 import { client as whom } from "redis-rl/http";
-import { calls, clock, command, serve, Server, socket, type Web } from "./harness.js";
+import { calls, clock, command, serve, Server, type Web, type Client, onOneServer } from "./harness.js";
 
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT: Options = { timeoutMs: 30_000 };
 
 describe("express", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
+  let client: Client;
   let web: Web | undefined;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
-  before(async () => {
-    server = await Server.start();
-    client = await connect();
-  });
-  after(async () => {
-    client?.destroy();
-    await server?.stop();
-  });
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
-  });
+  onOneServer((...started) => ([server, client] = started));
   afterEach(async () => {
     await web?.stop();
     web = undefined;
@@ -382,6 +369,27 @@ describe("express", () => {
       assert.equal((await client.rl.peek("tokens:key", [40, "1h"])).remaining, 37);
     });
 
+    test("the last settled cost counts, and gives back nothing of others", async () => {
+      await client.rl.log("tokens:key", "40/h", { cost: 20 });
+      const app = express();
+      const tokens = rateLimit<express.Request>(
+        client.rl,
+        { name: "tokens", quotas: "40/h", cost: 10, key: () => "key" },
+        PATIENT,
+      );
+      app.get("/", tokens, async (request, response) => {
+        for (const used of [3, 15, 3, 3]) await tokens.settle(request, response, used);
+        for (const used of [-300, 1.5, Number.NaN, Infinity, true as unknown as number]) {
+          await assert.rejects(tokens.settle(request, response, used), RangeError);
+          await assert.rejects(tokens.settle(request, response, { tokens: used }), RangeError);
+        }
+        response.send("done");
+      });
+      web = await serve(app);
+      assert.equal((await get()).status, 200);
+      assert.equal((await client.rl.peek("tokens:key", [40, "1h"])).remaining, 17);
+    });
+
     test("counts more even over the limit", async () => {
       await settling([12, "1h"]);
       const { status, limit } = await get("/?used=30");
@@ -514,16 +522,16 @@ describe("express", () => {
       ],
       [{ quotas: [] }, /from 1 to 8/],
       [{ quotas: [5, "1500ms"] }, /whole seconds/],
-      [{ quotas: [5, "ten"] }, /no window/],
-      ["5/ten", /"5\/ten" is no quota such as 5\/10s/],
-      ["", /is no quota/],
+      [{ quotas: [5, "ten"] }, /is not a window/],
+      ["5/ten", /"5\/ten" is not a quota/],
+      ["", /is not a quota/],
       ["5/500ms", /whole seconds/],
       [5 as unknown as string, /text such as 5\/10s/],
       [{} as Policy, /quotas are text/],
       [undefined as unknown as string, /a policy is missing/],
       [[], /a policy is missing/],
       [{ quotas: "5/m", key: "ip" as unknown as () => string }, /key is a function/],
-      [{ quotas: "5/m", cost: -1 }, /below 0/],
+      [{ quotas: "5/m", cost: -1 }, /an integer from 0/],
       [{ quotas: [5, "3651d"] }, /at most 3650d/],
       [{ quotas: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],
       [{ quotas: [-1, "1m"] }, /an integer/],

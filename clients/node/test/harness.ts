@@ -3,11 +3,13 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Server as HttpServer } from "node:http";
-import { type AddressInfo, connect, createServer as createListener } from "node:net";
+import { type AddressInfo, connect, createServer as createListener, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { after, before, beforeEach } from "node:test";
 import { setTimeout as delay } from "node:timers/promises";
 import { createClient } from "redis";
+import { rl } from "redis-rl";
 
 const { REDIS_SERVER = "redis-server", MODULE } = process.env;
 if (MODULE === undefined) throw new Error("MODULE is the path of libredis_rl.so");
@@ -132,6 +134,105 @@ export async function freePort(): Promise<number> {
     if (!free) continue;
     await new Promise((resolve) => probe.close(resolve));
     return lower;
+  }
+}
+
+export const connectTo = (server: { url: string }) =>
+  createClient({ url: server.url, socket, modules: { rl } }).connect();
+
+export type Client = Awaited<ReturnType<typeof connectTo>>;
+
+/** Gives the tests of a group one server, which each finds empty and without a past, and a client of it. */
+export function onOneServer(use: (server: Server, client: Client) => void): void {
+  let server: Server;
+  let client: Client;
+  before(async () => {
+    server = await Server.start();
+    client = await connectTo(server);
+    use(server, client);
+  });
+  after(async () => {
+    client?.destroy();
+    await server?.stop();
+  });
+  beforeEach(async () => {
+    await command(server, "FLUSHALL");
+    await command(server, "CONFIG", "RESETSTAT");
+  });
+}
+
+interface Pair {
+  readonly ends: readonly [client: Socket, server: Socket];
+  carriesRequests: boolean;
+  carriesReplies: boolean;
+}
+
+/** What lies between a client and a server, and may carry less than it should. */
+export class Forwarder {
+  readonly #pairs = new Set<Pair>();
+  /** One way. */
+  delayMs = 0;
+  /** Of connections that begin now. */
+  carries = true;
+
+  private constructor(
+    readonly to: number,
+    readonly port: number,
+    readonly stop: () => void,
+  ) {}
+
+  static async start({ port: to }: { port: number }): Promise<Forwarder> {
+    const listener = createListener((client) => forwarder.#forward(client));
+    await new Promise<void>((resolve) => listener.listen(0, "127.0.0.1", resolve));
+    const forwarder: Forwarder = new Forwarder(to, (listener.address() as AddressInfo).port, () => {
+      listener.close();
+      forwarder.cut();
+    });
+    return forwarder;
+  }
+
+  get url(): string {
+    return `redis://127.0.0.1:${this.port}`;
+  }
+
+  #forward(client: Socket): void {
+    const server = connect(this.to, "127.0.0.1");
+    const pair: Pair = {
+      ends: [client, server],
+      carriesRequests: this.carries,
+      carriesReplies: this.carries,
+    };
+    this.#pairs.add(pair);
+    const later = (send: () => void) => (this.delayMs > 0 ? setTimeout(send, this.delayMs) : send());
+    client.setNoDelay().on("data", (data) => pair.carriesRequests && later(() => server.write(data)));
+    server.setNoDelay().on("data", (data) => pair.carriesReplies && later(() => client.write(data)));
+    for (const [from, to] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      from
+        .on("error", () => {})
+        .on("close", () => {
+          this.#pairs.delete(pair);
+          to.destroy();
+        });
+    }
+  }
+
+  /** Connections that there are carry nothing any more. */
+  silence(): void {
+    this.mute();
+    for (const pair of this.#pairs) pair.carriesRequests = false;
+  }
+
+  /** Connections that there are carry no replies any more. */
+  mute(): void {
+    for (const pair of this.#pairs) pair.carriesReplies = false;
+  }
+
+  /** Ends the connections that there are. */
+  cut(): void {
+    for (const { ends } of this.#pairs) for (const end of ends) end.destroy();
   }
 }
 

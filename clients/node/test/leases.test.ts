@@ -99,6 +99,45 @@ describe("leases", () => {
         assert.equal(await used("key"), 1150);
       });
 
+      test("close ends within its timeout though the server says nothing", async () => {
+        const limiter = leasesOf(await connect(), {
+          quotas: [6000, "1h"],
+          units: 1000,
+          for: "3m",
+          timeoutMs: 50,
+        });
+        await waitFor("a lease", () =>
+          ask(limiter, "key", 200).then(
+            () => true,
+            () => false,
+          ),
+        );
+        server.freeze();
+        try {
+          const asked = limiter.take("other").catch(() => "failed");
+          await limiter.close();
+          assert.equal(await asked, "failed");
+        } finally {
+          server.thaw();
+        }
+      });
+
+      test("the wait of each refusal is that request's own, whatever is asked for with it", async () => {
+        let now = 1_700_000_000_000;
+        const options = { quotas: [50, "10s"], units: 1, remember: 0, clock: () => now } as const;
+        const limiter = leases(await connect(), options);
+        for (const cost of [10, 10, 20]) {
+          await limiter.take("key", { cost });
+          now += 1000;
+        }
+        const costs = [5, 40, 40, 6];
+        const verdicts = await Promise.all(costs.map((cost) => limiter.take("key", { cost })));
+        assert.deepEqual(
+          verdicts.map(({ retryAfterMs }) => retryAfterMs),
+          [null, 9000, 9000, 7000],
+        );
+      });
+
       test("a lease that ends goes back by itself", async () => {
         const limiter = leases(await connect(), { quotas: [6000, "1h"], units: 1000, for: "1ms" });
         await ask(limiter, "key", 1000);
@@ -175,10 +214,10 @@ describe("leases", () => {
     const make = (options: Partial<LeaseOptions>) => () => leases(limiter, { quotas: [5, "1h"], ...options });
     assert.throws(make({ timeoutMs: 0 }), RangeError);
     for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
-    assert.throws(make({ quotas: [5, "soon"] }), /no window/);
+    assert.throws(make({ quotas: [5, "soon"] }), /is not a window/);
     assert.throws(make({ algorithm: "logs" as "log" }), /fixed, sliding or log/);
-    assert.throws(make({ for: "soon" }), /no window/);
-    assert.throws(make({ remember: "-1s" }), /no window/);
+    assert.throws(make({ for: "soon" }), /is not a window/);
+    assert.throws(make({ remember: "-1s" }), /is not a window/);
     await assert.rejects(make({})().take("key", { cost: 1.5 }), RangeError);
     await assert.rejects(make({})().take("key", { cost: Number.NaN }), RangeError);
   });

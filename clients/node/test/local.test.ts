@@ -214,3 +214,24 @@ for (const example of table.decisions) {
     });
   });
 }
+
+test("a wait that is told from memory is never a part of a millisecond early", () => {
+  const rules = new Rules("log", [[1, "10s"]], 100);
+  const decider = new Decider<types.Request>({ units: 0, rememberMs: 10_000 });
+  const { commands } = decider.take(0, "key", { rules, cost: 1 });
+  const refusal = {
+    allowed: false,
+    limited: true,
+    limit: 1,
+    remaining: 0,
+    retryAfterMs: 100,
+    resetAfterMs: 100,
+  };
+  decider.reply(10.9, commands[0] as types.Command<types.Request>, refusal);
+  // 9.2 ms are gone.
+  assert.equal(decider.known(20.1, "key", rules, 1)?.retryAfterMs, 91);
+  const refusals = new Refusals(10_000);
+  const rows: Row[] = [{ key: "key", algorithm: "log", limit: 1, window: "10s" }];
+  refusals.remember(10.9, rows, { ...refusal, at: 0, rows: [refusal] });
+  assert.equal(refusals.known(20.1, rows)?.retryAfterMs, 91);
+});

@@ -4,7 +4,7 @@ import "reflect-metadata";
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import type { AddressInfo } from "node:net";
-import { after, before, beforeEach, describe, test } from "node:test";
+import { describe, test } from "node:test";
 import { Controller, Get, type INestApplication, Module, UseGuards } from "@nestjs/common";
 import { APP_GUARD, NestFactory } from "@nestjs/core";
 import { WsAdapter } from "@nestjs/platform-ws";
@@ -16,12 +16,10 @@ import {
   type ThrottlerRequest,
 } from "@nestjs/throttler";
 import { SubscribeMessage, WebSocketGateway, WsException } from "@nestjs/websockets";
-import { createClient } from "redis";
-import { rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { WebSocket } from "ws";
-import { calls, clock, command, Server, socket, tally, waitFor } from "./harness.js";
+import { calls, clock, command, Server, tally, type Client, onOneServer, waitFor } from "./harness.js";
 
 const MINUTE = 60_000;
 const HOUR = 3_600_000;
@@ -30,20 +28,8 @@ const PATIENT = { timeoutMs: 30_000 };
 
 describe("@nestjs/throttler", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
-  before(async () => {
-    server = await Server.start();
-    client = await connect();
-  });
-  after(async () => {
-    client?.destroy();
-    await server?.stop();
-  });
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
-  });
+  let client: Client;
+  onOneServer((...started) => ([server, client] = started));
 
   test("guards an application", async () => {
     const throttling = ThrottlerModule.forRoot({

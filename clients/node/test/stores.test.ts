@@ -2,17 +2,15 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { afterEach, describe, test } from "node:test";
 import { getRequestListener } from "@hono/node-server";
 import express from "express";
 import { rateLimit } from "express-rate-limit";
 import { slowDown } from "express-slow-down";
 import { Hono } from "hono";
 import { rateLimiter as honoRateLimiter } from "hono-rate-limiter";
-import { createClient } from "redis";
-import { rl } from "redis-rl";
 import { RateLimitStore, type StoreOptions } from "redis-rl/express-rate-limit";
-import { calls, command, serve, Server, socket, type Web } from "./harness.js";
+import { calls, command, serve, Server, type Web, type Client, onOneServer } from "./harness.js";
 
 const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
@@ -27,21 +25,9 @@ interface Config {
 
 describe("stores", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
+  let client: Client;
   let web: Web | undefined;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
-  before(async () => {
-    server = await Server.start();
-    client = await connect();
-  });
-  after(async () => {
-    client?.destroy();
-    await server?.stop();
-  });
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
-  });
+  onOneServer((...started) => ([server, client] = started));
   afterEach(async () => {
     await web?.stop();
     web = undefined;

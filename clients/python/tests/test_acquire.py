@@ -107,9 +107,9 @@ def test_units_that_others_take_meanwhile_are_waited_for_again_within_the_timeou
 def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
     with pytest.raises(ValueError, match="fixed, sliding or log: 'user:1'"):
         acquire("user:1", "5/10s")
-    with pytest.raises(ValueError, match="is not waited for"):
+    with pytest.raises(ValueError, match="a cost that is waited for"):
         acquire("log", "k", "5/10s", cost=-1)
-    with pytest.raises(ValueError, match="is no quota"):
+    with pytest.raises(ValueError, match="is not a quota"):
         acquire("log", "k", "5 per second")
     with pytest.raises(redis.ResponseError):
         acquire("log", "k")

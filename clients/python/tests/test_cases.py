@@ -15,7 +15,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import AsyncRateLimiter, Decision, Info, RateLimiter, Verdict, _wire
+from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict, _wire
+from redis_rl.asgi import Guard, Policy, client_address
 from redis_rl.http import Item, Standing
 
 from .servers import Server
@@ -142,7 +143,7 @@ def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
 @pytest.mark.parametrize("case", CASES["quotas"], ids=lambda case: repr(case["text"]))
 def test_quotas(case: Any) -> None:
     if case.get("error"):
-        with pytest.raises(ValueError, match=r'^".*" is no quota such as 5/10s$'):
+        with pytest.raises(ValueError, match=rf'^"[^"]*" {re.escape(CASES["quota_error"])}$'):
             _wire.pairs([case["text"]])
     else:
         assert _wire.pairs([case["text"]]) == tuple(map(tuple, case["quotas"]))
@@ -171,3 +172,37 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
 
 def window(text: str) -> timedelta:
     return timedelta(seconds=int(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[text[-1]])
+
+
+@named(CASES["mistakes"])
+def test_mistakes_are_refused_where_they_are_made(case: Any) -> None:
+    wrong = pytest.raises((TypeError, ValueError), match=case.get("error"))
+    limiter = AsyncRateLimiter(redis.asyncio.Redis())
+    if "settings" in case:
+        settings = dict(case["settings"])
+        for name in ("timeout", "remember"):
+            if (milliseconds := settings.pop(f"{name}_ms", None)) is not None:
+                settings[name] = milliseconds / 1000
+        with wrong:
+            Guard(limiter, Policy("requests", "100/m"), **settings)
+        return
+    policy = dict(case["policy"])
+    name, quotas = policy.pop("name"), policy.pop("quotas")
+    quotas = [quotas] if isinstance(quotas, str) else [tuple(quota) for quota in quotas]
+    with wrong:
+        Policy(name, *quotas, **policy)
+    if case.get("leases"):
+        with wrong:
+            AsyncLeases(limiter, "log", *quotas)
+        with wrong:
+            Leases(RateLimiter(redis.Redis()), "log", *quotas)
+
+
+@pytest.mark.parametrize("case", CASES["addresses"], ids=lambda case: repr(case["address"]))
+def test_addresses(case: Any) -> None:
+    address = case["address"]
+    peer = None if address is None else (address, 1234)
+    assert client_address()({"client": peer, "headers": []}) == case["is"]
+    if address:
+        headers = [(b"x-forwarded-for", f"198.51.100.1, {address}".encode())]
+        assert client_address(proxies=1)({"client": ("203.0.113.1", 1), "headers": headers}) == case["is"]

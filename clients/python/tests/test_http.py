@@ -27,9 +27,9 @@ def test_a_policy_has_an_algorithm_and_a_unit() -> None:
 
 @pytest.mark.parametrize("cost", [-1, 2**53, 1.5, "1"])
 def test_a_cost_that_no_request_can_have_is_refused(cost: Any) -> None:
-    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+    with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
         Policy("q", "5/1s", cost=cost)
-    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+    with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
         check_cost(cost)
 
 
@@ -58,7 +58,7 @@ def test_a_window_may_be_given_in_any_way(window: int | str | timedelta) -> None
 
 @pytest.mark.parametrize("text", ["1000 an hour", "5/10", "-5/10s", "5/10s,", "", "5/0s"])
 def test_a_text_that_is_no_quota_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no quota such as 5/10s"):
+    with pytest.raises(ValueError, match="is not a quota"):
         Policy("requests", text)
 
 
@@ -67,11 +67,11 @@ def test_two_limits_may_be_equal_but_two_windows_may_not() -> None:
     for text in ("5/10s, 9/10s", "5/60m, 100/1h"):
         with pytest.raises(ValueError, match="must differ"):
             Policy("requests", text)
-    with pytest.raises(ValueError, match="needs a quota"):
+    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         Policy("requests")
 
 
-@pytest.mark.parametrize("window", ["1500ms", 0, timedelta(milliseconds=1)])
+@pytest.mark.parametrize("window", ["1500ms", timedelta(milliseconds=1)])
 def test_a_window_that_the_header_cannot_say_is_refused(window: int | str | timedelta) -> None:
     with pytest.raises(ValueError, match="whole seconds"):
         Policy("q", (5, window))
@@ -85,7 +85,7 @@ def test_a_limit_that_the_header_cannot_say_is_refused() -> None:
 
 def test_what_the_server_would_always_refuse_is_refused_at_the_start() -> None:
     assert len(Policy("q", *[(5, f"{n}s") for n in range(1, 9)]).items) == 8
-    with pytest.raises(ValueError, match="q may have 8 quotas"):
+    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         Policy("q", *[(5, f"{n}s") for n in range(1, 10)])
     assert Policy("q", (5, "3650d"))
     with pytest.raises(ValueError, match="at most 3650 days"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -103,7 +105,7 @@ def test_a_lease_that_is_over_goes_back_in_the_background(limiter: RateLimiter, 
         leases.take("k")
         taken += 1
     wait_for("the lease to go back", lambda: counted(raw) == taken)
-    wait_for("the thread to end", lambda: leases._thread is None)
+    wait_for("its threads to end", lambda: leases._driver._free == 0)
 
 
 def test_a_refusal_is_repeated_without_asking(limiter: RateLimiter, raw: redis.Redis) -> None:
@@ -151,7 +153,7 @@ def paused(raw: redis.Redis) -> Iterator[None]:
 
 
 def waiting(leases: Leases, key: str) -> int:
-    machine = leases._decider._in_flight.get(key)
+    machine = leases._driver.decider._in_flight.get(key)
     return len(machine.waiting) if machine else 0
 
 
@@ -186,34 +188,80 @@ def test_an_error_is_that_of_all_who_waited_for_it(limiter: RateLimiter, raw: re
     assert not leases.take("k").limited
 
 
-class Interrupted:
-    """A client whose first command is interrupted, as by Ctrl-C, once it may be."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-        self.asked, self.go_on = threading.Event(), threading.Event()
-
-    def execute_command(self, *words: Any) -> Any:
-        if not self.asked.is_set():
-            self.asked.set()
-            self.go_on.wait(PATIENCE)
-            raise KeyboardInterrupt
-        return self._client.execute_command(*words)
+class InterruptError(Exception):
+    """What a signal handler raises, as a job queue's does when a job takes too long."""
 
 
-def test_a_thread_that_is_interrupted_while_it_asks_leaves_the_others_to_ask(raw: redis.Redis) -> None:
-    client = Interrupted(raw)
-    leases = leases_of(RateLimiter(client))
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise InterruptError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def take_until_asked(leases: Leases, raw: redis.Redis) -> None:
+    """Is interrupted as soon as the server has been asked."""
+    main = threading.get_ident()
+
+    def when_asked() -> None:
+        wait_for("the server to be asked", lambda: blocked(raw) == 1)
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    with ThreadPoolExecutor(1) as pool, contextlib.suppress(InterruptError):
+        asked = pool.submit(when_asked)
+        leases.take("k")
+    asked.result()
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_take_that_is_interrupted_leaves_no_trace(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter)
+    with paused(raw):
+        take_until_asked(leases, raw)
+    wait_for("the unit to go back", lambda: commands(raw) == 2)
+    assert counted(raw) == 0
+    assert leases.take("k").remaining == LIMIT - 1
+    leases.close()
+    assert counted(raw) == 1
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_take_that_is_interrupted_leaves_the_others_to_ask(limiter: RateLimiter, raw: redis.Redis) -> None:
+    leases = leases_of(limiter)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(leases.take, "k")
-        client.asked.wait(PATIENCE)
-        others = [pool.submit(leases.take, "k") for _ in range(3)]
-        wait_for("the others to wait", lambda: waiting(leases, "k") == 3)
-        client.go_on.set()
-        with pytest.raises(KeyboardInterrupt):
-            first.result()
+        with paused(raw):
+            take_until_asked(leases, raw)
+            others = [pool.submit(leases.take, "k") for _ in range(3)]
+            wait_for("the others to wait", lambda: waiting(leases, "k") == 3)
         assert allowed(other.result() for other in others) == 3
     leases.close()
+    assert counted(raw) == 3
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw: redis.Redis) -> None:
+    passed = interrupted = 0
+    leases = leases_of(limiter, 100_000, units=10)
+    moments = random.Random(1)
+    for number in range(1000):
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 1e-3))
+                passed += allowed([leases.take(f"k{number % 3}")])
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except InterruptError:
+            interrupted += 1
+    assert interrupted > 10
+    with ThreadPoolExecutor(3) as pool:
+        passed += allowed(pool.map(leases.take, ["k0", "k1", "k2"]))
+    leases.close(PATIENCE)
+    total = sum(counted(raw, f"k{number}", 100_000) for number in range(3))
+    assert passed <= total <= passed + interrupted
 
 
 def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
@@ -257,7 +305,7 @@ def test_leases_of_tasks_go_by_a_clock_of_their_own(server: Server, raw: redis.R
     run(test())
 
 
-@pytest.mark.parametrize("cost", [1.5, "1", None])
+@pytest.mark.parametrize("cost", [1.5, "1", None, True])
 def test_a_cost_that_is_no_integer_is_an_error(limiter: RateLimiter, cost: Any) -> None:
     with pytest.raises(TypeError):
         leases_of(limiter).take("k", cost)
@@ -265,7 +313,7 @@ def test_a_cost_that_is_no_integer_is_an_error(limiter: RateLimiter, cost: Any) 
 
 def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: RateLimiter) -> None:
     leases = leases_of(limiter)
-    with pytest.raises(ValueError, match="a cost must be an integer from"):
+    with pytest.raises(ValueError, match="a cost must be a whole number from"):
         leases.take("k", 2**53)
     assert not leases.take("k").limited
 
@@ -273,9 +321,9 @@ def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: Rat
 def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
     with pytest.raises(ValueError, match="fixed, sliding or log"):
         Leases(limiter, "bucket", (5, "1m"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a limit is needed"):
+    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         Leases(limiter, "log")
-    with pytest.raises(ValueError, match="may not be negative"):
+    with pytest.raises(ValueError, match="a whole number from 0"):
         Leases(limiter, "log", (5, "1m"), units=-1)
     with pytest.raises(TypeError, match="RateLimiter"):
         Leases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (5, "1m"))  # type: ignore[arg-type]
@@ -324,9 +372,8 @@ def test_no_lease_keeps_a_process_alive(server: Server, raw: redis.Redis) -> Non
 FORK = """
 import os
 for _ in range(50): leases.take("k")
-parent = leases._decider
 child = os.fork()
-print(len(leases._decider._at_rest), leases._thread is None, not leases.take("k").limited)
+print(len(leases._driver.decider._at_rest), leases._driver._free == 0, not leases.take("k").limited)
 sys.stdout.flush()
 if child:
     os.waitpid(child, 0)
@@ -498,8 +545,8 @@ class Held:
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
-    def put(self, key: str, words: Any) -> Call:
-        self.calls.append(Call(key, words, asyncio.get_running_loop().create_future()))
+    def put(self, key: str, words: Any, *, once: bool = False) -> Call:
+        self.calls.append(Call(key, words, asyncio.get_running_loop().create_future(), once=once))
         return self.calls[-1]
 
 

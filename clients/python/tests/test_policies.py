@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncRateLimiter, Decision
+from redis_rl._leasing import driver
 from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
 from redis_rl.testing import Clock
 
@@ -58,7 +60,7 @@ def test_what_a_middleware_sends(case: Any, server: Server) -> None:
 
     async def test() -> None:
         async with guarded(server, policies) as (guard, asked):
-            await guard.take({**SCOPE, "client": (case["client"], 1234)})
+            await guard.take({**SCOPE, "client": case["client"] and (case["client"], 1234)})
             sent = asked.commands[0] if asked.commands else None
             assert sent in [case["words"], case.get("instead", case["words"])]
             assert len(asked.commands) <= 1
@@ -170,7 +172,7 @@ def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redi
     [
         ([FREE, Policy("free", "9/m")], "each policy of a request needs a name of its own"),
         ([FREE, "9/m"], "a Policy is needed: '9/m'"),
-        ("5/ten", "is no quota such as 5/10s"),
+        ("5/ten", "is not a quota"),
         ([Policy(str(n), *((5, f"{s}s") for s in range(1, 9))) for n in range(9)], "may have 64 quotas together"),
     ],
 )
@@ -275,7 +277,7 @@ def test_units_that_no_request_can_have_used_are_refused(server: Server) -> None
         async with guarded(server, TOKENS) as (guard, _):
             await (await guard.take(SCOPE)).settle(-1)
 
-    with pytest.raises(ValueError, match="a cost must be an integer from 0"):
+    with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
         asyncio.run(test())
 
 
@@ -523,4 +525,103 @@ def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_clus
                 taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
                 assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
 
+    asyncio.run(test())
+
+
+def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
+    def counted() -> int:
+        left: int = raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2]
+        return 1000 - left
+
+    async def test() -> None:
+        policy = Policy("q", (1000, "1d"), cost=100, key=lambda scope: "me")
+        async with guarded(server, policy) as (guard, _):
+            taken, _ = await guard.take(SCOPE), await guard.take(SCOPE)
+            for used in (60, 60, 250, 0, 0, 300, 30, 100):
+                await taken.settle(used)
+                assert counted() == 100 + used
+
+    asyncio.run(test())
+
+
+def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
+    clock = Clock()
+
+    async def test() -> None:
+        policy = Policy("q", (1000, "10s"), cost=100, key=lambda scope: "me")
+        async with guarded(server, policy, clock=clock) as (guard, asked):
+            taken = await guard.take(SCOPE)
+            first = clock()
+            clock.move(4)
+            await guard.take(SCOPE)
+            clock.move(4)
+            await taken.settle(150)
+            second = clock()
+            await taken.settle(20)
+            assert [words[5:] for words in asked.commands[-2:]] == [
+                ["-50", "FORCE", "AT", str(second)],
+                ["-80", "FORCE", "AT", str(first)],
+            ]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("used", [-1, 1.5, True, float("nan"), float("inf"), "1", None])
+def test_a_settled_cost_is_a_whole_number_from_0(server: Server, used: Any) -> None:
+    async def test() -> None:
+        async with guarded(server, FREE) as (guard, asked):
+            taken = await guard.take(SCOPE)
+            with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
+                await taken.settle(used)
+            assert len(asked.commands) == 1
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("cost", [True, 1.5, -1, None])
+def test_a_cost_function_that_returns_no_cost_is_an_error(server: Server, cost: Any) -> None:
+    async def test() -> None:
+        async with guarded(server, Policy("q", "5/h", cost=lambda scope: cost)) as (guard, _):
+            await guard.take(SCOPE)
+
+    with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
+        asyncio.run(test())
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1"])
+def test_a_timeout_is_above_0(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="timeout is"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), "5/h", timeout=timeout)
+
+
+def test_what_the_server_cannot_read_is_an_error_of_the_application(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, "5/h", clock=lambda: -1) as (guard, _):
+            await guard.take(SCOPE)
+
+    with pytest.raises(redis.ResponseError, match="AT must be"):
+        asyncio.run(test())
+
+
+@pytest.mark.parametrize("lease", [0, 10])
+def test_a_wait_told_from_memory_is_never_a_millisecond_early(
+    server: Server, lease: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Replies come late in one millisecond, the next request early in another.
+    now_ns = 10**9 + 900_000
+
+    async def test() -> None:
+        nonlocal now_ns
+        async with guarded(server, Policy("q", "5/h"), remember=60, lease=lease) as (guard, _):
+            for _ in range(5):
+                await guard.take(SCOPE)
+            told = [(await guard.take(SCOPE)).decision]
+            now_ns += 200_000
+            told.append((await guard.take(SCOPE)).decision)
+            now_ns += 1_000_000
+            told.append((await guard.take(SCOPE)).decision)
+            waits = [each.retry_after for each in told if each is not None and each.retry_after]
+            assert (waits[0] - waits[1], waits[0] - waits[2]) == (timedelta(), timedelta(milliseconds=1))
+
+    monkeypatch.setattr(driver, "monotonic_ns", lambda: now_ns)
     asyncio.run(test())

@@ -389,10 +389,10 @@ def test_a_route_without_the_middleware_is_an_error_that_names_it(
 
 def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> None:
     limit = RouteLimits(guard_of())
-    for wrong, error in (("5/ten", "is no quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):
+    for wrong, error in (("5/ten", "is not a quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):
         with pytest.raises(ValueError, match=error):
             limit(wrong)
-    with pytest.raises(ValueError, match="needs a quota"):
+    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         limit()
     with pytest.raises(TypeError, match="a policy has a name and options of its own"):
         limit(Policy("search", "5/10s"), name="other")  # type: ignore[call-overload]
@@ -479,3 +479,51 @@ def test_redis_away_is_what_the_guard_says(own_server: Server, caplog: pytest.Lo
             answer = site.get("/")
         assert (answer.status_code, "ratelimit" in answer.headers) == (status, False)
         assert answer.json() == ("hello" if status == 200 else {"status": 503, "title": "The rate limiter is away"})
+
+
+@pytest.mark.parametrize("handled", [None, 500, Exception])
+def test_the_answer_to_an_exception_that_nobody_handles_has_the_fields(
+    client: redis.asyncio.Redis, guard_of: MakeGuard, handled: Any
+) -> None:
+    guard = guard_of("9/h", key=lambda scope: "me")
+    app, limit = fastapi(client, guard), RouteLimits(guard)
+    if handled:
+
+        @app.exception_handler(handled)
+        async def apologize(request: Request, error: Exception) -> Response:
+            return PlainTextResponse(f"sorry: {error}", 500)
+
+    @app.get("/fails", dependencies=[Depends(limit("5/h", name="route"))])
+    async def fails() -> str:
+        raise ZeroDivisionError("by nothing")
+
+    with TestClient(app, raise_server_exceptions=False) as site:
+        answer = site.get("/fails")
+    assert (answer.status_code, answer.text) == (500, "sorry: by nothing" if handled else "Internal Server Error")
+    assert answer.headers["ratelimit"].startswith('"requests-1h";r=8;t=')
+    assert '"route-1h";r=4;t=' in answer.headers["ratelimit"]
+    with TestClient(app) as site, pytest.raises(ZeroDivisionError):
+        site.get("/fails")
+
+
+def test_an_exception_of_a_middleware_further_in_goes_on_to_its_handler(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    class Fails:
+        def __init__(self, app: Any) -> None:
+            pass
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            raise LookupError
+
+    async def not_found(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("not here", 404)
+
+    async def never(request: Request) -> Response:
+        raise NotImplementedError
+
+    guard = guard_of("9/h")
+    routes = [Route("/", never, middleware=[Middleware(RateLimit, guard=guard), Middleware(Fails)])]
+    app = Starlette(routes=routes, lifespan=closing(client), exception_handlers={LookupError: not_found})
+    with TestClient(app) as site:
+        assert (site.get("/").status_code, site.get("/").text) == (404, "not here")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redis_rl._batching.timeout import ServerTimeout
+from redis_rl._batching.timeout import ServerTimeout, Talk
 
 SECONDS = 0.1
 # What a timer may be late by: it ends a tick.
@@ -40,12 +40,23 @@ class Loop:
         return True
 
 
+class Server(Talk):
+    """Something that is under way, and how often it was given up."""
+
+    def __init__(self) -> None:
+        self.given_up = 0
+
+    def give_up(self) -> None:
+        self.given_up += 1
+
+
 class Wait:
     """One wait, and how far what is under way has got."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.loop = Loop()
-        self.progress: dict[str, int] = {"server": 0}
+        self.server = Server()
+        self.progress: dict[Talk, int] = {self.server: 0}
         self._asyncio = asyncio.new_event_loop()
         loop: Any = self.loop
         self.timeout = ServerTimeout(seconds, loop, lambda: dict(self.progress))
@@ -99,7 +110,7 @@ def test_a_loop_that_is_always_busy_reads_many_times_before_a_wait_ends(wait: Wa
 
 def test_a_tick_in_which_all_that_is_under_way_goes_on_does_not_count(wait: Wait) -> None:
     for number in range(1000):
-        wait.progress["server"] = number + 1
+        wait.progress[wait.server] = number + 1
         wait.loop.turn()
     assert not wait.ended()
     before = wait.loop.now
@@ -109,11 +120,14 @@ def test_a_tick_in_which_all_that_is_under_way_goes_on_does_not_count(wait: Wait
 
 
 def test_a_server_that_hangs_is_not_covered_by_another_that_answers(wait: Wait) -> None:
-    wait.progress["another"] = 0
+    another = Server()
+    wait.progress[another] = 0
     while not wait.ended():
         assert wait.loop.now < SECONDS + 2 * TICK
-        wait.progress["another"] += 1
+        wait.progress[another] += 1
         wait.loop.turn()
+    assert wait.server.given_up
+    assert not another.given_up
 
 
 def test_a_wait_that_begins_within_a_tick_has_the_whole_time(wait: Wait) -> None:
@@ -132,3 +146,34 @@ def test_no_tick_is_shorter_than_the_timers_of_a_loop() -> None:
     wait.loop.turn()
     assert wait.loop.now == 0.001
     wait.close()
+
+
+def test_what_says_nothing_for_the_whole_time_is_given_up_and_not_before(wait: Wait) -> None:
+    while not wait.ended():
+        wait.loop.turn()
+        assert bool(wait.server.given_up) == (wait.loop.now >= SECONDS)
+    assert wait.server.given_up
+
+
+def test_who_waits_longer_does_not_keep_what_is_silent_for_others(wait: Wait) -> None:
+    while wait.loop.now < SECONDS / 2:
+        wait.loop.turn()
+    later = wait.start()
+    while not wait.ended():
+        wait.loop.turn()
+    assert wait.server.given_up
+    assert not later.done()
+    while not later.done():
+        wait.loop.turn()
+    assert wait.loop.now >= 1.5 * SECONDS
+
+
+def test_a_step_towards_a_connection_gives_the_whole_time_again(wait: Wait) -> None:
+    for step in range(5):
+        begun = wait.loop.now
+        while wait.loop.now < begun + 0.9 * SECONDS:
+            wait.loop.turn()
+        wait.progress[wait.server] = step + 1
+        wait.timeout.restart()
+    assert not wait.ended()
+    assert not wait.server.given_up

@@ -5,8 +5,7 @@ use std::env;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis_rl_client::{Algorithm, Leases, Quota};
+use redis_rl_client::{Algorithm, Leases, Quota, Reconnecting};
 
 fn setting(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
@@ -20,7 +19,7 @@ fn unix_ms(time: SystemTime) -> u128 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis())
 }
 
-async fn take(leases: Leases<ConnectionManager>) {
+async fn take(leases: Leases<Reconnecting>) {
     loop {
         let asked = SystemTime::now();
         match leases.take("hot", 1).await {
@@ -40,8 +39,7 @@ async fn take(leases: Leases<ConnectionManager>) {
 async fn main() {
     let address = format!("redis://127.0.0.1:{}/", setting("REDIS_PORT"));
     let client = redis::Client::open(address).expect("an address");
-    let config = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_secs(2)));
-    let connection = ConnectionManager::new_with_config(client, config).await.expect("a server");
+    let connection = Reconnecting::new(client);
     let algorithm = match setting("ALGORITHM").as_str() {
         "fixed" => Algorithm::Fixed,
         "sliding" => Algorithm::Sliding,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 #[cfg(feature = "leases")]
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::UNIX_EPOCH,
+    time::{Duration, UNIX_EPOCH},
 };
 
 #[cfg(feature = "leases")]
@@ -33,24 +33,24 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// Milliseconds that never run back.
+/// Time that never runs back, from wherever it began.
 #[cfg(feature = "leases")]
 #[derive(Debug)]
-pub(crate) struct Milliseconds {
+pub(crate) struct Time {
     clock: Clock,
     started: Instant,
-    newest: AtomicU64,
+    newest_ns: AtomicU64,
 }
 
 #[cfg(feature = "leases")]
-impl Milliseconds {
-    pub fn of(clock: Clock) -> Milliseconds {
-        Milliseconds { clock, started: Instant::now(), newest: AtomicU64::new(0) }
+impl Time {
+    pub fn of(clock: Clock) -> Time {
+        Time { clock, started: Instant::now(), newest_ns: AtomicU64::new(0) }
     }
 
-    pub fn now(&self) -> u64 {
-        let Some(at) = self.clock.at() else { return self.started.elapsed().as_millis() as u64 };
-        let now_ms = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        self.newest.fetch_max(now_ms, Ordering::Relaxed).max(now_ms)
+    pub fn now(&self) -> Duration {
+        let Some(at) = self.clock.at() else { return self.started.elapsed() };
+        let now_ns = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        Duration::from_nanos(self.newest_ns.fetch_max(now_ns, Ordering::Relaxed).max(now_ns))
     }
 }

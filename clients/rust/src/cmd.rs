@@ -53,6 +53,7 @@ pub fn peek(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, peek: impl 
 }
 
 /// `RL.ALL`, answered by a [`Decision`](crate::Decision).
+#[must_use]
 pub fn all(request: &All) -> Cmd {
     request.cmd()
 }

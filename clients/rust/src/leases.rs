@@ -11,12 +11,16 @@ use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use crate::clock::{Clock, Milliseconds};
+use crate::clock::{Clock, Time};
 use crate::connection::explained;
-use crate::local::{Answer, Command, Decider, MAX_KEYS, Purpose, RequestId, Rules, Settings, Step};
+use crate::local::{Answer, Command, Decider, MAX_KEYS, RequestId, Rules, Settings, Step};
+use crate::quota::check;
 use crate::{Algorithm, Decision, Quota, Verdict};
+
+/// How long a server may be silent before what is in flight is left to itself at the end.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// A limiter for hot keys and floods: it leases units, and remembers refusals.
 ///
@@ -40,6 +44,7 @@ use crate::{Algorithm, Decision, Quota, Verdict};
 /// # Ok(())
 /// # }
 /// ```
+#[must_use]
 pub struct Leases<C> {
     connection: C,
     algorithm: Algorithm,
@@ -56,7 +61,7 @@ pub struct Leases<C> {
 /// What clones share.
 #[derive(Debug)]
 struct Shared {
-    time: Milliseconds,
+    time: Time,
     state: Mutex<State>,
     /// How many tasks wait for replies.
     tasks: watch::Sender<usize>,
@@ -79,7 +84,7 @@ impl Shared {
             waiting: HashMap::new(),
             ticker: None,
         };
-        let time = Milliseconds::of(clock.clone());
+        let time = Time::of(clock.clone());
         Arc::new(Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) })
     }
 
@@ -87,7 +92,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_ms(&self) -> u64 {
+    fn now(&self) -> Duration {
         self.time.now()
     }
 }
@@ -115,10 +120,17 @@ impl<C> fmt::Debug for Leases<C> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
     /// Leases at most a hundredth of the smallest limit, for 100 ms, and remembers refusals for a second.
+    ///
+    /// # Panics
+    ///
+    /// If the server would refuse the quotas: 1 to 8 with different windows.
     pub fn new(connection: C, algorithm: Algorithm, quotas: impl AsRef<[Quota]>) -> Leases<C> {
+        if let Err(why) = check(quotas.as_ref()) {
+            panic!("{why}");
+        }
         let quotas: Arc<[Quota]> = quotas.as_ref().into();
         let smallest_limit = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default();
-        let settings = Settings { units: smallest_limit / 100, remember_ms: 1_000 };
+        let settings = Settings { units: smallest_limit / 100, remember: Duration::from_secs(1) };
         let lease = Duration::from_millis(100);
         Leases {
             connection,
@@ -162,23 +174,22 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
 
     /// How old a refusal may be that is repeated without asking. With 0 none is.
     pub fn remember(self, remember: Duration) -> Leases<C> {
-        let settings = Settings { remember_ms: remember.as_millis() as u64, ..self.settings };
+        let settings = Settings { remember, ..self.settings };
         Leases { settings, shared: Shared::new(settings, &self.clock), ..self }
     }
 
     /// Takes units: of the lease, or by asking the server.
     ///
     /// The verdict has [`taken`](Verdict::taken) and [`at`](Verdict::at), except for a request of several units that was
-    /// decided by itself, and the wait of a refusal is that for one more unit. A negative cost gives units back, and 0
-    /// looks; both are always asked for.
+    /// decided by itself. A negative cost gives units back, and 0 looks; both are always asked for.
     pub async fn take(&self, key: impl AsRef<[u8]>, cost: i64) -> RedisResult<Verdict> {
         let key = key.as_ref();
         let mut step = Step::default();
         let (id, receiver) = {
             let mut state = self.shared.state();
             let id = state.last_id + 1;
-            let now_ms = self.shared.now_ms();
-            if let Some(verdict) = state.decider.take(now_ms, key, &self.rules, id, cost, &mut step) {
+            let now = self.shared.now();
+            if let Some(verdict) = state.decider.take(now, key, &self.rules, id, cost, &mut step) {
                 return Ok(verdict);
             }
             state.last_id = id;
@@ -191,7 +202,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         receiver.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Gives back all leases, and waits until all that is in flight is answered.
+    /// Gives back all leases, and waits until all that is in flight is answered, but at most a second.
     ///
     /// From then on requests are asked for one by one.
     pub async fn close(&self) {
@@ -206,7 +217,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         self.carry_out(step, None);
         let mut tasks = self.shared.tasks.subscribe();
         // The sender is there as long as this is.
-        let _ = tasks.wait_for(|tasks| *tasks == 0).await;
+        let _ = timeout(CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
     }
 
     /// Sends commands and gives answers. What has failed has failed with `error`.
@@ -229,7 +240,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         let mut commands = commands.into_iter().peekable();
         while let Some(command) = commands.next() {
             let mut group = vec![command];
-            while let Some(next) = commands.next_if(|next| next.key == group[0].key) {
+            while group.last().is_some_and(Command::gives_back)
+                && let Some(next) = commands.next_if(|next| next.key == group[0].key)
+            {
                 group.push(next);
             }
             let in_flight = InFlight::new(self.clone(), group);
@@ -247,7 +260,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
             Ok(verdict) => (Some(verdict), None),
             Err(error) => (None, Some(error)),
         };
-        self.shared.state().decider.reply(self.shared.now_ms(), command, reply, &mut step);
+        self.shared.state().decider.reply(self.shared.now(), command, reply, &mut step);
         self.carry_out(step, error.as_ref());
     }
 
@@ -256,7 +269,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
         let mut state = self.shared.state();
         let ticks = state.ticker.as_ref().is_some_and(|ticker| !ticker.is_finished());
         if !ticks
-            && state.decider.next_tick_ms().is_some()
+            && state.decider.next_tick().is_some()
             && let Ok(runtime) = Handle::try_current()
         {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
@@ -266,18 +279,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
     async fn tick(self) {
         loop {
             let mut step = Step::default();
-            let next_ms = {
+            let next = {
                 let mut state = self.shared.state();
-                state.decider.tick(self.shared.now_ms(), &mut step);
-                let next_ms = state.decider.next_tick_ms();
-                if next_ms.is_none() {
+                state.decider.tick(self.shared.now(), &mut step);
+                let next = state.decider.next_tick();
+                if next.is_none() {
                     state.ticker = None;
                 }
-                next_ms
+                next
             };
             self.carry_out(step, None);
-            let Some(next_ms) = next_ms else { return };
-            sleep(Duration::from_millis(next_ms.saturating_sub(self.shared.now_ms()))).await;
+            let Some(next) = next else { return };
+            sleep(next.saturating_sub(self.shared.now())).await;
         }
     }
 }
@@ -329,13 +342,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> InFlight<C> {
     }
 
     fn is_timed(&self, command: &Command) -> bool {
-        self.leases.wants_time && !command.partial && command.purpose != Purpose::GiveBack
+        self.leases.wants_time && !command.partial && !command.gives_back()
     }
 
     fn answer(&mut self, reply: RedisResult<Verdict>) {
         self.is_answered = true;
         if let Some(command) = self.commands.last()
-            && command.purpose != Purpose::GiveBack
+            && !command.gives_back()
         {
             self.leases.replied(command, reply.map_err(explained));
         }

@@ -38,7 +38,7 @@
 //!
 //! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
 //! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
-//! lost connection, and may so count twice.
+//! lost connection, and may so count or give back twice; `Reconnecting` does not.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
 mod acquire;
@@ -52,8 +52,14 @@ mod leases;
 #[doc(hidden)]
 pub mod local;
 mod quota;
+#[cfg(feature = "tokio-comp")]
+mod reconnecting;
+#[cfg(feature = "cluster-async")]
+mod redirecting;
 mod reply;
 mod request;
+#[cfg(feature = "tokio-comp")]
+mod timeout;
 #[cfg(feature = "tower")]
 pub mod web;
 
@@ -66,6 +72,8 @@ pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
 pub use quota::{InvalidQuota, Quota, Quotas};
+#[cfg(feature = "tokio-comp")]
+pub use reconnecting::Reconnecting;
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Peek, Take};
 

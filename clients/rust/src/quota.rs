@@ -1,5 +1,6 @@
 //! How much is allowed in how long.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
@@ -32,26 +33,31 @@ pub struct Quota {
 
 impl Quota {
     /// So many units in each window of this length.
+    #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Quota {
         Quota { limit, window }
     }
 
     /// So many units a second.
+    #[must_use]
     pub const fn per_second(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(1))
     }
 
     /// So many units a minute.
+    #[must_use]
     pub const fn per_minute(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(60))
     }
 
     /// So many units an hour.
+    #[must_use]
     pub const fn per_hour(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(3_600))
     }
 
     /// So many units a day.
+    #[must_use]
     pub const fn per_day(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(86_400))
     }
@@ -60,6 +66,12 @@ impl Quota {
     fn window_ms(&self) -> u64 {
         let part_ms = u64::from(self.window.subsec_nanos().div_ceil(1_000_000));
         self.window.as_secs().saturating_mul(1_000).saturating_add(part_ms)
+    }
+
+    /// What the server would refuse.
+    pub(crate) fn check(&self) -> Result<(), InvalidQuota> {
+        let is_valid = self.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&self.window_ms());
+        if is_valid { Ok(()) } else { Err(InvalidQuota(self.to_string())) }
     }
 
     /// The window as the commands take it.
@@ -122,7 +134,7 @@ impl FromStr for Quota {
             let count = if digits.is_empty() { 1 } else { whole(digits)? };
             let window_ms = count.checked_mul(unit_ms)?;
             let quota = Quota::new(whole(limit)?, Duration::from_millis(window_ms));
-            (quota.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&window_ms)).then_some(quota)
+            quota.check().ok().map(|()| quota)
         };
         parse().ok_or_else(|| InvalidQuota(text.to_owned()))
     }
@@ -149,6 +161,20 @@ fn whole(digits: &str) -> Option<u64> {
 /// ```
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Quotas(Vec<Quota>);
+
+/// Quotas that a command may have.
+const MAX_QUOTAS: usize = 8;
+
+/// What the server would refuse of the quotas of a key: it would count as the server being away, and might let every
+/// request pass.
+pub(crate) fn check(quotas: &[Quota]) -> Result<(), String> {
+    quotas.iter().try_for_each(Quota::check).map_err(|invalid| invalid.to_string())?;
+    let windows: HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();
+    if !(1..=MAX_QUOTAS).contains(&quotas.len()) || windows.len() < quotas.len() {
+        return Err(format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ"));
+    }
+    Ok(())
+}
 
 impl FromStr for Quotas {
     type Err = InvalidQuota;
@@ -231,13 +257,17 @@ impl TryFrom<String> for Quotas {
     }
 }
 
-/// Text that is no quota.
+/// What is not a quota.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct InvalidQuota(String);
 
 impl fmt::Display for InvalidQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" is no quota such as 5/10s", self.0)
+        let text = &self.0;
+        write!(
+            f,
+            "\"{text}\" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
+        )
     }
 }
 

@@ -33,11 +33,13 @@ pub struct Verdict {
 
 impl Verdict {
     /// Whether the request may go on: the opposite of limited.
+    #[must_use]
     pub fn is_allowed(&self) -> bool {
         !self.limited
     }
 
     /// Whether the request is over the limit and will ever be.
+    #[must_use]
     pub fn is_hopeless(&self) -> bool {
         self.limited && self.retry_after.is_none()
     }
@@ -85,11 +87,13 @@ pub struct Decision {
 
 impl Decision {
     /// Whether the request may go on: the opposite of limited.
+    #[must_use]
     pub fn is_allowed(&self) -> bool {
         !self.limited
     }
 
     /// Whether the request is over a limit and will ever be.
+    #[must_use]
     pub fn is_hopeless(&self) -> bool {
         self.limited && self.retry_after.is_none()
     }

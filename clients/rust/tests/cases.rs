@@ -18,9 +18,14 @@ struct Cases {
     commands: Vec<Case>,
     #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     http: Vec<HttpCase>,
+    quota_error: String,
     quotas: Vec<QuotasCase>,
     #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     policies: Vec<PoliciesCase>,
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+    mistakes: Vec<Mistake>,
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+    addresses: Vec<Address>,
 }
 
 #[derive(Deserialize)]
@@ -104,8 +109,29 @@ struct QuotasCase {
 struct PoliciesCase {
     name: String,
     policies: Vec<Chosen>,
-    client: String,
+    client: Option<String>,
     words: Option<Vec<String>>,
+}
+
+/// What is refused where it is made: a policy, with `leases` also a leased limiter, or a setting.
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+#[derive(Deserialize)]
+struct Mistake {
+    name: String,
+    policy: Option<Json>,
+    #[serde(default)]
+    settings: Json,
+    #[serde(default)]
+    leases: bool,
+    #[serde(default)]
+    error: String,
+}
+
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
+#[derive(Deserialize)]
+struct Address {
+    address: Option<String>,
+    is: String,
 }
 
 #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
@@ -356,11 +382,12 @@ fn the_words_of_the_table_answer_the_same_as_typed_calls() {
 
 #[test]
 fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
-    for case in cases().quotas {
+    let Cases { quotas, quota_error, .. } = cases();
+    for case in quotas {
         let quotas: Result<Quotas, _> = case.text.parse();
         if case.error {
             let why = quotas.expect_err(&case.text).to_string();
-            assert!(why.ends_with("\" is no quota such as 5/10s"), "{why}");
+            assert!(why.ends_with(&format!("\" {quota_error}")), "{why}");
             continue;
         }
         let quotas = quotas.expect(&case.text);
@@ -403,11 +430,98 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
         let words = Words::default();
         let limiter = Limiter::new(words.clone(), policies);
         let (mut head, ()) = axum::http::Request::new(()).into_parts();
-        let address: IpAddr = case.client.parse().expect("an address");
-        head.extensions.insert(SocketAddr::from((address, 1)));
+        if let Some(client) = case.client {
+            let address: IpAddr = client.parse().expect("an address");
+            head.extensions.insert(SocketAddr::from((address, 1)));
+        }
         limiter.admit(&head).await.expect("it passes, as nothing answers");
         assert_eq!(words.sent(), Vec::from_iter(case.words), "{}", case.name);
     }
+}
+
+#[cfg(feature = "tower")]
+#[test]
+fn an_address_is_told_by_one_name_however_a_proxy_writes_it() {
+    for case in cases().addresses {
+        let mut headers = axum::http::HeaderMap::new();
+        if let Some(address) = &case.address {
+            headers.insert("x-forwarded-for", address.parse().expect("a field"));
+        }
+        assert_eq!(redis_rl_client::web::client_address(None, &headers, 1), case.is, "{:?}", case.address);
+    }
+}
+
+/// Those that the types of the package do not rule out.
+#[cfg(feature = "tower")]
+#[test]
+fn every_mistake_of_the_table_is_refused_where_it_is_made() {
+    use redis_rl_client::web::{Fail, Limiter, Policy};
+    use redis_rl_client::{Leases, web::InvalidPolicy};
+    use server::words::Words;
+
+    let text = |panic: Box<dyn std::any::Any + Send>| *panic.downcast::<String>().unwrap_or_default();
+    let mut refused = 0;
+    for case in cases().mistakes {
+        let mut errors = Vec::new();
+        if let Some(policy) = &case.policy {
+            let (Some(quotas), None) = (typed_quotas(&policy["quotas"]), policy.get("algorithm")) else {
+                continue;
+            };
+            let cost = policy.get("cost").cloned().unwrap_or(json!(1));
+            let Some(cost) = cost.as_i64() else { continue };
+            let name = policy["name"].as_str().expect("a name");
+            let policy = || {
+                let policy = match &quotas {
+                    Ok(quotas) => Policy::new(name, quotas.clone()),
+                    Err(text) => Policy::new(name, text),
+                };
+                Ok::<_, InvalidPolicy>(policy?.cost(cost))
+            };
+            errors.push(match std::panic::catch_unwind(policy) {
+                Ok(policy) => policy.expect_err(&case.name).to_string(),
+                Err(panic) => text(panic),
+            });
+            if case.leases {
+                let quotas = quotas.or_else(|text| text.parse::<Quotas>().map(|quotas| quotas.to_vec()));
+                errors.push(match quotas {
+                    Ok(quotas) => {
+                        let leases = || Leases::new(Words::default(), Algorithm::Log, quotas);
+                        text(
+                            std::panic::catch_unwind(std::panic::AssertUnwindSafe(leases))
+                                .expect_err(&case.name),
+                        )
+                    }
+                    Err(invalid) => invalid.to_string(),
+                });
+            }
+        } else if let Some(fail) = case.settings.get("fail") {
+            errors.push(fail.as_str().expect("text").parse::<Fail>().expect_err(&case.name).to_string());
+        } else if let Some(ms) = case.settings.get("timeout_ms").and_then(Json::as_u64) {
+            let policy = Policy::new("requests", "5/10s").expect("a policy");
+            let limiter = || Limiter::new(Words::default(), policy).timeout(Duration::from_millis(ms));
+            let panic =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(limiter)).expect_err(&case.name);
+            errors.push(panic.downcast::<&str>().expect("text").to_string());
+        }
+        refused += usize::from(!errors.is_empty());
+        assert!(errors.iter().all(|error| error.contains(&case.error)), "{}: {errors:?}", case.name);
+    }
+    assert!(refused >= 18, "{refused}");
+}
+
+/// Quotas, or the text that they have to be written in; none if there is no way to write them.
+#[cfg(feature = "tower")]
+fn typed_quotas(quotas: &Json) -> Option<Result<Vec<Quota>, String>> {
+    let Json::Array(pairs) = quotas else { return Some(Err(quotas.as_str()?.to_owned())) };
+    if let [pair] = &pairs[..]
+        && let (Some(limit), Some(window)) = (pair[0].as_u64(), pair[1].as_str())
+    {
+        // As text a unit is a window: 5/s.
+        let has_number = window.starts_with(|first: char| first.is_ascii_digit() || first == '-');
+        return has_number.then(|| Err(format!("{limit}/{window}")));
+    }
+    let quota = |pair: &Json| Some(Quota::new(pair[0].as_u64()?, Duration::from_secs(pair[1].as_u64()?)));
+    pairs.iter().map(quota).collect::<Option<_>>().map(Ok)
 }
 
 #[cfg(feature = "tower")]

@@ -5,7 +5,7 @@ mod server;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis_rl_client::{Algorithm, All, Clocked, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
-use server::{Cluster, Server};
+use server::{Cluster, Sentinel, Server};
 
 const HOURLY: Quota = Quota::per_hour(100);
 
@@ -162,6 +162,74 @@ mod asynchronous {
     use redis_rl_client::RlAsyncCommands;
 
     use super::*;
+
+    /// Each adapter takes units of a limit of three, and is refused the fourth time.
+    #[cfg(all(feature = "tower", feature = "cluster-async"))]
+    async fn every_adapter_works_on<C>(mut connection: C)
+    where
+        C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        use redis_rl_client::web::{Limiter, Policy};
+        use redis_rl_client::{Acquire, Leases};
+
+        let three = Quota::per_hour(3);
+        let leases = Leases::new(connection.clone(), Algorithm::Sliding, [three]).units(1);
+        let policies =
+            [Policy::new("a", [three]), Policy::new("b", [HOURLY])].map(|policy| policy.expect("a policy"));
+        let limiter = Limiter::new(connection.clone(), policies).timeout(server::PATIENCE);
+        for request in 0..4 {
+            let is_allowed = request < 3;
+            let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");
+            assert_eq!(verdict.is_allowed(), is_allowed);
+            let once = Acquire::cost(1).timeout(Duration::ZERO);
+            let verdict =
+                connection.rl_acquire(Algorithm::Fixed, "acquired", three, once).await.expect("a verdict");
+            assert_eq!(verdict.is_allowed(), is_allowed);
+            let all = All::new().log("{x}all", three, 1).log("{x}others", HOURLY, 1);
+            assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
+            assert_eq!(leases.take("leased", 1).await.expect("a verdict").is_allowed(), is_allowed);
+            assert_eq!(limiter.take("{x}", 1).await.is_ok(), is_allowed);
+        }
+        leases.close().await;
+        let mut pipeline = redis::pipe();
+        pipeline.add_command(cmd::log("{x}direct", three, 0)).add_command(cmd::info("{x}direct"));
+        let (verdict, info): (Verdict, Option<Info>) =
+            pipeline.query_async(&mut connection).await.expect("replies");
+        assert_eq!((verdict.remaining, info.map(|info| info.windows[0].used)), (0, Some(3)));
+    }
+
+    #[cfg(all(feature = "tower", feature = "cluster-async"))]
+    #[tokio::test]
+    async fn every_adapter_works_on_every_kind_of_connection() {
+        use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+        use redis_rl_client::Reconnecting;
+
+        every_adapter_works_on(Server::start().connect_async("resp3").await).await;
+        every_adapter_works_on(Server::start().manager("resp2")).await;
+        every_adapter_works_on(Reconnecting::new(Server::start().client("resp2")).timeout(server::PATIENCE))
+            .await;
+        let server = Server::start();
+        let sentinel = Sentinel::of(&server);
+        let client = move || {
+            let address = redis::ConnectionAddr::Tcp("127.0.0.1".into(), sentinel.port);
+            SentinelClientBuilder::new([address], "limits", SentinelServerType::Master)?.build()
+        };
+        every_adapter_works_on(
+            client().expect("addresses").get_async_connection().await.expect("it answers"),
+        )
+        .await;
+        server.call::<()>("FLUSHALL");
+        let by_sentinel = Reconnecting::by(move || {
+            let client = client();
+            async move { client?.get_async_connection().await }
+        });
+        every_adapter_works_on(by_sentinel.timeout(server::PATIENCE)).await;
+        let cluster = Cluster::start();
+        every_adapter_works_on(cluster.client().get_async_connection().await.expect("it answers")).await;
+        let cluster = Cluster::start();
+        let connection = Reconnecting::cluster(cluster.builder()).expect("addresses");
+        every_adapter_works_on(connection.timeout(server::PATIENCE)).await;
+    }
 
     #[tokio::test]
     async fn multiplexed_connections_and_managers_have_the_commands() {

@@ -150,15 +150,16 @@ async fn no_cost_is_a_way_around_a_limit() {
     assert_eq!(limiter.take("a", i64::MAX).await.unwrap_err().status(), 403);
     let _others = limiter.take("a", 2).await.expect("an admission");
     for cost in [-1, i64::MIN] {
-        let reserved = limiter.take("a", 3).await.expect("an admission");
+        let reserved = limiter.take("a", 1).await.expect("an admission");
         assert_eq!(limiter.take("a", cost).await.unwrap_err().status(), 500);
-        let settled = limiter.settle(reserved, cost).await;
-        assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
+        let other = limiter.clone();
+        tokio::spawn(async move { other.settle(reserved, cost).await }).await.expect_err("no such cost");
     }
+    assert_eq!(used(&server, "requests:a"), 4);
 }
 
 #[tokio::test]
-#[should_panic(expected = "the cost of a request is negative: -1")]
+#[should_panic(expected = "the cost of a request must be from 0 to")]
 async fn a_policy_takes_no_negative_cost() {
     let _ = policy("requests", "5/1h").cost(-1);
 }
@@ -379,7 +380,7 @@ fn quotas_that_make_no_policy_are_refused() {
     for quotas in ["5/60m,100/1h", "5/1h,5/1h"] {
         assert!(refused(quotas).contains("all windows must differ"), "{quotas}");
     }
-    assert_eq!(refused("5/1s, 5/ten"), r#""5/ten" is no quota such as 5/10s"#);
+    assert!(refused("5/1s, 5/ten").starts_with(r#""5/ten" is not a quota: "#));
     assert!(refused("1000/1500ms").contains("its window must be whole seconds"));
     assert!(Policy::new("requests", []).is_err());
     assert!(Policy::new("requests", "999999999999999/3650d").is_ok());
@@ -388,13 +389,13 @@ fn quotas_that_make_no_policy_are_refused() {
     assert!(Policy::new("requests", too_long).is_err());
     let windows = |count| (1..=count).map(|s| format!("5/{s}s")).collect::<Vec<_>>().join(",");
     assert!(Policy::new("requests", windows(8)).is_ok());
-    assert!(refused(&windows(9)).contains("may have 8 quotas"));
+    assert!(refused(&windows(9)).contains("1 to 8 quotas"));
     assert!(Policy::new("r\u{e9}quests", [Quota::per_second(1)]).is_err());
 }
 
 #[test]
 fn a_name_is_a_string_of_a_structured_field() {
-    let policy = Policy::new(r#"a "b" \"#, "5/1s").expect("a policy");
+    let policy = Policy::new(r#"a"b"\"#, "5/1s").expect("a policy");
     let verdict = redis_rl_client::Verdict {
         limited: false,
         limit: 5,
@@ -410,7 +411,7 @@ fn a_name_is_a_string_of_a_structured_field() {
         at: std::time::UNIX_EPOCH,
         rows: vec![verdict],
     };
-    assert_eq!(fields(policy, &decision)["ratelimit"], r#""a \"b\" \\-1s";r=4;t=1"#);
+    assert_eq!(fields(policy, &decision)["ratelimit"], r#""a\"b\"\\-1s";r=4;t=1"#);
 }
 
 #[test]

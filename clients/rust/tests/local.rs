@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use redis::{Arg, FromRedisValue, Value};
-use redis_rl_client::local::{Answer, Command, Decider, Refusals, Rules, Settings, Step};
+use redis_rl_client::local::{self, Answer, Command, Decider, Fate, Group, Joint, JointAnswer, JointStep};
+use redis_rl_client::local::{Outcome, Refusals, Rules, Settings, Step};
 use redis_rl_client::{Algorithm, All, Decision, Quota, Verdict, cmd};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -17,6 +18,7 @@ struct Table {
     settings: BTreeMap<String, Json>,
     cases: Vec<Case>,
     decisions: Vec<Case>,
+    joint: Vec<Case>,
 }
 
 #[derive(Deserialize)]
@@ -43,6 +45,8 @@ struct Event {
     #[serde(default)]
     rows: Vec<Row>,
     #[serde(default)]
+    policies: Vec<Share>,
+    #[serde(default)]
     to: String,
     #[serde(default)]
     reply: Json,
@@ -50,6 +54,18 @@ struct Event {
     sends: Vec<String>,
     #[serde(default)]
     answers: BTreeMap<String, Json>,
+}
+
+/// What a request takes by one policy.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Share {
+    key: String,
+    algorithm: Option<String>,
+    limits: Json,
+    cost: Option<i64>,
+    #[serde(default)]
+    units: u64,
 }
 
 #[derive(Clone, Deserialize)]
@@ -79,6 +95,22 @@ impl Given<'_> {
         self.get(name).as_u64().expect("a number")
     }
 
+    fn share(&self, share: &Share) -> local::Share {
+        let limits: Vec<(u64, String)> = serde_json::from_value(share.limits.clone()).expect("limits");
+        let quotas: Vec<Quota> = limits.iter().map(|(limit, window)| quota(*limit, window)).collect();
+        let algorithm = algorithm(share.algorithm.as_deref().unwrap_or("log"));
+        let rules = Rules::new(algorithm, &quotas, self.duration("for_ms")).units(share.units);
+        local::Share {
+            key: share.key.as_bytes().into(),
+            rules: Arc::new(rules),
+            cost: share.cost.unwrap_or(1),
+        }
+    }
+
+    fn duration(&self, name: &str) -> Duration {
+        Duration::from_millis(self.number(name))
+    }
+
     fn max_keys(&self) -> NonZeroUsize {
         NonZeroUsize::new(self.number("max_keys") as usize).expect("a number of keys")
     }
@@ -89,7 +121,7 @@ impl Given<'_> {
         let quotas: Vec<Quota> = limits.iter().map(|(limit, window)| quota(*limit, window)).collect();
         let name =
             event.algorithm.as_deref().unwrap_or_else(|| self.get("algorithm").as_str().expect("a name"));
-        Arc::new(Rules::new(algorithm(name), &quotas, Duration::from_millis(self.number("for_ms"))))
+        Arc::new(Rules::new(algorithm(name), &quotas, self.duration("for_ms")))
     }
 }
 
@@ -152,12 +184,13 @@ fn every_case_of_leases_and_refusals_holds() {
     assert!(table.cases.len() >= 40);
     for case in &table.cases {
         let given = Given(&table, case);
-        let settings = Settings { units: given.number("units"), remember_ms: given.number("remember_ms") };
+        let settings = Settings { units: given.number("units"), remember: given.duration("remember_ms") };
         let mut decider = Decider::new(settings, given.max_keys());
         let mut requests: Vec<&Event> = Vec::new();
         let mut sent: Vec<Command> = Vec::new();
         for event in &case.steps {
             let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let now = Duration::from_millis(event.at);
             let mut step = Step::default();
             let mut answered = BTreeMap::new();
             match event.event.as_str() {
@@ -165,7 +198,7 @@ fn every_case_of_leases_and_refusals_holds() {
                     let id = requests.len() as u64;
                     requests.push(event);
                     let (key, cost) = (event.key.as_bytes(), event.cost.unwrap_or(1));
-                    let verdict = decider.take(event.at, key, &given.rules(event), id, cost, &mut step);
+                    let verdict = decider.take(now, key, &given.rules(event), id, cost, &mut step);
                     answered.extend(verdict.map(|verdict| (event.name.clone(), figures(&verdict))));
                 }
                 "reply" | "error" => {
@@ -175,14 +208,14 @@ fn every_case_of_leases_and_refusals_holds() {
                         sent.remove(position.unwrap_or_else(|| panic!("{what}: {to} was not sent")));
                     let reply = (event.event == "reply")
                         .then(|| Verdict::from_redis_value(value(&event.reply)).expect("a verdict"));
-                    decider.reply(event.at, &command, reply, &mut step);
+                    decider.reply(now, &command, reply, &mut step);
                 }
                 "cancel" => {
                     let id =
                         requests.iter().position(|request| request.name == event.name).expect("a request");
                     decider.cancel(requests[id].key.as_bytes(), id as u64);
                 }
-                "tick" => decider.tick(event.at, &mut step),
+                "tick" => decider.tick(now, &mut step),
                 "close" => decider.close(&mut step),
                 other => panic!("{other} is no event"),
             }
@@ -208,16 +241,152 @@ fn every_case_of_leases_and_refusals_holds() {
     }
 }
 
+/// Waits as in replies.
+fn answer(answer: &JointAnswer) -> Json {
+    let wait = |wait: Option<Duration>| wait.map_or(-1, |wait| ms(wait) as i64);
+    let (limited, wait) = match answer.outcome {
+        Outcome::Allowed => (0, -1),
+        Outcome::Refused(retry_after) => (1, wait(retry_after)),
+        Outcome::Away => return json!("error"),
+    };
+    let plain = |row: &Verdict| figures(&Verdict { taken: None, at: None, ..*row });
+    let of_policy =
+        |rows: &Option<Vec<Verdict>>| rows.as_ref().map(|rows| rows.iter().map(plain).collect::<Vec<_>>());
+    json!([limited, wait, answer.rows.iter().map(of_policy).collect::<Vec<_>>()])
+}
+
+enum Sent {
+    Key(Command),
+    Group(Group),
+}
+
+impl Sent {
+    fn words(&self) -> String {
+        match self {
+            // Its time is needed, to give it back.
+            Sent::Key(command) if !command.partial && !command.gives_back() => words(&command.all()),
+            Sent::Key(command) => words(&command.cmd()),
+            Sent::Group(group) => words(&cmd::all(&group.all())),
+        }
+    }
+}
+
+#[test]
+fn every_case_of_joint_decisions_holds() {
+    let table = table();
+    for case in &table.joint {
+        let given = Given(&table, case);
+        let remember = given.duration("remember_ms");
+        let settings = Settings { units: u64::MAX, remember };
+        let undecided = if given.get("fail") == "closed" { Fate::Fails } else { Fate::Passes };
+        let is_cluster = given.get("cluster") == true;
+        let decider = Decider::new(settings, given.max_keys());
+        let refusals = Refusals::new(remember, given.max_keys());
+        let mut joint = Joint::new(decider, refusals, is_cluster, undecided);
+        let mut requests: Vec<&str> = Vec::new();
+        let mut taken = BTreeMap::new();
+        let mut sent: Vec<Sent> = Vec::new();
+        for event in &case.steps {
+            let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let now = Duration::from_millis(event.at);
+            let mut step = JointStep::default();
+            let id =
+                |requests: &[&str]| requests.iter().position(|name| *name == event.name).map(|id| id as u64);
+            match event.event.as_str() {
+                "take" => {
+                    let shares = event.policies.iter().map(|share| given.share(share)).collect();
+                    requests.push(&event.name);
+                    joint.take(now, requests.len() as u64 - 1, shares, &mut step);
+                }
+                "reply" | "error" => {
+                    let to = &without_cost_of_one(std::slice::from_ref(&event.to))[0];
+                    let position = sent.iter().position(|sent| sent.words() == *to);
+                    let reply = (event.event == "reply").then(|| value(&event.reply));
+                    match sent.remove(position.unwrap_or_else(|| panic!("{what}: {to} was not sent"))) {
+                        Sent::Key(command) if command.partial => {
+                            let reply =
+                                reply.map(|reply| Verdict::from_redis_value(reply).expect("a verdict"));
+                            joint.reply_to_key(now, &command, reply, &mut step);
+                        }
+                        Sent::Key(command) => {
+                            let reply =
+                                reply.map(|reply| Decision::from_redis_value(reply).expect("a decision"));
+                            let reply = reply.and_then(|reply| Command::verdict(&reply));
+                            joint.reply_to_key(now, &command, reply, &mut step);
+                        }
+                        Sent::Group(group) => {
+                            let reply =
+                                reply.map(|reply| Decision::from_redis_value(reply).expect("a decision"));
+                            joint.reply_to_group(now, &group, reply, &mut step);
+                        }
+                    }
+                }
+                "cancel" => joint.cancel(now, id(&requests).expect("a request"), &mut step),
+                "give_up" => joint.give_up(now, id(&requests).expect("a request"), &mut step),
+                "release" => joint.release(now, taken.remove(&event.name).expect("taken"), &mut step),
+                "tick" => joint.tick(now, &mut step),
+                "close" => joint.close(&mut step),
+                other => panic!("{other} is no event"),
+            }
+            let keys = step.keys.into_iter().map(Sent::Key);
+            let new: Vec<Sent> = keys.chain(step.groups.into_iter().map(Sent::Group)).collect();
+            let commands: Vec<String> = new.iter().map(Sent::words).collect();
+            let mut answers = BTreeMap::new();
+            for (id, answered) in step.answers {
+                let name = requests[id as usize];
+                answers.insert(name.to_owned(), answer(&answered));
+                taken.insert(name.to_owned(), answered.taken);
+            }
+            assert_eq!(commands, without_cost_of_one(&event.sends), "{what}");
+            assert_eq!(answers, event.answers, "{what}");
+            sent.extend(new);
+        }
+    }
+}
+
+#[test]
+fn slots_are_those_of_the_cluster() {
+    for (key, slot) in [
+        ("123456789", 12739),
+        ("{user1000}.following", 3443),
+        ("{user1000}.followers", 3443),
+        ("foo{}{bar}", 8363),
+        ("foo{{bar}}zap", 4015),
+        ("foo{bar}{zap}", 5061),
+        ("", 0),
+    ] {
+        assert_eq!(redis_rl_client::local::slot(key.as_bytes()), slot, "{key}");
+    }
+}
+
+#[test]
+fn a_wait_told_from_memory_is_never_a_part_of_a_millisecond_too_short() {
+    let us = Duration::from_micros;
+    let rules = Arc::new(Rules::new(Algorithm::Log, &[quota(5, "1m")], us(100_000)));
+    let settings = Settings { units: 8, remember: us(1_000_000) };
+    let mut decider = Decider::new(settings, NonZeroUsize::new(8).expect("some keys"));
+    let mut step = Step::default();
+    assert_eq!(decider.take(us(100), b"k", &rules, 0, 1, &mut step), None);
+    let command = step.commands.remove(0);
+    let reply = Verdict::from_redis_value(value(&json!([1, 5, 0, 3, 60_000, 0, 1_700_000_040_000_u64])));
+    decider.reply(us(1_900), &command, Some(reply.expect("a verdict")), &mut step);
+    for (at, wait) in [(2_100, Some(3)), (2_900, Some(2)), (4_899, Some(1)), (4_900, None)] {
+        let verdict = decider.take(us(at), b"k", &rules, 1, 1, &mut Step::default());
+        assert_eq!(verdict.and_then(|verdict| verdict.retry_after).map(ms), wait, "{at} us");
+    }
+}
+
 #[test]
 fn every_case_of_decisions_over_several_keys_holds() {
     let table = table();
     for case in &table.decisions {
         let given = Given(&table, case);
-        let mut refusals = Refusals::new(given.number("remember_ms"), given.max_keys());
+        let mut refusals = Refusals::new(given.duration("remember_ms"), given.max_keys());
         // Name, request and costs of those that were sent, by their words.
         let mut sent = BTreeMap::new();
         for event in &case.steps {
             let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
+            let now = Duration::from_millis(event.at);
             let mut sends = Vec::new();
             let mut answered = BTreeMap::new();
             match event.event.as_str() {
@@ -236,7 +405,7 @@ fn every_case_of_decisions_over_several_keys_holds() {
                     let rows: Vec<Row> =
                         event.rows.iter().map(|row| Row { cost: 0, ..row.clone() }).collect();
                     let request = words(&cmd::all(&all(&rows))).into_bytes();
-                    match refusals.known(event.at, &request, &costs) {
+                    match refusals.known(now, &request, &costs) {
                         Some(known) => {
                             answered.insert(event.name.clone(), decision(&known));
                         }
@@ -251,7 +420,7 @@ fn every_case_of_decisions_over_several_keys_holds() {
                     let (name, request, costs) = sent.remove(&event.to).expect("a command that was sent");
                     if event.event == "reply" {
                         let reply = Decision::from_redis_value(value(&event.reply)).expect("a decision");
-                        refusals.remember(event.at, &request, &costs, &reply);
+                        refusals.remember(now, &request, &costs, &reply);
                         answered.insert(name, decision(&reply));
                     } else {
                         answered.insert(name, json!("error"));

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis_rl_client::local::{Answer, Key, Purpose, Rules, Settings, Step};
+use redis_rl_client::local::{Answer, Command, Key, Purpose, Rules, Settings, Step};
 use redis_rl_client::{Algorithm, Quota, Verdict};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -35,6 +35,8 @@ struct World {
     processes: usize,
     /// How many requests come to each process.
     requests: usize,
+    /// What they cost: any of these.
+    costs: &'static [u64],
     /// How often time goes on.
     advances: usize,
     /// How much goes wrong: what is lost, who is killed, who leaves.
@@ -80,6 +82,7 @@ enum Message {
     Take {
         process: Option<usize>,
         cost: u64,
+        way: Way,
     },
     GiveBack {
         units: u64,
@@ -87,19 +90,31 @@ enum Message {
     },
     Reply {
         process: usize,
+        cost: u64,
+        way: Way,
         taken: u64,
-        limited: bool,
         retry_ms: u64,
         at_ms: u64,
     },
 }
 
+/// How units are asked for.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+enum Way {
+    /// As many as fit, for all that wait.
+    Partial,
+    /// All or none, for all that wait.
+    Whole,
+    /// All or none, for requests of that cost that a reply refused.
+    Again,
+}
+
 impl Message {
-    /// The process that waits for it, or for the reply to it.
-    fn awaited_by(self) -> Option<usize> {
+    /// The process that waits for it, or for the reply to it, and what was asked for.
+    fn awaited_by(self) -> Option<(usize, u64, Way)> {
         match self {
-            Message::Take { process, .. } => process,
-            Message::Reply { process, .. } => Some(process),
+            Message::Take { process, cost, way } => Some((process?, cost, way)),
+            Message::Reply { process, cost, way, .. } => Some((process, cost, way)),
             Message::GiveBack { .. } => None,
         }
     }
@@ -107,7 +122,7 @@ impl Message {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
-    Request(usize),
+    Request(usize, u64),
     Arrive(Message),
     Lose(Message),
     Advance(u64),
@@ -117,17 +132,18 @@ enum Action {
     Kill(usize),
 }
 
-/// All requests have one name: who leaves is everyone.
-const ID: u64 = 0;
+/// The names of requests are what they cost: who leaves is everyone of that cost.
+const NAMES: [u64; 2] = [1, 2];
 
 impl World {
     fn new(limit: u64, units: u64) -> World {
         let quota = Quota::new(limit, Duration::from_millis(WINDOW_MS));
         World {
             limit,
-            settings: Settings { units, remember_ms: 0 },
+            settings: Settings { units, remember: Duration::ZERO },
             processes: 1,
             requests: 0,
+            costs: &[1],
             advances: 0,
             faults: 0,
             broken: None,
@@ -141,15 +157,15 @@ impl World {
     }
 
     /// The time that a decider is told.
-    fn told_ms(&self, state: &State) -> u64 {
-        if self.broken == Some(Broken::EndlessLease) { 0 } else { state.now_ms }
+    fn told(&self, state: &State) -> Duration {
+        Duration::from_millis(if self.broken == Some(Broken::EndlessLease) { 0 } else { state.now_ms })
     }
 
     fn carry_out(&self, state: &mut State, process: usize, step: Step, counted_ms: Option<u64>) {
-        for (_, answer) in step.answers {
+        for (cost, answer) in step.answers {
             if let Answer::Verdict(verdict) = answer {
-                let at_ms = counted_ms.filter(|_| verdict.at == counted_ms.map(time));
-                self.pass(state, verdict, at_ms);
+                let is_counted_now = verdict.at.is_none_or(|at| Some(ms(at)) == counted_ms);
+                self.pass(state, verdict, cost, counted_ms.filter(|_| is_counted_now));
             }
         }
         for command in step.commands {
@@ -158,26 +174,32 @@ impl World {
                     units: command.cost.unsigned_abs(),
                     at_ms: ms(command.at.expect("a time")),
                 },
-                _ => Message::Take { process: Some(process), cost: command.cost.unsigned_abs() },
+                purpose => {
+                    let way = match purpose {
+                        Purpose::Flight if command.partial => Way::Partial,
+                        Purpose::Flight => Way::Whole,
+                        _ => Way::Again,
+                    };
+                    Message::Take { process: Some(process), cost: command.cost.unsigned_abs(), way }
+                }
             });
         }
         state.network.sort_unstable();
     }
 
-    fn pass(&self, state: &mut State, verdict: Verdict, counted_ms: Option<u64>) {
+    fn pass(&self, state: &mut State, verdict: Verdict, cost: u64, counted_ms: Option<u64>) {
         if !verdict.limited {
-            *state.passed.entry(counted_ms.unwrap_or(state.now_ms)).or_default() += 1;
+            *state.passed.entry(counted_ms.unwrap_or(state.now_ms)).or_default() += cost;
         }
     }
 
     fn arrive(&self, state: &mut State, message: Message) {
         match message {
-            Message::Take { process, cost } => {
-                let (taken, retry_ms) = self.take(state, cost);
+            Message::Take { process, cost, way } => {
+                let (taken, retry_ms) = self.take(state, cost, way);
                 let Some(process) = process else { return };
-                let limited = taken < cost;
                 let at_ms = state.now_ms;
-                state.network.push(Message::Reply { process, taken, limited, retry_ms, at_ms });
+                state.network.push(Message::Reply { process, cost, way, taken, retry_ms, at_ms });
                 state.network.sort_unstable();
             }
             Message::GiveBack { units, at_ms } => {
@@ -186,7 +208,9 @@ impl World {
                 self.expire(state);
                 give_back(&mut state.log, units, as_of_ms);
             }
-            Message::Reply { process, taken, limited, retry_ms, at_ms } => {
+            Message::Reply { process, cost, way, taken, retry_ms, at_ms } => {
+                let limited = taken < cost;
+                let is_partial = way == Way::Partial;
                 let reply = Verdict {
                     limited,
                     limit: self.limit,
@@ -194,14 +218,47 @@ impl World {
                     remaining: 0,
                     retry_after: limited.then(|| Duration::from_millis(retry_ms)),
                     reset_after: Duration::ZERO,
-                    taken: Some(taken as i64),
-                    at: Some(time(at_ms)),
+                    taken: is_partial.then_some(taken as i64),
+                    at: is_partial.then(|| time(at_ms)),
                 };
-                let mut step = Step::default();
-                let now_ms = self.told_ms(state);
-                state.processes[process].key.reply(now_ms, self.settings, reply, &mut step);
-                self.carry_out(state, process, step, Some(at_ms));
+                self.reply(state, process, cost, way, Some(reply), Some(at_ms));
             }
+        }
+    }
+
+    /// Has the decider know of a reply, or that there will be none.
+    fn reply(
+        &self,
+        state: &mut State,
+        process: usize,
+        cost: u64,
+        way: Way,
+        reply: Option<Verdict>,
+        at_ms: Option<u64>,
+    ) {
+        let mut step = Step::default();
+        let now = self.told(state);
+        let key = &mut state.processes[process].key;
+        match reply {
+            _ if way == Way::Again => {
+                let command = self.command(cost);
+                key.reply_to_asked(now, self.settings, &command, reply, &mut step);
+            }
+            Some(reply) => key.reply(now, self.settings, reply, &mut step),
+            None => key.fail(now, self.settings, &mut step),
+        }
+        self.carry_out(state, process, step, at_ms);
+    }
+
+    /// What asks again for requests of this cost.
+    fn command(&self, cost: u64) -> Command {
+        Command {
+            key: Arc::from(&b"k"[..]),
+            rules: self.rules.clone(),
+            cost: cost as i64,
+            partial: false,
+            at: None,
+            purpose: Purpose::Asked(cost),
         }
     }
 
@@ -210,9 +267,12 @@ impl World {
     }
 
     /// How many of the units fit and are counted, and how long it is until one more would.
-    fn take(&self, state: &mut State, cost: u64) -> (u64, u64) {
+    fn take(&self, state: &mut State, cost: u64, way: Way) -> (u64, u64) {
         self.expire(state);
-        let taken = cost.min(self.limit - state.log.values().sum::<u64>());
+        let mut taken = cost.min(self.limit - state.log.values().sum::<u64>());
+        if way != Way::Partial && taken < cost {
+            taken = 0;
+        }
         if taken > 0 {
             *state.log.entry(state.now_ms).or_default() += taken;
         }
@@ -274,10 +334,10 @@ impl Model for World {
         }
         for (index, process) in state.processes.iter().enumerate() {
             if process.requests < self.requests {
-                actions.push(Action::Request(index));
+                actions.extend(self.costs.iter().map(|cost| Action::Request(index, *cost)));
             }
             let may_tick = self.broken != Some(Broken::GiveBackTwice) || state.faults < self.faults;
-            if may_tick && process.key.ends_ms().is_some_and(|ends_ms| ends_ms <= self.told_ms(state)) {
+            if may_tick && process.key.ends().is_some_and(|ends| ends <= self.told(state)) {
                 actions.push(Action::Tick(index));
             }
             if may_fail {
@@ -291,15 +351,15 @@ impl Model for World {
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut state = state.clone();
-        let now_ms = self.told_ms(&state);
+        let now = self.told(&state);
         let mut step = Step::default();
         match action {
-            Action::Request(index) => {
+            Action::Request(index, cost) => {
                 let process = &mut state.processes[index];
                 process.requests += 1;
-                let known = process.key.take(now_ms, self.settings, &self.rules, ID, 1, &mut step);
+                let known = process.key.take(now, self.settings, &self.rules, cost, cost, &mut step);
                 if let Some(verdict) = known {
-                    self.pass(&mut state, verdict, None);
+                    self.pass(&mut state, verdict, cost, None);
                 }
                 self.carry_out(&mut state, index, step, None);
             }
@@ -310,9 +370,8 @@ impl Model for World {
             Action::Lose(message) => {
                 remove(&mut state.network, message);
                 state.faults += 1;
-                if let Some(index) = message.awaited_by() {
-                    state.processes[index].key.fail(now_ms, self.settings, &mut step);
-                    self.carry_out(&mut state, index, step, None);
+                if let Some((process, cost, way)) = message.awaited_by() {
+                    self.reply(&mut state, process, cost, way, None, None);
                 }
             }
             Action::Advance(by_ms) => {
@@ -322,7 +381,7 @@ impl Model for World {
             Action::Tick(index) => {
                 let key = &mut state.processes[index].key;
                 let before = key.clone();
-                key.tick(now_ms, &mut step);
+                key.tick(now, &mut step);
                 if self.broken == Some(Broken::GiveBackTwice) {
                     *key = before;
                     state.faults += 1;
@@ -331,7 +390,7 @@ impl Model for World {
             }
             Action::Leave(index) => {
                 state.faults += 1;
-                state.processes[index].key.cancel(ID);
+                NAMES.iter().for_each(|name| state.processes[index].key.cancel(*name));
             }
             Action::Kill(index) => {
                 state.faults += 1;
@@ -407,6 +466,13 @@ fn so_it_is_when_something_is_lost_or_somebody_leaves_or_is_killed() {
 #[test]
 fn so_it_is_when_a_lease_has_doubled() {
     bounds_hold(World { requests: 5, advances: 3, faults: 1, ..World::new(3, 2) });
+}
+
+#[test]
+fn so_it_is_when_requests_cost_more_than_one_and_ask_again_for_their_wait() {
+    let costs = &[1, 2];
+    bounds_hold(World { processes: 2, requests: 2, costs, advances: 1, faults: 1, ..World::new(3, 1) });
+    bounds_hold(World { requests: 4, costs, advances: 2, faults: 1, ..World::new(3, 2) });
 }
 
 /// Explores until a bound is broken, and says how.

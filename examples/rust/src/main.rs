@@ -4,12 +4,12 @@ use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis_rl_client::Reconnecting;
 use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 
-type Tokens = State<(Limiter<ConnectionManager>, usize)>;
+type Tokens = State<(Limiter<Reconnecting>, usize)>;
 async fn generate(
     State((tokens, proxies)): Tokens,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -41,12 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let timeout = Duration::from_millis(setting("REDIS_TIMEOUT_MS", "100").parse()?);
     let fail: Fail = setting("FAIL", "open").parse().map_err(|_| "FAIL is open or closed")?;
     let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
-    // The limiter has the timeout. While Redis is away each request tries once to connect.
-    let config = ConnectionManagerConfig::new()
-        .set_response_timeout(None)
-        .set_connection_timeout(Some(Duration::from_secs(10)))
-        .set_number_of_retries(0);
-    let redis = ConnectionManager::new_lazy_with_config(client, config)?;
+    let redis = Reconnecting::new(client).timeout(timeout);
     let proxies: usize = setting("PROXIES", "0").parse()?;
     let requests = Policy::new("requests", setting("RATE_LIMITS", "5/10s, 100/h"))?;
     let tokens = Policy::new("tokens", setting("TOKEN_LIMITS", "1000/h"))?.unit("tokens");

@@ -1,14 +1,15 @@
 // The keys of a process.
 
-import { isUtf8 } from "node:buffer";
 import type { Key, Verdict } from "../commands.js";
 import { KeyState } from "./key.js";
+import { isLong, nameOf } from "./name.js";
 import { Recent } from "./recent.js";
-import { type Command, MAX_KEYS, type Request, type Rules, type Settings, Step } from "./types.js";
+import { type Command, MAX_KEYS, Refused, type Request, type Rules, type Settings, Step } from "./types.js";
 
-/** The machines of all keys: those in flight, and of those at rest as many as may be remembered. */
+/** The machines of all keys: of those in flight as many as may be remembered, and of those at rest. */
 export class Decider<R extends Request> {
   #settings: Settings;
+  readonly #maxKeys: number;
   readonly #inFlight = new Map<string, KeyState<R>>();
   readonly #atRest: Recent<KeyState<R>>;
   /** When leases end, the next first. The lease of a key may have ended before, and it may have another by then. */
@@ -16,6 +17,7 @@ export class Decider<R extends Request> {
 
   constructor(settings: Settings, maxKeys = MAX_KEYS) {
     this.#settings = settings;
+    this.#maxKeys = maxKeys;
     this.#atRest = new Recent(maxKeys);
   }
 
@@ -24,7 +26,7 @@ export class Decider<R extends Request> {
     const name = nameOf(key);
     const state = this.#atRest.get(name) ?? this.#inFlight.get(name);
     if (!state?.hasRules(rules)) return undefined;
-    const leased = this.#isAlone(rules, cost) ? undefined : state.leased(nowMs, cost);
+    const leased = this.#isAlone(name, rules, cost) ? undefined : state.leased(nowMs, cost);
     return leased ?? state.refused(nowMs, cost);
   }
 
@@ -32,12 +34,13 @@ export class Decider<R extends Request> {
   take(nowMs: number, key: Key, request: R): Step<R> {
     const step = new Step<R>();
     const { rules, cost } = request;
-    if (this.#isAlone(rules, cost)) {
+    const name = nameOf(key);
+    let state = this.#inFlight.get(name);
+    const isFull = state === undefined && this.#inFlight.size >= this.#maxKeys;
+    if (isFull || this.#isAlone(name, rules, cost)) {
       step.commands.push({ key, rules, cost, partial: false, at: undefined, replyTo: request });
       return step;
     }
-    const name = nameOf(key);
-    let state = this.#inFlight.get(name);
     if (state === undefined) {
       state = this.#atRest.peek(name) ?? new KeyState(key, rules);
       this.#atRest.delete(name);
@@ -48,32 +51,37 @@ export class Decider<R extends Request> {
   }
 
   /** Whether a request is sent by itself: no lease is for it. */
-  #isAlone(rules: Rules, cost: number): boolean {
-    return this.#settings.units === 0 || cost <= 0 || rules.isHopeless(cost);
+  #isAlone(name: string, rules: Rules, cost: number): boolean {
+    return this.#settings.units === 0 || cost <= 0 || rules.isHopeless(cost) || isLong(name);
   }
 
   /** The reply to a command, or none if it has failed. */
   reply(nowMs: number, command: Command<R>, reply: Verdict | undefined): Step<R> {
     const step = new Step<R>();
     const { key, replyTo } = command;
-    if (replyTo === "flight") {
-      this.#replyToFlight(nowMs, nameOf(key), reply, step);
-    } else if (replyTo !== "nobody") {
+    if (replyTo === "nobody") return step;
+    if (replyTo !== "flight" && !(replyTo instanceof Refused)) {
       step.answers.push([replyTo, reply]);
       if (reply !== undefined) this.#rememberAlone(nowMs, command, reply, step);
+      return step;
+    }
+    const name = nameOf(key);
+    const state = this.#inFlight.get(name);
+    if (state === undefined) return step;
+    if (replyTo instanceof Refused) {
+      if (reply !== undefined) this.#rememberAlone(nowMs, command, reply, step);
+      state.replyToRefused(nowMs, this.#settings, { ...command, replyTo }, reply, step);
+    } else if (reply === undefined) {
+      state.fail(nowMs, this.#settings, step);
+    } else {
+      state.reply(nowMs, this.#settings, reply, step);
+      if (state.endsMs !== undefined) this.#tickAt(state.endsMs, name);
+    }
+    if (state.isAtRest) {
+      this.#inFlight.delete(name);
+      this.#keep(name, state, step);
     }
     return step;
-  }
-
-  #replyToFlight(nowMs: number, name: string, reply: Verdict | undefined, step: Step<R>): void {
-    const state = this.#inFlight.get(name);
-    if (state === undefined) return;
-    if (reply === undefined) state.fail(nowMs, this.#settings, step);
-    else state.reply(nowMs, this.#settings, reply, step);
-    if (!state.isAtRest) return;
-    this.#inFlight.delete(name);
-    if (state.endsMs !== undefined) this.#tickAt(state.endsMs, name);
-    this.#keep(name, state, step);
   }
 
   #rememberAlone(nowMs: number, command: Command<R>, reply: Verdict, step: Step<R>): void {
@@ -82,10 +90,10 @@ export class Decider<R extends Request> {
     let state = this.#inFlight.get(name) ?? this.#atRest.get(name);
     if (state === undefined) {
       if (!reply.limited) return;
-      state = new KeyState<R>(key, rules);
+      state = new KeyState<R>(isLong(name) ? "" : key, rules);
       this.#keep(name, state, step);
     }
-    if (reply.limited && state.isAtRest) state.setRules(rules, step);
+    if (reply.limited && state.isFree) state.setRules(rules, step);
     if (state.hasRules(rules)) state.replyAlone(nowMs, this.#settings, reply, cost);
   }
 
@@ -115,7 +123,7 @@ export class Decider<R extends Request> {
     const step = new Step<R>();
     const later = this.#ends.findIndex(({ endsMs }) => endsMs > nowMs);
     const due = this.#ends.splice(0, later < 0 ? this.#ends.length : later);
-    for (const { name } of due) this.#atRest.peek(name)?.tick(nowMs, step);
+    for (const { name } of due) (this.#atRest.peek(name) ?? this.#inFlight.get(name))?.tick(nowMs, step);
     return step;
   }
 
@@ -124,13 +132,9 @@ export class Decider<R extends Request> {
     const step = new Step<R>();
     this.#settings = { ...this.#settings, units: 0 };
     for (const state of this.#atRest.values()) state.endLease(step);
+    // Of those in flight, the ones of which only waits are asked for.
+    for (const state of this.#inFlight.values()) state.endLease(step);
     this.#ends = [];
     return step;
   }
-}
-
-/** A key as text: one text for the same bytes. No text of valid UTF-8 begins like that of other bytes. */
-function nameOf(key: Key): string {
-  if (typeof key === "string") return key;
-  return isUtf8(key) ? key.toString() : `\ud800${key.toString("latin1")}`;
 }

@@ -1,7 +1,7 @@
 // One key of one process.
 
 import type { Key, Verdict } from "../commands.js";
-import { MAX_COST, type Request, type Rules, type Settings, type Step } from "./types.js";
+import { MAX_COST, Refused, type Request, type Rules, type Settings, type Step } from "./types.js";
 
 /** Units that are counted and not yet used. There may be none left, or none from the start. */
 interface Lease {
@@ -40,17 +40,25 @@ export class KeyState<R extends Request> {
   #lease: Lease | undefined;
   #refusal: Refusal | undefined;
   #flight: Flight<R> | undefined;
+  /** Whose waits are asked for. The key goes on meanwhile. */
+  readonly #refused = new Set<Refused<R>>();
   #waiting: R[] = [];
 
   /** A key of which nothing is known. */
   constructor(key: Key, rules: Rules) {
-    this.key = key;
+    // Bytes may be part of many more.
+    this.key = typeof key === "string" ? key : Buffer.from(key);
     this.#rules = rules;
+  }
+
+  /** Whether no reply is awaited that may have units for it. */
+  get isFree(): boolean {
+    return this.#flight === undefined;
   }
 
   /** Whether no reply is awaited for it. */
   get isAtRest(): boolean {
-    return this.#flight === undefined;
+    return this.isFree && this.#refused.size === 0;
   }
 
   /** When its lease ends, if units of it are left then. */
@@ -96,7 +104,7 @@ export class KeyState<R extends Request> {
   /** A request that is not known to be allowed or refused. Its cost is positive, and no limit is smaller. */
   take(nowMs: number, settings: Settings, request: R, step: Step<R>): void {
     this.#waiting.push(request);
-    if (this.isAtRest) this.#ask(nowMs, settings, step);
+    if (this.isFree) this.#ask(nowMs, settings, step);
   }
 
   /** Asks for the requests that wait and whose rules are those of the first, and for a lease. */
@@ -143,9 +151,8 @@ export class KeyState<R extends Request> {
     // give it back.
     const whole = reply.limited ? 0 : flight.requests.reduce((sum, { cost }) => sum + cost, 0);
     let rest = reply.taken ?? whole;
-    for (const request of flight.requests) {
-      const isAllowed = request.cost <= rest;
-      if (isAllowed) rest -= request.cost;
+    const refused: R[] = [];
+    const answer = (request: R, isAllowed: boolean) => {
       const verdict: Verdict = {
         ...reply,
         allowed: isAllowed,
@@ -155,7 +162,18 @@ export class KeyState<R extends Request> {
       };
       if (reply.taken !== undefined) verdict.taken = isAllowed ? request.cost : 0;
       step.answers.push([request, verdict]);
+    };
+    for (const request of flight.requests) {
+      if (request.cost > rest) {
+        refused.push(request);
+        continue;
+      }
+      rest -= request.cost;
+      answer(request, true);
     }
+    // The wait of a reply is that of one more unit, or of the one request that was decided as a whole.
+    const isTold = ({ cost }: R) => reply.taken === undefined || cost === rest + 1;
+    for (const request of refused.filter(isTold)) answer(request, false);
     const remaining = reply.remaining + rest;
     this.#remember(
       nowMs,
@@ -175,7 +193,48 @@ export class KeyState<R extends Request> {
     };
     this.#giveBack(rest - left, step);
     if (nowMs >= endsMs) this.endLease(step);
+    this.#askForWaits(
+      refused.filter((request) => !isTold(request)),
+      step,
+    );
     this.#serveWaiting(nowMs, settings, step);
+  }
+
+  /** Asks for the wait of each cost. */
+  #askForWaits(requests: readonly R[], step: Step<R>): void {
+    const byCost = new Map<number, Refused<R>>();
+    for (const request of requests) {
+      const same = byCost.get(request.cost);
+      if (same === undefined) byCost.set(request.cost, new Refused([request], request.cost));
+      else same.requests.push(request);
+    }
+    const command = { key: this.key, rules: this.#rules, partial: false, at: undefined };
+    for (const [cost, refused] of byCost) {
+      this.#refused.add(refused);
+      step.commands.push({ ...command, cost, replyTo: refused });
+    }
+  }
+
+  /** The reply to a command that asked for a wait, or none if it has failed. */
+  replyToRefused(
+    nowMs: number,
+    settings: Settings,
+    { replyTo, rules, cost }: { replyTo: Refused<R>; rules: Rules; cost: number },
+    reply: Verdict | undefined,
+    step: Step<R>,
+  ): void {
+    this.#refused.delete(replyTo);
+    if (reply === undefined || reply.limited) {
+      for (const request of replyTo.requests) step.answers.push([request, reply]);
+      return;
+    }
+    // It is allowed by now.
+    const [first, ...others] = replyTo.requests;
+    if (first !== undefined) step.answers.push([first, reply]);
+    else this.#giveBackAsOf(reply.at, cost, rules, step);
+    if (others.length === 0) return;
+    this.#waiting.unshift(...others);
+    if (this.isFree) this.#serveWaiting(nowMs, settings, step);
   }
 
   /** The command in flight has failed. Units that it may have counted stay counted. */
@@ -223,9 +282,10 @@ export class KeyState<R extends Request> {
 
   /** Nobody awaits the answer any more. */
   cancel(request: R): void {
-    this.#waiting = this.#waiting.filter((other) => other !== request);
-    if (this.#flight === undefined) return;
-    this.#flight.requests = this.#flight.requests.filter((other) => other !== request);
+    const isOther = (other: R) => other !== request;
+    this.#waiting = this.#waiting.filter(isOther);
+    for (const refused of this.#refused) refused.requests = refused.requests.filter(isOther);
+    if (this.#flight !== undefined) this.#flight.requests = this.#flight.requests.filter(isOther);
   }
 
   /** Ends the lease if it is time. */
@@ -245,11 +305,18 @@ export class KeyState<R extends Request> {
 
   /** Gives back units of the lease as of the time when they were counted. */
   #giveBack(units: number, step: Step<R>): void {
-    const at = this.#lease?.verdict.at;
-    if (units === 0 || at === undefined) return;
-    const { key } = this;
-    step.commands.push({ key, rules: this.#rules, cost: -units, partial: false, at, replyTo: "nobody" });
+    this.#giveBackAsOf(this.#lease?.verdict.at, units, this.#rules, step);
   }
+
+  #giveBackAsOf(at: number | undefined, units: number, rules: Rules, step: Step<R>): void {
+    if (units === 0 || at === undefined) return;
+    step.commands.push({ key: this.key, rules, cost: -units, partial: false, at, replyTo: "nobody" });
+  }
+}
+
+/** What is left of a wait after a part of it: never too little. */
+export function left(waitMs: number, goneMs: number): number {
+  return Math.max(0, Math.ceil(waitMs - goneMs));
 }
 
 /** What is told of a decision after so many milliseconds. */
@@ -260,8 +327,8 @@ function later(verdict: Verdict, goneMs: number, taken: number): Verdict {
     limited,
     limit,
     remaining,
-    retryAfterMs: retryAfterMs === null ? null : Math.max(0, retryAfterMs - goneMs),
-    resetAfterMs: Math.max(0, resetAfterMs - goneMs),
+    retryAfterMs: retryAfterMs === null ? null : left(retryAfterMs, goneMs),
+    resetAfterMs: left(resetAfterMs, goneMs),
   };
   if (verdict.taken !== undefined) told.taken = taken;
   if (verdict.at !== undefined) told.at = verdict.at;

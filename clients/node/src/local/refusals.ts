@@ -2,6 +2,8 @@
 
 import type { Decision, Row, Verdict } from "../commands.js";
 import { milliseconds } from "../quota.js";
+import { left } from "./key.js";
+import { digest, MAX_KEY_BYTES } from "./name.js";
 import { Recent } from "./recent.js";
 import { MAX_KEYS } from "./types.js";
 
@@ -64,7 +66,7 @@ function costOf({ cost = 1 }: Row): number {
 }
 
 function nameOf(rows: readonly Row[]): string {
-  return JSON.stringify(
+  const name = JSON.stringify(
     rows.map(({ key, algorithm, limit, window }) => [
       typeof key === "string" ? key : key.toString("base64"),
       typeof key,
@@ -73,16 +75,17 @@ function nameOf(rows: readonly Row[]): string {
       milliseconds(window),
     ]),
   );
+  const bytes = rows.reduce((sum, { key }) => sum + Buffer.byteLength(key), 0);
+  return bytes > MAX_KEY_BYTES ? digest(name) : name;
 }
 
 /** What is told of a decision after so many milliseconds. */
 function later(decision: Decision, goneMs: number): Decision {
-  const left = (ms: number) => Math.max(0, ms - goneMs);
-  const wait = (ms: number | null) => (ms === null ? null : left(ms));
+  const wait = (ms: number | null) => (ms === null ? null : left(ms, goneMs));
   const rows = decision.rows.map((row): Verdict => ({
     ...row,
     retryAfterMs: wait(row.retryAfterMs),
-    resetAfterMs: left(row.resetAfterMs),
+    resetAfterMs: left(row.resetAfterMs, goneMs),
   }));
   return { ...decision, retryAfterMs: wait(decision.retryAfterMs), rows };
 }

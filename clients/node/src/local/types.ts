@@ -64,8 +64,17 @@ export interface Command<R extends Request> {
   readonly partial: boolean;
   /** The time as of which units are given back. */
   readonly at: number | undefined;
-  /** Whom the reply is for: the requests in flight for the key, one that was sent by itself, or nobody. */
-  readonly replyTo: "flight" | "nobody" | R;
+  /** Whom the reply is for: the requests in flight for the key, refused ones, one that was sent by itself, or nobody. */
+  readonly replyTo: "flight" | Refused<R> | R | "nobody";
+}
+
+/** Requests of one cost that did not fit, and whose wait the reply did not tell. */
+export class Refused<R extends Request> {
+  constructor(
+    /** Those that are still awaited. */
+    public requests: R[],
+    readonly cost: number,
+  ) {}
 }
 
 /** What follows from an event, in order. */

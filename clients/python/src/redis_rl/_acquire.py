@@ -7,7 +7,7 @@ from time import monotonic_ns
 from typing import Any
 
 from . import _wire
-from ._wire import MILLISECOND, Algorithm, Clock, Key, Quota, Row, Verdict
+from ._wire import MAX_COST, MILLISECOND, Algorithm, Clock, Key, Quota, Row, Verdict
 
 
 class Acquisition:
@@ -24,11 +24,13 @@ class Acquisition:
     ) -> None:
         """``timeout`` is in seconds, from now on."""
         _wire.check_algorithm(algorithm)
-        if cost < 0:
-            raise ValueError(f"a cost that gives back is not waited for: {cost!r}")
+        if not _wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
+            raise ValueError(f"a cost that is waited for is a whole number from 0 to {MAX_COST}: {cost!r}")
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is in seconds, 0 or more: {timeout!r}")
         self.key = key
         self._algorithm: Algorithm = algorithm
-        self._quotas = _wire.pairs(quotas)
+        self._quotas = _wire.checked_pairs(quotas)
         self._cost = cost
         self._clock = clock
         self._until_ms = None if timeout is None else self._now_ms() + timeout * 1000

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, MutableMapping
 from typing import Any
+
+UNKNOWN = "unknown"
+"""Whoever has no address, as on a Unix socket: all of them together."""
+# The first 96 bits of ::1.2.3.4, ::ffff:1.2.3.4, ::ffff:0:1.2.3.4 and 64:ff9b::1.2.3.4.
+_IPV4_IN_IPV6 = {0, 0xFFFF, 0xFFFF_0000, 0x0064_FF9B << 64}
 
 
 def client_address(proxies: int = 0) -> Callable[[MutableMapping[str, Any]], str]:
@@ -16,7 +22,7 @@ def client_address(proxies: int = 0) -> Callable[[MutableMapping[str, Any]], str
     """
 
     def client(scope: MutableMapping[str, Any]) -> str:
-        peer = (scope.get("client") or ("",))[0]
+        peer = (scope.get("client") or (None,))[0]
         if not proxies:
             return _network(peer)
         values = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
@@ -27,11 +33,15 @@ def client_address(proxies: int = 0) -> Callable[[MutableMapping[str, Any]], str
     return client
 
 
-def _network(address: str) -> str:
+def _network(address: str | None) -> str:
+    if not address:
+        return UNKNOWN
+    # Some proxies name the port too.
+    bare = re.fullmatch(r"\[([^]]*)\](?::[0-9]+)?|([0-9.]+):[0-9]+", address)
     try:
-        ip = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address((bare[1] or bare[2]) if bare else address)
     except ValueError:
         return address
-    if ip.version == 4:
-        return address
-    return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
+    if ip.version == 6 and (int(ip) >> 32 in _IPV4_IN_IPV6 and int(ip) > 1):
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))

@@ -19,6 +19,7 @@ from redis.cluster import ClusterPipeline
 from . import _wire
 from ._acquire import Acquisition
 from ._batching import Batches
+from ._once import send_once
 from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
 
 _Reply = TypeVar("_Reply")
@@ -165,6 +166,8 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
+            if _wire.gives_back(words):
+                return read(send_once(self._client, words))
             return read(self._client.execute_command(*words))
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
@@ -220,7 +223,8 @@ class AsyncRateLimiter(
     ) -> _Reply:
         try:
             # RL.ALL without rows has no key, which the server says.
-            return read(await self._batches.call(words[1] if len(words) > 1 else "", words, timeout))
+            key = words[1] if len(words) > 1 else ""
+            return read(await self._batches.call(key, words, timeout, once=_wire.gives_back(words)))
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error
@@ -252,4 +256,4 @@ class AsyncRateLimiter(
 
     def _give_back(self, acquisition: Acquisition, reply: Any) -> None:
         if words := acquisition.give_back_words(acquisition.read(reply)):
-            self._batches.put(acquisition.key, words).background = True
+            self._batches.put(acquisition.key, words, once=True).background = True

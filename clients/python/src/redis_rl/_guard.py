@@ -15,7 +15,7 @@ from . import _wire, http
 from ._address import client_address
 from ._away import AwayLog
 from ._client import AsyncRateLimiter
-from ._leases import AsyncLeases, now_ms
+from ._leasing import CLOSE_SECONDS, AsyncLeases, check_seconds, noted_ms, now_ms
 from ._local import Refusals
 from ._wire import Clock, Decision, Row
 from .http import Answer, Policy, Standing
@@ -98,6 +98,10 @@ def _own(answer: Any) -> Answer | None:
     return answer
 
 
+# The units that are counted by the name of their policy, the newest last, and as of when.
+_Counted: TypeAlias = dict[str, list[tuple[int, int]]]
+
+
 def _nothing(shares: Sequence[_Share]) -> list[_Share]:
     return [share._replace(cost=0) for share in shares]
 
@@ -160,6 +164,13 @@ class Guard:
             raise ValueError("fail or on_away says what happens while Redis is away, not both")
         if not isinstance(limiter, AsyncRateLimiter):
             raise TypeError(f"a Guard asks an AsyncRateLimiter: {limiter!r}")
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+            if not timeout:
+                raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
+        check_seconds("remember", remember)
+        if not _wire.is_whole(lease) or lease < 0:
+            raise ValueError(f"the units of a lease are a whole number from 0: {lease!r}")
         self.choice = Choice(policies)
         self._limiter = limiter
         self._clock = clock or limiter._clock
@@ -275,7 +286,7 @@ class Guard:
             return known
         decision = await self._asked(self._ask(rows))
         if self._refusals and isinstance(decision, Decision):
-            self._refusals.remember(self._now_ms(), rows, decision)
+            self._refusals.remember(self._noted_ms(), rows, decision)
         return decision
 
     async def _ask(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision:
@@ -293,12 +304,11 @@ class Guard:
         """What Redis decided, or why it did not."""
         try:
             decision = await answer
-        except (TypeError, ValueError):
-            # A mistake of the application: a name that cannot be sent.
-            raise
         except asyncio.TimeoutError:
             error: Exception = asyncio.TimeoutError("no answer in time")
         except Exception as reason:
+            if _wire.is_mistake(reason):
+                raise
             # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
             error = reason
         else:
@@ -313,27 +323,46 @@ class Guard:
     def _now_ms(self) -> int:
         return self._clock() if self._clock else now_ms()
 
-    async def settled(self, shares: Sequence[_Share], used: Mapping[str, int], at: int | None) -> Decision | None:
-        """Corrects what was taken at ``at`` to what was used; None if Redis is away."""
-        more = {share: used.get(share.policy.name, share.cost) - share.cost for share in shares}
-        rows = [row for share in shares for row in share.rows(more[share])]
-        back = [row for row in rows if row.cost < 0]
-        if back and any(row.cost > 0 for row in rows):
-            # The ones go back as of their time, the others count from now on.
-            if not isinstance(await self._asked(self._ask(back, force=True, at=at)), Decision):
-                return None
-            rows, at = [row._replace(cost=max(row.cost, 0)) for row in rows], None
-        decision = await self._asked(self._ask(rows, force=True, at=at if back else None))
-        if not isinstance(decision, Decision):
-            return None
-        if self._refusals and back:
-            self._refusals.remember(self._now_ms(), rows, decision)
-        return decision
+    def _noted_ms(self) -> int:
+        return self._clock() if self._clock else noted_ms()
 
-    async def close(self) -> None:
-        """Gives back what is left of leases. From then on every request is asked for."""
+    async def settled(self, shares: Sequence[_Share], used: Mapping[str, int], counted: _Counted) -> Decision | None:
+        """Corrects what is counted to what was used, and ``counted`` too; None if Redis is away."""
+        more: dict[str, int] = {}
+        back: dict[int | None, dict[str, int]] = {}
+        for name, units in used.items():
+            if name not in counted:
+                continue
+            more[name] = units - sum(part for part, _ in counted[name])
+            while more[name] < 0:
+                # The newest go back first. Whether or not the command arrives, it is not sent again.
+                part, at = counted[name].pop()
+                given = min(part, -more[name])
+                if part > given:
+                    counted[name].append((part - given, at))
+                back.setdefault(at, {})[name] = -given
+                more[name] += given
+        # What was used beyond the estimate counts from now on.
+        if any(more.values()) or not back:
+            back[None] = more
+        settled: Decision | None = None
+        for as_of, units_of in back.items():
+            rows = [row for share in shares for row in share.rows(units_of.get(share.policy.name, 0))]
+            decision = await self._asked(self._ask(rows, force=True, at=as_of))
+            if not isinstance(decision, Decision):
+                return None
+            settled = decision
+            for name, units in units_of.items():
+                if units > 0:
+                    counted[name].append((units, decision.at))
+            if self._refusals and as_of is not None:
+                self._refusals.remember(self._noted_ms(), rows, decision)
+        return settled
+
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
         if self._leases:
-            await self._leases.close()
+            await self._leases.close(timeout)
 
 
 class Taken:
@@ -356,6 +385,8 @@ class Taken:
         """Whether to send :attr:`answer` instead of what was asked for."""
         self.standing = standing
         self._guard, self._choice, self._shares = guard, choice, shares
+        at = standing.decision.at if standing else 0
+        self._counted: _Counted = {share.policy.name: [(share.cost, at)] if share.cost else [] for share in shares}
 
     @property
     def decision(self) -> Decision | None:
@@ -363,7 +394,7 @@ class Taken:
         return self.standing.decision if self.standing else None
 
     async def settle(self, used: Cost) -> Mapping[str, str]:
-        """Corrects an estimate, once, to the units that were used; returns the header fields as of then.
+        """Corrects an estimate to the units that were used; returns the header fields as of then. The last cost counts.
 
         Where several policies limit the request, by their names: ``{"tokens": 850}``. Those that are not named stay as
         they are, and those that do not limit the request are left out.
@@ -380,8 +411,7 @@ class Taken:
         for units in used.values():
             http.check_cost(units)
         if any(share.policy.name in used for share in shares):
-            at = self.decision.at if self.decision is not None else None
-            decision = await self._guard.settled(shares, used, at)
+            decision = await self._guard.settled(shares, used, self._counted)
             if decision is not None:
                 self.standing = http.standing_of([share.policy for share in shares], decision)
                 if not self.refused:

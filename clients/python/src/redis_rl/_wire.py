@@ -22,11 +22,22 @@ Clock: TypeAlias = Callable[[], int]
 
 MAX_COST = 2**53 - 1
 _MAX_LIMIT = 2**53 - 1
+_MAX_QUOTAS = 8
 _LONGEST_WINDOW_MS = 3650 * 86_400_000
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MILLISECOND = timedelta(milliseconds=1)
+_NO_QUOTA = "is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
+_NO_WINDOW = (
+    "a window is a text such as 10s, with ms, s, m, h or d as the unit, a whole number of seconds or a timedelta, "
+    "from 1ms to 3650d"
+)
 
 NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
+# How the server says that it cannot read a command. redis-py leaves out a leading ERR.
+_UNREADABLE = re.compile(
+    r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|algorithm|each row|rows|rows of one key) must (?!be one of)"
+    r"|syntax error|wrong number of arguments)"
+)
 NO_CLIENT = "a client of redis-py is needed"
 NO_PIPELINE = "a pipeline replies later: send it the words of redis_rl.cmd with execute_command"
 
@@ -40,6 +51,13 @@ def explained(error: Exception) -> Exception:
     explained = type(error)(NOT_LOADED)
     explained.__cause__ = error
     return explained
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether it is the application's: what was asked cannot be sent, or the server cannot read it."""
+    # Each library has a DataError of its own.
+    unsendable = isinstance(error, TypeError | ValueError) or type(error).__name__ == "DataError"
+    return unsendable or _UNREADABLE.match(str(error)) is not None
 
 
 class Row(NamedTuple):
@@ -152,6 +170,23 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
 
 
+def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
+    """The same as :func:`pairs`, of quotas that a key can be counted by."""
+    checked = pairs(quotas)
+    windows = {timedelta_of(window) for _, window in checked}
+    if not 1 <= len(checked) <= _MAX_QUOTAS or len(windows) < len(checked):
+        raise ValueError(f"from 1 to {_MAX_QUOTAS} quotas are needed, and their windows must differ: {checked!r}")
+    for limit, _ in checked:
+        if not 0 <= limit <= _MAX_LIMIT:
+            raise ValueError(f"a limit must be a whole number from 0 to {_MAX_LIMIT}: {limit!r}")
+    return checked
+
+
+def is_whole(number: object) -> bool:
+    """Whether it is an integer. True and False are none."""
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
 def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
     """The limits and windows of quotas, of which each is a pair or a text."""
     pairs: list[Pair] = []
@@ -163,7 +198,7 @@ def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
 def _pair(quota: Pair) -> Pair:
     try:
         limit, window = quota
-        if isinstance(limit, int):
+        if is_whole(limit):
             return limit, window
     except (TypeError, ValueError):
         pass
@@ -178,12 +213,12 @@ def parsed(text: str) -> tuple[Pair, ...]:
 
 
 def _parsed_one(text: str) -> Pair:
-    match = re.fullmatch(r"([0-9]{1,16})/([0-9]{0,12})(ms|[smhd])", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,16})/([0-9]{0,12})(ms|[smhd])", text, re.ASCII | re.IGNORECASE)
     if match:
         limit, number, unit = int(match[1]), int(match[2] or 1), match[3].lower()
         if limit <= _MAX_LIMIT and 0 < number * _MILLISECONDS[unit] <= _LONGEST_WINDOW_MS:
             return limit, f"{number}{unit}"
-    raise ValueError(f'"{text}" is no quota such as 5/10s')
+    raise ValueError(f'"{text}" {_NO_QUOTA}')
 
 
 def take(
@@ -223,6 +258,17 @@ def take_all(
     return words + _options(force, at)
 
 
+def gives_back(words: Sequence[Key | int]) -> bool:
+    """Whether a command gives units back: then it is sent once at most, since twice would give back units of others."""
+    costs: Sequence[Key | int] = ()
+    if words[0] == "RL.ALL":
+        # Its options are fewer words than a row.
+        costs = words[5::5]
+    elif "COST" in words[4:]:
+        costs = [words[words.index("COST", 4) + 1]]
+    return any(isinstance(cost, int) and cost < 0 for cost in costs)
+
+
 def _options(force: bool, at: int | None) -> list[Key | int]:
     words: list[Key | int] = ["FORCE"] if force else []
     return words if at is None else [*words, "AT", at]
@@ -239,14 +285,17 @@ def _window(window: Window) -> str | int:
 
 def timedelta_of(window: Window) -> timedelta:
     """How long a window is."""
+    milliseconds = 0
     if isinstance(window, timedelta):
-        return window
-    if isinstance(window, int):
-        return timedelta(seconds=window)
-    match = re.fullmatch(r"([0-9]+)(ms|[smhd]?)", window.lower())
-    if not match:
-        raise ValueError(f"{window!r} is no window such as 10s")
-    return timedelta(milliseconds=int(match[1]) * _MILLISECONDS[match[2] or "s"])
+        milliseconds = 0 if window % MILLISECOND else window // MILLISECOND
+    elif isinstance(window, str):
+        if match := re.fullmatch(r"([0-9]{1,15})(ms|[smhd]?)", window, re.ASCII | re.IGNORECASE):
+            milliseconds = int(match[1]) * _MILLISECONDS[match[2].lower() or "s"]
+    elif is_whole(window):
+        milliseconds = window * 1000
+    if not 0 < milliseconds <= _LONGEST_WINDOW_MS:
+        raise ValueError(f"{_NO_WINDOW}: {window!r}")
+    return timedelta(milliseconds=milliseconds)
 
 
 def verdict(reply: Sequence[int]) -> Verdict:

@@ -7,6 +7,7 @@ Needs no package but redis-py. For limits of single routes see :mod:`redis_rl.st
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ._address import client_address
@@ -64,6 +65,9 @@ class RateLimit:
         try:
             await self._limit(report, scope, receive, report.send)
             await report.answer()
+        except Exception as error:
+            await report.answer_error(error, receive)
+            raise
         finally:
             report.end()
         return None
@@ -120,6 +124,25 @@ class Report:
         """Sends a refusal that the application has not answered, as old versions of Starlette do with websockets."""
         if self._refusal and not self._has_begun:
             await self._send_all(_answering(self._scope, self._refusal))
+
+    async def answer_error(self, error: Exception, receive: Receive) -> None:
+        """Answers as Starlette does to an exception that nobody handles: outside of this, so without header fields."""
+        app, scope = self._scope.get("app"), self._scope
+        handlers = getattr(app, "exception_handlers", None)
+        if self._has_begun or not app or handlers is None or scope["type"] != "http":
+            return
+        handled, _ = scope.get("starlette.exception_handlers", ({}, {}))
+        if any(kind in handled for kind in type(error).__mro__):
+            # Of a middleware further in: it goes on to its handler.
+            return
+        from starlette.middleware.errors import ServerErrorMiddleware
+
+        async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+            raise error
+
+        handler = handlers.get(500) or handlers.get(Exception)
+        with suppress(type(error)):
+            await ServerErrorMiddleware(fail, handler, app.debug)(scope, receive, self.send)
 
     def _fields(self) -> Mapping[str, str]:
         if len(self._taken) == 1:

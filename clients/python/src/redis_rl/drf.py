@@ -29,10 +29,10 @@ from redis.retry import Retry
 from rest_framework import throttling
 from rest_framework.exceptions import APIException
 
-from . import http
+from . import _wire, http
 from ._away import AwayLog
 from ._client import RateLimiter
-from ._leases import Leases
+from ._leasing import Leases, check_seconds
 from ._wire import Algorithm, Pair, Verdict
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
                 raise ImproperlyConfigured(f"{tier!r} is no rate such as 5/s or 100/10min")
             tiers.append((int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]))
         try:
-            http.Policy("the rate", *tiers)
+            http.Policy("rate", *tiers, algorithm=self.algorithm)
         except ValueError as error:
             raise ImproperlyConfigured(f"{rate!r}: {error}") from error
         self.tiers = tiers
@@ -96,10 +96,9 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         http.check_cost(cost := self.get_cost(request, view))
         try:
             verdict = self._take(limiter, key, cost)
-        except (TypeError, ValueError):
-            # A mistake of the application, as a name that cannot be sent.
-            raise
         except Exception as error:
+            if _wire.is_mistake(error):
+                raise
             # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
             _away.failed(str(error) or repr(error))
             if _settings()["FAIL"] == "closed":
@@ -135,6 +134,12 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, RedisRLThrottle):
 def _settings() -> dict[str, Any]:
     values: dict[str, Any] = {"URL": "redis://127.0.0.1:6379", "FAIL": "open", "TIMEOUT": 0.1, "CLOCK": None}
     values.update(getattr(settings, "REDIS_RL", {}))
+    try:
+        check_seconds("REDIS_RL['TIMEOUT']", values["TIMEOUT"])
+    except ValueError as error:
+        raise ImproperlyConfigured(str(error)) from error
+    if not values["TIMEOUT"]:
+        raise ImproperlyConfigured("REDIS_RL['TIMEOUT'] is above 0: Redis cannot answer in no time")
     if values["FAIL"] not in ("open", "closed"):
         raise ImproperlyConfigured("REDIS_RL['FAIL'] is open or closed: whether requests pass while Redis is away")
     return values

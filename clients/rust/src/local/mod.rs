@@ -5,22 +5,29 @@
 //! several keys. `clients/README.md` has the rules, `clients/local.json` the cases.
 
 mod decider;
+mod joint;
 mod key;
 mod refusals;
 
+use std::borrow::Cow;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use redis::Cmd;
 
-use crate::{Algorithm, All, Quota, Take, Verdict, cmd};
+use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 
 pub use decider::Decider;
+pub use joint::{Fate, Group, Joint, JointAnswer, JointStep, Outcome, Share, Taken, slot};
 pub use key::Key;
 pub use refusals::Refusals;
 
-/// Keys at rest that a process remembers.
+/// Keys at rest that a process remembers, and keys in flight that it leases units of.
 pub const MAX_KEYS: usize = 10_000;
+
+/// Longer names are never leased, and remembered by their digest.
+const MAX_NAME: usize = 256;
 
 /// The largest cost that the commands accept.
 const MAX_COST: u64 = (1 << 53) - 1;
@@ -31,19 +38,34 @@ pub struct Rules {
     algorithm: Algorithm,
     quotas: Vec<Quota>,
     smallest_limit: u64,
-    lease_ms: u64,
+    lease: Duration,
+    /// The largest lease.
+    units: u64,
 }
 
 impl Rules {
     /// Leases last for `lease`, but never more than a twentieth of the shortest window.
+    #[must_use]
     pub fn new(algorithm: Algorithm, quotas: &[Quota], lease: Duration) -> Rules {
         let longest_lease = quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
         Rules {
             algorithm,
             quotas: quotas.to_vec(),
             smallest_limit: quotas.iter().map(|quota| quota.limit).min().unwrap_or_default(),
-            lease_ms: lease.min(longest_lease).as_millis() as u64,
+            lease: whole_ms(lease.min(longest_lease)),
+            units: u64::MAX,
         }
+    }
+
+    /// The same with leases of at most so many units.
+    #[must_use]
+    pub fn units(self, units: u64) -> Rules {
+        Rules { units, ..self }
+    }
+
+    /// Whether a request for a key of this name may be served by a lease.
+    fn is_leased(&self, name: &[u8], cost: i64) -> bool {
+        self.units > 0 && cost > 0 && !self.is_hopeless(cost) && name.len() <= MAX_NAME
     }
 
     /// Whether no wait helps a request of this cost.
@@ -52,13 +74,31 @@ impl Rules {
     }
 }
 
+/// Remembers long names by 128 bits that only this process can tell, so nobody can make two that are alike.
+#[derive(Debug, Default)]
+struct Digests([RandomState; 2]);
+
+impl Digests {
+    fn name<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
+        if name.len() <= MAX_NAME {
+            return name.into();
+        }
+        self.0.iter().flat_map(|keyed| keyed.hash_one(name).to_ne_bytes()).collect::<Vec<u8>>().into()
+    }
+}
+
+/// Rounded down: a wait that is less by it is never too short.
+fn whole_ms(duration: Duration) -> Duration {
+    Duration::from_millis(duration.as_millis() as u64)
+}
+
 /// What is the same for all keys of a process.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Settings {
-    /// The largest lease of a key; with 0, requests are asked one by one.
+    /// The largest lease of any key; with 0, requests are asked one by one.
     pub units: u64,
     /// How old a refusal may be that is repeated.
-    pub remember_ms: u64,
+    pub remember: Duration,
 }
 
 /// Names a request of this process.
@@ -88,12 +128,21 @@ pub enum Purpose {
     Flight,
     /// One request, which was sent by itself.
     Alone(RequestId),
+    /// Requests of one cost that were refused without their wait, by the name of the first.
+    Asked(RequestId),
     /// Nobody: units of a lease go back.
     GiveBack,
 }
 
 impl Command {
+    /// Whether it gives units of a lease back, so that nobody waits for its reply.
+    #[must_use]
+    pub fn gives_back(&self) -> bool {
+        self.purpose == Purpose::GiveBack
+    }
+
     /// The command in words, answered by a [`Verdict`].
+    #[must_use]
     pub fn cmd(&self) -> Cmd {
         let mut take = Take::cost(self.cost);
         if self.partial {
@@ -105,7 +154,13 @@ impl Command {
         cmd::by(self.rules.algorithm, &self.key[..], &self.rules.quotas, take)
     }
 
-    /// The same as a request for several keys, answered by a [`Decision`](crate::Decision).
+    /// What such a decision says of the one key.
+    pub fn verdict(decision: &Decision) -> Option<Verdict> {
+        decision.tightest()
+    }
+
+    /// The same as a request for several keys, answered by a [`Decision`].
+    #[must_use]
     pub fn all(&self) -> Cmd {
         let all = All::new().key(&self.key[..], self.rules.algorithm, &self.rules.quotas, self.cost);
         cmd::all(&match self.at {
@@ -136,5 +191,13 @@ pub struct Step {
 impl Step {
     fn answer(&mut self, id: RequestId, verdict: Verdict) {
         self.answers.push((id, Answer::Verdict(verdict)));
+    }
+
+    /// Gives back what a command took that nobody awaits any more, if its time is known.
+    fn give_back(&mut self, command: &Command, at: Option<SystemTime>) {
+        if at.is_some() {
+            let cost = -command.cost;
+            self.commands.push(Command { cost, at, purpose: Purpose::GiveBack, ..command.clone() });
+        }
     }
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use lru::LruCache;
 
+use super::{Digests, whole_ms};
 use crate::Decision;
 
 /// Decisions that refused, by what was asked for: keys, algorithms and limits, without costs.
 #[derive(Debug)]
 pub struct Refusals {
-    remember_ms: u64,
+    remember: Duration,
+    digests: Digests,
     /// The least recently used goes first.
     decisions: LruCache<Vec<u8>, Refusal>,
 }
@@ -19,43 +21,45 @@ pub struct Refusals {
 struct Refusal {
     decision: Decision,
     costs: Vec<i64>,
-    replied_ms: u64,
-    until_ms: u64,
+    replied: Duration,
+    until: Duration,
 }
 
 impl Refusals {
     /// Repeats a refusal for so long at most, and remembers at most `max` decisions.
-    pub fn new(remember_ms: u64, max: NonZeroUsize) -> Refusals {
-        Refusals { remember_ms, decisions: LruCache::sparse(max) }
+    #[must_use]
+    pub fn new(remember: Duration, max: NonZeroUsize) -> Refusals {
+        Refusals { remember, digests: Digests::default(), decisions: LruCache::sparse(max) }
     }
 
     /// The refusal that holds for this request.
     ///
     /// It does if every row that refused costs as much or more now. A request for which no wait helps is another one.
-    pub fn known(&mut self, now_ms: u64, request: &[u8], costs: &[i64]) -> Option<Decision> {
-        let Refusal { decision, costs: refused, replied_ms, until_ms } = self.decisions.get(request)?;
+    pub fn known(&mut self, now: Duration, request: &[u8], costs: &[i64]) -> Option<Decision> {
+        let Refusal { decision, costs: refused, replied, until } =
+            self.decisions.get(&*self.digests.name(request))?;
         let holds = costs.len() == refused.len()
             && decision.rows.iter().zip(costs).zip(refused).all(|((row, cost), refused)| {
                 let is_hopeless = *cost > 0 && cost.unsigned_abs() > row.limit;
                 (!row.limited || cost >= refused) && is_hopeless == row.is_hopeless()
             });
-        (now_ms < *until_ms && holds).then(|| later(decision, Duration::from_millis(now_ms - replied_ms)))
+        (now < *until && holds).then(|| later(decision, whole_ms(now - *replied)))
     }
 
     /// The newest decision counts: what was remembered before is forgotten.
-    pub fn remember(&mut self, now_ms: u64, request: &[u8], costs: &[i64], decision: &Decision) {
-        let remember_ms = match decision.retry_after {
-            Some(wait) => self.remember_ms.min(wait.as_millis() as u64),
-            None => self.remember_ms,
+    pub fn remember(&mut self, now: Duration, request: &[u8], costs: &[i64], decision: &Decision) {
+        let remember = match decision.retry_after {
+            Some(wait) => self.remember.min(wait),
+            None => self.remember,
         };
-        if decision.limited && remember_ms > 0 {
+        if decision.limited && !remember.is_zero() {
             let refusal = Refusal {
                 decision: decision.clone(),
                 costs: costs.to_vec(),
-                replied_ms: now_ms,
-                until_ms: now_ms + remember_ms,
+                replied: now,
+                until: now.saturating_add(remember),
             };
-            self.decisions.put(request.to_vec(), refusal);
+            self.decisions.put(self.digests.name(request).into_owned(), refusal);
         } else {
             self.forget(request);
         }
@@ -63,7 +67,7 @@ impl Refusals {
 
     /// What refused this request may be over.
     pub fn forget(&mut self, request: &[u8]) {
-        self.decisions.pop(request);
+        self.decisions.pop(&*self.digests.name(request));
     }
 }
 

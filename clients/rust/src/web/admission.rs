@@ -33,6 +33,7 @@ pub(crate) struct Share {
 
 impl Admission {
     /// What was decided; none while Redis is away, and for a request that no policy limits.
+    #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         self.decision.as_ref()
     }
@@ -43,11 +44,13 @@ impl Admission {
     }
 
     /// The header fields for the response; none if nothing was decided.
+    #[must_use]
     pub fn fields(&self) -> &HeaderMap {
         &self.fields
     }
 
     /// Why Redis could not be asked, if the request passes for that.
+    #[must_use]
     pub fn error(&self) -> Option<&RedisError> {
         self.error.as_ref()
     }
@@ -92,9 +95,16 @@ impl Costs {
         }
     }
 
-    /// Whether all names are those of policies.
+    /// Whether all names are those of policies, and no cost is negative.
     pub(crate) fn check(&self, policies: &[Policy]) -> Result<(), String> {
-        let Kind::Named(costs) = &self.0 else { return Ok(()) };
+        let costs = match &self.0 {
+            Kind::Each(units) if *units < 0 => return Err("The cost of a request is negative".to_owned()),
+            Kind::Each(_) => return Ok(()),
+            Kind::Named(costs) => costs,
+        };
+        if costs.iter().any(|(_, units)| *units < 0) {
+            return Err("The cost of a request is negative".to_owned());
+        }
         match costs.iter().find(|(name, _)| policies.iter().all(|policy| policy.name() != name)) {
             Some((name, _)) => Err(format!("no policy has the name {name}")),
             None => Ok(()),

@@ -1,6 +1,6 @@
 //! Who the client is.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
 use http::HeaderMap;
 use http::request::Parts;
@@ -22,20 +22,50 @@ pub(crate) fn peer(head: &Parts) -> Option<IpAddr> {
 /// large a number a client could choose whom it is taken for. Where clients log in, name the account instead.
 ///
 /// An IPv6 client has a whole network, of which 64 bits are named.
-pub fn client_address(peer: IpAddr, headers: &HeaderMap, proxies: usize) -> String {
+///
+/// A request whose address nobody has told, as over a unix socket, is one of `unknown`.
+pub fn client_address(peer: impl Into<Option<IpAddr>>, headers: &HeaderMap, proxies: usize) -> String {
     let fields = headers.get_all("x-forwarded-for").into_iter();
     let claims: Vec<&str> = fields.filter_map(|field| field.to_str().ok()).collect();
     let claims = claims.join(",");
     let hops = claims.rsplit(',').map(str::trim).filter(|hop| !hop.is_empty());
     match hops.take(proxies).last() {
-        Some(hop) => hop.parse().map_or_else(|_| hop.to_owned(), network),
-        None => network(peer),
+        Some(hop) => address(hop).map_or_else(|| hop.to_owned(), network),
+        None => peer.into().map_or_else(|| "unknown".to_owned(), network),
     }
 }
 
+/// An address as proxies write it: with a port, in brackets, with a zone.
+fn address(text: &str) -> Option<IpAddr> {
+    let host = match text.strip_prefix('[') {
+        Some(text) => text.split_once(']')?.0,
+        None => text.parse().map_or(text, |_: SocketAddrV4| text.split(':').next().unwrap_or(text)),
+    };
+    host.split('%').next()?.parse().ok()
+}
+
 fn network(address: IpAddr) -> String {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(address) => format!("{}/64", Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+    let address = match address {
+        IpAddr::V4(address) => return address.to_string(),
+        IpAddr::V6(address) => address,
+    };
+    match embedded(address) {
+        Some(address) => address.to_string(),
+        None => format!("{}/64", Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
     }
 }
+
+/// The IPv4 address that an IPv6 address stands for: mapped, translated, compatible, or by NAT64.
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let (prefix, bits) = (address.to_bits() >> 32, address.to_bits() as u32);
+    let stands_for_one = match prefix {
+        0xffff | 0xffff_0000 | NAT64 => true,
+        // Others of these are addresses of their own, as `::1`.
+        0 => bits > 0xffff,
+        _ => false,
+    };
+    stands_for_one.then(|| Ipv4Addr::from_bits(bits))
+}
+
+/// `64:ff9b::/96`.
+const NAT64: u128 = 0x0064_ff9b << 64;

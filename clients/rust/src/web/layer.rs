@@ -20,6 +20,7 @@ use crate::web::{Limiter, Refusal};
 /// Takes units for each request, or refuses it.
 ///
 /// `C` is the connection, and `R` the body of responses, which the service tells.
+#[must_use]
 pub struct RateLimitLayer<C, R> {
     limiter: Limiter<C>,
     answers: Arc<Answers<R>>,

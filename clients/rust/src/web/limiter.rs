@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,6 +13,7 @@ use redis::aio::ConnectionLike;
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Clock;
+use crate::timeout::ServerTimeout;
 use crate::web::admission::{Admission, Costs, Share};
 use crate::web::answer::{answer, fields};
 use crate::web::away::AwayLog;
@@ -21,7 +21,6 @@ use crate::web::client::{client_address, peer};
 use crate::web::memory::Memory;
 use crate::web::policies::{Source, checked};
 use crate::web::policy::{KeyOf, MAX_COST};
-use crate::web::timeout::ServerTimeout;
 use crate::web::{Policies, Policy, Refusal};
 use crate::{All, Decision, Leases, RlAsyncCommands};
 
@@ -41,6 +40,7 @@ type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct Limiter<C> {
     connection: C,
     policies: Policies,
@@ -135,8 +135,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Says by the request's head whose quotas they are, for policies that have no key of their own.
     ///
     /// A request for which it is `None` is not limited by them. Without this it is the network address that the
-    /// server has put among the request's extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. A request
-    /// without one is answered 500.
+    /// server has put among the request's extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. Requests
+    /// without one share the key `unknown`.
     pub fn key(mut self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Limiter<C> {
         self.key = Some(KeyOf::new(key));
         self
@@ -154,8 +154,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// request is given up. While Redis answers other requests, one may take up to ten times as long.
     ///
     /// The connection should have no response timeout of its own: that of redis-rs, 500 ms by default, is a timer of
-    /// this process. Use the limiter on the runtime on which its connection was made: it cannot tell whether another one
+    /// this process. [`Reconnecting`](crate::Reconnecting) is such a connection. Use the limiter on the runtime on which its connection was made: it cannot tell whether another one
     /// is busy.
+    ///
+    /// # Panics
+    ///
+    /// If it is 0.
     pub fn timeout(mut self, timeout: Duration) -> Limiter<C> {
         self.timeout = Arc::new(ServerTimeout::new(timeout));
         self
@@ -225,10 +229,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         self
     }
 
-    /// Gives back what is leased.
+    /// Gives back what is leased. It ends with the timeout if Redis is silent.
     pub async fn close(&self) {
         if let Some(leases) = &self.leases {
-            leases.close().await;
+            let closed = async {
+                leases.close().await;
+                Ok(())
+            };
+            self.timeout.wait(closed).await;
         }
     }
 
@@ -245,7 +253,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         for policy in chosen {
             let key = match policy.key_of().or(self.key.as_ref()) {
                 Some(key) => key.key(head),
-                None => Some(self.address(head, is_tagged)?),
+                None => Some(self.address(head, is_tagged)),
             };
             let Some(key) = key else { continue };
             shares.push(share(&policy, &key, policy.cost_of(Some(head)))?);
@@ -290,12 +298,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// `[("tokens", 420)]`; the others stay as they are.
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. Less than nothing is nothing. The header fields
+    /// counted even if it is over the limit, since it has been used. The header fields
     /// tell the state thereafter; if Redis is away, that of before.
     ///
     /// # Panics
     ///
-    /// If no policy has a name that is named.
+    /// If no policy has a name that is named, or if a cost is negative.
     pub async fn settle(&self, mut admission: Admission, used: impl Into<Costs>) -> Admission {
         let used = used.into();
         if let Err(why) = used.check(&admission.policies) {
@@ -303,16 +311,18 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         }
         let request = self.remembered_as(&admission.policies, &admission.shares);
         for (policy, share) in admission.policies.iter().zip(&mut admission.shares) {
-            let Some(used) = used.of(policy.name()).map(|used| used.clamp(0, MAX_COST)) else { continue };
+            let Some(used) = used.of(policy.name()).map(|used| used.min(MAX_COST)) else { continue };
             let gives_back = used < share.taken;
             let all = All::new().key(&share.key, policy.counted_by(), policy.quotas(), used - share.taken);
             let all = if gives_back { at(all, share.at) } else { at(all, self.clock.at()).force() };
+            // It may have been carried out though the reply is lost: it is not sent again.
+            share.taken = used;
             let Ok(settled) = self.ask(self.connection.clone().rl_all(&all)).await else { continue };
             if gives_back && let Some(request) = &request {
                 // A refusal that is remembered may be over.
                 self.memory.forget(request);
             }
-            *share = Share { taken: used, at: Some(settled.at), rows: settled.rows, ..share.clone() };
+            *share = Share { at: Some(settled.at), rows: settled.rows, ..share.clone() };
         }
         let (policies, decision) = admission.standing();
         if let Some(decision) = decision {
@@ -322,11 +332,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         admission
     }
 
-    /// The network address, if the server has told it.
-    fn address(&self, head: &Parts, is_tagged: bool) -> Result<String, Refusal> {
-        let peer = peer(head).ok_or_else(|| Refusal::misused("The client's address is not known"))?;
-        let address = client_address(peer, &head.headers, self.proxies);
-        Ok(if is_tagged { format!("{{{address}}}") } else { address })
+    /// The network address.
+    fn address(&self, head: &Parts, is_tagged: bool) -> String {
+        let address = client_address(peer(head), &head.headers, self.proxies);
+        if is_tagged { format!("{{{address}}}") } else { address }
     }
 
     /// What follows from a decision, or from none.
@@ -393,11 +402,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
 
     /// It is never asked twice, since that might count twice.
     async fn ask<T>(&self, reply: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-        let timeout = || {
-            let text = format!("no answer in {:?}", self.timeout.duration());
-            Err(io::Error::new(io::ErrorKind::TimedOut, text).into())
-        };
-        let reply = self.timeout.wait(reply).await.unwrap_or_else(timeout);
+        let reply = self.timeout.wait(reply).await.unwrap_or_else(|| Err(self.timeout.error()));
         match (&reply, &self.on_error) {
             (Ok(_), _) => self.away.worked(),
             (Err(error), Some(tell)) => tell(error),

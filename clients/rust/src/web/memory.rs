@@ -5,13 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::Decision;
-use crate::clock::{Clock, Milliseconds};
+use crate::clock::{Clock, Time};
 use crate::local::{MAX_KEYS, Refusals};
 
 /// The last refusals of requests, by what they asked for without the costs.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    time: Milliseconds,
+    time: Time,
     remember: Duration,
     refusals: Mutex<Refusals>,
 }
@@ -19,8 +19,8 @@ pub(crate) struct Memory {
 impl Memory {
     pub fn new(remember: Duration, clock: Clock) -> Memory {
         let max = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
-        let refusals = Mutex::new(Refusals::new(remember.as_millis() as u64, max));
-        Memory { time: Milliseconds::of(clock), remember, refusals }
+        let refusals = Mutex::new(Refusals::new(remember, max));
+        Memory { time: Time::of(clock), remember, refusals }
     }
 
     pub fn remember(&self) -> Duration {

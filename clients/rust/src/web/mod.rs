@@ -37,7 +37,6 @@ mod memory;
 mod policies;
 mod policy;
 mod refusal;
-mod timeout;
 
 pub use admission::{Admission, Costs};
 pub use answer::{answer, fields};

@@ -1,6 +1,5 @@
 //! What a client may take.
 
-use std::collections::HashSet;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
@@ -8,14 +7,13 @@ use std::time::Duration;
 
 use http::request::Parts;
 
+use crate::quota::check;
 use crate::{Algorithm, InvalidQuota, Quotas};
 
 /// The largest integer of a structured field.
 const MAX_LIMIT: u64 = 999_999_999_999_999;
 /// The largest cost that the commands accept.
 pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
-const MAX_WINDOW: Duration = Duration::from_secs(3650 * 86_400);
-const MAX_QUOTAS: usize = 8;
 
 /// What each client may take: quotas under one name, all of which must allow a request.
 ///
@@ -35,6 +33,7 @@ const MAX_QUOTAS: usize = 8;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Policy(Arc<Inner>);
 
 #[derive(Clone, Debug)]
@@ -121,27 +120,19 @@ impl Policy {
         InvalidPolicy: From<Q::Error>,
     {
         let (name, quotas) = (name.into(), quotas.try_into()?);
+        check(&quotas).map_err(|why| InvalidPolicy(format!("{name}: {why}")))?;
         if let Some(quota) = quotas.iter().find(|quota| !is_whole_seconds(quota.window)) {
             return Err(InvalidPolicy(format!(
                 "\"{quota}\" is no quota of a policy: its window must be whole seconds"
             )));
         }
-        // What only the server would refuse would count as Redis being away, and might let every request pass.
-        if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT || quota.window > MAX_WINDOW)
-        {
+        if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT) {
+            return Err(InvalidPolicy(format!("\"{quota}\" is too large: a limit is at most {MAX_LIMIT}")));
+        }
+        if !is_name(&name) {
             return Err(InvalidPolicy(format!(
-                "\"{quota}\" is too large: a limit is at most {MAX_LIMIT}, a window 3650d"
+                "{name:?} is not a name: it must be printable ASCII without a space"
             )));
-        }
-        if quotas.len() > MAX_QUOTAS {
-            return Err(InvalidPolicy(format!("{name} may have {MAX_QUOTAS} quotas")));
-        }
-        let windows: HashSet<Duration> = quotas.iter().map(|quota| quota.window).collect();
-        if quotas.is_empty() || windows.len() < quotas.len() {
-            return Err(InvalidPolicy(format!("{name} needs a quota, and all windows must differ")));
-        }
-        if !is_printable(&name) {
-            return Err(InvalidPolicy(format!("{name:?} is no name in printable ASCII")));
         }
         let inner =
             Inner { name, algorithm: Algorithm::Log, quotas, unit: None, cost: Cost::Units(1), key: None };
@@ -163,10 +154,10 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// If the name is not printable ASCII.
+    /// If the name is not printable ASCII without a space.
     pub fn unit(self, unit: impl Into<String>) -> Policy {
         let unit = unit.into();
-        assert!(is_printable(&unit), "{unit:?} is no unit in printable ASCII");
+        assert!(is_name(&unit), "{unit:?} is not a unit: it must be printable ASCII without a space");
         self.with(|inner| inner.unit = Some(unit))
     }
 
@@ -174,9 +165,12 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// If the cost is negative.
+    /// If the cost is not 0 to 2^53 - 1.
     pub fn cost(self, units: i64) -> Policy {
-        assert!(units >= 0, "the cost of a request is negative: {units}");
+        assert!(
+            (0..=MAX_COST).contains(&units),
+            "the cost of a request must be from 0 to {MAX_COST}: {units}"
+        );
         self.with(|inner| inner.cost = Cost::Units(units))
     }
 
@@ -193,11 +187,13 @@ impl Policy {
     }
 
     /// Its name.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
     /// Its quotas.
+    #[must_use]
     pub fn quotas(&self) -> &Quotas {
         &self.0.quotas
     }
@@ -231,9 +227,9 @@ impl AsRef<[Policy]> for Policy {
 }
 
 fn is_whole_seconds(window: Duration) -> bool {
-    !window.is_zero() && window.subsec_nanos() == 0
+    window.subsec_nanos() == 0
 }
 
-fn is_printable(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

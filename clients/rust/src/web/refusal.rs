@@ -68,16 +68,19 @@ impl Refusal {
 
     /// 429, or 403 if no wait helps, or 503 while Redis is away, or 500 if the application asked for what cannot be: a
     /// negative cost, say.
+    #[must_use]
     pub fn status(&self) -> StatusCode {
         self.0.response.status()
     }
 
     /// The header fields that tell of limits: `ratelimit-policy`, `ratelimit` and `retry-after`.
+    #[must_use]
     pub fn fields(&self) -> &HeaderMap {
         &self.0.fields
     }
 
     /// What was decided, if it is that which refuses.
+    #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match &self.0.why {
             Why::Limited(decision) => Some(decision),
@@ -86,6 +89,7 @@ impl Refusal {
     }
 
     /// Why Redis could not be asked, if it could not.
+    #[must_use]
     pub fn error(&self) -> Option<&RedisError> {
         match &self.0.why {
             Why::Away(error) => Some(error),

@@ -3,6 +3,7 @@
 //! `REDIS_SERVER` names the server to run, `MODULE` the module to load.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod forwarder;
 pub mod words;
 
 use std::fs::{self, File};
@@ -15,6 +16,8 @@ use std::{env, thread};
 use redis::Connection;
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use tempfile::TempDir;
+
+use forwarder::Forwarder;
 
 /// How long a condition may take to come true before the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -96,6 +99,10 @@ impl Server {
         info.lines().any(|line| line == format!("process_id:{}", self.child.id()))
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         format!("redis://{}127.0.0.1:{}", self.user, self.port)
     }
@@ -171,14 +178,71 @@ impl Drop for Server {
     }
 }
 
+/// A sentinel that watches a server, by the name `limits`. Dropping it ends it.
+pub struct Sentinel {
+    child: Child,
+    pub port: u16,
+    _folder: TempDir,
+}
+
+impl Sentinel {
+    pub fn of(server: &Server) -> Sentinel {
+        let (folder, port) = (TempDir::new().expect("a temporary folder"), free_port());
+        let path = folder.path().join("sentinel.conf");
+        let watched = server.port;
+        fs::write(
+            &path,
+            format!("port {port}\nbind 127.0.0.1\nsentinel monitor limits 127.0.0.1 {watched} 1\n"),
+        )
+        .expect("a file");
+        let mut command = Command::new(env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()));
+        command.arg(path).arg("--sentinel").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        end_with_this_thread(&mut command);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        wait_for("the sentinel to answer", || {
+            let client = redis::Client::open(("127.0.0.1", port)).expect("an address");
+            client.get_connection().is_ok()
+        });
+        Sentinel { child, port, _folder: folder }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Three masters, a third of the slots each. Dropping it ends them.
 pub struct Cluster {
     nodes: Vec<Server>,
+    /// What clients reach them by, if there is anything between.
+    pub forwarders: Vec<Forwarder>,
 }
 
 impl Cluster {
     pub fn start() -> Cluster {
-        let nodes: Vec<Server> = (0..3).map(|_| Server::with_module(&["--cluster-enabled", "yes"])).collect();
+        let nodes = (0..3).map(|_| Server::with_module(&["--cluster-enabled", "yes"])).collect();
+        Cluster::of(nodes, Vec::new())
+    }
+
+    /// Clients reach each node over a forwarder.
+    pub fn behind_forwarders() -> Cluster {
+        let listeners = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+        let (nodes, forwarders) = listeners
+            .map(|listener| {
+                let port = listener.local_addr().expect("its address").port().to_string();
+                let settings = ["--cluster-enabled", "yes", "--cluster-announce-port", &port];
+                let node = Server::with_module(&settings);
+                let forwarder = Forwarder::on(listener, node.port, Duration::ZERO);
+                (node, forwarder)
+            })
+            .unzip();
+        Cluster::of(nodes, forwarders)
+    }
+
+    fn of(nodes: Vec<Server>, forwarders: Vec<Forwarder>) -> Cluster {
         for (node, slots) in nodes.iter().zip(["0 5460", "5461 10922", "10923 16383"]) {
             let _: () = node.call(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
             let bus: Vec<String> = node.call("CONFIG GET cluster-port");
@@ -190,13 +254,20 @@ impl Cluster {
                 info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
             })
         });
-        Cluster { nodes }
+        Cluster { nodes, forwarders }
     }
 
     pub fn client(&self) -> ClusterClient {
-        let client = ClusterClientBuilder::new(self.nodes.iter().map(Server::url));
-        let client = client.connection_timeout(PATIENCE).response_timeout(PATIENCE);
+        let client = self.builder().connection_timeout(PATIENCE).response_timeout(PATIENCE);
         client.build().expect("addresses")
+    }
+
+    pub fn builder(&self) -> ClusterClientBuilder {
+        if self.forwarders.is_empty() {
+            ClusterClientBuilder::new(self.nodes.iter().map(Server::url))
+        } else {
+            ClusterClientBuilder::new(self.forwarders.iter().map(Forwarder::url))
+        }
     }
 
     /// Adds a user to all nodes, and has connections made from now on be those of this user.

@@ -1,7 +1,7 @@
-"""Commands that wait go together: those of one turn of the event loop, and those that come while replies are awaited.
+"""Commands that wait go together: those of one turn of the event loop, and later ones at once.
 
-They leave in one write on one connection. So a burst needs no more connections than a single request, and none of it
-fails because a pool is empty. On a cluster this holds for each node.
+They leave in one write on one connection, at once, also while other replies are due. So a burst needs no more
+connections than a single request, and none of it fails because a pool is empty. On a cluster this holds for each node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .cluster import ClusterLane
 from .lane import Call, EachAlone, Lane, Loop, Word
 from .server import ServerLane
 
-__all__ = ["Batches", "Call", "Loop"]
+__all__ = ["Batches", "Call", "Loop", "library_of"]
 
 
 class Batches:
@@ -26,7 +26,7 @@ class Batches:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._library = _library(client)
+        self._library = library_of(client)
         self._encoder = client.get_encoder() if self._library else None
         self._lanes: dict[Loop, Lane] = {}
 
@@ -38,20 +38,22 @@ class Batches:
             batches = cls._shared[id(client)] = cls(client)
         return batches
 
-    def call(self, key: Word, words: Sequence[Word], timeout: float | None = None) -> asyncio.Future[Any]:
+    def call(
+        self, key: Word, words: Sequence[Word], timeout: float | None = None, *, once: bool = False
+    ) -> asyncio.Future[Any]:
         """The reply to a command. Its key says which node it is for; ``timeout`` is in seconds of the server's time."""
-        reply = self.put(key, words).reply
+        reply = self.put(key, words, once=once).reply
         if timeout is not None:
             self.end_after(timeout, reply)
         return reply
 
-    def put(self, key: Word, words: Sequence[Word]) -> Call:
-        """Sends a command."""
+    def put(self, key: Word, words: Sequence[Word], *, once: bool = False) -> Call:
+        """Sends a command; ``once``: at most once, whatever the retries of the client."""
         if self._encoder:
             # What cannot be sent is an error of this command alone.
             words = [words[0], *map(self._encoder.encode, words[1:])]
         lane = self._lane()
-        call = Call(key, words, lane.loop.create_future())
+        call = Call(key, words, lane.loop.create_future(), once=once)
         lane.put(call)
         return call
 
@@ -78,7 +80,7 @@ class Batches:
         return lane
 
 
-def _library(client: Any) -> str | None:
+def library_of(client: Any) -> str | None:
     """The library of this client, redis or valkey, if the client sends commands as the library does."""
     owner = next((kind for kind in type(client).__mro__ if "execute_command" in vars(kind)), object)
     library = owner.__module__.partition(".")[0]

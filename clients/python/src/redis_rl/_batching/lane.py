@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from .timeout import ServerTimeout
+from .timeout import ServerTimeout, Talk
 
 Word: TypeAlias = str | bytes | int
 Loop: TypeAlias = asyncio.AbstractEventLoop
 
-# A batch that nobody waits for any more is given up if nothing comes for so long. The next batch then opens a new
-# connection, so a server that hangs is not connected to more often than this.
-_STALLED_SECONDS = 1.0
+# What nobody waits for any more is given up if nothing comes for so long. A server that hangs is not connected to more
+# often than this.
+STALLED_SECONDS = 0.5
 # How long to wait for a connection while others use all of the pool: as long as redis-py's blocking pool does.
 _EMPTY_POOL_SECONDS = 20.0
 _EMPTY_POOL_PAUSE_SECONDS = 0.001
@@ -29,10 +29,12 @@ _owners_lock = threading.Lock()
 class Call:
     """A command, and the reply that somebody waits for."""
 
-    __slots__ = ("attempts", "background", "key", "late", "reply", "sent", "words")
+    __slots__ = ("attempts", "background", "key", "late", "once", "reply", "sent", "words")
 
-    def __init__(self, key: Word, words: Sequence[Word], reply: asyncio.Future[Any]) -> None:
+    def __init__(self, key: Word, words: Sequence[Word], reply: asyncio.Future[Any], *, once: bool = False) -> None:
         self.key, self.words, self.reply = key, words, reply
+        # Whether it is sent at most once, as what gives back is: twice would give back units of others.
+        self.once = once
         self.attempts = 0
         self.sent = False
         # Whether its reply is of use, but nobody waits for it.
@@ -43,6 +45,10 @@ class Call:
     @property
     def waits(self) -> bool:
         return not self.reply.done()
+
+    @property
+    def is_awaited(self) -> bool:
+        return self.waits and not self.background
 
     def end(self, reply: Any) -> None:
         if self.reply.done():
@@ -56,23 +62,16 @@ class Call:
 
 
 class Lane:
-    """The calls of one event loop, sent in batches, one batch after another."""
+    """The calls of one event loop to one server, or to the nodes of a cluster."""
 
     def __init__(self, client: Any, loop: Loop) -> None:
         self.client = client
         self.loop = loop
-        self._queue: list[Call] = []
-        self._task: asyncio.Task[None] | None = None
-        self._batch: list[Call] = []
-        self._watching = False
-        self._steps = 0
         self._timeouts: dict[float, ServerTimeout] = {}
 
     def put(self, call: Call) -> None:
-        """Sends it with the next batch: after this turn of the event loop, or after the batch that is under way."""
-        self._queue.append(call)
-        if not self._task:
-            self._start()
+        """Sends it."""
+        raise NotImplementedError
 
     def end_after(self, seconds: float, reply: asyncio.Future[Any]) -> None:
         """Ends the wait once the server had this time."""
@@ -80,82 +79,68 @@ class Lane:
             self._timeouts[seconds] = ServerTimeout(seconds, self.loop, self.progress)
         self._timeouts[seconds].watch(reply)
 
-    def progress(self) -> Mapping[Lane, int]:
-        """A number that grows whenever something comes from the server, if a batch is under way."""
-        return {self: self._steps} if self._task else {}
+    def restart_timeouts(self) -> None:
+        """The server has taken a step towards a connection: each step has the whole time."""
+        for timeout in self._timeouts.values():
+            timeout.restart()
 
-    def abandon(self) -> None:
-        """Ends the batch of an event loop that was closed meanwhile: its connection goes back to the pool."""
-        if self._task:
-            # Their event loop is closed, which the connection and the task say.
-            with contextlib.suppress(Exception):
-                self._task.get_coro().close()
-
-    def _start(self) -> None:
-        # A task factory might start it before this turn is over.
-        self._task = asyncio.Task(self._run(), loop=self.loop)
-        if not self._watching:
-            self._watch()
-
-    async def _run(self) -> None:
-        try:
-            while batch := [call for call in self._queue if call.waits]:
-                self._queue = []
-                self._batch = batch
-                await _noting_steps(self._send_or_fail(batch), self._note_step)
-        finally:
-            self._task = None
-            if not self.loop.is_closed() and any(call.waits for call in self._queue):
-                # The batch was given up, and others wait for the next.
-                self._start()
-
-    async def _send_or_fail(self, batch: list[Call]) -> None:
-        try:
-            await self._send(batch)
-        except Exception as error:
-            for call in batch:
-                call.end(error)
-        except BaseException:
-            if not self.loop.is_closed():
-                for call in batch:
-                    call.reply.cancel()
-            raise
-
-    def _note_step(self) -> None:
-        self._steps += 1
-
-    def _watch(self) -> None:
-        """Gives up a batch that nobody waits for if nothing comes."""
-        self._watching = True
-        self.loop.call_later(_STALLED_SECONDS, self._give_up_if_stalled, self._batch, self._steps)
-
-    def _give_up_if_stalled(self, batch: list[Call], steps: int) -> None:
-        self._watching = self._task is not None
-        if not self._task:
-            return
-        is_awaited = any(call.waits and not call.background for call in batch)
-        if batch is self._batch and steps == self._steps and not is_awaited:
-            self._task.cancel()
-            self._given_up()
-        self._watch()
-
-    def _given_up(self) -> None:
-        """A batch is given up."""
-
-    async def _send(self, batch: list[Call]) -> None:
-        """Sends a batch and ends its calls."""
+    def progress(self) -> Mapping[Talk, int]:
+        """Of all that is under way, a number that grows whenever something comes from the server."""
         raise NotImplementedError
 
-    async def _send_alone(self, call: Call) -> None:
-        """Sends a call as the client sends any command, with all that it does about redirections and errors."""
-        call.sent = True
-        try:
-            reply = await self.client.execute_command(*call.words)
-        except Exception as error:
-            reply = error
-        call.end(reply)
+    def abandon(self) -> None:
+        """Ends what is under way in an event loop that was closed meanwhile: connections go back to the pool."""
 
-    async def _when_free(self, use_pool: Callable[[], Awaitable[Any]]) -> Any:
+
+class Work(Talk):
+    """A task that talks to the server, and notes when it goes on because something has come."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.began = loop.time()
+        self.steps = 0
+        self.is_over = False
+        # Set while it waits for something else than the server.
+        self._is_idle = False
+        # A task factory might start it before this turn is over.
+        self._task = asyncio.Task(self._go(), loop=loop)
+        self._watch()
+
+    async def run(self) -> None:
+        """Talks."""
+        raise NotImplementedError
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for what it does."""
+        raise NotImplementedError
+
+    def on_step(self) -> None:
+        """Something has come."""
+
+    def on_empty_pool(self) -> None:
+        """It waits for a connection of the client."""
+
+    def on_end(self, error: BaseException | None) -> None:
+        """It has ended, perhaps because of an error."""
+
+    def give_up(self) -> None:
+        """Nothing has come for too long: ends as soon as nobody waits for it any more."""
+        if not self.is_awaited:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends it now."""
+        if not self.is_over:
+            self.is_over = True
+            self._task.cancel()
+
+    def abandon(self) -> None:
+        # Its event loop is closed, which the connection and the task say.
+        with contextlib.suppress(Exception):
+            self._task.get_coro().close()
+
+    async def when_free(self, use_pool: Callable[[], Awaitable[Any]]) -> Any:
         """Waits for a connection while others use all that the client may have."""
         give_up: float | None = None
         while True:
@@ -167,12 +152,49 @@ class Lane:
                 give_up = give_up or self.loop.time() + _EMPTY_POOL_SECONDS
                 if not empty or self.loop.time() > give_up:
                     raise
-            await asyncio.sleep(_EMPTY_POOL_PAUSE_SECONDS)
-            # That was no sign of the server.
-            self._steps -= 1
+            self.on_empty_pool()
+            self._is_idle = True
+            try:
+                await asyncio.sleep(_EMPTY_POOL_PAUSE_SECONDS)
+            finally:
+                self._is_idle = False
+
+    async def _go(self) -> None:
+        error: BaseException | None = None
+        try:
+            await _noting_steps(self.run(), self._note_step)
+        except Exception as reason:
+            error = reason
+        except BaseException as reason:
+            error = reason
+            raise
+        finally:
+            self.is_over = True
+            if not self.loop.is_closed():
+                self.on_end(error)
+
+    def _note_step(self) -> None:
+        if not self._is_idle:
+            self.steps += 1
+            self.on_step()
+
+    def _watch(self) -> None:
+        self.loop.call_later(STALLED_SECONDS, self._give_up_if_stalled, self.steps)
+
+    def _give_up_if_stalled(self, steps: int) -> None:
+        if self.is_over:
+            return
+        if steps == self.steps:
+            self.stalled()
+        self._watch()
+
+    def stalled(self) -> None:
+        """Nothing has come for long."""
+        if not self.is_awaited:
+            self.give_up()
 
 
-class EachAlone(Lane):
+class EachAlone(Lane, Talk):
     """Each as the client sends it: for other clients, and those that change what they send."""
 
     def __init__(self, client: Any, loop: Loop) -> None:
@@ -181,15 +203,39 @@ class EachAlone(Lane):
 
     def put(self, call: Call) -> None:
         """Sends it now."""
-        task = self.loop.create_task(self._send_alone(call))
+        task = self.loop.create_task(self._send(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # As soon as nobody waits, and nobody is to be told later.
         call.reply.add_done_callback(lambda _: None if call.sent and call.late else task.cancel())
 
-    def progress(self) -> Mapping[Lane, int]:
+    async def _send(self, call: Call) -> None:
+        """Sends a call as the client sends any command, with all that it does about redirections and errors."""
+        call.sent = True
+        try:
+            reply = await self.client.execute_command(*call.words)
+        except Exception as error:
+            reply = error
+        call.end(reply)
+
+    def progress(self) -> Mapping[Talk, int]:
         """None: this lane cannot tell."""
         return {self: 0} if self._tasks else {}
+
+    def give_up(self) -> None:
+        """Each is given up as soon as nobody waits for it."""
+
+
+class InTurn(EachAlone):
+    """Each as the client sends it, one after another."""
+
+    def __init__(self, client: Any, loop: Loop) -> None:
+        super().__init__(client, loop)
+        self._turn = asyncio.Lock()
+
+    async def _send(self, call: Call) -> None:
+        async with self._turn:
+            await super()._send(call)
 
 
 def claim(pool: Any, loop: Loop) -> Loop:

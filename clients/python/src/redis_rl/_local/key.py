@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from .. import _wire
 from .._wire import MAX_COST, MILLISECOND, Algorithm, Key, Pair, Row, Verdict
+from .names import Digest, Name
 
 ZERO = timedelta()
 
@@ -126,11 +127,11 @@ class Step(NamedTuple):
 class Lease:
     """Units that are counted and not yet used. There may be none left, or none from the start."""
 
-    __slots__ = ("at", "beyond", "ends_ms", "is_whole", "left", "limit", "reset_after", "told_ms")
+    __slots__ = ("at", "beyond", "ends_ms", "granted", "is_whole", "left", "limit", "reset_after", "told_ms")
 
     def __init__(self, left: int, ends_ms: int, reply: Verdict, now_ms: int) -> None:
         """``reply`` has as its ``remaining`` what the limit leaves beyond the lease."""
-        self.left = left
+        self.left = self.granted = left
         self.ends_ms = ends_ms
         self.limit = reply.limit
         self.beyond = reply.remaining
@@ -192,13 +193,15 @@ class Flight:
 class KeyMachine:
     """What a process knows of a key."""
 
-    __slots__ = ("flight", "lease", "name", "refusal", "rules", "waiting", "wanted")
+    __slots__ = ("apart", "flight", "lease", "name", "refusal", "rules", "waiting", "wanted")
 
-    def __init__(self, name: Key, rules: Rules) -> None:
+    def __init__(self, name: Name, rules: Rules) -> None:
         """A key of which nothing is known."""
         self.name = name
         self.waiting: deque[Request] = deque()
         self.flight: Flight | None = None
+        # Commands that ask for waits which the reply to a flight did not tell.
+        self.apart: list[Command] = []
         self._begin(rules)
 
     def _begin(self, rules: Rules) -> None:
@@ -228,6 +231,18 @@ class KeyMachine:
                 self.refusal.hold_for_less(cost)
             return lease.hand_out(now_ms, cost)
         return self.refused(now_ms, cost)
+
+    def put_back(self, now_ms: int, rules: Rules, verdict: Verdict) -> bool:
+        """Whether units that were handed out are in their lease again, as if they had not been."""
+        lease, units = self.lease, verdict.taken or 0
+        if not lease or not self.has_rules(rules) or lease.at != verdict.at or now_ms >= lease.ends_ms:
+            return False
+        if lease.left + units > lease.granted:
+            return False
+        lease.left += units
+        if self.refusal and not self.refusal.is_hopeless:
+            self.refusal.hold_for_less(-units)
+        return True
 
     def refused(self, now_ms: int, cost: int) -> Verdict | None:
         """The refusal that is remembered, if it holds for this cost."""
@@ -264,7 +279,7 @@ class KeyMachine:
         lease = min(self.wanted, MAX_COST - cost)
         # Alone and without a lease a request is decided as a whole, with the wait of the whole.
         partial = lease > 0 or len(requests) > 1 or cost == 1
-        step.commands.append(Command(self.name, self.rules, cost + lease, requests, partial=partial))
+        step.commands.append(self._command(cost + lease, requests, partial=partial))
         self.flight = Flight(now_ms, requests, cost, lease)
 
     def set_rules(self, rules: Rules, step: Step) -> None:
@@ -282,21 +297,25 @@ class KeyMachine:
         else:
             # What was taken for whoever no longer awaits it stays counted: nobody knows as of when to give it back.
             rest = 0 if reply.limited else sum(request.cost for request in requests)
+        refused: list[tuple[Request, Verdict]] = []
         for request in requests:
             is_allowed = request.cost <= rest
             taken = request.cost if is_allowed else 0
             rest -= taken
-            step.answers.append(
-                (
-                    request,
-                    reply._replace(
-                        limited=not is_allowed,
-                        remaining=reply.remaining + rest,
-                        retry_after=None if is_allowed else reply.retry_after,
-                        taken=None if reply.taken is None else taken,
-                    ),
-                )
+            told = reply._replace(
+                limited=not is_allowed,
+                remaining=reply.remaining + rest,
+                retry_after=None if is_allowed else reply.retry_after,
+                taken=None if reply.taken is None else taken,
             )
+            (step.answers if is_allowed else refused).append((request, told))
+        untold: dict[int, list[Request]] = {}
+        for request, told in refused:
+            # The wait of the reply is until one more unit fits.
+            if reply.taken is None or request.cost == rest + 1:
+                step.answers.append((request, told))
+            else:
+                untold.setdefault(request.cost, []).append(request)
         left = min(rest, flight.lease, settings.units)
         beyond = reply._replace(remaining=reply.remaining + rest - left)
         self._remember(
@@ -309,7 +328,16 @@ class KeyMachine:
         self._give_back(rest - left, step)
         if now_ms >= self.lease.ends_ms:
             self.end_lease(step)
+        for cost, requests in untold.items():
+            self.apart.append(self._command(cost, requests))
+            step.commands.append(self.apart[-1])
         self._serve_waiting(now_ms, settings, step)
+
+    def wait_again(self, now_ms: int, settings: Settings, requests: list[Request], step: Step) -> None:
+        """Requests whose wait was asked for, and is over."""
+        self.waiting.extendleft(reversed(requests))
+        if requests and not self.flight:
+            self._serve_waiting(now_ms, settings, step)
 
     def fail(self, now_ms: int, settings: Settings, error: Exception, step: Step) -> None:
         """The command in flight has failed. Units that it may have counted stay counted."""
@@ -367,7 +395,12 @@ class KeyMachine:
     def _give_back(self, units: int, step: Step) -> None:
         """Gives back units of the lease as of the time when they were counted."""
         if units and self.lease and self.lease.at is not None:
-            step.commands.append(Command(self.name, self.rules, -units, [], at=self.lease.at))
+            step.commands.append(self._command(-units, [], at=self.lease.at))
+
+    def _command(self, cost: int, requests: list[Request], *, partial: bool = False, at: int | None = None) -> Command:
+        # A name that is a digest is never leased.
+        assert not isinstance(self.name, Digest)
+        return Command(self.name, self.rules, cost, requests, partial=partial, at=at)
 
 
 def remember_ms(longest_ms: int, retry_after: timedelta | None) -> int:
@@ -376,8 +409,8 @@ def remember_ms(longest_ms: int, retry_after: timedelta | None) -> int:
 
 
 def less(wait: timedelta, gone_ms: int) -> timedelta:
-    """What is left of a wait."""
-    return max(wait - timedelta(milliseconds=gone_ms), ZERO)
+    """What is left of a wait. A reply is noted as late as it may be, so less than nothing may have gone since."""
+    return max(wait - timedelta(milliseconds=max(gone_ms, 0)), ZERO)
 
 
 def later(verdict: Verdict, gone_ms: int) -> Verdict:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from .._wire import Decision, Row, Verdict
 from .decider import MAX_KEYS
 from .key import later, less, remember_ms
+from .names import LONGEST_BYTES, Digest, digest, size
+
+_Request: TypeAlias = tuple[tuple[object, ...], ...] | Digest
 
 
 class _Refusal(NamedTuple):
@@ -27,7 +30,7 @@ class Refusals:
         self._remember_ms = remember_ms
         self._max_decisions = max_decisions
         # The least recently used goes first.
-        self._decisions: OrderedDict[tuple[tuple[object, ...], ...], _Refusal] = OrderedDict()
+        self._decisions: OrderedDict[_Request, _Refusal] = OrderedDict()
 
     def known(self, now_ms: int, rows: Sequence[Row]) -> Decision | None:
         """The refusal that holds for this request.
@@ -59,8 +62,9 @@ class Refusals:
                 self._decisions.popitem(last=False)
 
 
-def _request(rows: Sequence[Row]) -> tuple[tuple[object, ...], ...]:
-    return tuple(row[:4] for row in rows)
+def _request(rows: Sequence[Row]) -> _Request:
+    request = tuple(row[:4] for row in rows)
+    return request if sum(size(row.key) for row in rows) <= LONGEST_BYTES else digest(request)
 
 
 def _holds(refused: Verdict, cost: int, row: Row) -> bool:

@@ -1,11 +1,12 @@
 //! How long Redis is waited for.
 
 use std::future::Future;
+use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::RedisResult;
+use redis::{RedisError, RedisResult};
 use tokio::time::{Instant, timeout};
 
 /// Turns of the runtime in a timeout.
@@ -26,12 +27,21 @@ pub(crate) struct ServerTimeout {
 }
 
 impl ServerTimeout {
+    /// # Panics
+    ///
+    /// If it is 0: then no reply could come in time.
     pub fn new(timeout: Duration) -> ServerTimeout {
+        assert!(!timeout.is_zero(), "a timeout must be above 0");
         ServerTimeout { timeout, replies: AtomicU64::new(0) }
     }
 
     pub fn duration(&self) -> Duration {
         self.timeout
+    }
+
+    /// What a request is told that was not answered.
+    pub fn error(&self) -> RedisError {
+        io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {:?}", self.timeout)).into()
     }
 
     /// The reply; none if Redis sent none to anyone for the timeout.

@@ -1,0 +1,38 @@
+// Whom a network address stands for.
+
+import { isIPv4, isIPv6 } from "node:net";
+
+/** The first six groups of IPv6 addresses whose last two are an IPv4 address. */
+const IPV4_PREFIXES = ["0:0:0:0:0:ffff", "0:0:0:0:ffff:0", "64:ff9b:0:0:0:0", "0:0:0:0:0:0"];
+
+/**
+ * The client with this address, which may have a port. An IPv4 address stands for itself, also where it is written as
+ * IPv6. An IPv6 client has a whole network, named by its first 64 bits. Clients without an address are one: `unknown`.
+ */
+export function client(address: string | undefined | null): string {
+  if (!address) return "unknown";
+  const [, ipv6, ipv4] = /^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/.exec(address) ?? [];
+  const bare = (ipv6 ?? ipv4 ?? address).replace(/%.*/, "");
+  if (isIPv4(bare)) return bare;
+  if (!isIPv6(bare)) return address;
+  const groups = groupsOf(bare);
+  const [high, low] = groups.slice(6).map((group) => Number.parseInt(group, 16)) as [number, number];
+  // `::1` is no IPv4 address.
+  if (IPV4_PREFIXES.includes(groups.slice(0, 6).join(":")) && high > 0) {
+    return [high >> 8, high & 255, low >> 8, low & 255].join(".");
+  }
+  return `${spelled(`${groups.slice(0, 4).join(":")}::`)}/64`;
+}
+
+/** A URL spells an address in one way. */
+function spelled(ipv6: string): string {
+  return new URL(`http://[${ipv6}]`).hostname.slice(1, -1);
+}
+
+function groupsOf(ipv6: string): string[] {
+  const [head, tail] = spelled(ipv6)
+    .split("::")
+    .map((part) => part.split(":").filter(Boolean)) as [string[], string[]?];
+  const zeros = tail ? Array<string>(8 - head.length - tail.length).fill("0") : [];
+  return [...head, ...zeros, ...(tail ?? [])];
+}

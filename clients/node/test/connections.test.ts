@@ -1,0 +1,336 @@
+// Every adapter on every kind of connection: what passes, connections that fall silent, and give-backs.
+
+import assert from "node:assert/strict";
+import type { ServerResponse } from "node:http";
+import { after, afterEach, before, describe, test } from "node:test";
+import { Cluster, Redis } from "ioredis";
+import { createClient, createClientPool, createCluster, createSentinel } from "redis";
+import { acquire, leases, type RateLimiter, rl } from "redis-rl";
+import { type Options, type Request, rateLimit } from "redis-rl/express";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimiter } from "redis-rl/ioredis";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import { Forwarder, Server, socket, startCluster, startSentinel, tally, waitFor } from "./harness.js";
+
+const LIMIT = 5;
+const HOUR = 3_600_000;
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT_MS = 30_000;
+
+/** What a test has opened. */
+const open: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of open.splice(0).reverse()) await close();
+});
+
+/** Servers, and what lies before them. */
+interface Servers {
+  one: Server;
+  sentinel: Server;
+  cluster: Server[];
+  forwarders: Forwarder[];
+}
+
+/** How a client reaches a server: by what lies before it, where a sentinel or a node has told its port. */
+function mapped({ forwarders }: Servers): Record<string, { host: string; port: number }> {
+  return Object.fromEntries(
+    forwarders.map(({ to, port }) => [`127.0.0.1:${to}`, { host: "127.0.0.1", port }]),
+  );
+}
+
+const urlOf = ({ one, forwarders }: Servers) => forwarders.find(({ to }) => to === one.port)?.url ?? one.url;
+
+interface Connected {
+  limiter: RateLimiter;
+  stop(): unknown;
+}
+
+/** The kinds of connection, as the README makes them. */
+const kinds: Record<string, (servers: Servers) => Promise<Connected>> = {
+  "node-redis": async (servers) => {
+    const client = createClient({ url: urlOf(servers), socket, modules: { rl } });
+    client.on("error", () => {});
+    await client.connect();
+    return { limiter: client.rl, stop: () => client.destroy() };
+  },
+  "node-redis, a pool": async (servers) => {
+    const pool = createClientPool({ url: urlOf(servers), socket, modules: { rl } });
+    pool.on("error", () => {});
+    await pool.connect();
+    return { limiter: pool.rl, stop: () => pool.destroy() };
+  },
+  "node-redis, a cluster": async (servers) => {
+    const cluster = createCluster({
+      rootNodes: servers.cluster.map(({ url }) => ({ url })),
+      defaults: { socket },
+      modules: { rl },
+      nodeAddressMap: mapped(servers),
+    });
+    cluster.on("error", () => {});
+    await cluster.connect();
+    return { limiter: cluster.rl as unknown as RateLimiter, stop: () => cluster.destroy() };
+  },
+  "node-redis, Sentinel": async (servers) => {
+    const client = createSentinel({
+      name: "main",
+      sentinelRootNodes: [{ host: "127.0.0.1", port: servers.sentinel.port }],
+      nodeClientOptions: { socket },
+      sentinelClientOptions: { socket },
+      nodeAddressMap: mapped(servers),
+      modules: { rl },
+    });
+    client.on("error", () => {});
+    await client.connect();
+    return { limiter: client.rl as unknown as RateLimiter, stop: () => client.destroy() };
+  },
+  ioredis: async (servers) => ofIoredis(new Redis(urlOf(servers))),
+  "ioredis, a cluster": async (servers) =>
+    ofIoredis(
+      new Cluster(
+        servers.cluster.map(({ port }) => ({ host: "127.0.0.1", port })),
+        { natMap: mapped(servers) },
+      ),
+    ),
+  "ioredis, Sentinel": async (servers) =>
+    ofIoredis(
+      new Redis({
+        name: "main",
+        sentinels: [{ host: "127.0.0.1", port: servers.sentinel.port }],
+        natMap: mapped(servers),
+      }),
+    ),
+};
+
+function ofIoredis(redis: Redis | Cluster): Connected {
+  redis.on("error", () => {});
+  return { limiter: rateLimiter(redis), stop: () => redis.disconnect() };
+}
+
+/** A request to an adapter: the status of its answer, 500 for an error. */
+type Ask = () => Promise<number>;
+
+const failed = () => 500;
+
+function middleware(limiter: RateLimiter, key: string, options: Options) {
+  const limit = rateLimit(
+    limiter,
+    { quotas: `${LIMIT}/h`, key: () => key },
+    { onError: () => {}, ...options },
+  );
+  const ask = (settle?: number) =>
+    new Promise<number>((resolve) => {
+      const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
+      const request = {} as Request;
+      void limit(request, response as unknown as ServerResponse, async (error) => {
+        if (settle !== undefined) await limit.settle(request, response as unknown as ServerResponse, settle);
+        resolve(error === undefined ? 200 : 500);
+      });
+    });
+  return { ask, close: () => limit.close() };
+}
+
+const ofVerdict = ({ limited }: { limited: boolean }) => (limited ? 429 : 200);
+const quotas = `${LIMIT}/h`;
+
+const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
+  fixed: (limiter, key) => () => limiter.fixed(key, quotas).then(ofVerdict, failed),
+  sliding: (limiter, key) => () => limiter.sliding(key, quotas).then(ofVerdict, failed),
+  log: (limiter, key) => () => limiter.log(key, quotas).then(ofVerdict, failed),
+  all: (limiter, key) => {
+    const row = { algorithm: "log", limit: LIMIT, window: "1h" } as const;
+    const rows = [
+      { ...row, key: `{${key}}:a` },
+      { ...row, key: `{${key}}:b` },
+    ];
+    return () => limiter.all(rows).then(ofVerdict, failed);
+  },
+  acquire: (limiter, key) => () =>
+    acquire(limiter, "log", key, quotas, { timeoutMs: 0 }).then(ofVerdict, failed),
+  leases: (limiter, key) => {
+    const leased = leases(limiter, { quotas, units: 2, timeoutMs: PATIENT_MS });
+    return () => leased.take(key).then(ofVerdict, failed);
+  },
+  "the middleware": (limiter, key) => middleware(limiter, key, { timeoutMs: PATIENT_MS }).ask,
+  "the middleware, leased": (limiter, key) =>
+    middleware(limiter, key, { timeoutMs: PATIENT_MS, lease: 2 }).ask,
+  "the store": (limiter, prefix) => {
+    const store = new RateLimitStore(limiter, { prefix, timeoutMs: PATIENT_MS });
+    store.init({ windowMs: HOUR, limit: LIMIT });
+    return () => store.increment("key").then(({ totalHits }) => (totalHits > LIMIT ? 429 : 200), failed);
+  },
+  "the storage": (limiter, prefix) => {
+    const storage = new RateLimitStorage(limiter, { prefix, timeoutMs: PATIENT_MS });
+    const hit = () => storage.increment("key", HOUR, LIMIT, HOUR);
+    return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
+  },
+};
+
+/** What takes units and returns what gives them back. A client may lose the answer to that. */
+const givers: Record<string, (limiter: RateLimiter, key: string, mute: () => void) => Promise<() => void>> = {
+  leases: async (limiter, key) => {
+    const leased = leases(limiter, { quotas: "1000/h", units: 8, for: "1h", timeoutMs: PATIENT_MS });
+    for (let i = 0; i < 12; i++) await leased.take(key);
+    return () => void leased.close();
+  },
+  settle: async (limiter, key) => {
+    const limit = rateLimit(
+      limiter,
+      { quotas: "1000/h", key: () => key, cost: 10 },
+      { timeoutMs: PATIENT_MS, onError: () => {} },
+    );
+    const request = {} as Request;
+    const response = { setHeader() {} } as unknown as ServerResponse;
+    await limit(request, response, () => {});
+    return () => void limit.settle(request, response, 3);
+  },
+  acquire: async (limiter, key, mute) => {
+    const abort = new AbortController();
+    let taken = () => {};
+    const isTaken = new Promise<void>((resolve) => (taken = resolve));
+    let goOn = () => {};
+    const all = async (...args: Parameters<RateLimiter["all"]>) => {
+      const decision = await limiter.all(...args);
+      abort.abort();
+      taken();
+      await new Promise<void>((resolve) => (goOn = resolve));
+      mute();
+      return decision;
+    };
+    const slow = Object.create(limiter, { all: { value: all } }) as RateLimiter;
+    acquire(slow, "log", key, "1000/h", { cost: 10, signal: abort.signal }).catch(() => {});
+    await isTaken;
+    return () => goOn();
+  },
+};
+
+describe("connections", () => {
+  let servers: Servers;
+  before(async () => {
+    const [one, cluster] = await Promise.all([Server.start(), startCluster()]);
+    const sentinel = await startSentinel(one);
+    servers = { one, sentinel, cluster, forwarders: [] };
+  });
+  after(async () => {
+    for (const server of [servers.sentinel, servers.one, ...servers.cluster]) await server.stop();
+  });
+
+  let keys = 0;
+  const aKey = () => `key:${keys++}`;
+
+  async function connect(kind: string, to = servers): Promise<RateLimiter> {
+    const { limiter, stop } = (await kinds[kind]?.(to)) as Connected;
+    open.push(stop);
+    return limiter;
+  }
+
+  /** A limiter whose every connection passes a forwarder. */
+  async function connectThrough(kind: string): Promise<[RateLimiter, Forwarder[]]> {
+    const forwarders = await Promise.all([servers.one, ...servers.cluster].map(Forwarder.start));
+    for (const { stop } of forwarders) open.push(stop);
+    return [await connect(kind, { ...servers, forwarders }), forwarders];
+  }
+
+  /** Units that are counted. */
+  async function used(key: string, limiter: RateLimiter): Promise<number> {
+    return (await limiter.info(key))?.windows[0]?.used ?? 0;
+  }
+
+  for (const kind of Object.keys(kinds)) {
+    describe(kind, () => {
+      test(`a limit of ${LIMIT} lets ${LIMIT} of 50 pass, through every adapter`, async () => {
+        const limiter = await connect(kind);
+        for (const [name, adapter] of Object.entries(adapters)) {
+          const ask = adapter(limiter, aKey());
+          const answers = await Promise.all(Array.from({ length: 50 }, ask));
+          assert.deepEqual(tally(answers), { 200: LIMIT, 429: 50 - LIMIT }, name);
+        }
+      });
+
+      test("connections that fall silent are given up: the next requests ask on new ones", async () => {
+        const [limiter, forwarders] = await connectThrough(kind);
+        const { ask } = middleware(limiter, aKey(), { timeoutMs: 100, fail: "closed" });
+        await waitFor("the first decision", async () => (await ask()) !== 503);
+        for (const forwarder of forwarders) forwarder.silence();
+        const undecided = [];
+        await waitFor("a decision", async () => {
+          const status = await ask();
+          if (status === 503) undecided.push(status);
+          return status !== 503;
+        });
+        // Each has its own timeout on a silent connection or beside one that is made.
+        assert.ok(undecided.length > 0 && undecided.length <= 5, String(undecided.length));
+      });
+
+      test("a server whose answers take four fifths of the timeout: every request is decided", async () => {
+        const [limiter, forwarders] = await connectThrough(kind);
+        const options = { timeoutMs: 400, fail: "closed" } as const;
+        const asks = [
+          middleware(limiter, aKey(), options).ask,
+          middleware(limiter, aKey(), { ...options, lease: 10 }).ask,
+        ];
+        // Opens the connections.
+        for (const ask of asks) await waitFor("the first decision", async () => (await ask()) !== 503);
+        for (const forwarder of forwarders) forwarder.delayMs = 160;
+        const asked = [];
+        for (let i = 0; i < 50; i++) {
+          // Some while others are on their way.
+          await new Promise((resolve) => setTimeout(resolve, 10));
+          for (const ask of asks) asked.push(ask());
+        }
+        const { 503: undecided = 0 } = tally(await Promise.all(asked));
+        assert.equal(undecided, 0);
+      });
+
+      // A sentinel client opens connections by itself, and waits for a greeting without end.
+      const skip = kind === "node-redis, Sentinel";
+      test(
+        "while nothing is carried, new connections are given up too, and decisions are back after that",
+        { skip },
+        async () => {
+          const [limiter, forwarders] = await connectThrough(kind);
+          const { ask } = middleware(limiter, aKey(), { timeoutMs: 50, fail: "closed" });
+          await waitFor("the first decision", async () => (await ask()) !== 503);
+          for (const forwarder of forwarders) {
+            forwarder.carries = false;
+            forwarder.silence();
+          }
+          const statuses = [];
+          for (let i = 0; i < 30; i++) statuses.push(await ask());
+          assert.deepEqual(tally(statuses), { 503: 30 });
+          for (const forwarder of forwarders) forwarder.carries = true;
+          await waitFor("a decision", async () => (await ask()) !== 503);
+        },
+      );
+
+      for (const [name, prepare] of Object.entries(givers)) {
+        test(`${name}: what gives back is sent once, whatever the client tries again`, async () => {
+          const direct = await connect(kind);
+          const [limiter, forwarders] = await connectThrough(kind);
+          const mute = () => {
+            for (const forwarder of forwarders) forwarder.mute();
+          };
+          const key = aKey();
+          const stored = name === "settle" ? `requests:${key}` : key;
+          // Of others: they would go back with the second one.
+          await direct.log(stored, "1000/h", { cost: 100 });
+          const give = await prepare(limiter, key, mute);
+          const before = await used(stored, direct);
+          mute();
+          give();
+          const given = await waitFor("what goes back", async () => {
+            const now = await used(stored, direct);
+            return now < before && now;
+          });
+          for (const forwarder of forwarders) forwarder.cut();
+          // On the new connections, after all that is sent again.
+          for (const other of [key, aKey(), aKey(), aKey()]) {
+            await waitFor("an answer", () =>
+              limiter.log(other, "1000/h", { cost: 0 }).catch(() => false as const),
+            );
+          }
+          assert.equal(await used(stored, direct), given);
+        });
+      }
+    });
+  }
+});

@@ -1,0 +1,192 @@
+"""Every adapter on every kind of connection: a limit of 5 lets 5 of 20 pass."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+import valkey
+import valkey.asyncio
+import valkey.asyncio.sentinel
+import valkey.sentinel
+from limits import RateLimitItemPerHour, aio, storage, strategies
+
+import redis_rl.limits  # noqa: F401 - registers the schemes
+from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
+from redis_rl.asgi import Guard, Policy
+
+from . import servers
+from .servers import Server
+from .test_batching import run
+from .test_policies import SCOPE
+
+LIMIT, REQUESTS = 5, 20
+# A loaded machine is no reason to let a request pass.
+PATIENT = 60.0
+# What a Sentinel and a pool of the application's own have opened is not closed with the client.
+pytestmark = pytest.mark.usefixtures("abandoned")
+KINDS = ["single", "one connection", "blocking pool", "cluster", "sentinel"]
+libraries = pytest.mark.parametrize("library", [redis, valkey], ids=["redis", "valkey"])
+
+
+@pytest.fixture(scope="module")
+def sentinel(_server: Server) -> Iterator[int]:
+    with servers.sentinel(_server) as port:
+        yield port
+
+
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest) -> Callable[[Any, bool], Any]:
+    """Makes a client of this kind of a library, synchronous or not."""
+    kind = request.param
+    nodes = request.getfixturevalue("cluster") if kind == "cluster" else [request.getfixturevalue("server")]
+    here = {"host": "127.0.0.1", "port": nodes[0].port}
+
+    def client(library: Any, is_async: bool) -> Any:
+        name = "Valkey" if library is valkey else "Redis"
+        home = library.asyncio if is_async else library
+        single = getattr(home, name)
+        if kind == "single":
+            return single(**here)
+        if kind == "one connection":
+            return single(**here, single_connection_client=True)
+        if kind == "blocking pool":
+            return single(connection_pool=home.BlockingConnectionPool(**here, max_connections=1))
+        if kind == "cluster":
+            return getattr(home, f"{name}Cluster")(**here)
+        known = [("127.0.0.1", request.getfixturevalue("sentinel"))]
+        return home.sentinel.Sentinel(known).master_for("mine")
+
+    return client
+
+
+def passed(verdicts: Any) -> int:
+    return sum(bool(verdict) for verdict in verdicts)
+
+
+def keys(number: int = 3) -> list[str]:
+    return [f"key:{each}" for each in range(number)]
+
+
+@libraries
+def test_a_limiter(connect: Any, library: Any) -> None:
+    with connect(library, False) as client:
+        limiter = RateLimiter(client)
+        for key in keys():
+            assert passed(limiter.log(key, (LIMIT, "1h")) for _ in range(REQUESTS)) == LIMIT
+            limiter.log(key, (LIMIT, "1h"), cost=-2)
+            assert passed(limiter.all([(key, "log", LIMIT, "1h", 1)]) for _ in range(REQUESTS)) == 2
+            assert limiter.reset(key)
+            assert passed(limiter.acquire("log", key, (LIMIT, "1h"), timeout=0) for _ in range(REQUESTS)) == LIMIT
+
+
+@libraries
+def test_leases_of_threads(connect: Any, library: Any) -> None:
+    with connect(library, False) as client:
+        limiter = RateLimiter(client)
+        for key in keys():
+            with Leases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
+                assert passed(leases.take(key) for _ in range(4)) == 4
+            assert limiter.peek(key, (LIMIT, "1h")).remaining == LIMIT - 4
+            with Leases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
+                assert passed(leases.take(key) for _ in range(REQUESTS)) == 1
+
+
+@libraries
+def test_a_limiter_of_tasks(connect: Any, library: Any) -> None:
+    async def test() -> None:
+        async with connect(library, True) as client:
+            limiter = AsyncRateLimiter(client)
+
+            async def told(ask: Callable[[], Any]) -> int:
+                return passed(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
+
+            for key in keys():
+                assert await told(lambda key=key: limiter.log(key, (LIMIT, "1h"))) == LIMIT  # type: ignore[misc]
+                await limiter.log(key, (LIMIT, "1h"), cost=-2)
+                rows: Any = [(key, "log", LIMIT, "1h", 1)]
+                assert await told(lambda rows=rows: limiter.all(rows)) == 2  # type: ignore[misc]
+                assert await limiter.reset(key)
+                acquired = [await limiter.acquire("log", key, (LIMIT, "1h"), timeout=0) for _ in range(REQUESTS)]
+                assert passed(acquired) == LIMIT
+
+    run(test())
+
+
+@libraries
+def test_leases_of_tasks(connect: Any, library: Any) -> None:
+    async def test() -> None:
+        async with connect(library, True) as client:
+            limiter = AsyncRateLimiter(client)
+            for key in keys():
+                async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
+                    assert passed([await leases.take(key) for _ in range(4)]) == 4
+                assert (await limiter.peek(key, (LIMIT, "1h"))).remaining == LIMIT - 4
+                async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
+                    assert passed([await leases.take(key) for _ in range(REQUESTS)]) == 1
+
+    run(test())
+
+
+@libraries
+@pytest.mark.parametrize("options", [{}, {"remember": 1.0}, {"lease": 3}], ids=json.dumps)
+def test_a_guard(connect: Any, library: Any, options: Any) -> None:
+    async def test() -> None:
+        async with connect(library, True) as client:
+            policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"])
+            guard = Guard(AsyncRateLimiter(client), policy, fail="closed", timeout=PATIENT, **options)
+            for path in keys():
+                scope = {**SCOPE, "path": path}
+                told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))
+                assert sorted(each.answer.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
+                taken = next(each for each in told if not each.refused)
+                assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
+            await guard.close()
+
+    run(test())
+
+
+def url_of(request: pytest.FixtureRequest, kind: str) -> str:
+    if kind == "cluster":
+        return f"redis-rl+cluster://127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
+    server = request.getfixturevalue("server")
+    if kind == "sentinel":
+        return f"redis-rl+sentinel://127.0.0.1:{request.getfixturevalue('sentinel')}/mine"
+    return f"redis-rl://127.0.0.1:{server.port}"
+
+
+STRATEGIES = ["MovingWindow", "SlidingWindowCounter", "FixedWindow"]
+
+
+@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_storage(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
+    kept: Any = storage.storage_from_string(url_of(request, kind))
+    limiter = getattr(strategies, f"{strategy}RateLimiter")(kept)
+    item = RateLimitItemPerHour(LIMIT)
+    for key in keys():
+        assert passed(limiter.hit(item, key) for _ in range(REQUESTS)) == LIMIT
+        assert limiter.get_window_stats(item, key).remaining == 0
+    kept.storage.close()
+
+
+@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_storage_of_tasks(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
+    async def test() -> None:
+        kept: Any = storage.storage_from_string(f"async+{url_of(request, kind)}")
+        limiter = getattr(aio.strategies, f"{strategy}RateLimiter")(kept)
+        item = RateLimitItemPerHour(LIMIT)
+        for key in keys():
+            assert passed(await asyncio.gather(*(limiter.hit(item, key) for _ in range(REQUESTS)))) == LIMIT
+            assert (await limiter.get_window_stats(item, key)).remaining == 0
+        await kept.bridge.get_connection().aclose()
+
+    run(test())
