@@ -1,12 +1,11 @@
 // Middleware for Express, and for whatever else calls `(request, response, next)`.
 
 import type { ServerResponse } from "node:http";
-import { type Clock, processTime } from "./clock.js";
-import { type Decision, explained, type RateLimiter, type Row, type Verdict } from "./commands.js";
-import { Driver } from "./driver.js";
+import type { Clock } from "./clock.js";
+import type { Decision, RateLimiter, Verdict } from "./commands.js";
 import { type Answer, answer, type Fields, type Item, type Problem, standing } from "./http.js";
-import { ask } from "./leases.js";
-import { Joined, Joint, type JointCommand, type Outcome, type Taking, unitsOf } from "./local/joint.js";
+import { type Asked, JointLimiter } from "./joint-limiter.js";
+import type { Outcome } from "./local/joint.js";
 import { patiently } from "./patient.js";
 import {
   type AppliedPolicy,
@@ -76,13 +75,11 @@ export interface RateLimit<R extends Request = Request, S extends ServerResponse
 
 /** What one middleware has asked for a request. */
 interface Visit {
-  readonly middleware: object;
+  readonly limiter: JointLimiter;
   /** Undefined where a function chooses. */
   readonly fixed: readonly { name: string }[] | undefined;
   readonly shares: readonly Share[];
-  settle: (share: Share, units: number) => Promise<void>;
-  /** Gives back all that was taken. */
-  release: () => void;
+  readonly asked: Asked;
 }
 
 /** What each request has passed, the outermost first. */
@@ -95,22 +92,6 @@ function visitsOf(request: object): Visit[] {
 }
 
 const sharesOf = (request: object): Share[] => visitsOf(request).flatMap(({ shares }) => shares);
-
-/** A request that waits for its decision. */
-class Asked extends Joined {
-  constructor(
-    shares: readonly Share[],
-    readonly resolve: (outcome: Outcome) => void,
-    readonly reject: (error: Error) => void,
-  ) {
-    super(shares);
-  }
-
-  /** Tells the shares how they stand. */
-  tell(shares: readonly Share[]): void {
-    for (const [i, share] of shares.entries()) share.verdicts = this.verdicts[i];
-  }
-}
 
 /** Limits requests by one policy, by several in one step, or by those that a function of the request chooses. */
 export function rateLimit<R extends Request = Request, S extends ServerResponse = ServerResponse>(
@@ -127,30 +108,7 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
   if ("lease" in options) throw new TypeError("lease is a property of a policy");
   const policySet = new PolicySet(policies, key, sharesOf);
   const timeout = new Timeout(timeoutMs);
-  const patient = patiently(limiter, timeout, clock);
-  const { slotOf } = patient;
-  // What a request has taken that does not pass goes back below, however that was decided.
-  const joint = new Joint<Asked>({ rememberMs: duration(remember), failOpen: true, slotOf });
-  const now = patient.clock ?? processTime;
-  const driver = new Driver<JointCommand, Asked, Outcome>(
-    {
-      reply: (nowMs, command, reply) => joint.reply(nowMs, command, reply as Verdict | Decision | Error),
-      tick: (nowMs) => joint.tick(nowMs),
-      close: () => joint.close(),
-      nextTickMs: () => joint.nextTickMs,
-    },
-    (command) =>
-      "rows" in command
-        ? patient.limiter.all(command.rows, { at: command.at })
-        : ask(patient.limiter, command, true),
-    (asked, outcome) => {
-      if (outcome === undefined) asked.reject(asked.error as Error);
-      else asked.resolve(outcome);
-    },
-    timeout,
-    now,
-  );
-  const self = {};
+  const joint = new JointLimiter(patiently(limiter, timeout, clock), timeout, duration(remember));
 
   /** Whether a request passes while Redis is away. If not, it is answered. */
   async function passes(error: Error, request: R, response: S): Promise<boolean> {
@@ -162,7 +120,8 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
     } else if (fail === "open") {
       return true;
     }
-    releaseAll(request, response);
+    release(request);
+    tellStanding(request, response);
     if (reply === undefined) refuse(response, { status: 503, title: "The rate limiter is away" });
     else send(response, reply);
     return false;
@@ -171,67 +130,17 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
   async function limit(request: R, response: S): Promise<boolean> {
     const chosen = policySet.shares(request);
     const shares = isPromise(chosen) ? await chosen : chosen;
-    let asked: Asked | undefined;
-
-    /** One after the other: the last settled cost counts. */
-    let settling = Promise.resolve();
-    function settle(share: Share, units: number): Promise<void> {
-      settling = settling.then(() => settleNow(share, units));
-      return settling;
-    }
-
-    async function settleNow(share: Share, units: number): Promise<void> {
-      if (asked === undefined) return;
-      const i = shares.indexOf(share);
-      const taken = asked.taken[i] as Taking[];
-      const more = units - unitsOf(taken);
-      if (more === 0) return;
-      try {
-        if (more > 0) {
-          const { at, rows } = await patient.limiter.all(rowsOf(share, more), { force: true });
-          taken.push({ units: more, at });
-          asked.verdicts[i] = rows;
-        }
-        // What was counted last goes back first.
-        for (let less = -more; less > 0;) {
-          const last = taken.pop();
-          if (last === undefined) break;
-          const units = Math.min(last.units, less);
-          less -= units;
-          if (units < last.units) taken.push({ ...last, units: last.units - units });
-          const { rows } = await patient.limiter.all(rowsOf(share, -units), { at: last.at });
-          asked.verdicts[i] = rows;
-        }
-      } catch (error) {
-        onError(explained(error) as Error);
-        asked.verdicts[i] = undefined;
-      }
-      asked.tell(shares);
-      if (more < 0) joint.forget(asked);
-    }
-
-    function release(): void {
-      if (asked === undefined) return;
-      driver.carryOut(joint.release(now(), asked));
-      asked.tell(shares);
-    }
-
-    visitsOf(request).push({ middleware: self, fixed: policySet.fixed, shares, settle, release });
+    const asked = joint.request(shares);
+    visitsOf(request).push({ limiter: joint, fixed: policySet.fixed, shares, asked });
     if (shares.length === 0) return true;
     let outcome: Outcome;
     try {
-      outcome = await new Promise<Outcome>((resolve, reject) => {
-        asked = new Asked(shares, resolve, reject);
-        driver.carryOut(joint.take(now(), asked));
-      });
+      outcome = await joint.decide(asked);
     } catch (error) {
-      asked?.tell(shares);
       return passes(error as Error, request, response);
     }
     const { limited, retryAfterMs } = outcome;
-    asked?.tell(shares);
-    // In the background: nothing waits for it.
-    if (limited) for (const { release } of visitsOf(request)) release();
+    if (limited) release(request);
     const { items, rows } = standingOf(visitsOf(request));
     const decision = { allowed: !limited, limited, retryAfterMs, at: outcome.at as number };
     onDecision?.(request, { ...decision, rows: shares.flatMap(({ verdicts }) => verdicts ?? []) }, shares);
@@ -255,10 +164,13 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
     response: S,
     used: number | Readonly<Record<string, number>>,
   ): Promise<void> {
-    const visits = records.get(request);
-    if (visits === undefined) throw new Error("this request has not passed this middleware");
+    const settled = settlements(used, visitsOf(request), joint);
     await Promise.all(
-      settlements(used, visits, self).map(([{ settle }, share, units]) => settle(share, units)),
+      settled.map(([{ limiter, asked }, share, units]) =>
+        limiter.settle(asked, share, units).catch((error: unknown) => {
+          onError(error as Error);
+        }),
+      ),
     );
     tellStanding(request, response);
   }
@@ -274,23 +186,19 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
     if (allowed) next();
   }
 
-  return Object.assign(middleware, { settle, close: () => driver.close() });
-}
-
-/** What asks for units of a share alone, or gives them back. */
-function rowsOf({ key, rules }: Share, cost: number): Row[] {
-  return rules.quotas.map(([limit, window]) => ({ key, algorithm: rules.algorithm, limit, window, cost }));
+  return Object.assign(middleware, { settle, close: () => joint.close() });
 }
 
 /** What was used of each share. The policies of further in come first where several have a name. */
 function settlements(
   used: number | Readonly<Record<string, number>>,
   visits: readonly Visit[],
-  middleware: object,
+  limiter: JointLimiter,
 ): [Visit, Share, number][] {
   for (const units of typeof used === "object" ? Object.values(used) : [used]) checkedUnits(units);
+  if (visits.length === 0) throw new Error("this request has not passed this middleware");
   if (typeof used !== "object") {
-    const visit = visits.findLast((visit) => visit.middleware === middleware);
+    const visit = visits.findLast((visit) => visit.limiter === limiter);
     if (visit === undefined) throw new Error("this request has not passed this middleware");
     const { fixed, shares } = visit;
     if ((fixed ?? shares).length > 1) throw new Error("several policies are settled by their names");
@@ -312,7 +220,7 @@ function settlements(
 function standingOf(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | undefined)[] } {
   // What a middleware has said is over when it is passed once more.
   const last = visits.filter(
-    ({ middleware }, i) => !visits.slice(i + 1).some((visit) => visit.middleware === middleware),
+    ({ limiter }, i) => !visits.slice(i + 1).some((visit) => visit.limiter === limiter),
   );
   const shares = last.flatMap(({ shares }) => shares);
   return {
@@ -332,9 +240,8 @@ function tellStanding(request: object, response: ServerResponse): void {
 }
 
 /** Gives back what every limit of a request has taken. */
-function releaseAll(request: object, response: ServerResponse): void {
-  for (const { release } of visitsOf(request)) release();
-  tellStanding(request, response);
+function release(request: object): void {
+  for (const { limiter, asked } of visitsOf(request)) limiter.release(asked);
 }
 
 /** Sets the header fields, unless the request is answered. */

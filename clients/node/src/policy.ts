@@ -5,6 +5,7 @@ import { type Algorithm, checkedAlgorithm, type Verdict } from "./commands.js";
 import { client } from "./address.js";
 import { type Item, itemsOf } from "./http.js";
 import { LEASE_MS, wholeUnits } from "./leases.js";
+import type { Share as JointShare } from "./local/joint.js";
 import { Recent } from "./local/recent.js";
 import { Rules } from "./local/types.js";
 import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
@@ -57,9 +58,9 @@ export interface AppliedPolicy {
 }
 
 /** What a request asks for by a policy, and how that stands. */
-export interface Share extends AppliedPolicy {
+export interface Share extends AppliedPolicy, JointShare {
+  readonly key: string;
   readonly items: readonly Item[];
-  readonly rules: Rules;
   /** Whom the policy counts, if it tells requests apart. */
   readonly who: string | undefined;
   verdicts: readonly Verdict[] | undefined;
@@ -125,7 +126,7 @@ export class CheckedPolicy<R extends Request> {
   #share(key: string, who: string | undefined, cost: number): Share {
     const { name, quotas } = this;
     const [items, rules] = [this.#items, this.#rules];
-    return { name, quotas, key: `${name}:${key}`, who, cost, items, rules, verdicts: undefined };
+    return { name, quotas, key: `${name}:${key}`, who, cost, items, rules, taken: [], verdicts: undefined };
   }
 }
 

@@ -284,10 +284,10 @@ function jointReply(reply: unknown, command: joints.JointCommand): Verdict | Dec
 
 const wait = (ms: number | null) => ms ?? -1;
 
-function outcomeOf({ verdicts }: Named, outcome: joints.Outcome | undefined): unknown {
+function outcomeOf({ shares }: Named, outcome: joints.Outcome | undefined): unknown {
   if (outcome === undefined) return "error";
-  const rows = verdicts.map(
-    (verdicts) =>
+  const rows = shares.map(
+    ({ verdicts }) =>
       verdicts?.map((row) => [
         Number(row.limited),
         row.limit,
@@ -322,6 +322,8 @@ for (const { name, settings, steps } of table.joint) {
             key,
             cost,
             rules: new Rules(algorithm, limits, given.for_ms, units),
+            taken: [],
+            verdicts: undefined,
           }));
           const request = new Named(shares, name);
           requests.set(name, request);

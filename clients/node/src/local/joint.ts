@@ -6,13 +6,6 @@ import { Decider } from "./decider.js";
 import { Refusals } from "./refusals.js";
 import { type Command, MAX_COST, MAX_KEYS, type Request, type Rules, type Step } from "./types.js";
 
-/** What a request takes of one key. Its rules say how many units may be leased: none with 0. */
-export interface Share {
-  readonly key: Key;
-  readonly rules: Rules;
-  readonly cost: number;
-}
-
 /** Units that are counted, and as of when, if that is known. */
 export interface Taking {
   readonly units: number;
@@ -21,13 +14,20 @@ export interface Taking {
 
 export const unitsOf = (taken: readonly Taking[]): number => taken.reduce((sum, { units }) => sum + units, 0);
 
+/** What a request takes of one key. Its rules say how many units may be leased: none with 0. */
+export interface Share {
+  readonly key: Key;
+  readonly rules: Rules;
+  readonly cost: number;
+  /** What it has taken: the first when it was decided, more when it was settled. */
+  taken: Taking[];
+  /** How it stands: a verdict for each quota, of leased units the tightest. Undefined if it is not known. */
+  verdicts: readonly Verdict[] | undefined;
+}
+
 /** A request to all of its keys. */
 export class Joined {
   readonly shares: readonly Share[];
-  /** Units that are counted of each share: the first when it was decided, more when it was settled. */
-  readonly taken: Taking[][];
-  /** How each share stands: a verdict for each quota, of leased units the tightest. Undefined if it is not known. */
-  readonly verdicts: (readonly Verdict[] | undefined)[];
   /** @internal */
   pieces: Piece[] = [];
   /** @internal Whether what it takes, or will take yet, goes back. */
@@ -36,13 +36,11 @@ export class Joined {
   isAnswered = false;
   /** @internal */
   at: number | undefined;
-  /** @internal Why Redis was away. */
+  /** Why Redis was away. */
   error: Error | undefined;
 
   constructor(shares: readonly Share[]) {
     this.shares = shares;
-    this.taken = shares.map(() => []);
-    this.verdicts = shares.map(() => undefined);
   }
 }
 
@@ -53,17 +51,14 @@ type Piece = Leased | Group;
 
 /** A share of which units are leased. */
 class Leased implements Request {
-  /** Which shares. */
-  readonly of: readonly number[];
-  readonly share: Share;
+  readonly of: readonly [Share];
   state: State = "asked";
 
   constructor(
     readonly joined: Joined,
-    i: number,
+    readonly share: Share,
   ) {
-    this.of = [i];
-    this.share = joined.shares[i] as Share;
+    this.of = [share];
   }
 
   get rules(): Rules {
@@ -81,21 +76,23 @@ class Group {
 
   constructor(
     readonly joined: Joined,
-    readonly of: number[],
+    readonly of: Share[],
   ) {}
 
   /** Their rows, at what each costs. */
-  rows(costOf: (i: number) => number): Row[] {
-    return this.of.flatMap((i) => {
-      const { key, rules } = this.joined.shares[i] as Share;
-      const { algorithm, quotas } = rules;
-      return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost: costOf(i) }));
-    });
+  rows(costOf: (share: Share) => number): Row[] {
+    return this.of.flatMap((share) => rowsOf(share, costOf(share)));
   }
 
   get asked(): Row[] {
-    return this.rows((i) => (this.joined.shares[i] as Share).cost);
+    return this.rows(({ cost }) => cost);
   }
+}
+
+/** What asks for units of a share, or gives them back. */
+export function rowsOf({ key, rules }: Share, cost: number): Row[] {
+  const { algorithm, quotas } = rules;
+  return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
 }
 
 /** Decides several keys in one slot, or gives back what was taken of them. */
@@ -150,15 +147,16 @@ export class Joint<J extends Joined> {
     const step = new JointStep<J>();
     const leased: Leased[] = [];
     const groups = new Map<number | undefined, Group>();
-    for (const [i, { key, rules, cost }] of joined.shares.entries()) {
+    for (const share of joined.shares) {
+      const { key, rules, cost } = share;
       if (!this.#isClosed && this.#decider.mayLease(key, rules, cost)) {
-        leased.push(new Leased(joined, i));
+        leased.push(new Leased(joined, share));
         continue;
       }
       const slot = this.#settings.slotOf?.(key);
       const group = groups.get(slot);
-      if (group === undefined) groups.set(slot, new Group(joined, [i]));
-      else group.of.push(i);
+      if (group === undefined) groups.set(slot, new Group(joined, [share]));
+      else group.of.push(share);
     }
     joined.pieces = [...leased, ...groups.values()];
     if (this.#repeatRefusal(nowMs, joined, step)) return step;
@@ -244,9 +242,8 @@ export class Joint<J extends Joined> {
       step.answers.push([joined, undefined]);
       return;
     }
-    const waits = refused.flatMap(({ of }) =>
-      of.flatMap((i) => joined.verdicts[i] ?? []).flatMap((row) => (row.limited ? [row.retryAfterMs] : [])),
-    );
+    const rows = refused.flatMap(({ of }) => of.flatMap(({ verdicts }) => verdicts ?? []));
+    const waits = rows.flatMap(({ limited, retryAfterMs }) => (limited ? [retryAfterMs] : []));
     const retryAfterMs = waits.includes(null) ? null : Math.max(...(waits as number[]));
     const limited = refused.length > 0;
     step.answers.push([joined, { limited, retryAfterMs: limited ? retryAfterMs : null, at: joined.at }]);
@@ -260,24 +257,23 @@ export class Joint<J extends Joined> {
       }
       if (piece.state !== "taken") continue;
       piece.state = "back";
-      for (const at of timesOf(joined, piece.of)) this.#giveBackAsOf(nowMs, at, piece, step);
-      for (const i of piece.of) {
-        const units = unitsOf(joined.taken[i] ?? []);
-        joined.taken[i] = [];
-        joined.verdicts[i] = joined.verdicts[i]?.map((row) => ({ ...row, remaining: row.remaining + units }));
+      for (const at of timesOf(piece.of)) this.#giveBackAsOf(nowMs, at, piece, step);
+      for (const share of piece.of) {
+        const units = unitsOf(share.taken);
+        share.taken = [];
+        share.verdicts = share.verdicts?.map((row) => ({ ...row, remaining: row.remaining + units }));
       }
     }
   }
 
   #giveBackAsOf(nowMs: number, at: number, piece: Piece, step: JointStep<J>): void {
-    const { joined, of } = piece;
-    const unitsThen = (i: number) => unitsOf((joined.taken[i] ?? []).filter((taking) => taking.at === at));
+    const unitsThen = ({ taken }: Share) => unitsOf(taken.filter((taking) => taking.at === at));
     if (piece instanceof Leased) {
       const { key, rules } = piece.share;
-      const units = unitsThen(of[0] as number);
+      const units = unitsThen(piece.share);
       if (units > 0) this.#absorb(nowMs, this.#decider.putBack(nowMs, key, rules, units, at), step);
     } else {
-      const rows = piece.rows((i) => -unitsThen(i)).filter(({ cost }) => cost !== 0);
+      const rows = piece.rows((share) => -unitsThen(share)).filter(({ cost }) => cost !== 0);
       if (rows.length > 0) step.commands.push({ rows, at, replyTo: "nobody" });
     }
   }
@@ -327,8 +323,8 @@ export class Joint<J extends Joined> {
 }
 
 /** When units of these shares were counted. */
-function timesOf({ taken }: Joined, of: readonly number[]): Set<number> {
-  return new Set(of.flatMap((i) => (taken[i] ?? []).flatMap(({ at }) => at ?? [])));
+function timesOf(shares: readonly Share[]): Set<number> {
+  return new Set(shares.flatMap(({ taken }) => taken.flatMap(({ at }) => at ?? [])));
 }
 
 function isRefused({ state }: Piece): boolean {
@@ -340,12 +336,11 @@ function decided(piece: Piece, limited: boolean, at: number | undefined, verdict
   piece.state = limited ? "refused" : "taken";
   joined.at = Math.max(joined.at ?? 0, at ?? 0) || undefined;
   let first = 0;
-  for (const i of of) {
-    const { rules, cost } = joined.shares[i] as Share;
-    const rows = piece instanceof Leased ? 1 : rules.quotas.length;
-    joined.verdicts[i] = verdicts.slice(first, first + rows);
+  for (const share of of) {
+    const rows = piece instanceof Leased ? 1 : share.rules.quotas.length;
+    share.verdicts = verdicts.slice(first, first + rows);
     first += rows;
-    if (!limited) joined.taken[i] = [{ units: cost, at }];
+    if (!limited) share.taken = [{ units: share.cost, at }];
   }
 }
 
