@@ -7,11 +7,12 @@ import express from "express";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
+import { client } from "redis-rl/http";
 
-const { FAIL = "open", PORT = "8000", PROXIES = "0", REDIS_URL = "redis://127.0.0.1:6379" } = process.env;
-const { RATE_LIMITS = "5/10s,100/1h", TOKEN_LIMITS = "1000/1h" } = process.env;
+const { FAIL: fail = "open", PORT = "8000", PROXIES = "0", REDIS_URL = "redis://127.0.0.1:6379" } = process.env;
+const { EVERYBODY_LIMITS = "100000/1m", EVERYBODY_LEASE = "0", FREE_LIMITS = "5/10s,100/1h" } = process.env;
+const { PAID_LIMITS = "50/10s", SEARCH_LIMITS = "2/10s", TOKEN_LIMITS = "1000/1h" } = process.env;
 const timeoutMs = Number(process.env.REDIS_TIMEOUT_MS ?? "100");
-if (!["open", "closed"].includes(FAIL)) throw new Error("FAIL is open or closed");
 
 const redis = createClient({
   url: REDIS_URL,
@@ -22,20 +23,29 @@ const redis = createClient({
 redis.on("error", (error) => console.warn("Redis:", error.message));
 redis.connect();
 
-const limit = (policy) => rateLimit(redis.rl, policy, { fail: FAIL, timeoutMs });
+// A stand-in for a login.
+const accountOf = (request) => request.get("X-Account") ?? client(request.ip);
+const everybody = { name: "everybody", quotas: EVERYBODY_LIMITS, key: "all", lease: Number(EVERYBODY_LEASE) };
+const free = [everybody, { name: "free", quotas: FREE_LIMITS }];
+const paid = [everybody, { name: "paid", quotas: PAID_LIMITS }];
+const planOf = (request) => (accountOf(request).startsWith("paid") ? paid : free);
+
+const options = { fail, timeoutMs };
+// Each is made before there are requests, so that a mistake in the settings ends the program at once.
+for (const plan of [free, paid]) rateLimit(redis.rl, plan, options);
+const service = rateLimit(redis.rl, planOf, { ...options, key: accountOf });
+const searches = rateLimit(redis.rl, { name: "search", quotas: SEARCH_LIMITS }, options);
 const words = (text) => text.split(/\s+/).filter(Boolean);
 // Reserves what a prompt and a usual reply take.
-const tokens = limit({
-  name: "tokens",
-  unit: "tokens",
-  quotas: TOKEN_LIMITS,
-  cost: (request) => words(request.body).length + 16,
-});
+const cost = (request) => words(request.body).length + 16;
+const tokens = rateLimit(redis.rl, { name: "tokens", unit: "tokens", quotas: TOKEN_LIMITS, cost }, options);
 
 const app = express();
 app.set("trust proxy", Number(PROXIES));
-app.get("/", limit(RATE_LIMITS), (_, response) => response.json({ message: "hello" }));
-app.get("/expensive", limit({ quotas: RATE_LIMITS, cost: 3 }), (_, response) => response.json({ message: "that took a while" }));
+app.get("/health", (_, response) => response.json({ message: "well" }));
+app.use(service);
+app.get("/", (_, response) => response.json({ message: "hello" }));
+app.get("/search", searches, (_, response) => response.json({ found: [] }));
 app.post("/generate", express.text({ type: () => true }), needsPrompt, tokens, async (request, response) => {
   // A stand-in for a language model, which says everything twice, and fails if there is nothing to say.
   const said = words(request.body);

@@ -104,6 +104,12 @@ impl App {
         self.answer(path, &[], None)
     }
 
+    /// The answer to a GET of somebody who has logged in.
+    pub fn get_as(&self, path: &str, account: &str) -> Answer {
+        let request = agent().get(format!("{}{path}", self.url));
+        self.answer(request.header("X-Account", account).call())
+    }
+
     /// The answer to a GET that came through proxies.
     pub fn get_forwarded(&self, path: &str, forwarded_for: &str) -> Answer {
         self.answer(path, &[("X-Forwarded-For", forwarded_for)], None)

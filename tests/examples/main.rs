@@ -9,9 +9,13 @@ use harness::{Server, wait_for};
 
 use app::{Answer, App, Language};
 
-/// The key that counts a client on this machine.
-const REQUESTS: &str = "requests:127.0.0.1";
+/// Keys that count a client on this machine.
+const FREE: &str = "free:127.0.0.1";
+const SEARCHES: &str = "search:127.0.0.1";
 const TOKENS: &str = "tokens:127.0.0.1";
+
+/// The items of a policy that no test here reaches.
+const EVERYBODY: &str = r#""everybody-1m";q=100000;w=60, "#;
 
 /// A prompt of ten words: 26 tokens are reserved for it and 30 used.
 const LONG_PROMPT: &str = "one two three four five six seven eight nine ten";
@@ -33,14 +37,16 @@ fn run(language: Language, test: fn(Language)) {
 
 in_every_language! {
     an_allowed_request_is_told_all_policies_and_what_is_left_of_each
-    limits_of_tiers_may_be_equal
     a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds
-    an_expensive_request_takes_three_units
+    an_account_has_the_plan_that_it_pays_for
+    what_a_route_refuses_costs_nothing_in_the_plan_and_nothing_for_everybody
+    a_leased_policy_is_no_command_more
+    what_is_not_limited_takes_nothing
     a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again
     what_was_reserved_and_not_used_is_given_back
     tokens_beyond_the_estimate_are_counted_even_over_the_limit
     a_reservation_goes_back_whole_when_the_model_fails
-    a_body_that_is_missing_is_answered_400_and_takes_nothing
+    a_body_that_is_missing_is_answered_400_and_takes_no_tokens
     a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims
     a_forwarded_address_is_not_believed_where_no_proxy_is
     requests_pass_without_fields_while_redis_is_away_and_fail_is_open
@@ -53,33 +59,29 @@ in_every_language! {
 fn an_allowed_request_is_told_all_policies_and_what_is_left_of_each(language: Language) {
     let server = Server::start();
     let half_an_hour_ago = server.clock_ms() - 30 * 60 * 1_000;
-    server.value(&format!("RL.LOG {REQUESTS} 5 1h COST 3 AT {half_an_hour_ago}"));
-    let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,5/1h")]);
+    server.value(&format!("RL.LOG {FREE} 5 1h COST 3 AT {half_an_hour_ago}"));
+    let app = App::start(language, &server, &[("FREE_LIMITS", "3/10m,5/1h")]);
     let answer = app.get("/");
     assert_eq!(answer.status, 200);
     assert_eq!(
-        answer.policy.as_deref(),
-        Some(r#""requests-10m";q=3;w=600, "requests-1h";q=5;w=3600"#),
+        answer.policy,
+        Some(format!(r#"{EVERYBODY}"free-10m";q=3;w=600, "free-1h";q=5;w=3600"#)),
         "{answer:?}"
     );
-    assert_eq!(answer.limit.as_deref(), Some(r#""requests-10m";r=2;t=600, "requests-1h";r=1;t=3600"#));
+    assert_eq!(
+        answer.limit.as_deref(),
+        Some(r#""everybody-1m";r=99999;t=60, "free-10m";r=2;t=600, "free-1h";r=1;t=3600"#)
+    );
     assert_eq!(answer.retry_after, None);
-    assert_eq!(calls(&server), 1, "one call for both tiers");
-}
-
-fn limits_of_tiers_may_be_equal(language: Language) {
-    let server = Server::start();
-    let app = App::start(language, &server, &[("RATE_LIMITS", "3/10m,3/1h")]);
-    let answer = app.get("/");
-    assert_eq!(answer.limit.as_deref(), Some(r#""requests-10m";r=2;t=600, "requests-1h";r=2;t=3600"#));
+    assert_eq!(calls(&server), 1, "one call for all of them");
 }
 
 fn a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds(language: Language) {
     let server = Server::start();
     // They are free again in an hour and half a second; rounding down would be too short.
     let taken_at = server.clock_ms() - 23 * 3_600_000 + 500;
-    server.value(&format!("RL.LOG {REQUESTS} 2 1d COST 2 AT {taken_at}"));
-    let app = App::start(language, &server, &[("RATE_LIMITS", "2/1d,100/7d")]);
+    server.value(&format!("RL.LOG {FREE} 2 1d COST 2 AT {taken_at}"));
+    let app = App::start(language, &server, &[("FREE_LIMITS", "2/1d,100/7d")]);
 
     let longest = wait_in_seconds(&server);
     let answer = app.get("/");
@@ -88,67 +90,120 @@ fn a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds
     assert_eq!(answer.status, 429);
     let wait = answer.retry_after.expect("a wait");
     assert!((shortest..=longest).contains(&wait), "{wait} is not from {shortest} to {longest}");
-    assert_eq!(answer.limit, Some(format!(r#""requests-1d";r=0;t={wait}, "requests-7d";r=98"#)));
-    assert_eq!(answer.policy.as_deref(), Some(r#""requests-1d";q=2;w=86400, "requests-7d";q=100;w=604800"#));
-    assert_exceeded(&answer, "requests-1d");
+    assert_eq!(
+        answer.limit,
+        Some(format!(r#""everybody-1m";r=100000, "free-1d";r=0;t={wait}, "free-7d";r=98"#))
+    );
+    assert_exceeded(&answer, "free-1d");
     let then = server.clock_ms() + wait * 1_000;
-    assert_eq!(server.figures(&format!("RL.PEEK {REQUESTS} 2 1d 100 7d AT {then}"))[0], 0);
+    assert_eq!(server.figures(&format!("RL.PEEK {FREE} 2 1d 100 7d AT {then}"))[0], 0);
 }
 
 /// How long a request would have to wait by now, in whole seconds.
 fn wait_in_seconds(server: &Server) -> i64 {
-    let [_, _, _, retry_after_ms, _] = server.figures(&format!("RL.PEEK {REQUESTS} 2 1d 100 7d"));
+    let [_, _, _, retry_after_ms, _] = server.figures(&format!("RL.PEEK {FREE} 2 1d 100 7d"));
     assert!(retry_after_ms > 0, "the test took longer than an hour");
     (retry_after_ms + 999) / 1_000
 }
 
-fn an_expensive_request_takes_three_units(language: Language) {
+fn an_account_has_the_plan_that_it_pays_for(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("RATE_LIMITS", "5/10m")]);
-    assert_eq!(app.get("/expensive").limit.as_deref(), Some(r#""requests-10m";r=2;t=600"#));
-    let limited = app.get("/expensive");
-    assert_eq!(limited.status, 429);
-    assert_exceeded(&limited, "requests-10m");
-    let cheap = app.get("/");
-    assert_eq!((cheap.status, cheap.limit.as_deref()), (200, Some(r#""requests-10m";r=1;t=600"#)));
+    let app = App::start(language, &server, &[("FREE_LIMITS", "1/10m"), ("PAID_LIMITS", "3/10m")]);
+    let statuses = |account| [(); 4].map(|()| app.get_as("/", account).status);
+    assert_eq!(statuses("dave"), [200, 429, 429, 429]);
+    assert_eq!(statuses("paid-1"), [200, 200, 200, 429]);
+    assert_eq!(statuses("paid-2"), [200, 200, 200, 429]);
+    assert_eq!(server.integer("EXISTS free:dave paid:paid-1 paid:paid-2 everybody:all"), 4);
+}
+
+fn what_a_route_refuses_costs_nothing_in_the_plan_and_nothing_for_everybody(language: Language) {
+    let server = Server::start();
+    let settings = [("FREE_LIMITS", "9/1h"), ("SEARCH_LIMITS", "2/1h"), ("EVERYBODY_LIMITS", "100/1h")];
+    let app = App::start(language, &server, &settings);
+    let answers = [(); 4].map(|()| app.get("/search"));
+    assert_eq!([200, 200, 429, 429], [0, 1, 2, 3].map(|i: usize| answers[i].status));
+    assert_eq!(
+        answers[1].limit.as_deref(),
+        Some(r#""everybody-1h";r=98;t=3600, "free-1h";r=7;t=3600, "search-1h";r=0;t=3600"#)
+    );
+    let [_, _, _, refused] = &answers;
+    let wait = refused.retry_after.expect("a wait");
+    assert_eq!(
+        refused.limit,
+        Some(format!(r#""everybody-1h";r=98, "free-1h";r=7, "search-1h";r=0;t={wait}"#))
+    );
+    assert_exceeded(refused, "search-1h");
+    for (key, limit) in [("everybody:all", 100), (FREE, 9), (SEARCHES, 2)] {
+        wait_for("what goes back", || server.figures(&format!("RL.PEEK {key} {limit} 1h"))[2] == limit - 2);
+    }
+}
+
+fn a_leased_policy_is_no_command_more(language: Language) {
+    let server = Server::start();
+    let settings =
+        [("FREE_LIMITS", "1000/1h"), ("EVERYBODY_LIMITS", "100000/1h"), ("EVERYBODY_LEASE", "100")];
+    let app = App::start(language, &server, &settings);
+    for _ in 0..200 {
+        assert_eq!(app.get("/").status, 200);
+    }
+    assert!(calls(&server) <= 200, "one for each plan: {}", calls(&server));
+    assert_eq!(server.figures(&format!("RL.PEEK {FREE} 1000 1h"))[2], 800);
+    let left = server.figures("RL.PEEK everybody:all 100000 1h")[2];
+    assert!((99_700..=99_800).contains(&left), "{left}");
+}
+
+fn what_is_not_limited_takes_nothing(language: Language) {
+    let server = Server::start();
+    let app = App::start(language, &server, &[]);
+    let answer = app.get("/health");
+    assert_eq!((answer.status, &answer.limit), (200, &None));
+    assert_eq!(server.integer("DBSIZE"), 0);
 }
 
 fn a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("RATE_LIMITS", "2/10m"), ("TOKEN_LIMITS", "25/1h")]);
-    let answers = [
-        (app.get("/expensive"), "requests-10m", r#""requests-10m";r=2;t=0"#),
-        (app.post("/generate", LONG_PROMPT), "tokens-1h", r#""tokens-1h";r=25;t=0"#),
-    ];
-    for (answer, policy, limit) in answers {
-        assert_eq!(answer.status, 403);
-        assert_eq!(answer.retry_after, None);
-        assert_eq!(answer.limit.as_deref(), Some(limit));
-        assert_exceeded(&answer, policy);
-    }
+    let app = App::start(language, &server, &[("TOKEN_LIMITS", "25/1h")]);
+    let answer = app.post("/generate", LONG_PROMPT);
+    assert_eq!((answer.status, answer.retry_after), (403, None));
+    assert!(
+        answer.limit.as_deref().is_some_and(|limit| limit.ends_with(r#", "tokens-1h";r=25;t=0"#)),
+        "{answer:?}"
+    );
+    assert_exceeded(&answer, "tokens-1h");
 }
 
 fn what_was_reserved_and_not_used_is_given_back(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("TOKEN_LIMITS", "40/1h,100/1d")]);
+    let app = App::start(language, &server, &[("FREE_LIMITS", "9/1h"), ("TOKEN_LIMITS", "40/1h,100/1d")]);
     // 9 of the 19 reserved are used: three words, and those twice.
     let answer = app.post("/generate", "tell a story");
     assert_eq!(answer.status, 200);
     assert_eq!(answer.body, r#"{"reply":"tell a story tell a story","tokens":9}"#);
     assert_eq!(
-        answer.policy.as_deref(),
-        Some(r#""tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400"#)
+        answer.policy,
+        Some(format!(
+            r#"{EVERYBODY}"free-1h";q=9;w=3600, "tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400"#
+        ))
     );
-    assert_eq!(answer.limit.as_deref(), Some(r#""tokens-1h";r=31;t=3600, "tokens-1d";r=91;t=86400"#));
+    assert_eq!(
+        answer.limit.as_deref(),
+        Some(
+            r#""everybody-1m";r=99999;t=60, "free-1h";r=8;t=3600, "tokens-1h";r=31;t=3600, "tokens-1d";r=91;t=86400"#
+        )
+    );
     assert_eq!(tokens_left(&server, "40 1h"), 31);
-    assert_eq!(calls(&server), 2, "one to reserve, one to settle");
+    assert_eq!(calls(&server), 3, "one for the plan, one to reserve, one to settle");
 }
 
 fn tokens_beyond_the_estimate_are_counted_even_over_the_limit(language: Language) {
     let server = Server::start();
     let app = App::start(language, &server, &[("TOKEN_LIMITS", "28/1h")]);
     let answer = app.post("/generate", LONG_PROMPT);
-    assert_eq!((answer.status, answer.limit.as_deref()), (200, Some(r#""tokens-1h";r=0;t=3600"#)));
+    assert_eq!(answer.status, 200);
+    assert!(
+        answer.limit.as_deref().is_some_and(|limit| limit.ends_with(r#", "tokens-1h";r=0;t=3600"#)),
+        "{answer:?}"
+    );
     assert_eq!(tokens_left(&server, "100 1h"), 70, "all 30 are counted");
     let limited = app.post("/generate", "more");
     assert_eq!(limited.status, 429);
@@ -158,14 +213,18 @@ fn tokens_beyond_the_estimate_are_counted_even_over_the_limit(language: Language
 
 fn a_reservation_goes_back_whole_when_the_model_fails(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("TOKEN_LIMITS", "100/1h")]);
+    let app = App::start(language, &server, &[("FREE_LIMITS", "9/1h"), ("TOKEN_LIMITS", "100/1h")]);
     // A prompt without words makes it fail.
-    assert_eq!(app.post("/generate", " ").status, 500);
+    let failed = app.post("/generate", " ");
+    assert_eq!(failed.status, 500);
+    assert_eq!(
+        failed.limit.as_deref(),
+        Some(r#""everybody-1m";r=99999;t=60, "free-1h";r=8;t=3600, "tokens-1h";r=100;t=0"#)
+    );
     assert_eq!(tokens_left(&server, "100 1h"), 100);
-    assert_eq!(calls(&server), 2, "one to reserve, one to settle");
 }
 
-fn a_body_that_is_missing_is_answered_400_and_takes_nothing(language: Language) {
+fn a_body_that_is_missing_is_answered_400_and_takes_no_tokens(language: Language) {
     let server = Server::start();
     let app = App::start(language, &server, &[("TOKEN_LIMITS", "100/1h")]);
     assert_eq!(app.post("/generate", "").status, 400);
@@ -174,17 +233,17 @@ fn a_body_that_is_missing_is_answered_400_and_takes_nothing(language: Language) 
 
 fn a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("RATE_LIMITS", "1/10m"), ("PROXIES", "1")]);
+    let app = App::start(language, &server, &[("FREE_LIMITS", "1/10m"), ("PROXIES", "1")]);
     assert_eq!(app.get_forwarded("/", "192.0.2.1").status, 200);
     assert_eq!(app.get_forwarded("/", "198.51.100.7, 192.0.2.1").status, 429);
     assert_eq!(app.get_forwarded("/", "192.0.2.2").status, 200);
-    assert_eq!(server.integer("EXISTS requests:192.0.2.1 requests:192.0.2.2"), 2);
-    assert_eq!(server.integer("DBSIZE"), 2);
+    assert_eq!(server.integer("EXISTS free:192.0.2.1 free:192.0.2.2 everybody:all"), 3);
+    assert_eq!(server.integer("DBSIZE"), 3);
 }
 
 fn a_forwarded_address_is_not_believed_where_no_proxy_is(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("RATE_LIMITS", "1/10m")]);
+    let app = App::start(language, &server, &[("FREE_LIMITS", "1/10m")]);
     assert_eq!(app.get_forwarded("/", "192.0.2.1").status, 200);
     assert_eq!(app.get_forwarded("/", "192.0.2.2").status, 429);
 }
@@ -197,7 +256,7 @@ fn requests_pass_without_fields_while_redis_is_away_and_fail_is_open(language: L
     drop(server);
     let started_without = App::start_on(language, port, &[]);
     for app in [app, started_without] {
-        let answers = [app.get("/"), app.get("/"), app.get("/expensive"), app.post("/generate", LONG_PROMPT)];
+        let answers = [app.get("/"), app.get("/"), app.get("/search"), app.post("/generate", LONG_PROMPT)];
         for answer in answers {
             assert_eq!(answer.status, 200);
             assert_eq!((&answer.policy, &answer.limit, answer.retry_after), (&None, &None, None));
@@ -210,7 +269,7 @@ fn requests_are_answered_503_while_redis_is_away_and_fail_is_closed(language: La
     let app = App::start(language, &server, &[("FAIL", "closed")]);
     assert_eq!(app.get("/").status, 200);
     drop(server);
-    for answer in [app.get("/"), app.get("/expensive"), app.post("/generate", LONG_PROMPT)] {
+    for answer in [app.get("/"), app.get("/search"), app.post("/generate", LONG_PROMPT)] {
         assert_eq!(answer.status, 503);
         assert_problem(&answer);
         assert_eq!((&answer.policy, &answer.limit, answer.retry_after), (&None, &None, None));
@@ -219,7 +278,7 @@ fn requests_are_answered_503_while_redis_is_away_and_fail_is_closed(language: La
 
 fn a_redis_that_does_not_answer_is_not_waited_for(language: Language) {
     let server = Server::start();
-    let settings = [("FAIL", "closed"), ("REDIS_TIMEOUT_MS", "300"), ("RATE_LIMITS", "100000/1h")];
+    let settings = [("FAIL", "closed"), ("REDIS_TIMEOUT_MS", "300"), ("FREE_LIMITS", "100000/1h")];
     let app = App::start(language, &server, &settings);
     server.freeze();
     assert_eq!(app.get("/").status, 503);
@@ -229,7 +288,7 @@ fn a_redis_that_does_not_answer_is_not_waited_for(language: Language) {
 
 fn a_connection_that_broke_is_made_anew(language: Language) {
     let server = Server::start();
-    let app = App::start(language, &server, &[("RATE_LIMITS", "100000/1h")]);
+    let app = App::start(language, &server, &[("FREE_LIMITS", "100000/1h")]);
     assert!(app.get("/").limit.is_some());
     assert!(server.integer("CLIENT KILL TYPE normal") > 0);
     wait_for("requests to be limited again", || app.get("/").limit.is_some());
@@ -237,10 +296,10 @@ fn a_connection_that_broke_is_made_anew(language: Language) {
 
 fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
     let refusals = [
-        ("RATE_LIMITS", "5/60m,100/1h", "must differ"),
-        ("TOKEN_LIMITS", "1000 an hour", "is no quota such as 5/10s"),
+        ("FREE_LIMITS", "5/60m,100/1h", "must differ"),
+        ("TOKEN_LIMITS", "1000 an hour", "is not a quota"),
         ("TOKEN_LIMITS", "1000/1500ms", "must be whole seconds"),
-        ("FAIL", "maybe", "FAIL is open or closed"),
+        ("FAIL", "maybe", "open or closed"),
     ];
     for (name, value, reason) in refusals {
         let said = App::refused(language, &[(name, value)]);

@@ -2,14 +2,13 @@
 
 import type { ServerResponse } from "node:http";
 import type { Clock } from "./clock.js";
-import { type Decision, explained, type RateLimiter, type Row } from "./commands.js";
-import { type Answer, answer, type Fields, type Problem, standing } from "./http.js";
-import { LEASE_MS, LocalLimiter, wholeUnits } from "./leases.js";
-import { Rules } from "./local/types.js";
+import type { Decision, RateLimiter, Verdict } from "./commands.js";
+import { type Answer, answer, type Fields, type Item, type Problem, standing } from "./http.js";
+import { type Asked, JointLimiter } from "./joint-limiter.js";
+import type { Outcome } from "./local/joint.js";
 import { patiently } from "./patient.js";
 import {
   type AppliedPolicy,
-  type CheckedPolicy,
   type Choose,
   isPromise,
   type KeyOf,
@@ -21,7 +20,6 @@ import {
   units as checkedUnits,
 } from "./policy.js";
 import { duration, type Window } from "./quota.js";
-import { Remembering } from "./remembering.js";
 import { Timeout } from "./timeout.js";
 import { warn } from "./warning.js";
 
@@ -36,7 +34,10 @@ export interface Reply {
 }
 
 export interface Options<R extends Request = Request, S extends ServerResponse = ServerResponse> {
-  /** Whose quotas they are, of policies without a key of their own; the client's address if left out. */
+  /**
+   * Whose quotas they are, of policies without a key of their own. If left out, those whom limits further out count the
+   * request for, or else the client's address.
+   */
   key?: KeyOf<R>;
   /** While Redis is away: `open` lets requests pass, `closed` answers 503. `open` if left out. */
   fail?: "open" | "closed";
@@ -55,11 +56,6 @@ export interface Options<R extends Request = Request, S extends ServerResponse =
   onLimited?: (request: R, response: S, answer: Answer) => unknown;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
   remember?: Window;
-  /**
-   * How many units of each client may be leased: counted ahead, and handed out without asking. Of a policy of several
-   * quotas `RateLimit` then tells of the tightest alone. For one policy; 0 if left out.
-   */
-  lease?: number;
   /** The time, in Unix milliseconds; the limiter's clock if left out. */
   clock?: Clock;
 }
@@ -67,7 +63,8 @@ export interface Options<R extends Request = Request, S extends ServerResponse =
 export interface RateLimit<R extends Request = Request, S extends ServerResponse = ServerResponse> {
   (request: R, response: S, next: (error?: unknown) => void): Promise<void>;
   /**
-   * Settles what a request has really used: by name of the policy, or of a single policy a number. Less than its cost
+   * Settles what a request has really used: by name of the policy, of whichever middleware, or a number if this one has
+   * a single policy. Less than its cost
    * is given back, as of the time when it was taken. More is counted even if that is over the limit. The last settled
    * cost counts. Header fields that are not yet sent follow. A request that was not limited has nothing to settle.
    */
@@ -76,11 +73,25 @@ export interface RateLimit<R extends Request = Request, S extends ServerResponse
   close(): Promise<void>;
 }
 
-/** What one request asks for, and the server's time when it was taken. */
+/** What one middleware has asked for a request. */
 interface Visit {
+  readonly limiter: JointLimiter;
+  /** Undefined where a function chooses. */
+  readonly fixed: readonly { name: string }[] | undefined;
   readonly shares: readonly Share[];
-  at: number | undefined;
+  readonly asked: Asked;
 }
+
+/** What each request has passed, the outermost first. */
+const records = new WeakMap<object, Visit[]>();
+
+function visitsOf(request: object): Visit[] {
+  let visits = records.get(request);
+  if (visits === undefined) records.set(request, (visits = []));
+  return visits;
+}
+
+const sharesOf = (request: object): Share[] => visitsOf(request).flatMap(({ shares }) => shares);
 
 /** Limits requests by one policy, by several in one step, or by those that a function of the request chooses. */
 export function rateLimit<R extends Request = Request, S extends ServerResponse = ServerResponse>(
@@ -89,63 +100,54 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
   options: Options<R, S> = {},
 ): RateLimit<R, S> {
   const { key, fail = "open", onAway, timeoutMs = 100, onError = warn, onDecision, onLimited } = options;
-  const { remember = 0, lease = 0, clock } = options;
+  const { remember = 0, clock } = options;
   if (!["open", "closed"].includes(fail)) throw new TypeError("fail is open or closed");
   if (onAway !== undefined && options.fail !== undefined) {
     throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
   }
-  const policySet = new PolicySet(policies, key);
+  if ("lease" in options) throw new TypeError("lease is a property of a policy");
+  const policySet = new PolicySet(policies, key, sharesOf);
   const timeout = new Timeout(timeoutMs);
-  const patient = patiently(limiter, timeout, clock);
-  const remembering = new Remembering(patient, remember);
-  const units = wholeUnits(lease);
-  const settings = { units, rememberMs: duration(remember) };
-  const local = new LocalLimiter(patient, timeout, settings, { wantsTime: true });
-  const leased = units > 0 ? leasing(policySet.fixed, local) : undefined;
-  const visits = new WeakMap<R, Visit>();
-  const self = {};
+  const joint = new JointLimiter(patiently(limiter, timeout, clock), timeout, duration(remember));
 
   /** Whether a request passes while Redis is away. If not, it is answered. */
   async function passes(error: Error, request: R, response: S): Promise<boolean> {
     onError(error);
-    if (onAway === undefined) {
-      if (fail === "open") return true;
-      refuse(response, { status: 503, title: "The rate limiter is away" });
-      return false;
+    let reply: Reply | undefined;
+    if (onAway !== undefined) {
+      reply = await onAway(request, error);
+      if (reply === undefined) return true;
+    } else if (fail === "open") {
+      return true;
     }
-    const reply = await onAway(request, error);
-    if (reply === undefined) return true;
-    send(response, reply);
+    release(request);
+    tellStanding(request, response);
+    if (reply === undefined) refuse(response, { status: 503, title: "The rate limiter is away" });
+    else send(response, reply);
     return false;
   }
 
   async function limit(request: R, response: S): Promise<boolean> {
-    const asked = policySet.shares(request);
-    const shares = isPromise(asked) ? await asked : asked;
-    const visit: Visit = { shares, at: undefined };
-    visits.set(request, visit);
+    const chosen = policySet.shares(request);
+    const shares = isPromise(chosen) ? await chosen : chosen;
+    const asked = joint.request(shares);
+    visitsOf(request).push({ limiter: joint, fixed: policySet.fixed, shares, asked });
     if (shares.length === 0) return true;
-    const rows = shares.flatMap(({ rows }) => rows);
-    let decision: Decision;
+    let outcome: Outcome;
     try {
-      decision = await (leased?.decide(rows) ?? remembering.decide(rows));
+      outcome = await joint.decide(asked);
     } catch (error) {
-      return passes(explained(error) as Error, request, response);
+      return passes(error as Error, request, response);
     }
-    visit.at = decision.at;
-    let first = 0;
-    for (const share of shares) {
-      share.verdicts = decision.rows.slice(first, first + share.rows.length);
-      first += share.rows.length;
-      share.taken = decision.limited ? 0 : share.cost;
-    }
-    onDecision?.(request, decision, shares);
-    const said = answer(
-      shares.flatMap(({ items }) => items),
-      decision,
-    );
+    const { limited, retryAfterMs } = outcome;
+    if (limited) release(request);
+    const { items, rows } = standingOf(visitsOf(request));
+    const decision = { allowed: !limited, limited, retryAfterMs, at: outcome.at as number };
+    onDecision?.(request, { ...decision, rows: shares.flatMap(({ verdicts }) => verdicts ?? []) }, shares);
+    // A row is missing where nothing is known of its item.
+    const said = answer(items, { ...decision, rows: rows as Verdict[] });
     if (said.body === undefined) {
-      tell(response, self, said.fields);
+      tell(response, said.fields);
       return true;
     }
     if (onLimited === undefined) {
@@ -162,34 +164,15 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
     response: S,
     used: number | Readonly<Record<string, number>>,
   ): Promise<void> {
-    const visit = visits.get(request);
-    if (visit === undefined) throw new Error("this request has not passed this middleware");
-    const { shares, at } = visit;
-    const usedBy = byName(used, shares, policySet.fixed);
+    const settled = settlements(used, visitsOf(request), joint);
     await Promise.all(
-      shares.map(async (share) => {
-        const units = usedBy[share.name] ?? share.taken;
-        const cost = units - share.taken;
-        if (cost === 0) return;
-        share.taken = units;
-        const rows = share.rows.map((row) => ({ ...row, cost }));
-        try {
-          const decision = await patient.limiter.all(rows, cost < 0 ? { at } : { force: true });
-          share.verdicts = decision.rows;
-        } catch (error) {
-          onError(explained(error) as Error);
-          share.verdicts = undefined;
-        }
-        if (cost < 0) remembering.forget(shares.flatMap(({ rows }) => rows));
-      }),
+      settled.map(([{ limiter, asked }, share, units]) =>
+        limiter.settle(asked, share, units).catch((error: unknown) => {
+          onError(error as Error);
+        }),
+      ),
     );
-    const known = shares.filter(({ verdicts }) => verdicts !== undefined);
-    if (known.length === 0) return;
-    const fields = standing(
-      known.flatMap(({ items }) => items),
-      known.flatMap(({ verdicts }) => verdicts ?? []),
-    );
-    tell(response, self, fields);
+    tellStanding(request, response);
   }
 
   async function middleware(request: R, response: S, next: (error?: unknown) => void): Promise<void> {
@@ -203,62 +186,68 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
     if (allowed) next();
   }
 
-  return Object.assign(middleware, { settle, close: async () => leased?.close() });
+  return Object.assign(middleware, { settle, close: () => joint.close() });
 }
 
-/** What was used, by name. One that no policy has is an error, unless other requests may have other policies. */
-function byName(
+/** What was used of each share. The policies of further in come first where several have a name. */
+function settlements(
   used: number | Readonly<Record<string, number>>,
-  shares: readonly Share[],
-  fixed: readonly { name: string }[] | undefined,
-): Readonly<Record<string, number>> {
+  visits: readonly Visit[],
+  limiter: JointLimiter,
+): [Visit, Share, number][] {
   for (const units of typeof used === "object" ? Object.values(used) : [used]) checkedUnits(units);
+  if (visits.length === 0) throw new Error("this request has not passed this middleware");
   if (typeof used !== "object") {
+    const visit = visits.findLast((visit) => visit.limiter === limiter);
+    if (visit === undefined) throw new Error("this request has not passed this middleware");
+    const { fixed, shares } = visit;
     if ((fixed ?? shares).length > 1) throw new Error("several policies are settled by their names");
-    return Object.fromEntries(shares.map(({ name }) => [name, used]));
+    return shares.map((share) => [visit, share, used]);
   }
-  for (const name of Object.keys(used)) {
-    if (fixed?.every((policy) => policy.name !== name)) throw new Error(`no policy has the name ${name}`);
-  }
-  return used;
+  return Object.entries(used).flatMap(([name, units]): [Visit, Share, number][] => {
+    for (const visit of visits.toReversed()) {
+      const share = visit.shares.find((share) => share.name === name);
+      if (share !== undefined) return [[visit, share, units]];
+    }
+    // Other requests may have it.
+    if (visits.some(({ fixed }) => fixed === undefined || fixed.some((policy) => policy.name === name)))
+      return [];
+    throw new Error(`no policy has the name ${name}`);
+  });
 }
 
-/** Decides a single policy by leases. The decision has the figures of one quota. */
-function leasing<R extends Request>(
-  policies: readonly CheckedPolicy<R>[] | undefined,
-  limiter: LocalLimiter,
-) {
-  const [policy, ...others] = policies ?? [];
-  if (policy === undefined || others.length > 0) {
-    throw new TypeError("only a single policy that is the same for all requests can be leased");
-  }
-  const { algorithm, quotas } = policy;
-  if (new Set(quotas.map(([limit]) => limit)).size < quotas.length) {
-    throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
-  }
-  const rules = new Rules(algorithm, quotas, LEASE_MS);
+/** The items of all limits of a request, and how each stands. */
+function standingOf(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | undefined)[] } {
+  // What a middleware has said is over when it is passed once more.
+  const last = visits.filter(
+    ({ limiter }, i) => !visits.slice(i + 1).some((visit) => visit.limiter === limiter),
+  );
+  const shares = last.flatMap(({ shares }) => shares);
   return {
-    async decide([row]: readonly Row[]): Promise<Decision> {
-      const { key, cost = 1 } = row as Row;
-      const verdict = await limiter.take(key, rules, cost);
-      const { allowed, limited, retryAfterMs, at } = verdict;
-      return { allowed, limited, retryAfterMs, at: at as number, rows: [verdict] };
-    },
-    close: () => limiter.close(),
+    items: shares.flatMap(({ items }) => items),
+    rows: shares.flatMap(({ items, verdicts = [] }): readonly (Verdict | undefined)[] =>
+      // Leased units have the verdict of one quota, which its limit tells.
+      verdicts.length === items.length
+        ? verdicts
+        : items.map((item) => verdicts.find(({ limit }) => limit === item.limit)),
+    ),
   };
 }
 
-/** What each middleware has said on a response. */
-const told = new WeakMap<ServerResponse, Map<object, Fields>>();
+function tellStanding(request: object, response: ServerResponse): void {
+  const { items, rows } = standingOf(visitsOf(request));
+  if (rows.some((row) => row !== undefined)) tell(response, standing(items, rows as Verdict[]));
+}
 
-/** Sets the header fields, beside those of other rate limits that the request has passed, unless it is answered. */
-function tell(response: ServerResponse, who: object, fields: Fields): void {
+/** Gives back what every limit of a request has taken. */
+function release(request: object): void {
+  for (const { limiter, asked } of visitsOf(request)) limiter.release(asked);
+}
+
+/** Sets the header fields, unless the request is answered. */
+function tell(response: ServerResponse, fields: Fields): void {
   if (response.headersSent) return;
-  const all = told.get(response) ?? new Map<object, Fields>();
-  told.set(response, all.set(who, fields));
-  for (const name of ["RateLimit-Policy", "RateLimit"] as const) {
-    response.setHeader(name, [...all.values()].map((fields) => fields[name]).join(", "));
-  }
+  for (const name of ["RateLimit-Policy", "RateLimit"] as const) response.setHeader(name, fields[name]);
 }
 
 /** Answers a request, unless something else has done so meanwhile: a timeout of the application, say. */

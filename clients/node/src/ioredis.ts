@@ -15,6 +15,7 @@ import {
 } from "./commands.js";
 import { connections, GREETING_MS, type Line } from "./line.js";
 import { setImmediate, setTimeout } from "./realtime.js";
+import { prefixed, slotOf } from "./slot.js";
 import { WAITING, type Waiting } from "./timeout.js";
 
 /** A `Redis` or a `Cluster` of ioredis. */
@@ -62,10 +63,6 @@ class Words implements CommandWriter, Notes {
     this.keys.push(whole);
     this.args.push(whole);
   }
-}
-
-function prefixed(prefix: string, key: Key): Key {
-  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
 }
 
 class KeyedCommand extends Command {
@@ -216,6 +213,7 @@ export function rateLimiter(redis: Connection, { clock }: LimiterOptions = {}): 
   };
   connections.set(limiter, {
     isConnecting: () => CONNECTING.has(redis.status) && redis.options.enableOfflineQueue !== false,
+    slotOf: redis.nodes && ((key) => slotOf(prefixed(redis.options.keyPrefix ?? "", key))),
   });
   return clock === undefined ? limiter : withClock(limiter, clock);
 }

@@ -1,19 +1,13 @@
-// A limiter that asks the server only now and then: what drives the machine of `local`.
+// A limiter that asks the server only now and then.
 
 import { type Clock, processTime } from "./clock.js";
-import {
-  type Algorithm,
-  checkedAlgorithm,
-  explained,
-  type Key,
-  type RateLimiter,
-  type Verdict,
-} from "./commands.js";
+import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
+import { Driver, type Machine } from "./driver.js";
 import { Decider } from "./local/decider.js";
-import { type Command, type Request, Rules, type Settings, type Step } from "./local/types.js";
+import { type Command, type Request, Rules, type Settings } from "./local/types.js";
 import { type Patient, patiently } from "./patient.js";
 import { checkedQuotas, duration, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
-import { LONGEST_TIMER_MS, Timeout } from "./timeout.js";
+import { Timeout } from "./timeout.js";
 import { wholeWithTime } from "./whole.js";
 
 /** How long a lease lasts if nothing else is said. */
@@ -102,30 +96,37 @@ interface Asked extends Request {
 
 /** Answers what is known here, and asks for the rest. */
 export class LocalLimiter {
-  readonly #limiter: RateLimiter;
   readonly #decider: Decider<Asked>;
-  readonly #timeout: Timeout;
+  readonly #driver: Driver<Command<Asked>, Asked, Verdict>;
   readonly #now: Clock;
-  readonly #wantsTime: boolean;
-  readonly #sent = new Set<Promise<unknown>>();
-  #timer: NodeJS.Timeout | undefined;
-  #timerMs = Infinity;
 
-  /**
-   * The limiter has this timeout too: a client may lose a command, for which the others of its key would wait for ever.
-   * If the time is wanted, every verdict on a positive cost has `at`.
-   */
+  /** If the time is wanted, every verdict on a positive cost has `at`. */
   constructor(
-    { limiter, clock }: Patient,
+    patient: Patient,
     timeout: Timeout,
     settings: Settings,
     { wantsTime = false }: { wantsTime?: boolean } = {},
   ) {
-    this.#limiter = limiter;
-    this.#now = clock ?? processTime;
-    this.#timeout = timeout;
-    this.#decider = new Decider(settings);
-    this.#wantsTime = wantsTime;
+    const decider = new Decider<Asked>(settings);
+    const machine: Machine<Command<Asked>, Asked, Verdict> = {
+      reply: (nowMs, command, reply) =>
+        decider.reply(nowMs, command, reply instanceof Error ? undefined : (reply as Verdict)),
+      tick: (nowMs) => decider.tick(nowMs),
+      close: () => decider.close(),
+      nextTickMs: () => decider.nextTickMs,
+    };
+    this.#decider = decider;
+    this.#now = patient.clock ?? processTime;
+    this.#driver = new Driver(
+      machine,
+      (command) => ask(patient.limiter, command, wantsTime),
+      (request, verdict, error) => {
+        if (verdict === undefined) request.reject(error as Error);
+        else request.resolve(verdict);
+      },
+      timeout,
+      this.#now,
+    );
   }
 
   take(key: Key, rules: Rules, cost: number): Verdict | Promise<Verdict> {
@@ -134,64 +135,22 @@ export class LocalLimiter {
     if (known !== undefined) return known;
     return new Promise((resolve, reject) => {
       const request: Asked = { rules, cost, resolve, reject };
-      this.#carryOut(this.#decider.take(this.#now(), key, request));
+      this.#driver.carryOut(this.#decider.take(this.#now(), key, request));
     });
   }
 
-  /** Sends commands and gives answers. What has failed has failed with `error`. */
-  #carryOut({ commands, answers }: Step<Asked>, error?: unknown): void {
-    for (const command of commands) this.#send(command);
-    for (const [request, verdict] of answers) {
-      if (verdict === undefined) request.reject(error as Error);
-      else request.resolve(verdict);
-    }
-    this.#tickLater();
+  close(): Promise<void> {
+    return this.#driver.close();
   }
+}
 
-  #send(command: Command<Asked>): void {
-    const reply = this.#reply(command).then(
-      (verdict) => {
-        this.#sent.delete(reply);
-        this.#carryOut(this.#decider.reply(this.#now(), command, verdict));
-      },
-      (error: unknown) => {
-        this.#sent.delete(reply);
-        this.#carryOut(this.#decider.reply(this.#now(), command, undefined), explained(error));
-      },
-    );
-    this.#sent.add(reply);
-  }
-
-  async #reply({ key, rules, cost, partial, at }: Command<Asked>): Promise<Verdict> {
-    const { algorithm, quotas } = rules;
-    if (this.#wantsTime && cost > 0 && !partial)
-      return wholeWithTime(this.#limiter, algorithm, key, quotas, cost);
-    return this.#limiter[algorithm](key, quotas, { cost, partial, at });
-  }
-
-  #tickLater(): void {
-    const { nextTickMs } = this.#decider;
-    if (nextTickMs === undefined || nextTickMs >= this.#timerMs) return;
-    clearTimeout(this.#timer);
-    this.#timerMs = nextTickMs;
-    this.#timer = setTimeout(
-      () => {
-        this.#timerMs = Infinity;
-        this.#carryOut(this.#decider.tick(this.#now()));
-      },
-      Math.min(Math.max(0, nextTickMs - this.#now()), LONGEST_TIMER_MS),
-    ).unref();
-  }
-
-  async close(): Promise<void> {
-    this.#carryOut(this.#decider.close());
-    clearTimeout(this.#timer);
-    this.#timerMs = Infinity;
-    // What waits for an answer may be asked for after it, with a timeout of its own.
-    await this.#timeout.wait(() => this.#answered()).catch(() => undefined);
-  }
-
-  async #answered(): Promise<void> {
-    while (this.#sent.size > 0) await Promise.all(this.#sent);
-  }
+/** Sends a command of the machine for single keys. */
+export async function ask(
+  limiter: RateLimiter,
+  { key, rules, cost, partial, at }: Command<Request>,
+  wantsTime: boolean,
+): Promise<Verdict> {
+  const { algorithm, quotas } = rules;
+  if (wantsTime && cost > 0 && !partial) return wholeWithTime(limiter, algorithm, key, quotas, cost);
+  return limiter[algorithm](key, quotas, { cost, partial, at });
 }

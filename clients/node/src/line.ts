@@ -1,11 +1,13 @@
 // Connections: whether a client has one, and whether the one that a command was sent on still says anything.
 
-import type { RateLimiter } from "./commands.js";
+import type { Key, RateLimiter } from "./commands.js";
 
 /** What a limiter asks, of either client: one connection or many. */
 export interface Connection {
   /** Whether it is not ready yet, or not ready again, and its client would keep commands until it is. */
   isConnecting(): boolean;
+  /** The slot of a key, on a cluster. */
+  slotOf?: ((key: Key) => number) | undefined;
 }
 
 /** Of limiters of ioredis. */

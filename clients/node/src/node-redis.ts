@@ -1,9 +1,10 @@
 // What a limiter needs of the clients of node-redis: no timeout of theirs, one connection for all that is asked at once,
 // another one in place of a connection that says nothing, and nothing given back twice.
 
-import { GIVES_BACK, type Notes, type RateLimiter } from "./commands.js";
+import { GIVES_BACK, type Key, type Notes, type RateLimiter } from "./commands.js";
 import { type Connection, GREETING_MS, type Line } from "./line.js";
 import { setImmediate } from "./realtime.js";
+import { prefixed, slotOf } from "./slot.js";
 import { Timeout, WAITING } from "./timeout.js";
 
 /** A client of one connection: what all other clients lend. */
@@ -32,6 +33,9 @@ type ExecuteOfCluster = (key: unknown, isReadOnly: unknown, options: unknown, se
 interface Client extends Partial<Omit<Single, "isOpen">> {
   readonly isOpen: boolean;
   readonly options?: { readonly disableOfflineQueue?: boolean };
+  /** Of a cluster. */
+  readonly slots?: unknown;
+  readonly _keyPrefix?: string | undefined;
   readonly _commandOptions?: object;
   withCommandOptions(options: object): Client;
   execute?: Execute;
@@ -73,8 +77,10 @@ export function ofNodeRedis(limiter: RateLimiter & { readonly _self?: Client }):
   const patient = Object.create(limiter, { _self: { value: self } }) as RateLimiter;
   const isConnecting = () =>
     client.isOpen && client.isReady === false && client.options?.disableOfflineQueue !== true;
-  made.set(limiter, [patient, { isConnecting }]);
-  return [patient, { isConnecting }];
+  const ofCluster = (key: Key) => slotOf(prefixed(client._keyPrefix ?? "", key));
+  const connection = { isConnecting, slotOf: client.slots === undefined ? undefined : ofCluster };
+  made.set(limiter, [patient, connection]);
+  return [patient, connection];
 }
 
 /** Connections as they are lent here. */

@@ -53,6 +53,8 @@ export interface Patient {
   /** Its commands have a timeout, and the time of the clock if there is one. */
   readonly limiter: RateLimiter;
   readonly clock: Clock | undefined;
+  /** The slot of a key, on a cluster. */
+  readonly slotOf: Connection["slotOf"];
 }
 
 /** A limiter for an adapter, which may have a clock of its own. */
@@ -63,11 +65,13 @@ export function patiently(limiter: RateLimiter, timeout: Timeout, clock?: Clock)
       "a limiter is client.rl of node-redis with modules: { rl }, or rateLimiter(redis) of ioredis",
     );
   }
-  const patient = withTimeout(withoutClock(limiter), timeout);
+  const [to, connection] = connected(withoutClock(limiter));
+  const patient = withTimeout(to, connection, timeout);
+  const slotOf = connection?.slotOf;
   const time = clock ?? clockOf(limiter);
-  if (time === undefined) return { limiter: patient, clock: time };
+  if (time === undefined) return { limiter: patient, clock: time, slotOf };
   const timed = withClock(patient, time);
-  return { limiter: timed, clock: clockOf(timed) };
+  return { limiter: timed, clock: clockOf(timed), slotOf };
 }
 
 /** The same limiter at the server's time. What gives back is sent once, whatever its client tries again. */
@@ -82,8 +86,7 @@ function connected(limiter: RateLimiter): [RateLimiter, Connection?] {
 }
 
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
-function withTimeout(limiter: RateLimiter, timeout: Timeout): RateLimiter {
-  const [to, connection] = connected(limiter);
+function withTimeout(to: RateLimiter, connection: Connection | undefined, timeout: Timeout): RateLimiter {
   const gate = new Gate(connection);
   function ask<T>(send: (waiting: { [WAITING]: Waiting }) => Promise<T>): Promise<T> {
     return timeout.wait((waiting) => gate.pass(waiting, () => send({ [WAITING]: waiting })));

@@ -1,10 +1,13 @@
 // Policies: what a middleware limits, and what that comes to for one request.
 
 import type { IncomingMessage } from "node:http";
-import { type Algorithm, checkedAlgorithm, type Row, type Verdict } from "./commands.js";
+import { type Algorithm, checkedAlgorithm, type Verdict } from "./commands.js";
 import { client } from "./address.js";
 import { type Item, itemsOf } from "./http.js";
+import { LEASE_MS, wholeUnits } from "./leases.js";
+import type { Share as JointShare } from "./local/joint.js";
 import { Recent } from "./local/recent.js";
+import { Rules } from "./local/types.js";
 import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
@@ -24,10 +27,15 @@ export interface Policy<R extends Request = Request> {
   unit?: string;
   /** `log` if left out, which never allows more than a limit in any span of its window. */
   algorithm?: Algorithm;
-  /** What follows the name in the stored key, `name:key`; if left out, the middleware's key. */
-  key?: KeyOf<R>;
+  /** What follows the name in the stored key, `name:key`: text is one quota for all. The middleware's key if left out. */
+  key?: KeyOf<R> | string;
   /** Units that a request takes; 1 if left out, 0 takes nothing. */
   cost?: number | ((request: R) => MaybePromise<number>);
+  /**
+   * How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. Limits of one
+   * policy must differ then, and `RateLimit` tells of the tightest alone.
+   */
+  lease?: number;
 }
 
 /** Text is the quotas of a policy. */
@@ -50,11 +58,11 @@ export interface AppliedPolicy {
 }
 
 /** What a request asks for by a policy, and how that stands. */
-export interface Share extends AppliedPolicy {
+export interface Share extends AppliedPolicy, JointShare {
+  readonly key: string;
   readonly items: readonly Item[];
-  readonly rows: readonly Row[];
-  /** Units that are counted. */
-  taken: number;
+  /** Whom the policy counts, if it tells requests apart. */
+  readonly who: string | undefined;
   verdicts: readonly Verdict[] | undefined;
 }
 
@@ -64,45 +72,61 @@ export class CheckedPolicy<R extends Request> {
   readonly algorithm: Algorithm;
   readonly quotas: readonly Quota[];
   readonly #items: readonly Item[];
-  readonly #key: KeyOf<R> | undefined;
+  readonly #rules: Rules;
+  readonly #key: KeyOf<R> | string | undefined;
   readonly #cost: number | ((request: R) => MaybePromise<number>);
 
-  constructor({ quotas, name = "requests", unit, algorithm = "log", key, cost = 1 }: Policy<R>) {
+  constructor({ quotas, name = "requests", unit, algorithm = "log", key, cost = 1, lease = 0 }: Policy<R>) {
     this.name = name;
     this.algorithm = checkedAlgorithm(algorithm);
     this.quotas = checkedQuotas(quotas);
     this.#items = itemsOf(name, this.quotas, unit);
-    if (key !== undefined && typeof key !== "function")
-      throw new TypeError("key is a function of the request");
+    this.#rules = new Rules(this.algorithm, this.quotas, LEASE_MS, wholeUnits(lease));
+    if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
+      throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
+    }
+    if (key !== undefined && typeof key !== "function" && typeof key !== "string")
+      throw new TypeError("the key of a policy is text or a function of the request");
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
   }
 
   /** What a request asks for; nothing if it has no key. */
-  share(request: R, keyOf: KeyOf<R>): MaybePromise<Share | undefined> {
+  share(request: R, whoOf: KeyOf<R>, keyOf: (who: string) => string): MaybePromise<Share | undefined> {
     try {
-      const key = (this.#key ?? keyOf)(request);
-      return isPromise(key) ? key.then((key) => this.#withKey(request, key)) : this.#withKey(request, key);
+      if (typeof this.#key === "string") return this.#withKey(request, this.#key, undefined);
+      const who = (this.#key ?? whoOf)(request);
+      const spelled = this.#key === undefined ? keyOf : String;
+      return isPromise(who)
+        ? who.then((who) => this.#of(request, who, spelled))
+        : this.#of(request, who, spelled);
     } catch (error) {
       // Another policy may be waiting for its key, which may fail too: each failure is awaited.
       return Promise.reject(error);
     }
   }
 
-  #withKey(request: R, key: string | number | undefined | null): MaybePromise<Share | undefined> {
-    if (key === undefined || key === null) return undefined;
-    if (typeof key !== "string" && typeof key !== "number") throw new TypeError("a key must be text");
-    const cost = typeof this.#cost === "function" ? this.#cost(request) : this.#cost;
-    return isPromise(cost)
-      ? cost.then((cost) => this.#share(key, units(cost)))
-      : this.#share(key, units(cost));
+  #of(
+    request: R,
+    who: string | number | undefined | null,
+    keyOf: (who: string) => string,
+  ): MaybePromise<Share | undefined> {
+    if (who === undefined || who === null) return undefined;
+    if (typeof who !== "string" && typeof who !== "number") throw new TypeError("a key must be text");
+    return this.#withKey(request, keyOf(String(who)), String(who));
   }
 
-  #share(of: string | number, cost: number): Share {
-    const { name, quotas, algorithm } = this;
-    const key = `${name}:${of}`;
-    const rows = quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
-    return { name, quotas, key, cost, items: this.#items, rows, taken: 0, verdicts: undefined };
+  #withKey(request: R, key: string, who: string | undefined): MaybePromise<Share> {
+    const cost = typeof this.#cost === "function" ? this.#cost(request) : this.#cost;
+    return isPromise(cost)
+      ? cost.then((cost) => this.#share(key, who, units(cost)))
+      : this.#share(key, who, units(cost));
+  }
+
+  #share(key: string, who: string | undefined, cost: number): Share {
+    const { name, quotas } = this;
+    const [items, rules] = [this.#items, this.#rules];
+    return { name, quotas, key: `${name}:${key}`, who, cost, items, rules, taken: [], verdicts: undefined };
   }
 }
 
@@ -122,18 +146,27 @@ export class PolicySet<R extends Request> {
   /** Undefined where a function chooses. */
   readonly fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #choose: Choose<R> | undefined;
-  readonly #keyOf: KeyOf<R>;
+  readonly #whoOf: KeyOf<R>;
+  readonly #keyOf: (who: string) => string;
   readonly #texts = new Recent<CheckedPolicy<R>>(1000);
   readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
 
-  constructor(policies: Policies<R> | Choose<R>, key: KeyOf<R> | undefined) {
+  /** Without a key, requests are told apart as `outer` says: by those who are counted further out, if any are. */
+  constructor(
+    policies: Policies<R> | Choose<R>,
+    key: KeyOf<R> | undefined,
+    outer: (request: R) => readonly Share[],
+  ) {
     this.#choose = typeof policies === "function" ? policies : undefined;
     this.fixed = typeof policies === "function" ? undefined : this.#checkedList(policies);
     if (this.fixed?.length === 0) throw new TypeError("a policy is missing: text such as 5/10s, or quotas");
     if (key !== undefined && typeof key !== "function")
       throw new TypeError("key is a function of the request");
+    this.#whoOf =
+      key ?? ((request) => whoIn(outer(request)) ?? client(request.ip ?? request.socket.remoteAddress));
+    // A hash tag keeps several together on a cluster.
     const several = this.fixed === undefined || this.fixed.length > 1;
-    this.#keyOf = key ?? (several ? (request) => `{${address(request)}}` : address);
+    this.#keyOf = (who) => (several && key === undefined && !who.includes("{") ? `{${who}}` : who);
   }
 
   /** What a request asks for; nothing if it is not limited. */
@@ -146,7 +179,7 @@ export class PolicySet<R extends Request> {
   }
 
   #shares(policies: readonly CheckedPolicy<R>[], request: R): MaybePromise<readonly Share[]> {
-    const shares = policies.map((policy) => policy.share(request, this.#keyOf));
+    const shares = policies.map((policy) => policy.share(request, this.#whoOf, this.#keyOf));
     if (!shares.some(isPromise)) return present(shares as (Share | undefined)[]);
     return Promise.all(shares as PromiseLike<Share | undefined>[]).then(present);
   }
@@ -179,8 +212,13 @@ function present(shares: readonly (Share | undefined)[]): readonly Share[] {
   return shares.includes(undefined) ? shares.filter((share) => share !== undefined) : (shares as Share[]);
 }
 
-function address(request: Request): string {
-  return client(request.ip ?? request.socket.remoteAddress);
+/** Whom all of these count. */
+function whoIn(shares: readonly Share[]): string | undefined {
+  const [who, ...others] = new Set(shares.flatMap(({ who }) => who ?? []));
+  if (others.length > 0) {
+    throw new TypeError("the limits further out count this request by several keys: give this limit a key");
+  }
+  return who;
 }
 
 export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {

@@ -19,7 +19,7 @@ export async function wholeWithTime(
 }
 
 /** The verdict that a single command would give: of those that refuse the longest wait, else the fewest units. */
-function tightest({ limited, at, rows }: Decision): Verdict {
+export function tightest({ limited, at, rows }: Decision): Verdict {
   const wait = ({ retryAfterMs }: Verdict) => retryAfterMs ?? Infinity;
   const verdict = rows
     .filter((row) => row.limited === limited)

@@ -259,7 +259,7 @@ for (const { name, policies, client, words } of table.policies) {
 for (const { name, policy, leases: isOfLeases, settings = {}, error = "" } of table.mistakes) {
   test(`a mistake: ${name}`, () => {
     const limiter = { all: () => assert.fail() } as unknown as RateLimiter;
-    const { timeout_ms: timeoutMs, remember_ms, ...others } = settings;
+    const { timeout_ms: timeoutMs, remember_ms, lease, ...others } = settings;
     const options = {
       ...others,
       ...(timeoutMs !== undefined && { timeoutMs }),
@@ -267,7 +267,8 @@ for (const { name, policy, leases: isOfLeases, settings = {}, error = "" } of ta
     };
     const isTold = (thrown: unknown) =>
       (thrown instanceof RangeError || thrown instanceof TypeError) && thrown.message.includes(error);
-    assert.throws(() => rateLimit(limiter, policy ?? "5/10s", options), isTold);
+    const leased = { quotas: "5/10s", ...(lease !== undefined && { lease }) };
+    assert.throws(() => rateLimit(limiter, policy ?? leased, options), isTold);
     if (isOfLeases) assert.throws(() => leases(limiter, policy as LeaseOptions), isTold);
   });
 }

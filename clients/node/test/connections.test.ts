@@ -6,13 +6,14 @@ import { after, afterEach, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
 import { acquire, leases, type RateLimiter, rl } from "redis-rl";
-import { type Options, type Request, rateLimit } from "redis-rl/express";
+import { type Options, type RateLimit, type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { Forwarder, Server, socket, startCluster, startSentinel, tally, waitFor } from "./harness.js";
 
 const LIMIT = 5;
+const quotas = `${LIMIT}/h`;
 const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT_MS = 30_000;
@@ -111,27 +112,21 @@ type Ask = () => Promise<number>;
 
 const failed = () => 500;
 
-function middleware(limiter: RateLimiter, key: string, options: Options) {
-  const limit = rateLimit(
-    limiter,
-    { quotas: `${LIMIT}/h`, key: () => key },
-    { onError: () => {}, ...options },
-  );
-  const ask = (settle?: number) =>
-    new Promise<number>((resolve) => {
-      const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
-      const request = {} as Request;
-      void limit(request, response as unknown as ServerResponse, async (error) => {
-        if (settle !== undefined) await limit.settle(request, response as unknown as ServerResponse, settle);
-        resolve(error === undefined ? 200 : 500);
-      });
+function middleware(limiter: RateLimiter, key: string, options: Options, lease = 0) {
+  const limit = rateLimit(limiter, { quotas, key, lease }, { onError: () => {}, ...options });
+  return { ask: () => statusOf(limit), close: () => limit.close() };
+}
+
+function statusOf(limit: RateLimit): Promise<number> {
+  return new Promise<number>((resolve) => {
+    const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
+    void limit({} as Request, response as unknown as ServerResponse, (error) => {
+      resolve(error === undefined ? 200 : 500);
     });
-  return { ask, close: () => limit.close() };
+  });
 }
 
 const ofVerdict = ({ limited }: { limited: boolean }) => (limited ? 429 : 200);
-const quotas = `${LIMIT}/h`;
-
 const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
   fixed: (limiter, key) => () => limiter.fixed(key, quotas).then(ofVerdict, failed),
   sliding: (limiter, key) => () => limiter.sliding(key, quotas).then(ofVerdict, failed),
@@ -151,8 +146,7 @@ const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
     return () => leased.take(key).then(ofVerdict, failed);
   },
   "the middleware": (limiter, key) => middleware(limiter, key, { timeoutMs: PATIENT_MS }).ask,
-  "the middleware, leased": (limiter, key) =>
-    middleware(limiter, key, { timeoutMs: PATIENT_MS, lease: 2 }).ask,
+  "the middleware, leased": (limiter, key) => middleware(limiter, key, { timeoutMs: PATIENT_MS }, 2).ask,
   "the store": (limiter, prefix) => {
     const store = new RateLimitStore(limiter, { prefix, timeoutMs: PATIENT_MS });
     store.init({ windowMs: HOUR, limit: LIMIT });
@@ -246,6 +240,26 @@ describe("connections", () => {
         }
       });
 
+      test("two policies are one decision, whatever their slots: the limit passes, and what one refuses costs nothing", async () => {
+        const limiter = await connect(kind);
+        for (const lease of [0, 10]) {
+          const [many, few] = [aKey(), aKey()];
+          const limit = rateLimit(
+            limiter,
+            [
+              { name: "many", quotas: "1000/h", key: many, lease },
+              { name: "few", quotas: "20/h", key: () => few },
+            ],
+            { fail: "closed", timeoutMs: PATIENT_MS },
+          );
+          const answers = await Promise.all(Array.from({ length: 200 }, () => statusOf(limit)));
+          assert.deepEqual(tally(answers), { 200: 20, 429: 180 });
+          await limit.close();
+          await waitFor("what goes back", async () => (await used(`many:${many}`, limiter)) === 20);
+          assert.equal(await used(`few:${few}`, limiter), 20);
+        }
+      });
+
       test("connections that fall silent are given up: the next requests ask on new ones", async () => {
         const [limiter, forwarders] = await connectThrough(kind);
         const { ask } = middleware(limiter, aKey(), { timeoutMs: 100, fail: "closed" });
@@ -264,10 +278,7 @@ describe("connections", () => {
       test("a server whose answers take four fifths of the timeout: every request is decided", async () => {
         const [limiter, forwarders] = await connectThrough(kind);
         const options = { timeoutMs: 400, fail: "closed" } as const;
-        const asks = [
-          middleware(limiter, aKey(), options).ask,
-          middleware(limiter, aKey(), { ...options, lease: 10 }).ask,
-        ];
+        const asks = [middleware(limiter, aKey(), options).ask, middleware(limiter, aKey(), options, 10).ask];
         // Opens the connections.
         for (const ask of asks) await waitFor("the first decision", async () => (await ask()) !== 503);
         for (const forwarder of forwarders) forwarder.delayMs = 160;

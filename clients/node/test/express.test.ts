@@ -14,7 +14,17 @@ import {
   rateLimit,
 } from "redis-rl/express";
 import { client as whom } from "redis-rl/http";
-import { calls, clock, command, serve, Server, type Web, type Client, onOneServer } from "./harness.js";
+import {
+  calls,
+  clock,
+  command,
+  serve,
+  Server,
+  type Web,
+  type Client,
+  onOneServer,
+  waitFor,
+} from "./harness.js";
 
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT: Options = { timeoutMs: 30_000 };
@@ -292,7 +302,141 @@ describe("express", () => {
     const statuses = [];
     for (const path of ["/search", "/search", "/other"]) statuses.push((await get(path)).status);
     assert.deepEqual(statuses, [200, 429, 200]);
-    assert.match((await get("/other")).limit ?? "", /^"all-1h";r=1;t=\d+$/);
+    // The refused request has cost nothing.
+    await waitFor("what goes back", async () => (await used("all:127.0.0.1")) === 2);
+  });
+
+  async function used(key: string): Promise<number> {
+    return (await client.rl.info(key))?.windows[0]?.used ?? 0;
+  }
+
+  describe("limits further out and further in", () => {
+    const answer: express.RequestHandler = (_request, response) => void response.send("hello");
+    const limit = (policies: Policies<express.Request>, options: Options<express.Request> = {}) =>
+      rateLimit<express.Request>(client.rl, policies, { timeoutMs: 30_000, ...options });
+
+    for (const lease of [0, 4]) {
+      test(`what is refused further in costs nothing further out, with a lease of ${lease}`, async () => {
+        const app = express();
+        const everybody = limit({ name: "everybody", quotas: "100/h", key: "all", lease });
+        const api = express.Router();
+        app.use(everybody, limit({ name: "client", quotas: "50/h", key: () => "42" }));
+        app.use("/api", api);
+        api.use(limit({ name: "api", quotas: "10/h" }));
+        api.get("/search", limit({ name: "search", quotas: "2/h", key: "all" }), answer);
+        web = await serve(app);
+        const answers = [];
+        for (let i = 0; i < 6; i++) answers.push(await get("/api/search"));
+        assert.deepEqual(
+          answers.map(({ status }) => status),
+          [200, 200, 429, 429, 429, 429],
+        );
+        assert.match(
+          answers[5]?.limit ?? "",
+          /^"everybody-1h";r=98, "client-1h";r=48, "api-1h";r=8, "search-1h";r=0;t=3[56]\d\d$/,
+        );
+        assert.match(answers[1]?.limit ?? "", /^"everybody-1h";r=98;t=3600, .*"search-1h";r=0;t=3600$/);
+        await everybody.close();
+        // Nobody has a key of its own but the second, whom the others go by.
+        for (const key of ["everybody:all", "client:42", "api:42", "search:all"]) {
+          await waitFor(key, async () => (await used(key)) === 2);
+        }
+      });
+    }
+
+    test("a request that is allowed costs a command for each limit, and keeps what it took, whatever its status", async () => {
+      const app = express();
+      app.use(limit("100/h"));
+      app.get("/failing", limit({ name: "failing", quotas: "100/h" }), () => {
+        throw new Error("of the application");
+      });
+      app.use(
+        // Express knows a handler of errors by its four arguments.
+        ((_error, _request, response, next) =>
+          response.headersSent ? next() : response.status(500).send()) as express.ErrorRequestHandler,
+      );
+      web = await serve(app);
+      const failed = await get("/failing");
+      assert.deepEqual(
+        [failed.status, failed.limit],
+        [500, '"requests-1h";r=99;t=3600, "failing-1h";r=99;t=3600'],
+      );
+      assert.deepEqual(
+        [(await get("/nothing")).status, (await get("/nothing")).limit],
+        [404, '"requests-1h";r=97;t=3600'],
+      );
+      assert.equal(await used("requests:127.0.0.1"), 3);
+      assert.equal(await calls(server, "RL.ALL"), 4);
+    });
+
+    test("Redis away further in, and a request that does not pass costs nothing", async () => {
+      const away = { all: () => Promise.reject(new Error("away")) } as unknown as RateLimiter;
+      const silent = { onError: () => {} };
+      const app = express();
+      app.use(limit("100/h"));
+      app.get("/closed", rateLimit(away, "5/h", { ...silent, fail: "closed" }), answer);
+      app.get("/answered", rateLimit(away, "5/h", { ...silent, onAway: () => ({ status: 418 }) }), answer);
+      app.get("/open", rateLimit(away, "5/h", silent), answer);
+      web = await serve(app);
+      for (const [path, status] of [
+        ["/closed", 503],
+        ["/answered", 418],
+      ] as const) {
+        const refused = await get(path);
+        assert.deepEqual([refused.status, refused.limit], [status, '"requests-1h";r=100;t=3600']);
+        await waitFor("what goes back", async () => (await used("requests:127.0.0.1")) === 0);
+      }
+      assert.equal((await get("/open")).status, 200);
+      assert.equal(await used("requests:127.0.0.1"), 1);
+    });
+
+    test("a limit without a key goes by those further out, if they agree", async () => {
+      const app = express();
+      const [user, team] = [(): string => "42", (): string => "7"];
+      app.use(
+        "/user",
+        limit({ name: "everybody", quotas: "9/h", key: "all" }),
+        limit({ name: "user", quotas: "9/h", key: user }),
+      );
+      app.use(
+        "/several",
+        limit([
+          { name: "user", quotas: "9/h", key: user },
+          { name: "team", quotas: "9/h", key: team },
+        ]),
+      );
+      app.use("/default", limit(["9/h", { name: "daily", quotas: "99/d" }]));
+      app.use(limit({ name: "inner", quotas: "9/h" }), answer);
+      web = await serve(app);
+      assert.equal((await get("/user")).status, 200);
+      assert.equal(await used("inner:42"), 1);
+      assert.equal((await get("/default")).status, 200);
+      assert.equal(await used("inner:127.0.0.1"), 1);
+      const { status, text } = await get("/several");
+      assert.equal(status, 500);
+      assert.match(text, /give this limit a key/);
+      assert.equal((await get("/")).status, 200);
+      assert.equal(await used("inner:127.0.0.1"), 2);
+    });
+
+    test("any of them settles by the names of all", async () => {
+      const app = express();
+      const outer = limit([
+        { name: "requests", quotas: "9/h" },
+        { name: "tokens", quotas: "900/h", cost: 500 },
+      ]);
+      const inner = limit({ name: "images", quotas: "9/h", cost: 3 });
+      app.get("/", outer, inner, async (request, response) => {
+        await outer.settle(request, response, { tokens: 850, images: 1 });
+        await inner.settle(request, response, { tokens: 100 });
+        await inner.settle(request, response, 2);
+        await assert.rejects(inner.settle(request, response, { token: 1 }), /no policy has the name/);
+        response.send("done");
+      });
+      web = await serve(app);
+      const { limit: said } = await get();
+      assert.equal(said, '"requests-1h";r=8;t=3600, "tokens-1h";r=800;t=3600, "images-1h";r=7;t=3600');
+    });
   });
 
   test("at the time of a clock", async () => {
@@ -318,7 +462,9 @@ describe("express", () => {
     assert.equal(limit, '"requests-1h";r=4;t=3600, "login-1h";r=0;t=3600');
     const refused = await get();
     assert.equal(refused.status, 429);
-    assert.equal(refused.policy, '"login-1h";q=1;w=3600');
+    assert.equal(refused.policy, policy);
+    assert.equal(refused.limit, '"requests-1h";r=4, "login-1h";r=0;t=3600');
+    assert.deepEqual(JSON.parse(refused.text)["violated-policies"], ["login-1h"]);
   });
 
   test("a response that something else has sent meanwhile is left alone", async () => {
@@ -530,7 +676,7 @@ describe("express", () => {
       [{} as Policy, /quotas are text/],
       [undefined as unknown as string, /a policy is missing/],
       [[], /a policy is missing/],
-      [{ quotas: "5/m", key: "ip" as unknown as () => string }, /key is a function/],
+      [{ quotas: "5/m", key: 5 as unknown as () => string }, /text or a function/],
       [{ quotas: "5/m", cost: -1 }, /an integer from 0/],
       [{ quotas: [5, "3651d"] }, /at most 3650d/],
       [{ quotas: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],

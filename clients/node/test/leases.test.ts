@@ -280,7 +280,7 @@ describe("leases", () => {
       fields: Record<string, string>;
     }
 
-    function application(limiter: RateLimiter, policy: Policy, options: Options) {
+    function application(limiter: RateLimiter, policy: Policy, options: Options = {}) {
       const limit = rateLimit(limiter, policy, { timeoutMs: PATIENT_MS, ...options });
       open.push(() => limit.close());
       const ask = async (settle?: number): Promise<Answer> => {
@@ -305,8 +305,8 @@ describe("leases", () => {
 
     for (const [name, connect] of Object.entries(clients)) {
       test(`${name}: lease: a client that asks often costs few commands, and gets its limit`, async () => {
-        const policy = { quotas: "1000/h, 2000/d", key: () => "key" };
-        const { ask, close } = application(await connect(), policy, { lease: 100 });
+        const policy = { quotas: "1000/h, 2000/d", key: "key", lease: 100 };
+        const { ask, close } = application(await connect(), policy);
         const answers: Answer[] = [];
         for (let i = 0; i < 30; i++)
           answers.push(...(await Promise.all(Array.from({ length: 50 }, () => ask()))));
@@ -332,8 +332,11 @@ describe("leases", () => {
       });
 
       test(`${name}: what is settled goes back, leased or not, and ends a refusal that is remembered`, async () => {
-        for (const options of [{ lease: 10 }, { remember: LONG }]) {
-          const policy = { quotas: "10/h", cost: 4, key: () => "key" };
+        for (const [lease, options] of [
+          [10, {}],
+          [0, { remember: LONG }],
+        ] as const) {
+          const policy = { quotas: "10/h", cost: 4, key: "key", lease };
           const { ask, close } = application(await connect(), policy, options);
           const statuses = [];
           for (const used of [undefined, 0, 0]) statuses.push((await ask(used)).status);
@@ -346,9 +349,9 @@ describe("leases", () => {
 
       test(`${name}: Redis away: every wait ends`, async () => {
         const limiter = await connect();
-        const policy = { quotas: "5/h", key: () => "key" };
+        const policy = { quotas: "5/h", key: "key", lease: 10 };
         const limits = (["open", "closed"] as const).map((fail) =>
-          application(limiter, policy, { fail, timeoutMs: 50, lease: 10, remember: LONG, onError: () => {} }),
+          application(limiter, policy, { fail, timeoutMs: 50, remember: LONG, onError: () => {} }),
         );
         server.freeze();
         try {
@@ -365,13 +368,11 @@ describe("leases", () => {
       });
     }
 
-    test("a lease is for one fixed policy whose limits differ", async () => {
+    test("a lease is a property of a policy, whose limits differ", async () => {
       const limiter = (await clients.ioredis?.()) as RateLimiter;
-      const policies = ["5/h", { name: "b", quotas: "5/h" }];
-      assert.throws(() => rateLimit(limiter, policies, { lease: 1 }), /single policy/);
-      assert.throws(() => rateLimit(limiter, () => "5/h", { lease: 1 }), /single policy/);
-      assert.throws(() => rateLimit(limiter, "5/h, 5/d", { lease: 1 }), /must differ/);
-      assert.throws(() => rateLimit(limiter, "5/h", { lease: 1.5 }), RangeError);
+      assert.throws(() => rateLimit(limiter, "5/h", { lease: 1 } as Options), /property of a policy/);
+      assert.throws(() => rateLimit(limiter, { quotas: "5/h, 5/d", lease: 1 }), /must differ/);
+      assert.throws(() => rateLimit(limiter, { quotas: "5/h", lease: 1.5 }), RangeError);
     });
   });
 

@@ -14,6 +14,9 @@ import {
   type Verdict,
 } from "redis-rl";
 import type * as deciders from "./node_modules/redis-rl/dist/local/decider.js";
+import type * as joints from "./node_modules/redis-rl/dist/local/joint.js";
+import type * as slots from "./node_modules/redis-rl/dist/slot.js";
+import type * as wholes from "./node_modules/redis-rl/dist/whole.js";
 import type * as refusals from "./node_modules/redis-rl/dist/local/refusals.js";
 import type * as types from "./node_modules/redis-rl/dist/local/types.js";
 
@@ -21,6 +24,9 @@ import type * as types from "./node_modules/redis-rl/dist/local/types.js";
 const load = (name: string) =>
   import(new URL(`../node_modules/redis-rl/dist/local/${name}.js`, import.meta.url).href);
 const { Decider } = (await load("decider")) as typeof deciders;
+const { Joined, Joint } = (await load("joint")) as typeof joints;
+const { slotOf } = (await load("../slot")) as typeof slots;
+const { tightest } = (await load("../whole")) as typeof wholes;
 const { Refusals } = (await load("refusals")) as typeof refusals;
 const { Rules } = (await load("types")) as typeof types;
 
@@ -31,6 +37,8 @@ interface Settings {
   for_ms: number;
   remember_ms: number;
   max_keys: number;
+  fail?: "open" | "closed";
+  cluster?: boolean;
 }
 
 type Figures = [number, number, number, number, number, taken?: number, at?: number];
@@ -38,13 +46,14 @@ type DecisionFigures = [number, number, number, Figures[]];
 
 interface Event {
   at: number;
-  event: "take" | "reply" | "error" | "cancel" | "tick" | "close";
+  event: "take" | "reply" | "error" | "cancel" | "give_up" | "release" | "tick" | "close";
   name: string;
   key: string;
   cost?: number;
   limits?: Quota[];
   algorithm?: Algorithm;
   rows: Row[];
+  policies: { key: string; limits: Quota[]; cost?: number; algorithm?: Algorithm; units?: number }[];
   to: string;
   reply: unknown;
   sends?: string[];
@@ -61,6 +70,7 @@ const table = JSON.parse(readFileSync(process.env.LOCAL ?? "../../local.json", "
   settings: Settings;
   cases: Case[];
   decisions: Case[];
+  joint: Case[];
 };
 
 /** A request of the table. */
@@ -171,6 +181,8 @@ for (const example of table.cases) {
           return decider.tick(at);
         case "close":
           return decider.close();
+        default:
+          return assert.fail(event.event);
       }
     }
 
@@ -234,4 +246,130 @@ test("a wait that is told from memory is never a part of a millisecond early", (
   const rows: Row[] = [{ key: "key", algorithm: "log", limit: 1, window: "10s" }];
   refusals.remember(10.9, rows, { ...refusal, at: 0, rows: [refusal] });
   assert.equal(refusals.known(20.1, rows)?.retryAfterMs, 91);
+});
+
+/** A request of the table to several policies. */
+class Named extends Joined {
+  constructor(
+    shares: readonly joints.Share[],
+    readonly name: string,
+  ) {
+    super(shares);
+  }
+}
+
+/** What would be sent. What middleware asks for as a whole is a command that tells the time. */
+function jointWords(command: joints.JointCommand): string {
+  if ("rows" in command) {
+    return wordsOf((writer) => rl.all.parseCommand(writer, command.rows, { at: command.at }));
+  }
+  const { key, rules, cost, partial } = command;
+  if (partial || cost < 0) return words(command as unknown as types.Command<Request>);
+  const rows = rules.quotas.map(([limit, window]) => ({
+    key,
+    algorithm: rules.algorithm,
+    limit,
+    window,
+    cost,
+  }));
+  return wordsOf((writer) => rl.all.parseCommand(writer, rows));
+}
+
+function jointReply(reply: unknown, command: joints.JointCommand): Verdict | Decision {
+  const figures = reply as Figures | DecisionFigures;
+  if (!Array.isArray(figures[3])) return verdictOf(figures as Figures);
+  const decision = decisionOf(figures as DecisionFigures);
+  return "rows" in command ? decision : tightest(decision);
+}
+
+const wait = (ms: number | null) => ms ?? -1;
+
+function outcomeOf({ shares }: Named, outcome: joints.Outcome | undefined): unknown {
+  if (outcome === undefined) return "error";
+  const rows = shares.map(
+    ({ verdicts }) =>
+      verdicts?.map((row) => [
+        Number(row.limited),
+        row.limit,
+        row.remaining,
+        wait(row.retryAfterMs),
+        row.resetAfterMs,
+      ]) ?? null,
+  );
+  return [Number(outcome.limited), wait(outcome.retryAfterMs), rows];
+}
+
+test("the table has its cases of several policies", () => assert.ok(table.joint.length >= 30));
+
+for (const { name, settings, steps } of table.joint) {
+  test(`several policies: ${name}`, () => {
+    const given = { ...table.settings, ...settings };
+    const joint = new Joint<Named>({
+      rememberMs: given.remember_ms,
+      maxKeys: given.max_keys,
+      failOpen: given.fail !== "closed",
+      slotOf: given.cluster ? slotOf : undefined,
+    });
+    const requests = new Map<string, Named>();
+    const sent: joints.JointCommand[] = [];
+
+    function happen(event: Event): joints.JointStep<Named> {
+      const { at, name } = event;
+      const request = requests.get(name) as Named;
+      switch (event.event) {
+        case "take": {
+          const shares = event.policies.map(({ key, limits, cost = 1, algorithm = "log", units = 0 }) => ({
+            key,
+            cost,
+            rules: new Rules(algorithm, limits, given.for_ms, units),
+            taken: [],
+            verdicts: undefined,
+          }));
+          const request = new Named(shares, name);
+          requests.set(name, request);
+          return joint.take(at, request);
+        }
+        case "reply":
+        case "error": {
+          const i = sent.findIndex((command) => jointWords(command) === event.to);
+          assert.ok(i >= 0, event.to);
+          const [command] = sent.splice(i, 1) as [joints.JointCommand];
+          const reply = event.event === "reply" ? jointReply(event.reply, command) : new Error("away");
+          return joint.reply(at, command, reply);
+        }
+        case "cancel":
+          return joint.cancel(at, request);
+        case "give_up":
+          return joint.giveUp(at, request);
+        case "release":
+          return joint.release(at, request);
+        case "tick":
+          return joint.tick(at);
+        case "close":
+          return joint.close();
+      }
+    }
+
+    for (const event of steps) {
+      const { commands, answers } = happen(event);
+      sent.push(...commands);
+      const what = `${event.event} ${event.name} at ${event.at} ms`;
+      assert.deepEqual(commands.map(jointWords), event.sends ?? [], what);
+      const given = answers.map(([request, outcome]) => [request.name, outcomeOf(request, outcome)]);
+      assert.deepEqual(Object.fromEntries(given), event.answers ?? {}, what);
+    }
+  });
+}
+
+test("slots are those of the server", () => {
+  const slots = {
+    "": 0,
+    "123456789": 12739,
+    foo: 12182,
+    "{foo}:bar": 12182,
+    "a{foo}{bar}": 12182,
+    "{}foo": 9500,
+  };
+  for (const [key, slot] of Object.entries(slots)) assert.equal(slotOf(key), slot, key);
+  assert.equal(slotOf(Buffer.from("foo")), 12182);
 });

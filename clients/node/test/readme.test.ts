@@ -115,7 +115,7 @@ async function overHttp(code: string, name: string, shown: string): Promise<void
   const web = await serve(app);
   try {
     const [head = "", body] = shown.split("\n\n");
-    const [status = "", ...fields] = head.split("\n") as [string, ...string[]];
+    const [status = "", ...fields] = head.trim().split("\n") as [string, ...string[]];
     const route = /app\.(get|post)\("(.*?)"/.exec(code) as unknown as [string, string, string];
     for (;;) {
       await command(server, "FLUSHALL");

@@ -30,6 +30,27 @@ export class Decider<R extends Request> {
     return leased ?? state.refused(nowMs, cost);
   }
 
+  /** The refusal that holds for a request, unless the lease has units for it. */
+  refused(nowMs: number, key: Key, rules: Rules, cost: number): Verdict | undefined {
+    const name = nameOf(key);
+    const state = this.#atRest.peek(name) ?? this.#inFlight.get(name);
+    if (!state?.hasRules(rules) || state.holds(nowMs, cost)) return undefined;
+    return state.refused(nowMs, cost);
+  }
+
+  /** Takes back units as of the time when they were counted: into the lease that they are of, or by a command. */
+  putBack(nowMs: number, key: Key, rules: Rules, cost: number, at: number): Step<R> {
+    const step = new Step<R>();
+    const name = nameOf(key);
+    const state = this.#atRest.peek(name) ?? this.#inFlight.get(name);
+    if (state?.hasRules(rules) && state.putBack(nowMs, cost, at)) {
+      if (state.endsMs !== undefined) this.#tickAt(state.endsMs, name);
+    } else {
+      step.commands.push({ key, rules, cost: -cost, partial: false, at, replyTo: "nobody" });
+    }
+    return step;
+  }
+
   /** Asks for a request that is not known: the answer comes with a later step. */
   take(nowMs: number, key: Key, request: R): Step<R> {
     const step = new Step<R>();
@@ -50,9 +71,15 @@ export class Decider<R extends Request> {
     return step;
   }
 
+  /** Whether units may be leased for a request. */
+  mayLease(key: Key, rules: Rules, cost: number): boolean {
+    return !this.#isAlone(nameOf(key), rules, cost);
+  }
+
   /** Whether a request is sent by itself: no lease is for it. */
   #isAlone(name: string, rules: Rules, cost: number): boolean {
-    return this.#settings.units === 0 || cost <= 0 || rules.isHopeless(cost) || isLong(name);
+    const mayLease = rules.units > 0 && this.#settings.units > 0;
+    return !mayLease || cost <= 0 || rules.isHopeless(cost) || isLong(name);
   }
 
   /** The reply to a command, or none if it has failed. */

@@ -5,6 +5,8 @@ import { MAX_COST, Refused, type Request, type Rules, type Settings, type Step }
 
 /** Units that are counted and not yet used. There may be none left, or none from the start. */
 interface Lease {
+  /** Units that there were at first. */
+  readonly granted: number;
   left: number;
   endsMs: number;
   /** What the last request was told that got units of it. */
@@ -82,7 +84,26 @@ export class KeyState<R extends Request> {
   /** What a request is told that has units of the lease. */
   leased(nowMs: number, cost: number): Verdict | undefined {
     const lease = this.#lease;
-    if (lease === undefined || cost > lease.left || nowMs >= lease.endsMs) return undefined;
+    if (lease === undefined || !this.holds(nowMs, cost)) return undefined;
+    this.#handOut(lease, cost);
+    return later(lease.verdict, nowMs - lease.repliedMs, cost);
+  }
+
+  /** Whether the lease has units for a request. */
+  holds(nowMs: number, cost: number): boolean {
+    return this.#lease !== undefined && cost <= this.#lease.left && nowMs < this.#lease.endsMs;
+  }
+
+  /** Takes back units that were handed out, if they are of the lease that there is. */
+  putBack(nowMs: number, cost: number, at: number): boolean {
+    const lease = this.#lease;
+    if (lease === undefined || lease.verdict.at !== at || nowMs >= lease.endsMs) return false;
+    if (lease.left + cost > lease.granted) return false;
+    this.#handOut(lease, -cost);
+    return true;
+  }
+
+  #handOut(lease: Lease, cost: number): void {
     lease.left -= cost;
     lease.verdict.remaining -= cost;
     // A refusal that came with the lease begins beyond it.
@@ -90,7 +111,6 @@ export class KeyState<R extends Request> {
       this.#refusal.cost = Math.max(0, this.#refusal.cost - cost);
       this.#refusal.verdict.remaining = Math.max(0, this.#refusal.verdict.remaining - cost);
     }
-    return later(lease.verdict, nowMs - lease.repliedMs, cost);
   }
 
   /** What a request is told that the remembered refusal holds for. */
@@ -128,7 +148,7 @@ export class KeyState<R extends Request> {
       count++;
     }
     const requests = this.#waiting.splice(0, count);
-    this.#wanted = Math.min(this.#wanted, settings.units);
+    this.#wanted = Math.min(this.#wanted, this.#rules.units, settings.units);
     const lease = Math.min(this.#wanted, MAX_COST - cost);
     step.commands.push({
       key: this.key,
@@ -185,6 +205,7 @@ export class KeyState<R extends Request> {
     const left = Math.min(rest, flight.lease, settings.units);
     const endsMs = flight.sentMs + this.#rules.leaseMs;
     this.#lease = {
+      granted: left,
       left,
       endsMs,
       verdict: { ...reply, allowed: true, limited: false, remaining, retryAfterMs: null },

@@ -18,11 +18,12 @@ export class Rules {
   readonly #id: string;
   readonly #smallestLimit: number;
 
-  /** Leases last for `leaseMs`, but never more than a twentieth of the shortest window. */
+  /** Leases last for `leaseMs`, but never more than a twentieth of the shortest window, and have so many units at most. */
   constructor(
     readonly algorithm: Algorithm,
     readonly quotas: readonly Quota[],
     leaseMs: number,
+    readonly units = MAX_COST,
   ) {
     const windows = quotas.map(([, window]) => milliseconds(window));
     this.leaseMs = Math.floor(Math.min(leaseMs, ...windows.map((ms) => ms / 20)));
@@ -42,7 +43,7 @@ export class Rules {
 
 /** What is the same for all keys of a process. */
 export interface Settings {
-  /** The largest lease of a key; with 0, requests are asked for one by one. */
+  /** The largest lease of a key, if its rules say no less; with 0, requests are asked for one by one. */
   readonly units: number;
   /** How old a refusal may be that is repeated. */
   readonly rememberMs: number;
