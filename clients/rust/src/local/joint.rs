@@ -392,9 +392,12 @@ impl Joint {
         step.groups.extend(groups.into_iter().map(|(_, group)| group));
     }
 
-    /// What was refused of these keys may be over.
+    /// What was refused of a request for these shares may be over.
     pub fn forget(&mut self, shares: &[Share]) {
-        self.refusals.forget(&remembered_as(shares));
+        for piece in self.pieces_of(shares).into_iter().filter(|piece| !piece.is_leased) {
+            let group: Vec<Share> = piece.shares.iter().map(|index| shares[*index].clone()).collect();
+            self.refusals.forget(&remembered_as(&group));
+        }
     }
 
     /// Ends the leases whose time is over.
