@@ -32,15 +32,16 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// What was settled later is no lease's, and goes back by itself.
+    /// What was settled is no lease's any more, and goes back by itself.
     #[must_use]
-    pub fn settled(self, cost: i64, at: SystemTime) -> Taken {
-        Taken {
-            share: Share { cost, ..self.share },
-            at: Some(at),
-            group: Some(usize::MAX - self.policy),
-            ..self
-        }
+    pub fn new(policy: usize, share: Share, at: SystemTime) -> Taken {
+        Taken { policy, share, at: Some(at), group: Some(usize::MAX - policy) }
+    }
+
+    /// As of the later of two times.
+    #[must_use]
+    pub fn at_latest(self, at: Option<SystemTime>) -> Taken {
+        Taken { at: self.at.max(at), ..self }
     }
 }
 

@@ -16,8 +16,8 @@ use tokio::time::sleep;
 use crate::clock::{Clock, Time};
 use crate::connection::explained;
 use crate::local::{
-    Command, Decider, Fate, Group, Joint, JointAnswer, JointStep, MAX_KEYS, Outcome, Refusals, RequestId, Settings,
-    Share, Taken,
+    Command, Decider, Fate, Group, Joint, JointAnswer, JointStep, MAX_KEYS, Outcome, Refusals, RequestId,
+    Settings, Share, Taken,
 };
 use crate::timeout::ServerTimeout;
 use crate::{Decision, Verdict, cmd};
@@ -91,7 +91,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Asker<C> {
     /// Decides on a request, and tells why it could not be decided.
     ///
     /// A future that is dropped takes nothing.
-    pub async fn take(&self, shares: Vec<Share>, timeout: &ServerTimeout) -> (JointAnswer, Option<RedisError>) {
+    pub async fn take(
+        &self,
+        shares: Vec<Share>,
+        timeout: &ServerTimeout,
+    ) -> (JointAnswer, Option<RedisError>) {
         let mut step = JointStep::default();
         let (sender, receiver) = oneshot::channel();
         let id = {
@@ -106,7 +110,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Asker<C> {
         self.carry_out(step);
         let answer = match asked.receiver.try_recv() {
             Ok(answer) => Some(answer),
-            Err(_) => timeout.wait(async { (&mut asked.receiver).await.map_err(|_| gone()) }).await.and_then(Result::ok),
+            Err(_) => timeout
+                .wait(async { (&mut asked.receiver).await.map_err(|_| gone()) })
+                .await
+                .and_then(Result::ok),
         };
         let answer = answer.unwrap_or_else(|| {
             let mut step = JointStep::default();

@@ -22,6 +22,14 @@ struct Inner {
     why: Why,
 }
 
+/// Marks a response that is a refusal, for layers further out: what they took goes back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused;
+
+/// Marks a response whose header fields tell of the layers further out too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TellsAll;
+
 #[derive(Debug)]
 enum Why {
     Limited(Decision),
@@ -35,6 +43,7 @@ impl Refusal {
         let mut response = Response::new(problem.to_string());
         *response.status_mut() = status;
         *response.headers_mut() = fields.clone();
+        response.extensions_mut().insert(Refused);
         let content_type = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(CONTENT_TYPE, content_type);
         Refusal(Box::new(Inner { fields, response, why }))
