@@ -127,7 +127,7 @@ async fn two_layers_tell_the_policies_of_both() {
     let app = app(limiter(&server, policy("requests", "5/1m"))).layer(of_all);
     let answer = Answer::of(&app, "/", "a").await;
     let limits: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();
-    assert_eq!(limits, [r#""requests-1m";r=4;t=60, "all-1h";r=99;t=3600"#]);
+    assert_eq!(limits, [r#""all-1h";r=99;t=3600, "requests-1m";r=4;t=60"#]);
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use redis::aio::ConnectionManager;
 use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Refusal};
-use redis_rl_client::{Algorithm, RlCommands};
+use redis_rl_client::{Algorithm, Reconnecting, RlCommands};
 use server::words::Words;
 use server::{Cluster, PATIENCE, Server};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
@@ -354,7 +354,7 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
 }
 
 /// As the README has it.
-fn counted(limiter: Limiter<ConnectionManager>) -> Limiter<ConnectionManager> {
+fn counted(limiter: Limiter<Reconnecting>) -> Limiter<Reconnecting> {
     limiter
         .on_decision(|_head, decision, policies| {
             let result = if decision.is_allowed() { "allowed" } else { "limited" };
@@ -376,7 +376,8 @@ async fn the_recipe_counts_decisions_and_errors() {
     let counts = recorder.snapshotter();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start();
-    let limiter = counted(limiter(&server, policy("requests", "2/1h")));
+    let redis = Reconnecting::new(server.client("resp3")).timeout(PATIENCE);
+    let limiter = counted(Limiter::new(redis, policy("requests", "2/1h")).timeout(PATIENCE));
     for _ in 0..3 {
         let _ = limiter.admit(&head(&[])).await;
     }
