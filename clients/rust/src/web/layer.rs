@@ -128,7 +128,7 @@ impl<C, R> RateLimitLayer<C, R> {
 impl<R> Answers<R> {
     /// The answer to a request that the limiter refuses.
     fn refused(&self, head: &Parts, refusal: Refusal) -> Response<R> {
-        let tells_all = refusal.decision().is_some();
+        let tells_all = refusal.tells_all();
         let mut response = match (&self.on_limited, refusal.decision().cloned()) {
             (Some(answer), Some(decision)) => {
                 let fields = refusal.fields().clone();
@@ -205,7 +205,7 @@ where
         let (mut head, body) = request.into_parts();
         let outer = Reservation::of(&head.extensions);
         let is_outermost = outer.is_none();
-        let reservation = outer.unwrap_or_default();
+        let reservation = outer.unwrap_or_else(Reservation::begun);
         if is_outermost {
             head.extensions.insert(reservation.clone());
         }

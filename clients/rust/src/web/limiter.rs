@@ -235,7 +235,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     ///
     /// If it is refused, what the layers further out took for it goes back, and the answer tells of theirs too.
     pub async fn admit(&self, head: &Parts) -> Result<Admission, Refusal> {
-        let outer = Reservation::of(&head.extensions).unwrap_or_default();
+        let outer = Reservation::of(&head.extensions).unwrap_or_else(Reservation::apart);
         let (chosen, is_tagged) = match &self.policies.0 {
             Source::Fixed(policies) => (policies.to_vec(), policies.len() > 1),
             Source::Chosen(choose) => (choose(head).await, true),
@@ -285,20 +285,27 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         client: impl Into<String>,
         costs: impl Into<Costs>,
     ) -> Result<Admission, Refusal> {
-        let (client, costs) = (client.into(), costs.into());
+        self.take_by(&Client::Key(client.into()), &costs.into(), &Reservation::apart()).await
+    }
+
+    /// The same for a client that is known by whom the layers further out have counted.
+    pub(crate) async fn take_by(
+        &self,
+        client: &Client,
+        costs: &Costs,
+        outer: &Reservation,
+    ) -> Result<Admission, Refusal> {
         let Source::Fixed(policies) = &self.policies.0 else {
             return Err(Refusal::misused("The policies depend on the request"));
         };
         costs.check(policies).map_err(|why| Refusal::misused(&why))?;
         let standing = policies.iter().map(|policy| {
-            let client = match policy.key_of_everybody() {
-                Some(_) => Client::Everybody,
-                None => Client::Key(client.clone()),
-            };
-            share(policy, client, false, costs.of(policy.name()).or_else(|| policy.cost_of(None)))
+            let everybody = policy.key_of_everybody().map(|_| Client::Everybody);
+            let cost = costs.of(policy.name()).or_else(|| policy.cost_of(None));
+            share(policy, everybody.unwrap_or_else(|| client.clone()), policies.len() > 1, cost)
         });
         let standing: Vec<Standing> = standing.collect::<Result<_, _>>()?;
-        self.take_all(policies.to_vec(), standing, None, &Reservation::default()).await
+        self.take_all(policies.to_vec(), standing, None, outer).await
     }
 
     /// Corrects what was taken to what was used, however late. Of several policies each may be named, as in
@@ -385,7 +392,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         }
         if decision.limited {
             outer.release();
-            return Err(refusal_of(&[outer.told(), own].concat(), &decision));
+            let refusal = refusal_of(&[outer.told(), own].concat(), &decision);
+            return Err(refusal.telling_all(!outer.is_apart()));
         }
         admission.fields = fields_of(&own, false);
         admission.decision = Some(decision);

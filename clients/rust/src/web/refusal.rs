@@ -62,6 +62,18 @@ impl Refusal {
         Refusal::new(status, fields, problem, Why::Limited(decision))
     }
 
+    /// Whether its header fields tell of the layers further out too.
+    pub(crate) fn telling_all(mut self, tells_all: bool) -> Refusal {
+        if tells_all {
+            self.0.response.extensions_mut().insert(TellsAll);
+        }
+        self
+    }
+
+    pub(crate) fn tells_all(&self) -> bool {
+        self.0.response.extensions().get::<TellsAll>().is_some()
+    }
+
     /// Nobody knows whether the request is over the limit.
     pub(crate) fn away(error: RedisError) -> Refusal {
         let status = StatusCode::SERVICE_UNAVAILABLE;

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::{Extensions, HeaderMap};
+use redis::aio::ConnectionLike;
 
 use crate::web::admission::{Admission, Client, Costs};
 use crate::web::answer::{Told, fields_of, write_fields};
-use crate::web::{Policy, Refusal};
+use crate::web::{Limiter, Policy, Refusal};
 
 /// What the [`RateLimitLayer`](crate::web::RateLimitLayer)s in front of a handler have taken for its request. Clones are
 /// the same one.
@@ -25,14 +26,50 @@ use crate::web::{Policy, Refusal};
 #[cfg_attr(feature = "axum", doc = "    Ok((settled, \"a text of 420 tokens\"))")]
 #[cfg_attr(feature = "axum", doc = "}")]
 #[cfg_attr(feature = "axum", doc = "```")]
-#[derive(Clone, Debug, Default)]
-pub struct Reservation(Arc<Mutex<Vec<Admission>>>);
+#[derive(Clone, Debug)]
+pub struct Reservation {
+    admissions: Arc<Mutex<Vec<Admission>>>,
+    /// Whether no layer is in front.
+    is_apart: bool,
+}
 
 impl Reservation {
     /// That of a request; none if no layer is in front of its handler.
     #[must_use]
     pub fn of(extensions: &Extensions) -> Option<Reservation> {
         extensions.get::<Reservation>().cloned()
+    }
+
+    /// That of a request which is the first time seen by a layer.
+    pub(crate) fn begun() -> Reservation {
+        Reservation { admissions: Arc::default(), is_apart: false }
+    }
+
+    /// That of a request which no layer has seen.
+    pub(crate) fn apart() -> Reservation {
+        Reservation { is_apart: true, ..Reservation::begun() }
+    }
+
+    pub(crate) fn is_apart(&self) -> bool {
+        self.is_apart
+    }
+
+    /// Takes units by another limiter, as when the cost stands in the body, for whom the layers have counted.
+    ///
+    /// A number is the cost by each of its policies; several may have costs of their own, by name. If it is refused, what the
+    /// layers took goes back, and the refusal tells of all. It is settled like what they took.
+    pub async fn take<C>(&self, limiter: &Limiter<C>, costs: impl Into<Costs>) -> Result<Reservation, Refusal>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let [client] = &self.clients()[..] else {
+            return Err(Refusal::misused(
+                "The layers in front count no client, or several: ask the limiter itself",
+            ));
+        };
+        let admission = limiter.take_by(client, &costs.into(), self).await?;
+        self.add(admission);
+        Ok(self.clone())
     }
 
     /// Corrects what was taken to what was used, however late: by the names of policies, as in `[("tokens", 420)]`, or a
@@ -83,7 +120,7 @@ impl Reservation {
     }
 
     fn admissions(&self) -> MutexGuard<'_, Vec<Admission>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.admissions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn add(&self, admission: Admission) {
