@@ -173,6 +173,7 @@ impl From<Decision> for Decided {
 
 impl Joint {
     /// No request is in flight.
+    #[must_use]
     pub fn new(decider: Decider, refusals: Refusals, is_cluster: bool, undecided: Fate) -> Joint {
         Joint {
             decider,
@@ -409,6 +410,7 @@ impl Joint {
     }
 
     /// When the next tick is due, if any is.
+    #[must_use]
     pub fn next_tick(&self) -> Option<Duration> {
         self.decider.next_tick()
     }
@@ -493,6 +495,7 @@ fn costs(shares: &[Share]) -> Vec<i64> {
 }
 
 /// The slot of a key on a cluster: the CRC16 of its hash tag, or of all of it.
+#[must_use]
 pub fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|start| {
         let rest = &key[start + 1..];

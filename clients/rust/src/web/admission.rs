@@ -81,7 +81,6 @@ impl Admission {
     }
 
     /// The policies that took part.
-    #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
     }
