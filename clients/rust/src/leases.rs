@@ -17,7 +17,7 @@ use crate::clock::{Clock, Time};
 use crate::connection::explained;
 use crate::local::{Answer, Command, Decider, MAX_KEYS, RequestId, Rules, Settings, Step};
 use crate::quota::check;
-use crate::{Algorithm, Decision, Quota, Verdict};
+use crate::{Algorithm, Quota, Verdict};
 
 /// How long a server may be silent before what is in flight is left to itself at the end.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -52,8 +52,6 @@ pub struct Leases<C> {
     lease: Duration,
     rules: Arc<Rules>,
     settings: Settings,
-    /// Whether requests that are decided as a whole are asked for by `RL.ALL`, which tells the time of the decision.
-    wants_time: bool,
     clock: Clock,
     shared: Arc<Shared>,
 }
@@ -139,16 +137,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Leases<C> {
             quotas,
             lease,
             settings,
-            wants_time: false,
             clock: Clock::default(),
             shared: Shared::new(settings, &Clock::default()),
         }
-    }
-
-    /// Has every verdict tell its time.
-    #[cfg(feature = "tower")]
-    pub(crate) fn with_time(self) -> Leases<C> {
-        Leases { wants_time: true, ..self }
     }
 
     /// The largest lease of a key. With 0 every request is asked for, unless a refusal is remembered.
@@ -320,7 +311,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> InFlight<C> {
         let mut connection = self.leases.connection.clone();
         let words = |command: &Command| {
             let command = Command { at: command.at.or_else(|| self.leases.clock.at()), ..command.clone() };
-            if self.is_timed(&command) { command.all() } else { command.cmd() }
+            command.cmd()
         };
         let (last, others) = self.commands.split_last().ok_or_else(gone)?;
         let reply: Value = if others.is_empty() {
@@ -334,15 +325,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> InFlight<C> {
                 pipeline.ignore_errors().query_async(&mut connection).await?;
             replies.pop().ok_or_else(gone)??
         };
-        if self.is_timed(last) {
-            Decision::from_redis_value(reply)?.tightest().ok_or_else(gone)
-        } else {
-            Ok(Verdict::from_redis_value(reply)?)
-        }
-    }
-
-    fn is_timed(&self, command: &Command) -> bool {
-        self.leases.wants_time && !command.partial && !command.gives_back()
+        Ok(Verdict::from_redis_value(reply)?)
     }
 
     fn answer(&mut self, reply: RedisResult<Verdict>) {

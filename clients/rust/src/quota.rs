@@ -1,6 +1,5 @@
 //! How much is allowed in how long.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
@@ -163,13 +162,15 @@ fn whole(digits: &str) -> Option<u64> {
 pub struct Quotas(Vec<Quota>);
 
 /// Quotas that a command may have.
+#[cfg(feature = "leases")]
 const MAX_QUOTAS: usize = 8;
 
 /// What the server would refuse of the quotas of a key: it would count as the server being away, and might let every
 /// request pass.
+#[cfg(feature = "leases")]
 pub(crate) fn check(quotas: &[Quota]) -> Result<(), String> {
     quotas.iter().try_for_each(Quota::check).map_err(|invalid| invalid.to_string())?;
-    let windows: HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();
+    let windows: std::collections::HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();
     if !(1..=MAX_QUOTAS).contains(&quotas.len()) || windows.len() < quotas.len() {
         return Err(format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ"));
     }

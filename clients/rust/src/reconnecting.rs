@@ -127,6 +127,12 @@ impl Reconnecting {
         Reconnecting { timeout: Arc::new(ServerTimeout::new(timeout)), ..self }
     }
 
+    /// Whether it is one to a cluster.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.is_kept
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

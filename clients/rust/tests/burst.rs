@@ -154,11 +154,14 @@ fn exactly_the_limit_passes_with_leases_and_remembered_refusals_too() {
     for threads in [Threads::One, Threads::Two] {
         threads.runtime().block_on(async {
             let policy = Policy::new("requests", "5/1h").expect("a policy");
-            let limiter = Limiter::new(server.manager("resp3"), policy).timeout(TIMEOUT).fail(Fail::Closed);
+            let by = |units| {
+                let policies = policy.clone().lease(units);
+                Limiter::new(server.manager("resp3"), policies).timeout(TIMEOUT).fail(Fail::Closed)
+            };
             let apps = [
-                App::by(limiter.clone().lease(64), Fail::Closed),
-                App::by(limiter.clone().remember(PATIENCE), Fail::Closed),
-                App::by(limiter.remember(PATIENCE).lease(64), Fail::Closed),
+                App::by(by(64), Fail::Closed),
+                App::by(by(0).remember(PATIENCE), Fail::Closed),
+                App::by(by(64).remember(PATIENCE), Fail::Closed),
             ];
             for (index, app) in apps.iter().enumerate() {
                 let client = format!("{}-{index}", threads.count());

@@ -459,7 +459,10 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
     use redis_rl_client::{Leases, web::InvalidPolicy};
     use server::words::Words;
 
-    let text = |panic: Box<dyn std::any::Any + Send>| *panic.downcast::<String>().unwrap_or_default();
+    let text = |panic: Box<dyn std::any::Any + Send>| match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(text) => text.downcast::<&str>().expect("text").to_string(),
+    };
     let mut refused = 0;
     for case in cases().mistakes {
         let mut errors = Vec::new();
@@ -469,13 +472,16 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
             };
             let cost = policy.get("cost").cloned().unwrap_or(json!(1));
             let Some(cost) = cost.as_i64() else { continue };
+            let Some(lease) = policy.get("lease").map_or(Some(0), Json::as_u64) else {
+                continue;
+            };
             let name = policy["name"].as_str().expect("a name");
             let policy = || {
                 let policy = match &quotas {
                     Ok(quotas) => Policy::new(name, quotas.clone()),
                     Err(text) => Policy::new(name, text),
                 };
-                Ok::<_, InvalidPolicy>(policy?.cost(cost))
+                Ok::<_, InvalidPolicy>(policy?.cost(cost).lease(lease))
             };
             errors.push(match std::panic::catch_unwind(policy) {
                 Ok(policy) => policy.expect_err(&case.name).to_string(),

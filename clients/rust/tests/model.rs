@@ -41,6 +41,8 @@ struct World {
     advances: usize,
     /// How much goes wrong: what is lost, who is killed, who leaves.
     faults: usize,
+    /// How many requests are refused by another policy after this key has served them.
+    releases: usize,
     broken: Option<Broken>,
     rules: Arc<Rules>,
 }
@@ -54,6 +56,8 @@ enum Broken {
     EndlessLease,
     /// A lease that has gone back goes back again.
     GiveBackTwice,
+    /// Units that went back into their lease go back to the server too.
+    PutBackTwice,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -68,12 +72,22 @@ struct State {
     passed: BTreeMap<u64, u64>,
     advances: usize,
     faults: usize,
+    releases: usize,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Process {
     key: Key,
     requests: usize,
+    /// Requests that were served, in order, while another policy may still refuse them.
+    served: Vec<Served>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+struct Served {
+    cost: u64,
+    counted_ms: u64,
+    passed_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -129,6 +143,8 @@ enum Action {
     Tick(usize),
     /// Nobody awaits the answers any more.
     Leave(usize),
+    /// Another policy refuses it.
+    Release(usize, Served),
     Kill(usize),
 }
 
@@ -146,6 +162,7 @@ impl World {
             costs: &[1],
             advances: 0,
             faults: 0,
+            releases: 0,
             broken: None,
             rules: Arc::new(Rules::new(Algorithm::Log, &[quota], Duration::from_secs(1))),
         }
@@ -153,7 +170,7 @@ impl World {
 
     fn process(&self) -> Process {
         let name: Arc<[u8]> = Arc::from(&b"k"[..]);
-        Process { key: Key::new(name, self.rules.clone()), requests: 0 }
+        Process { key: Key::new(name, self.rules.clone()), requests: 0, served: Vec::new() }
     }
 
     /// The time that a decider is told.
@@ -165,7 +182,7 @@ impl World {
         for (cost, answer) in step.answers {
             if let Answer::Verdict(verdict) = answer {
                 let is_counted_now = verdict.at.is_none_or(|at| Some(ms(at)) == counted_ms);
-                self.pass(state, verdict, cost, counted_ms.filter(|_| is_counted_now));
+                self.pass(state, process, verdict, cost, counted_ms.filter(|_| is_counted_now));
             }
         }
         for command in step.commands {
@@ -187,9 +204,17 @@ impl World {
         state.network.sort_unstable();
     }
 
-    fn pass(&self, state: &mut State, verdict: Verdict, cost: u64, counted_ms: Option<u64>) {
+    fn pass(&self, state: &mut State, process: usize, verdict: Verdict, cost: u64, counted_ms: Option<u64>) {
         if !verdict.limited {
-            *state.passed.entry(counted_ms.unwrap_or(state.now_ms)).or_default() += cost;
+            let passed_ms = counted_ms.unwrap_or(state.now_ms);
+            *state.passed.entry(passed_ms).or_default() += cost;
+            if state.releases < self.releases
+                && let Some(at) = verdict.at
+            {
+                let served = &mut state.processes[process].served;
+                served.push(Served { cost, counted_ms: ms(at), passed_ms });
+                served.sort_unstable();
+            }
         }
     }
 
@@ -318,6 +343,7 @@ impl Model for World {
             passed: BTreeMap::new(),
             advances: 0,
             faults: 0,
+            releases: 0,
         }]
     }
 
@@ -340,6 +366,11 @@ impl Model for World {
             if may_tick && process.key.ends().is_some_and(|ends| ends <= self.told(state)) {
                 actions.push(Action::Tick(index));
             }
+            if state.releases < self.releases {
+                let mut served = process.served.clone();
+                served.dedup();
+                actions.extend(served.into_iter().map(|served| Action::Release(index, served)));
+            }
             if may_fail {
                 if !process.key.is_at_rest() {
                     actions.push(Action::Leave(index));
@@ -359,7 +390,7 @@ impl Model for World {
                 process.requests += 1;
                 let known = process.key.take(now, self.settings, &self.rules, cost, cost, &mut step);
                 if let Some(verdict) = known {
-                    self.pass(&mut state, verdict, cost, None);
+                    self.pass(&mut state, index, verdict, cost, None);
                 }
                 self.carry_out(&mut state, index, step, None);
             }
@@ -390,7 +421,29 @@ impl Model for World {
             }
             Action::Leave(index) => {
                 state.faults += 1;
-                NAMES.iter().for_each(|name| state.processes[index].key.cancel(*name));
+                for name in NAMES {
+                    state.processes[index].key.cancel(name);
+                }
+            }
+            Action::Release(index, served) => {
+                state.releases += 1;
+                let Served { cost, counted_ms, passed_ms } = served;
+                let process = &mut state.processes[index];
+                let position = process.served.iter().position(|other| *other == served).expect("a request");
+                process.served.remove(position);
+                let is_in_lease = process.key.put_back(now, &self.rules, cost, time(counted_ms));
+                if !is_in_lease || self.broken == Some(Broken::PutBackTwice) {
+                    state.network.push(Message::GiveBack { units: cost, at_ms: counted_ms });
+                    state.network.sort_unstable();
+                }
+                let passed = state.passed.get_mut(&passed_ms).expect("it had passed");
+                *passed -= cost;
+                if *passed == 0 {
+                    state.passed.remove(&passed_ms);
+                }
+                if state.releases == self.releases {
+                    state.processes.iter_mut().for_each(|process| process.served.clear());
+                }
             }
             Action::Kill(index) => {
                 state.faults += 1;
@@ -475,6 +528,12 @@ fn so_it_is_when_requests_cost_more_than_one_and_ask_again_for_their_wait() {
     bounds_hold(World { requests: 4, costs, advances: 2, faults: 1, ..World::new(3, 2) });
 }
 
+#[test]
+fn so_it_is_when_another_policy_refuses_what_a_lease_has_served() {
+    bounds_hold(World { requests: 6, advances: 2, releases: 2, faults: 1, ..World::new(3, 2) });
+    bounds_hold(World { processes: 2, requests: 3, advances: 1, releases: 1, ..World::new(2, 1) });
+}
+
 /// Explores until a bound is broken, and says how.
 fn breaks(world: World, property: &'static str) {
     let checker = world.checker().finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();
@@ -500,4 +559,11 @@ fn a_lease_that_goes_back_twice_breaks_the_bounds() {
     for property in [IN_LESS, IN_A_WINDOW] {
         breaks(World { broken: Some(Broken::GiveBackTwice), ..world.clone() }, property);
     }
+}
+
+#[test]
+fn units_that_go_back_into_their_lease_and_to_the_server_break_the_bounds() {
+    let broken = Some(Broken::PutBackTwice);
+    let world = World { requests: 6, advances: 2, releases: 2, broken, ..World::new(3, 1) };
+    breaks(world, IN_LESS);
 }

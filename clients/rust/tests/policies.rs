@@ -14,7 +14,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use redis::aio::ConnectionManager;
 use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Refusal};
-use redis_rl_client::{Algorithm, RlCommands};
+use redis_rl_client::{Algorithm, Reconnecting, RlCommands};
 use server::words::Words;
 use server::{Cluster, PATIENCE, Server};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
@@ -145,12 +145,6 @@ fn policies_of_one_name_are_refused() {
     let _ = Policies::from([policy("requests", "5/1m"), policy("requests", "100/1h")]);
 }
 
-#[test]
-#[should_panic(expected = "leases need one policy, not a function")]
-fn leases_need_one_policy() {
-    let _ = Limiter::new(Words::default(), Policies::by(|_| None)).lease(64);
-}
-
 #[tokio::test]
 async fn a_handler_takes_and_settles_by_the_names_of_several_policies() {
     let server = Server::start();
@@ -219,7 +213,7 @@ async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
     };
     let limiters = [
         ("a", hear(limiter(&server, policies()).remember(PATIENCE))),
-        ("b", hear(limiter(&server, policies()).lease(8))),
+        ("b", hear(limiter(&server, policies().lease(8)))),
     ];
     for (client, limiter) in limiters {
         for _ in 0..4 {
@@ -340,16 +334,11 @@ impl Time {
 #[tokio::test]
 async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembered() {
     let server = Server::start();
-    let limiters: [fn(Limiter<ConnectionManager>) -> Limiter<ConnectionManager>; 4] = [
-        |plain| plain,
-        |plain| plain.remember(PATIENCE),
-        |plain| plain.lease(8),
-        |plain| plain.remember(PATIENCE).lease(8),
-    ];
-    for (index, with) in limiters.into_iter().enumerate() {
+    let ways = [(0, Duration::ZERO), (0, PATIENCE), (8, Duration::ZERO), (8, PATIENCE)];
+    for (index, (units, remember)) in ways.into_iter().enumerate() {
         let time = Time::noon();
-        let policy = policy(&format!("requests-{index}"), "2/1m");
-        let limiter = with(limiter(&server, policy).clock(time.clock()));
+        let policy = policy(&format!("requests-{index}"), "2/1m").lease(units);
+        let limiter = limiter(&server, policy).remember(remember).clock(time.clock());
         for _ in 0..2 {
             let admission = limiter.admit(&head(&[])).await.expect("an admission");
             assert_eq!(admission.decision().expect("a decision").at, time.clock()());
@@ -365,7 +354,7 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
 }
 
 /// As the README has it.
-fn counted(limiter: Limiter<ConnectionManager>) -> Limiter<ConnectionManager> {
+fn counted(limiter: Limiter<Reconnecting>) -> Limiter<Reconnecting> {
     limiter
         .on_decision(|_head, decision, policies| {
             let result = if decision.is_allowed() { "allowed" } else { "limited" };
@@ -387,7 +376,8 @@ async fn the_recipe_counts_decisions_and_errors() {
     let counts = recorder.snapshotter();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start();
-    let limiter = counted(limiter(&server, policy("requests", "2/1h")));
+    let redis = Reconnecting::new(server.client("resp3")).timeout(PATIENCE);
+    let limiter = counted(Limiter::new(redis, policy("requests", "2/1h")).timeout(PATIENCE));
     for _ in 0..3 {
         let _ = limiter.admit(&head(&[])).await;
     }

@@ -159,8 +159,8 @@ async fn close_returns_though_the_server_is_silent() {
     leases.close().await;
     assert!(closing.elapsed() < Duration::from_secs(5), "{:?}", closing.elapsed());
     waiting.abort();
-    let limiter = Limiter::new(server.manager("resp2"), Policy::new("requests", HOURLY).expect("a policy"));
-    let limiter = limiter.lease(8).timeout(Duration::from_millis(10));
+    let policy = Policy::new("requests", HOURLY).expect("a policy").lease(8);
+    let limiter = Limiter::new(server.manager("resp2"), policy).timeout(Duration::from_millis(10));
     assert!(limiter.take("a", 1).await.expect("it passes").decision().is_none());
     let closing = Instant::now();
     limiter.close().await;

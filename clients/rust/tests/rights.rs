@@ -93,9 +93,9 @@ mod asynchronous {
 
         let server = server();
         let policy = Policy::new("limit", "5/1h").expect("a policy");
-        let limiter =
-            Limiter::new(server.manager("resp3"), policy).timeout(server::PATIENCE).fail(Fail::Closed);
-        for (client, limiter) in [("a", limiter.clone()), ("b", limiter.lease(64))] {
+        for (client, units) in [("a", 0), ("b", 64)] {
+            let limiter = Limiter::new(server.manager("resp3"), policy.clone().lease(units));
+            let limiter = limiter.timeout(server::PATIENCE).fail(Fail::Closed);
             let reserved = limiter.take(client, 5).await.expect("an admission");
             assert_eq!(limiter.take(client, 1).await.unwrap_err().status(), 429);
             let settled = limiter.settle(reserved, 2).await;

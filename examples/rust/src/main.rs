@@ -1,19 +1,24 @@
 //! A web API that limits its clients with redis-rl, in axum: what ../../README.md tells of.
 
 use axum::extract::{ConnectInfo, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
 use redis_rl_client::Reconnecting;
-use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, client_address};
+use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Reservation, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 
-type Tokens = State<(Limiter<Reconnecting>, usize)>;
+/// Who asks: the account that is logged in, of which `X-Account` is a stand-in, or else the network address.
+fn account(head: &Parts, proxies: usize) -> String {
+    let account = head.headers.get("x-account").and_then(|account| account.to_str().ok());
+    let peer = head.extensions.get().map(|ConnectInfo::<SocketAddr>(peer)| peer.ip());
+    account.map_or_else(|| client_address(peer, &head.headers, proxies), str::to_owned)
+}
+
 async fn generate(
-    State((tokens, proxies)): Tokens,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    headers: HeaderMap,
+    State(tokens): State<Limiter<Reconnecting>>,
+    reserved: Reservation,
     text: String,
 ) -> Result<Response, Response> {
     if text.is_empty() {
@@ -21,17 +26,17 @@ async fn generate(
     }
     let words = text.split_whitespace().count() as i64;
     // A reply usually has 16 tokens.
-    let reserved = tokens.take(client_address(peer.ip(), &headers, proxies), words + 16).await?;
+    let reserved = reserved.take(&tokens, words + 16).await?;
     // A task of its own, so that it settles even if the client goes away meanwhile. The model is a stand-in.
     let task = tokio::spawn(async move {
-        let settled = tokens.settle(reserved, 3 * words).await;
+        let settled = reserved.settle([("tokens", 3 * words)]).await?;
         if words == 0 {
-            return (StatusCode::INTERNAL_SERVER_ERROR, "the model failed").into_response();
+            return Ok((StatusCode::INTERNAL_SERVER_ERROR, settled, "the model failed").into_response());
         }
         let reply = text.split_whitespace().chain(text.split_whitespace()).collect::<Vec<_>>().join(" ");
-        (settled.fields().clone(), Json(json!({"reply": reply, "tokens": 3 * words}))).into_response()
+        Ok((settled, Json(json!({"reply": reply, "tokens": 3 * words}))).into_response())
     });
-    task.await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+    task.await.unwrap_or_else(|_| Err(StatusCode::INTERNAL_SERVER_ERROR.into_response()))
 }
 
 #[tokio::main]
@@ -40,21 +45,36 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let setting = |name, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
     let timeout = Duration::from_millis(setting("REDIS_TIMEOUT_MS", "100").parse()?);
     let fail: Fail = setting("FAIL", "open").parse().map_err(|_| "FAIL is open or closed")?;
+    let proxies: usize = setting("PROXIES", "0").parse()?;
     let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
     let redis = Reconnecting::new(client).timeout(timeout);
-    let proxies: usize = setting("PROXIES", "0").parse()?;
-    let requests = Policy::new("requests", setting("RATE_LIMITS", "5/10s, 100/h"))?;
+
+    let everybody = Policy::new("everybody", setting("EVERYBODY_LIMITS", "100000/m"))?;
+    let everybody = everybody.key_text("all").lease(setting("EVERYBODY_LEASE", "0").parse()?);
+    let of_account = move |head: &Parts| Some(account(head, proxies));
+    let free = Policy::new("free", setting("FREE_LIMITS", "5/10s,100/h"))?.key(of_account);
+    let paid = Policy::new("paid", setting("PAID_LIMITS", "50/10s"))?.key(of_account);
+    let search = Policy::new("search", setting("SEARCH_LIMITS", "2/10s"))?;
     let tokens = Policy::new("tokens", setting("TOKEN_LIMITS", "1000/h"))?.unit("tokens");
-    let limiter = |policies: Policies| {
-        Limiter::new(redis.clone(), policies).proxies(proxies).timeout(timeout).fail(fail)
-    };
-    let limit = |cost| RateLimitLayer::new(limiter(requests.clone().cost(cost).into()));
+
+    let by_plan = Policies::by(move |head| {
+        let plan = if account(head, proxies).starts_with("paid") { &paid } else { &free };
+        if head.uri.path() == "/health" { vec![] } else { vec![everybody.clone(), plan.clone()] }
+    });
+    let limiter = Limiter::new(redis, by_plan).timeout(timeout).fail(fail);
     let router = Router::new()
-        .route("/", get(Json(json!({"message": "hello"}))).route_layer(limit(1)))
-        .route("/expensive", get(Json(json!({"message": "that took a while"}))).route_layer(limit(3)))
+        .route("/health", get("well"))
+        .route("/", get(Json(json!({"message": "hello"}))))
+        .route(
+            "/search",
+            get(Json(json!({"found": []}))).route_layer(RateLimitLayer::new(limiter.with_policies(search))),
+        )
         .route("/generate", post(generate))
-        .with_state((limiter(tokens.into()), proxies));
+        .layer(RateLimitLayer::new(limiter.clone()))
+        .with_state(limiter.with_policies(tokens));
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{}", setting("PORT", "8000"))).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    Ok(axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await?)
+    axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    limiter.close().await;
+    Ok(())
 }

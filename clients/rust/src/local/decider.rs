@@ -164,6 +164,7 @@ impl Decider {
     }
 
     /// Whether it leases nothing any more.
+    #[must_use]
     pub fn is_closed(&self) -> bool {
         self.settings.units == 0
     }

@@ -32,15 +32,16 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// What was settled later is no lease's, and goes back by itself.
+    /// What was settled is no lease's any more, and goes back by itself.
     #[must_use]
-    pub fn settled(self, cost: i64, at: SystemTime) -> Taken {
-        Taken {
-            share: Share { cost, ..self.share },
-            at: Some(at),
-            group: Some(usize::MAX - self.policy),
-            ..self
-        }
+    pub fn new(policy: usize, share: Share, at: SystemTime) -> Taken {
+        Taken { policy, share, at: Some(at), group: Some(usize::MAX - policy) }
+    }
+
+    /// As of the later of two times.
+    #[must_use]
+    pub fn at_latest(self, at: Option<SystemTime>) -> Taken {
+        Taken { at: self.at.max(at), ..self }
     }
 }
 
@@ -172,6 +173,7 @@ impl From<Decision> for Decided {
 
 impl Joint {
     /// No request is in flight.
+    #[must_use]
     pub fn new(decider: Decider, refusals: Refusals, is_cluster: bool, undecided: Fate) -> Joint {
         Joint {
             decider,
@@ -392,9 +394,12 @@ impl Joint {
         step.groups.extend(groups.into_iter().map(|(_, group)| group));
     }
 
-    /// What was refused of these keys may be over.
+    /// What was refused of a request for these shares may be over.
     pub fn forget(&mut self, shares: &[Share]) {
-        self.refusals.forget(&remembered_as(shares));
+        for piece in self.pieces_of(shares).into_iter().filter(|piece| !piece.is_leased) {
+            let group: Vec<Share> = piece.shares.iter().map(|index| shares[*index].clone()).collect();
+            self.refusals.forget(&remembered_as(&group));
+        }
     }
 
     /// Ends the leases whose time is over.
@@ -405,6 +410,7 @@ impl Joint {
     }
 
     /// When the next tick is due, if any is.
+    #[must_use]
     pub fn next_tick(&self) -> Option<Duration> {
         self.decider.next_tick()
     }
@@ -489,6 +495,7 @@ fn costs(shares: &[Share]) -> Vec<i64> {
 }
 
 /// The slot of a key on a cluster: the CRC16 of its hash tag, or of all of it.
+#[must_use]
 pub fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|start| {
         let rest = &key[start + 1..];

@@ -164,6 +164,7 @@ impl Key {
     }
 
     /// What a request is refused with that the lease does not serve.
+    #[must_use]
     pub fn refused_beyond_lease(&self, now: Duration, rules: &Arc<Rules>, cost: u64) -> Option<Verdict> {
         let is_served = self.lease.as_ref().is_some_and(|lease| cost <= lease.left && now < lease.ends);
         if is_served || !self.has_rules(rules) { None } else { self.refused(now, cost as i64) }

@@ -155,6 +155,7 @@ impl Command {
     }
 
     /// What such a decision says of the one key.
+    #[must_use]
     pub fn verdict(decision: &Decision) -> Option<Verdict> {
         decision.tightest()
     }

@@ -1,34 +1,76 @@
 //! A request that may go on, and what it has taken.
 
-use std::time::{Duration, SystemTime};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 
+use crate::local::{Share, Taken};
 use crate::web::Policy;
-use crate::web::answer::write_fields;
-use crate::{Decision, Verdict};
+use crate::web::answer::{Told, fields_of, write_fields};
+use crate::web::policy::MAX_COST;
+use crate::{All, Decision, Verdict};
 
-/// A request that may go on.
+/// A request that may go on. Clones are the same one.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
     pub(crate) policies: Vec<Policy>,
-    /// Of each policy.
-    pub(crate) shares: Vec<Share>,
+    pub(crate) standing: Arc<Mutex<Vec<Standing>>>,
+    pub(crate) back: Option<Back>,
     pub(crate) decision: Option<Decision>,
     pub(crate) fields: HeaderMap,
     pub(crate) error: Option<RedisError>,
 }
 
-/// What a request has taken of one policy.
+/// How a request stands with one policy.
 #[derive(Clone, Debug)]
-pub(crate) struct Share {
-    pub key: String,
-    pub taken: i64,
-    /// As of when it is given back.
-    pub at: Option<SystemTime>,
-    /// Of each quota, or of the tightest; none if Redis was away.
+pub(crate) struct Standing {
+    /// Whose units they are.
+    pub client: Client,
+    /// What it has taken, or will have when it is settled.
+    pub share: Share,
+    /// What goes back if the request is refused after all.
+    pub taken: Option<Taken>,
+    /// Of each quota, or of the tightest; none if nothing is known.
     pub rows: Vec<Verdict>,
+}
+
+/// Whose units are counted.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Client {
+    /// A key that a function of the request tells.
+    Key(String),
+    /// The network address.
+    Address(String),
+    /// Everybody, by a key that is the policy's.
+    Everybody,
+}
+
+/// What an admission needs of the limiter that made it.
+#[derive(Clone)]
+pub(crate) struct Back(pub Arc<dyn Giving>);
+
+pub(crate) trait Giving: Send + Sync {
+    /// Gives back, once, in the background.
+    fn release(&self, taken: Vec<Taken>);
+
+    /// Sends it as of then, or counted even over the limit.
+    fn correct(
+        &self,
+        all: All,
+        at: Option<SystemTime>,
+    ) -> Pin<Box<dyn Future<Output = RedisResult<Decision>> + Send + '_>>;
+
+    /// What was refused of these may be over.
+    fn forget(&self, shares: &[Share]);
+}
+
+impl std::fmt::Debug for Back {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Back")
+    }
 }
 
 impl Admission {
@@ -60,19 +102,92 @@ impl Admission {
         write_fields(&self.fields, headers);
     }
 
-    /// How the policies stand of which anything is known.
-    pub(crate) fn standing(&self) -> (Vec<Policy>, Option<Decision>) {
-        let known = || self.policies.iter().zip(&self.shares).filter(|(_, share)| !share.rows.is_empty());
-        let rows: Vec<Verdict> = known().flat_map(|(_, share)| &share.rows).copied().collect();
-        let waits = rows.iter().filter(|row| row.limited).map(|row| row.retry_after);
-        let waits: Option<Vec<Duration>> = waits.collect();
-        let decision = known().filter_map(|(_, share)| share.at).max().map(|at| Decision {
-            limited: rows.iter().any(|row| row.limited),
-            retry_after: waits.and_then(|waits| waits.into_iter().max()),
-            at,
-            rows,
-        });
-        (known().map(|(policy, _)| policy.clone()).collect(), decision)
+    pub(crate) fn standing(&self) -> MutexGuard<'_, Vec<Standing>> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of each policy.
+    pub(crate) fn told(&self) -> Vec<Told> {
+        let standing = self.standing();
+        let told = self.policies.iter().zip(&*standing).filter(|(_, standing)| !standing.rows.is_empty());
+        told.map(|(policy, standing)| Told { policy: policy.clone(), rows: standing.rows.clone() }).collect()
+    }
+
+    /// Gives back what it has taken, once.
+    pub(crate) fn release(&self) {
+        let Some(Back(back)) = &self.back else { return };
+        let mut taken = Vec::new();
+        for standing in self.standing().iter_mut() {
+            let Some(of_policy) = standing.taken.take() else { continue };
+            for row in &mut standing.rows {
+                row.remaining = (row.remaining + of_policy.share.cost.max(0).unsigned_abs()).min(row.limit);
+            }
+            standing.share.cost = 0;
+            taken.push(of_policy);
+        }
+        back.release(taken);
+    }
+
+    /// Corrects what was taken by the policy at this place.
+    pub(crate) async fn settle(&self, place: usize, used: i64) {
+        let Some(Back(back)) = &self.back else { return };
+        let used = used.min(MAX_COST);
+        let (before, shares) = {
+            let mut all = self.standing();
+            let before = all[place].clone();
+            // Whoever settles again goes on from here: nothing is sent twice.
+            all[place].share.cost = used;
+            if let Some(taken) = &mut all[place].taken {
+                taken.share.cost = taken.share.cost.min(used);
+            }
+            (before, all.iter().map(|standing| standing.share.clone()).collect::<Vec<_>>())
+        };
+        let Standing { share, taken, .. } = before;
+        let more = used - share.cost;
+        if more == 0 {
+            return;
+        }
+        let as_of = taken.as_ref().and_then(|taken| taken.at).filter(|_| more < 0);
+        if more < 0 && as_of.is_none() {
+            // Nobody knows as of when.
+            return;
+        }
+        let quotas = self.policies[place].quotas();
+        let all = All::new().key(&share.key[..], self.policies[place].counted_by(), quotas, more);
+        let settled = back.correct(all, as_of).await;
+        if more < 0 {
+            back.forget(&shares);
+        }
+        let mut all = self.standing();
+        let standing = &mut all[place];
+        match settled {
+            Ok(Decision { at, rows, .. }) => {
+                let settled = Taken::new(place, Share { cost: used, ..share }, at);
+                standing.taken = Some(settled.at_latest(taken.and_then(|taken| taken.at)));
+                standing.rows = rows;
+            }
+            // It is not known whether more was counted.
+            Err(_) => standing.share.cost = share.cost.min(used),
+        }
+    }
+
+    /// With what is known by now.
+    pub(crate) fn renewed(mut self) -> Admission {
+        let told = self.told();
+        let rows: Vec<Verdict> = told.iter().flat_map(|told| told.rows.iter().copied()).collect();
+        if !rows.is_empty() {
+            let at = self.standing().iter().filter_map(|standing| standing.taken.as_ref()?.at).max();
+            let waits = rows.iter().filter(|row| row.limited).map(|row| row.retry_after);
+            let waits: Option<Vec<Duration>> = waits.collect();
+            self.fields = fields_of(&told, false);
+            self.decision = Some(Decision {
+                limited: rows.iter().any(|row| row.limited),
+                retry_after: waits.and_then(|waits| waits.into_iter().max()),
+                at: at.unwrap_or(UNIX_EPOCH),
+                rows,
+            });
+        }
+        self
     }
 }
 
@@ -92,6 +207,14 @@ impl Costs {
         match &self.0 {
             Kind::Each(units) => Some(*units),
             Kind::Named(costs) => costs.iter().find(|(named, _)| named == name).map(|(_, units)| *units),
+        }
+    }
+
+    /// One number for all, or names with their units.
+    pub(crate) fn each(&self) -> Result<i64, &[(String, i64)]> {
+        match &self.0 {
+            Kind::Each(units) => Ok(*units),
+            Kind::Named(costs) => Err(costs),
         }
     }
 

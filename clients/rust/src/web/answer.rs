@@ -14,23 +14,38 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The header fields of a response to a request that was counted by these policies.
 pub fn fields(policies: impl AsRef<[Policy]>, decision: &Decision) -> HeaderMap {
-    let figures = |verdict: &Verdict| (verdict.remaining, Some(verdict.reset_after));
-    fields_with(policies.as_ref(), decision, figures)
+    fields_of(&told(policies.as_ref(), decision), false)
 }
 
 /// The header fields of a response to a request that these policies decided on, or its refusal.
 pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
-    let policies = policies.as_ref();
-    if !decision.limited {
-        return Ok(fields(policies, decision));
-    }
+    let told = told(policies.as_ref(), decision);
+    if decision.limited { Err(refusal_of(&told, decision)) } else { Ok(fields_of(&told, false)) }
+}
+
+/// A policy and its figures: of each quota, or of the tightest alone, as leases tell them.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub policy: Policy,
+    pub rows: Vec<Verdict>,
+}
+
+fn told(policies: &[Policy], decision: &Decision) -> Vec<Told> {
+    let mut rows = decision.rows.iter().copied();
+    let has_all = policies.iter().map(|policy| policy.quotas().len()).sum::<usize>() == decision.rows.len();
+    let of = |policy: &Policy| {
+        let rows =
+            if has_all { rows.by_ref().take(policy.quotas().len()).collect() } else { decision.rows.clone() };
+        Told { policy: policy.clone(), rows }
+    };
+    policies.iter().map(of).collect()
+}
+
+/// The refusal that such a decision is.
+pub(crate) fn refusal_of(told: &[Told], decision: &Decision) -> Refusal {
     let hopeless = decision.is_hopeless();
     let status = if hopeless { StatusCode::FORBIDDEN } else { StatusCode::TOO_MANY_REQUESTS };
-    let fields = fields_with(policies, decision, |verdict| {
-        let time = if hopeless { Some(verdict.reset_after) } else { verdict.retry_after };
-        (verdict.remaining, time)
-    });
-    let violated: Vec<String> = items(policies, decision)
+    let violated: Vec<String> = items(told)
         .filter(|item| item.verdict.is_some_and(|verdict| verdict.limited))
         .map(|item| item.name())
         .collect();
@@ -41,7 +56,7 @@ pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<Hea
         "violated-policies": violated,
     });
     let retry_after = decision.retry_after.map(seconds);
-    Err(Refusal::limited(status, fields, retry_after, &problem, decision.clone()))
+    Refusal::limited(status, fields_of(told, !hopeless), retry_after, &problem, decision.clone())
 }
 
 /// Adds header fields to those of a response: another layer may have policies of its own.
@@ -67,25 +82,22 @@ impl Item<'_> {
     }
 }
 
-/// Each quota with its figures. A decision by leases has those of one quota alone, which its limit tells.
-fn items<'a>(policies: &'a [Policy], decision: &'a Decision) -> impl Iterator<Item = Item<'a>> {
-    let quotas = policies.iter().flat_map(|policy| policy.quotas().iter().map(move |quota| (policy, quota)));
-    let has_all = quotas.clone().count() == decision.rows.len();
-    quotas.enumerate().map(move |(index, (policy, quota))| {
-        let tightest = || decision.rows.iter().find(|row| row.limit == quota.limit);
-        Item { policy, quota, verdict: if has_all { decision.rows.get(index) } else { tightest() } }
+/// Each quota with its figures, which of the tightest its limit tells.
+fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
+    told.iter().flat_map(|Told { policy, rows }| {
+        let has_all = rows.len() == policy.quotas().len();
+        policy.quotas().iter().enumerate().map(move |(index, quota)| {
+            let tightest = || rows.iter().find(|row| row.limit == quota.limit);
+            Item { policy, quota, verdict: if has_all { rows.get(index) } else { tightest() } }
+        })
     })
 }
 
-/// `figures` tells the units left in a quota, and the time that it is told with.
-fn fields_with(
-    policies: &[Policy],
-    decision: &Decision,
-    figures: impl Fn(&Verdict) -> (u64, Option<Duration>),
-) -> HeaderMap {
+/// If it is to wait for, a quota's time is its wait; else that until the whole limit is back.
+pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
     let mut all = String::new();
     let mut left = String::new();
-    for item in items(policies, decision) {
+    for item in items(told) {
         let name = structured(&item.name());
         let separator = if all.is_empty() { "" } else { ", " };
         let _ = write!(all, "{separator}{name};q={}", item.quota.limit);
@@ -93,9 +105,10 @@ fn fields_with(
             let _ = write!(all, ";qu={}", structured(unit));
         }
         let _ = write!(all, ";w={}", item.quota.window.as_secs());
-        let Some((remaining, time)) = item.verdict.map(&figures) else { continue };
+        let Some(verdict) = item.verdict else { continue };
+        let time = if is_to_wait { verdict.retry_after } else { Some(verdict.reset_after) };
         let separator = if left.is_empty() { "" } else { ", " };
-        let _ = write!(left, "{separator}{name};r={remaining}");
+        let _ = write!(left, "{separator}{name};r={}", verdict.remaining);
         if let Some(time) = time {
             let _ = write!(left, ";t={}", seconds(time));
         }

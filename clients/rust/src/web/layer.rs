@@ -15,7 +15,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::Decision;
-use crate::web::{Limiter, Refusal};
+use crate::web::refusal::{Refused, TellsAll};
+use crate::web::{Admission, Limiter, Refusal, Reservation};
 
 /// Takes units for each request, or refuses it.
 ///
@@ -127,7 +128,8 @@ impl<C, R> RateLimitLayer<C, R> {
 impl<R> Answers<R> {
     /// The answer to a request that the limiter refuses.
     fn refused(&self, head: &Parts, refusal: Refusal) -> Response<R> {
-        match (&self.on_limited, refusal.decision().cloned()) {
+        let tells_all = refusal.tells_all();
+        let mut response = match (&self.on_limited, refusal.decision().cloned()) {
             (Some(answer), Some(decision)) => {
                 let fields = refusal.fields().clone();
                 let mut response = answer(head, &decision, refusal);
@@ -137,7 +139,19 @@ impl<R> Answers<R> {
                 response
             }
             _ => Response::<String>::from(refusal).map(|text| (self.body)(text)),
+        };
+        response.extensions_mut().insert(Refused);
+        if tells_all {
+            response.extensions_mut().insert(TellsAll);
         }
+        response
+    }
+
+    /// The answer in place of the service while Redis is away, if there is one.
+    fn away(&self, head: &Parts, admission: &Admission) -> Option<Response<R>> {
+        let mut response = self.on_away.as_ref()?(head, admission.error()?)?;
+        response.extensions_mut().insert(Refused);
+        Some(response)
     }
 }
 
@@ -188,20 +202,32 @@ where
         let ready = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, ready);
         let RateLimitLayer { limiter, answers } = self.layer.clone();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        let outer = Reservation::of(&head.extensions);
+        let is_outermost = outer.is_none();
+        let reservation = outer.unwrap_or_else(Reservation::begun);
+        if is_outermost {
+            head.extensions.insert(reservation.clone());
+        }
         Box::pin(async move {
+            let finished = |mut response: Response<R>| {
+                let is_refused = response.extensions().get::<Refused>().is_some();
+                if is_refused {
+                    reservation.release();
+                }
+                if is_outermost && response.extensions_mut().remove::<TellsAll>().is_none() {
+                    reservation.write_fields(is_refused, response.headers_mut());
+                }
+                Ok(response)
+            };
             let admission = match limiter.admit(&head).await {
                 Ok(admission) => admission,
-                Err(refusal) => return Ok(answers.refused(&head, refusal)),
+                Err(refusal) => return finished(answers.refused(&head, refusal)),
             };
-            if let (Some(answer), Some(error)) = (&answers.on_away, admission.error())
-                && let Some(response) = answer(&head, error)
-            {
-                return Ok(response);
+            if let Some(response) = answers.away(&head, &admission) {
+                return finished(response);
             }
-            let mut response = inner.call(Request::from_parts(head, body)).await?;
-            admission.write_fields(response.headers_mut());
-            Ok(response)
+            finished(inner.call(Request::from_parts(head, body)).await?)
         })
     }
 }

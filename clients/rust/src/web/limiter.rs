@@ -1,10 +1,11 @@
 //! Asks for limits on behalf of a web service.
 
-use std::collections::HashSet;
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
@@ -13,16 +14,17 @@ use redis::aio::ConnectionLike;
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Clock;
+use crate::local::{self, Fate, JointAnswer, Outcome};
 use crate::timeout::ServerTimeout;
-use crate::web::admission::{Admission, Costs, Share};
-use crate::web::answer::{answer, fields};
+use crate::web::admission::{Admission, Back, Client, Costs, Giving, Standing};
+use crate::web::answer::{fields_of, refusal_of};
+use crate::web::asker::{Asker, Terms};
 use crate::web::away::AwayLog;
 use crate::web::client::{client_address, peer};
-use crate::web::memory::Memory;
 use crate::web::policies::{Source, checked};
 use crate::web::policy::{KeyOf, MAX_COST};
-use crate::web::{Policies, Policy, Refusal};
-use crate::{All, Decision, Leases, RlAsyncCommands};
+use crate::web::{Policies, Policy, Refusal, Reservation};
+use crate::{All, Decision, Reconnecting, RlAsyncCommands};
 
 type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
 type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
@@ -42,7 +44,8 @@ type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 #[derive(Clone)]
 #[must_use]
 pub struct Limiter<C> {
-    connection: C,
+    asker: Asker<C>,
+    terms: Terms,
     policies: Policies,
     /// Of policies that have none; if this has none either, the network address is the key.
     key: Option<KeyOf>,
@@ -54,9 +57,6 @@ pub struct Limiter<C> {
     on_decision: Option<OnDecision>,
     on_error: Option<OnError>,
     clock: Clock,
-    memory: Arc<Memory>,
-    /// None if every request is asked for that no refusal is remembered for.
-    leases: Option<Leases<C>>,
 }
 
 /// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
@@ -97,7 +97,7 @@ impl<C> fmt::Debug for Limiter<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Limiter");
         fields.field("policies", &self.policies).field("timeout", &self.timeout.duration());
-        fields.field("fail", &self.fail).field("leases", &self.leases).finish_non_exhaustive()
+        fields.field("fail", &self.fail).field("terms", &self.terms).finish_non_exhaustive()
     }
 }
 
@@ -111,8 +111,11 @@ impl<C> Limiter<C> {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
     pub fn new(connection: C, policies: impl Into<Policies>) -> Limiter<C> {
+        let terms =
+            Terms { remember: Duration::ZERO, is_cluster: is_cluster(&connection), undecided: Fate::Passes };
         Limiter {
-            connection,
+            asker: Asker::new(connection, Clock::default(), terms),
+            terms,
             policies: policies.into(),
             key: None,
             proxies: 0,
@@ -122,19 +125,31 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
             on_decision: None,
             on_error: None,
             clock: Clock::default(),
-            memory: Arc::new(Memory::new(Duration::ZERO, Clock::default())),
-            leases: None,
         }
     }
 
-    /// The same with other policies, as for another route. It has no leases.
+    /// The same with other policies, as for another route. Both share what is leased and remembered.
     pub fn with_policies(&self, policies: impl Into<Policies>) -> Limiter<C> {
-        Limiter { policies: policies.into(), leases: None, ..self.clone() }
+        Limiter { policies: policies.into(), ..self.clone() }
+    }
+
+    /// By other terms or another clock nothing is known yet.
+    fn on_terms(self, terms: Terms, clock: Clock) -> Limiter<C> {
+        Limiter { asker: Asker::new(self.asker.connection(), clock.clone(), terms), terms, clock, ..self }
+    }
+
+    /// Asks for keys slot by slot, since the connection is one to a cluster.
+    ///
+    /// That a [`Reconnecting`] is one is known, and with feature `cluster-async` that a `ClusterConnection` of redis-rs is.
+    pub fn cluster(self) -> Limiter<C> {
+        let (terms, clock) = (Terms { is_cluster: true, ..self.terms }, self.clock.clone());
+        self.on_terms(terms, clock)
     }
 
     /// Says by the request's head whose quotas they are, for policies that have no key of their own.
     ///
-    /// A request for which it is `None` is not limited by them. Without this it is the network address that the
+    /// A request for which it is `None` is not limited by them. Without this it is what the layers further out have counted
+    /// the request by; without any, it is the network address that the
     /// server has put among the request's extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. Requests
     /// without one share the key `unknown`.
     pub fn key(mut self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Limiter<C> {
@@ -168,7 +183,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// What becomes of requests while Redis is away.
     pub fn fail(mut self, fail: Fail) -> Limiter<C> {
         self.fail = Some(fail);
-        self
+        let undecided = if fail == Fail::Closed { Fate::Fails } else { Fate::Passes };
+        let (terms, clock) = (Terms { undecided, ..self.terms }, self.clock.clone());
+        self.on_terms(terms, clock)
     }
 
     /// Is told each decision on a request, also if it was remembered or leased, and the policies that took part.
@@ -190,83 +207,69 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     }
 
     /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
-    pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Limiter<C> {
-        self.clock = Clock::new(now);
-        self.memory = Arc::new(Memory::new(self.memory.remember(), self.clock.clone()));
-        self.leases = self.leases.map(|leases| leases.by_clock(self.clock.clone()));
-        self
+    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Limiter<C> {
+        let terms = self.terms;
+        self.on_terms(terms, Clock::new(now))
     }
 
     /// Repeats a refusal without asking until its wait is over, or until it is so old.
     ///
     /// A flood of refused requests costs Redis one command for each client in that time; a second is a good value. Units
     /// that others give back are seen when it is over. At most 10,000 refusals are remembered.
-    pub fn remember(mut self, remember: Duration) -> Limiter<C> {
-        self.memory = Arc::new(Memory::new(remember, self.clock.clone()));
-        self.leases = self.leases.map(|leases| leases.remember(remember));
-        self
-    }
-
-    /// Leases at most so many units for each client, which are counted ahead and handed out without asking.
-    ///
-    /// At most that many more than the policy allows pass in a window, for each process: see [`Leases`]. Of several quotas
-    /// `ratelimit` then tells of the tightest one alone. End with [`close`](Limiter::close).
-    ///
-    /// # Panics
-    ///
-    /// If there is not one fixed policy, or if two of its quotas have the same limit: a verdict tells them apart by it.
-    pub fn lease(mut self, units: u64) -> Limiter<C> {
-        let Source::Fixed(policies) = &self.policies.0 else {
-            panic!("leases need one policy, not a function");
-        };
-        let [policy] = &policies[..] else { panic!("leases need one policy, not {}", policies.len()) };
-        let quotas = policy.quotas();
-        let limits: HashSet<u64> = quotas.iter().map(|quota| quota.limit).collect();
-        assert!(limits.len() == quotas.len(), "a policy with leases needs a different limit in each quota");
-        let leases = Leases::new(self.connection.clone(), policy.counted_by(), quotas).with_time();
-        let leases = leases.units(units).remember(self.memory.remember());
-        self.leases = Some(leases.by_clock(self.clock.clone()));
-        self
+    pub fn remember(self, remember: Duration) -> Limiter<C> {
+        let (terms, clock) = (Terms { remember, ..self.terms }, self.clock.clone());
+        self.on_terms(terms, clock)
     }
 
     /// Gives back what is leased. It ends with the timeout if Redis is silent.
     pub async fn close(&self) {
-        if let Some(leases) = &self.leases {
-            let closed = async {
-                leases.close().await;
-                Ok(())
-            };
-            self.timeout.wait(closed).await;
-        }
+        let closed = async {
+            self.asker.close().await;
+            Ok(())
+        };
+        self.timeout.wait(closed).await;
     }
 
     /// Takes units for a request, as [`RateLimitLayer`](crate::web::RateLimitLayer) does: by the keys and costs of its
     /// policies.
+    ///
+    /// If it is refused, what the layers further out took for it goes back, and the answer tells of theirs too.
     pub async fn admit(&self, head: &Parts) -> Result<Admission, Refusal> {
+        let outer = Reservation::of(&head.extensions).unwrap_or_else(Reservation::apart);
         let (chosen, is_tagged) = match &self.policies.0 {
             Source::Fixed(policies) => (policies.to_vec(), policies.len() > 1),
             Source::Chosen(choose) => (choose(head).await, true),
         };
         checked(&chosen).map_err(Refusal::misused)?;
         let mut policies = Vec::with_capacity(chosen.len());
-        let mut shares = Vec::with_capacity(chosen.len());
+        let mut standing = Vec::with_capacity(chosen.len());
         for policy in chosen {
-            let key = match policy.key_of().or(self.key.as_ref()) {
-                Some(key) => key.key(head),
-                None => Some(self.address(head, is_tagged)),
-            };
-            let Some(key) = key else { continue };
-            shares.push(share(&policy, &key, policy.cost_of(Some(head)))?);
+            let Some(client) = self.client(&policy, head, &outer)? else { continue };
+            standing.push(share(&policy, client, is_tagged, policy.cost_of(Some(head)))?);
             policies.push(policy);
         }
         if policies.is_empty() {
             return Ok(Admission::default());
         }
-        let decision = self.decide(&policies, &shares).await;
-        if let (Some(tell), Ok(decision)) = (&self.on_decision, &decision) {
-            tell(head, decision, &policies);
+        let admission = self.take_all(policies, standing, Some(head), &outer).await?;
+        outer.add(admission.clone());
+        Ok(admission)
+    }
+
+    /// Whose units a policy counts: what its own function tells, or that of the limiter; else whom the layers further out
+    /// have counted, or else the network address.
+    fn client(&self, policy: &Policy, head: &Parts, outer: &Reservation) -> Result<Option<Client>, Refusal> {
+        if policy.key_of_everybody().is_some() {
+            return Ok(Some(Client::Everybody));
         }
-        self.admission(policies, shares, decision)
+        if let Some(key) = policy.key_of().or(self.key.as_ref()) {
+            return Ok(key.key(head).map(Client::Key));
+        }
+        match &outer.clients()[..] {
+            [] => Ok(Some(Client::Address(client_address(peer(head), &head.headers, self.proxies)))),
+            [client] => Ok(Some(client.clone())),
+            _ => Err(Refusal::misused("Several keys count this request further out: give this limit a key")),
+        }
     }
 
     /// Takes units of the policies for a client, of all or of none. The client stands in place of their keys.
@@ -282,151 +285,196 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         client: impl Into<String>,
         costs: impl Into<Costs>,
     ) -> Result<Admission, Refusal> {
-        let (client, costs) = (client.into(), costs.into());
+        self.take_by(&Client::Key(client.into()), &costs.into(), &Reservation::apart()).await
+    }
+
+    /// The same for a client that is known by whom the layers further out have counted.
+    pub(crate) async fn take_by(
+        &self,
+        client: &Client,
+        costs: &Costs,
+        outer: &Reservation,
+    ) -> Result<Admission, Refusal> {
         let Source::Fixed(policies) = &self.policies.0 else {
             return Err(Refusal::misused("The policies depend on the request"));
         };
         costs.check(policies).map_err(|why| Refusal::misused(&why))?;
-        let cost = |policy: &Policy| costs.of(policy.name()).or_else(|| policy.cost_of(None));
-        let shares = policies.iter().map(|policy| share(policy, &client, cost(policy)));
-        let shares: Vec<Share> = shares.collect::<Result<_, _>>()?;
-        let decision = self.decide(policies, &shares).await;
-        self.admission(policies.to_vec(), shares, decision)
+        let standing = policies.iter().map(|policy| {
+            let everybody = policy.key_of_everybody().map(|_| Client::Everybody);
+            let cost = costs.of(policy.name()).or_else(|| policy.cost_of(None));
+            share(policy, everybody.unwrap_or_else(|| client.clone()), policies.len() > 1, cost)
+        });
+        let standing: Vec<Standing> = standing.collect::<Result<_, _>>()?;
+        self.take_all(policies.to_vec(), standing, None, outer).await
     }
 
     /// Corrects what was taken to what was used, however late. Of several policies each may be named, as in
-    /// `[("tokens", 420)]`; the others stay as they are.
+    /// `[("tokens", 420)]`; the others stay as they are. Behind a layer, see [`Reservation::settle`].
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. The header fields
+    /// counted even if it is over the limit, since it has been used. The last settled cost counts. The header fields
     /// tell the state thereafter; if Redis is away, that of before.
     ///
     /// # Panics
     ///
     /// If no policy has a name that is named, or if a cost is negative.
-    pub async fn settle(&self, mut admission: Admission, used: impl Into<Costs>) -> Admission {
+    pub async fn settle(&self, admission: Admission, used: impl Into<Costs>) -> Admission {
         let used = used.into();
         if let Err(why) = used.check(&admission.policies) {
             panic!("{why}");
         }
-        let request = self.remembered_as(&admission.policies, &admission.shares);
-        for (policy, share) in admission.policies.iter().zip(&mut admission.shares) {
-            let Some(used) = used.of(policy.name()).map(|used| used.min(MAX_COST)) else { continue };
-            let gives_back = used < share.taken;
-            let all = All::new().key(&share.key, policy.counted_by(), policy.quotas(), used - share.taken);
-            let all = if gives_back { at(all, share.at) } else { at(all, self.clock.at()).force() };
-            // It may have been carried out though the reply is lost: it is not sent again.
-            share.taken = used;
-            let Ok(settled) = self.ask(self.connection.clone().rl_all(&all)).await else { continue };
-            if gives_back && let Some(request) = &request {
-                // A refusal that is remembered may be over.
-                self.memory.forget(request);
+        for (place, policy) in admission.policies.iter().enumerate() {
+            if let Some(used) = used.of(policy.name()) {
+                admission.settle(place, used).await;
             }
-            *share = Share { at: Some(settled.at), rows: settled.rows, ..share.clone() };
         }
-        let (policies, decision) = admission.standing();
-        if let Some(decision) = decision {
-            admission.fields = fields(policies, &decision);
-            admission.decision = Some(decision);
-        }
-        admission
+        admission.renewed()
     }
 
-    /// The network address.
-    fn address(&self, head: &Parts, is_tagged: bool) -> String {
-        let address = client_address(peer(head), &head.headers, self.proxies);
-        if is_tagged { format!("{{{address}}}") } else { address }
-    }
-
-    /// What follows from a decision, or from none.
-    fn admission(
+    /// Asks for all of it, and tells those who want to know.
+    async fn take_all(
         &self,
         policies: Vec<Policy>,
-        mut shares: Vec<Share>,
-        decision: RedisResult<Decision>,
+        mut standing: Vec<Standing>,
+        head: Option<&Parts>,
+        outer: &Reservation,
     ) -> Result<Admission, Refusal> {
-        let (decision, fields, error) = match decision {
-            Ok(decision) => {
-                let fields = answer(&policies, &decision)?;
-                let mut rows = decision.rows.iter().copied();
-                for (policy, share) in policies.iter().zip(&mut shares) {
-                    share.at = Some(decision.at);
-                    share.rows = rows.by_ref().take(policy.quotas().len()).collect();
-                }
-                (Some(decision), fields, None)
+        let shares = standing.iter().map(|standing| standing.share.clone()).collect();
+        let (JointAnswer { outcome, rows, taken }, error) = self.asker.take(shares, &self.timeout).await;
+        self.tell(error.as_ref());
+        for taken in taken {
+            let place = taken.policy;
+            standing[place].taken = Some(taken);
+        }
+        for (standing, rows) in standing.iter_mut().zip(rows) {
+            if outcome != Outcome::Away {
+                standing.rows = rows.unwrap_or_default();
             }
-            Err(error) if self.fail == Some(Fail::Closed) => return Err(Refusal::away(error)),
-            Err(error) => {
-                // Nothing was taken.
-                shares.iter_mut().for_each(|share| share.taken = 0);
-                (None, HeaderMap::new(), Some(error))
+            if standing.taken.is_none() {
+                standing.share.cost = 0;
             }
+        }
+        let at = standing.iter().filter_map(|standing| standing.taken.as_ref()?.at).max();
+        let back = Back(Arc::new(Giver {
+            asker: self.asker.clone(),
+            timeout: self.timeout.clone(),
+            clock: self.clock.clone(),
+            away: self.away.clone(),
+            on_error: self.on_error.clone(),
+        }));
+        let mut admission = Admission {
+            policies,
+            standing: Arc::new(Mutex::new(standing)),
+            back: Some(back),
+            decision: None,
+            fields: HeaderMap::new(),
+            error,
         };
-        Ok(Admission { policies, shares, decision, fields, error })
+        if outcome == Outcome::Away {
+            if self.fail != Some(Fail::Closed) {
+                return Ok(admission);
+            }
+            outer.release();
+            let away = RedisError::from((redis::ErrorKind::Io, "Redis could not be asked"));
+            return Err(Refusal::away(admission.error.unwrap_or(away)));
+        }
+        let own = admission.told();
+        let decision = Decision {
+            limited: outcome != Outcome::Allowed,
+            retry_after: if let Outcome::Refused(retry_after) = outcome { retry_after } else { None },
+            // As of this one nothing would be given back.
+            at: at.unwrap_or(UNIX_EPOCH),
+            rows: own.iter().flat_map(|told| told.rows.iter().copied()).collect(),
+        };
+        if let (Some(tell), Some(head)) = (&self.on_decision, head) {
+            let known: Vec<Policy> = own.iter().map(|told| told.policy.clone()).collect();
+            tell(head, &decision, &known);
+        }
+        if decision.limited {
+            outer.release();
+            let refusal = refusal_of(&[outer.told(), own].concat(), &decision);
+            return Err(refusal.telling_all(!outer.is_apart()));
+        }
+        admission.fields = fields_of(&own, false);
+        admission.decision = Some(decision);
+        Ok(admission)
     }
 
-    async fn decide(&self, policies: &[Policy], shares: &[Share]) -> RedisResult<Decision> {
-        if let (Some(leases), [share]) = (&self.leases, shares) {
-            let verdict = self.ask(leases.take(&share.key, share.taken)).await?;
-            return Ok(Decision {
-                limited: verdict.limited,
-                retry_after: verdict.retry_after,
-                // They all have one. As of this one nothing would be given back.
-                at: verdict.at.unwrap_or(UNIX_EPOCH),
-                rows: vec![verdict],
-            });
-        }
-        let costs = policies
-            .iter()
-            .zip(shares)
-            .flat_map(|(policy, share)| std::iter::repeat_n(share.taken, policy.quotas().len()));
-        let costs: Vec<i64> = costs.collect();
-        let remembered_as = self.remembered_as(policies, shares);
-        if let Some(refusal) = remembered_as.as_ref().and_then(|request| self.memory.refusal(request, &costs))
-        {
-            return Ok(refusal);
-        }
-        let request = at(all(policies, shares, |share| share.taken), self.clock.at());
-        let decision = self.ask(self.connection.clone().rl_all(&request)).await?;
-        if let Some(request) = &remembered_as {
-            self.memory.decided(request, &costs, &decision);
-        }
-        Ok(decision)
-    }
-
-    /// What a refusal is remembered by: keys, algorithms and quotas, without costs. None if none is.
-    fn remembered_as(&self, policies: &[Policy], shares: &[Share]) -> Option<Vec<u8>> {
-        let remembers = !self.memory.remember().is_zero();
-        remembers.then(|| crate::cmd::all(&all(policies, shares, |_| 0)).get_packed_command())
-    }
-
-    /// It is never asked twice, since that might count twice.
-    async fn ask<T>(&self, reply: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-        let reply = self.timeout.wait(reply).await.unwrap_or_else(|| Err(self.timeout.error()));
-        match (&reply, &self.on_error) {
-            (Ok(_), _) => self.away.worked(),
-            (Err(error), Some(tell)) => tell(error),
-            (Err(error), None) => self.away.failed(error.to_string()),
-        }
-        reply
+    fn tell(&self, error: Option<&RedisError>) {
+        tell(&self.away, self.on_error.as_ref(), error);
     }
 }
 
+/// Tells whether Redis could be asked, and why it could not.
+fn tell(away: &AwayLog, on_error: Option<&OnError>, error: Option<&RedisError>) {
+    match (error, on_error) {
+        (None, _) => away.worked(),
+        (Some(error), Some(tell)) => tell(error),
+        (Some(error), None) => away.failed(error.to_string()),
+    }
+}
+
+/// What admissions need of the limiter that made them.
+struct Giver<C> {
+    asker: Asker<C>,
+    timeout: Arc<ServerTimeout>,
+    clock: Clock,
+    away: Arc<AwayLog>,
+    on_error: Option<OnError>,
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Giving for Giver<C> {
+    fn release(&self, taken: Vec<local::Taken>) {
+        self.asker.release(taken);
+    }
+
+    fn correct(
+        &self,
+        all: All,
+        as_of: Option<SystemTime>,
+    ) -> Pin<Box<dyn Future<Output = RedisResult<Decision>> + Send + '_>> {
+        let all = if as_of.is_some() { at(all, as_of) } else { at(all, self.clock.at()).force() };
+        Box::pin(async move {
+            let mut connection = self.asker.connection();
+            // It is never asked twice, since that might count twice.
+            let reply = self.timeout.wait(connection.rl_all(&all)).await;
+            let reply = reply.unwrap_or_else(|| Err(self.timeout.error()));
+            tell(&self.away, self.on_error.as_ref(), reply.as_ref().err());
+            reply
+        })
+    }
+
+    fn forget(&self, shares: &[local::Share]) {
+        self.asker.forget(shares);
+    }
+}
+
+/// Whether keys of several slots are on several servers.
+fn is_cluster<C: 'static>(connection: &C) -> bool {
+    let connection: &dyn Any = connection;
+    #[cfg(feature = "cluster-async")]
+    if connection.is::<redis::cluster_async::ClusterConnection>() {
+        return true;
+    }
+    connection.downcast_ref().is_some_and(Reconnecting::is_cluster)
+}
+
 /// What a request takes of a policy.
-fn share(policy: &Policy, key: &str, cost: Option<i64>) -> Result<Share, Refusal> {
+fn share(policy: &Policy, client: Client, is_tagged: bool, cost: Option<i64>) -> Result<Standing, Refusal> {
     let cost = cost.ok_or_else(|| Refusal::misused("The cost depends on the request"))?;
     if cost < 0 {
         return Err(Refusal::misused("The cost of a request is negative"));
     }
+    let name = policy.name();
+    let key = match &client {
+        Client::Everybody => format!("{name}:{}", policy.key_of_everybody().unwrap_or_default()),
+        Client::Address(address) if is_tagged => format!("{name}:{{{address}}}"),
+        Client::Key(key) | Client::Address(key) => format!("{name}:{key}"),
+    };
     // The server refuses a larger one, which no limit allows anyway.
-    let taken = cost.min(MAX_COST);
-    Ok(Share { key: format!("{}:{key}", policy.name()), taken, at: None, rows: Vec::new() })
-}
-
-fn all(policies: &[Policy], shares: &[Share], cost: impl Fn(&Share) -> i64) -> All {
-    policies.iter().zip(shares).fold(All::new(), |all, (policy, share)| {
-        all.key(&share.key, policy.counted_by(), policy.quotas(), cost(share))
-    })
+    let share =
+        local::Share { key: key.into_bytes().into(), rules: policy.rules(), cost: cost.min(MAX_COST) };
+    Ok(Standing { client, share, taken: None, rows: Vec::new() })
 }
 
 fn at(all: All, at: Option<SystemTime>) -> All {

@@ -29,14 +29,15 @@
 
 mod admission;
 mod answer;
+mod asker;
 mod away;
 mod client;
 mod layer;
 mod limiter;
-mod memory;
 mod policies;
 mod policy;
 mod refusal;
+mod reservation;
 
 pub use admission::{Admission, Costs};
 pub use answer::{answer, fields};
@@ -46,3 +47,4 @@ pub use limiter::{Fail, InvalidFail, Limiter};
 pub use policies::Policies;
 pub use policy::{InvalidPolicy, Policy};
 pub use refusal::Refusal;
+pub use reservation::Reservation;

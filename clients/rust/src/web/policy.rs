@@ -1,5 +1,6 @@
 //! What a client may take.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 
+use crate::local::Rules;
 use crate::quota::check;
 use crate::{Algorithm, InvalidQuota, Quotas};
 
@@ -44,6 +46,10 @@ struct Inner {
     unit: Option<String>,
     cost: Cost,
     key: Option<KeyOf>,
+    /// Of everybody, in place of a function.
+    key_text: Option<String>,
+    lease: u64,
+    rules: Arc<Rules>,
 }
 
 /// What a request takes.
@@ -134,13 +140,17 @@ impl Policy {
                 "{name:?} is not a name: it must be printable ASCII without a space"
             )));
         }
-        let inner =
-            Inner { name, algorithm: Algorithm::Log, quotas, unit: None, cost: Cost::Units(1), key: None };
-        Ok(Policy(Arc::new(inner)))
+        let algorithm = Algorithm::Log;
+        let rules = Arc::new(rules(algorithm, &quotas, 0));
+        let (unit, key, key_text) = (None, None, None);
+        let cost = Cost::Units(1);
+        Ok(Policy(Arc::new(Inner { name, algorithm, quotas, unit, cost, key, key_text, lease: 0, rules })))
     }
 
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Policy {
-        change(Arc::make_mut(&mut self.0));
+        let inner = Arc::make_mut(&mut self.0);
+        change(inner);
+        inner.rules = Arc::new(rules(inner.algorithm, &inner.quotas, inner.lease));
         self
     }
 
@@ -183,7 +193,30 @@ impl Policy {
     ///
     /// On a cluster the keys of all policies of a request need one hash tag, as in `{acme}:alice` and `{acme}`.
     pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Policy {
-        self.with(|inner| inner.key = Some(KeyOf::new(key)))
+        self.with(|inner| (inner.key, inner.key_text) = (Some(KeyOf::new(key)), None))
+    }
+
+    /// One key for all requests: a limit for everybody.
+    pub fn key_text(self, key: impl Into<String>) -> Policy {
+        self.with(|inner| (inner.key, inner.key_text) = (None, Some(key.into())))
+    }
+
+    /// Leases at most so many units of each key, which are counted ahead and handed out in this process without asking.
+    ///
+    /// At most that many more than the policy allows pass in a window, for each process: see [`Leases`](crate::Leases). Of
+    /// several quotas `ratelimit` then tells of the tightest one alone. End with
+    /// [`Limiter::close`](crate::web::Limiter::close).
+    ///
+    /// # Panics
+    ///
+    /// If two of its quotas have the same limit: a verdict tells them apart by it.
+    pub fn lease(self, units: u64) -> Policy {
+        let limits: HashSet<u64> = self.quotas().iter().map(|quota| quota.limit).collect();
+        assert!(
+            limits.len() == self.quotas().len(),
+            "a policy with a lease needs a different limit in each quota"
+        );
+        self.with(|inner| inner.lease = units)
     }
 
     /// Its name.
@@ -210,6 +243,14 @@ impl Policy {
         self.0.key.as_ref()
     }
 
+    pub(crate) fn key_of_everybody(&self) -> Option<&str> {
+        self.0.key_text.as_deref()
+    }
+
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        self.0.rules.clone()
+    }
+
     /// What a request takes; none if that depends on a head that is not there.
     pub(crate) fn cost_of(&self, head: Option<&Parts>) -> Option<i64> {
         match &self.0.cost {
@@ -224,6 +265,11 @@ impl AsRef<[Policy]> for Policy {
     fn as_ref(&self) -> &[Policy] {
         std::slice::from_ref(self)
     }
+}
+
+/// Leases last for 100 ms.
+fn rules(algorithm: Algorithm, quotas: &Quotas, lease: u64) -> Rules {
+    Rules::new(algorithm, quotas, Duration::from_millis(100)).units(lease)
 }
 
 fn is_whole_seconds(window: Duration) -> bool {

@@ -22,6 +22,14 @@ struct Inner {
     why: Why,
 }
 
+/// Marks a response that is a refusal, for layers further out: what they took goes back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused;
+
+/// Marks a response whose header fields tell of the layers further out too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TellsAll;
+
 #[derive(Debug)]
 enum Why {
     Limited(Decision),
@@ -35,6 +43,7 @@ impl Refusal {
         let mut response = Response::new(problem.to_string());
         *response.status_mut() = status;
         *response.headers_mut() = fields.clone();
+        response.extensions_mut().insert(Refused);
         let content_type = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(CONTENT_TYPE, content_type);
         Refusal(Box::new(Inner { fields, response, why }))
@@ -51,6 +60,18 @@ impl Refusal {
             fields.insert(RETRY_AFTER, seconds.into());
         }
         Refusal::new(status, fields, problem, Why::Limited(decision))
+    }
+
+    /// Whether its header fields tell of the layers further out too.
+    pub(crate) fn telling_all(mut self, tells_all: bool) -> Refusal {
+        if tells_all {
+            self.0.response.extensions_mut().insert(TellsAll);
+        }
+        self
+    }
+
+    pub(crate) fn tells_all(&self) -> bool {
+        self.0.response.extensions().get::<TellsAll>().is_some()
     }
 
     /// Nobody knows whether the request is over the limit.

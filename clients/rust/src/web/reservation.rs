@@ -1,0 +1,182 @@
+//! What all layers of a request have taken.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::{Extensions, HeaderMap};
+use redis::aio::ConnectionLike;
+
+use crate::web::admission::{Admission, Client, Costs};
+use crate::web::answer::{Told, fields_of, write_fields};
+use crate::web::{Limiter, Policy, Refusal};
+
+/// What the [`RateLimitLayer`](crate::web::RateLimitLayer)s in front of a handler have taken for its request. Clones are
+/// the same one.
+///
+/// A handler settles by it what a request really cost. With feature `axum` it is an extractor, and a part of a response,
+/// which changes nothing: the layers write the header fields.
+#[cfg_attr(feature = "axum", doc = "```")]
+#[cfg_attr(feature = "axum", doc = "use axum::response::IntoResponse;")]
+#[cfg_attr(feature = "axum", doc = "use redis_rl_client::web::{Refusal, Reservation};")]
+#[cfg_attr(feature = "axum", doc = "")]
+#[cfg_attr(
+    feature = "axum",
+    doc = "async fn generate(reserved: Reservation) -> Result<impl IntoResponse, Refusal> {"
+)]
+#[cfg_attr(feature = "axum", doc = "    let settled = reserved.settle([(\"tokens\", 420)]).await?;")]
+#[cfg_attr(feature = "axum", doc = "    Ok((settled, \"a text of 420 tokens\"))")]
+#[cfg_attr(feature = "axum", doc = "}")]
+#[cfg_attr(feature = "axum", doc = "```")]
+#[derive(Clone, Debug)]
+pub struct Reservation {
+    admissions: Arc<Mutex<Vec<Admission>>>,
+    /// Whether no layer is in front.
+    is_apart: bool,
+}
+
+impl Reservation {
+    /// That of a request; none if no layer is in front of its handler.
+    #[must_use]
+    pub fn of(extensions: &Extensions) -> Option<Reservation> {
+        extensions.get::<Reservation>().cloned()
+    }
+
+    /// That of a request which is the first time seen by a layer.
+    pub(crate) fn begun() -> Reservation {
+        Reservation { admissions: Arc::default(), is_apart: false }
+    }
+
+    /// That of a request which no layer has seen.
+    pub(crate) fn apart() -> Reservation {
+        Reservation { is_apart: true, ..Reservation::begun() }
+    }
+
+    pub(crate) fn is_apart(&self) -> bool {
+        self.is_apart
+    }
+
+    /// Takes units by another limiter, as when the cost stands in the body, for whom the layers have counted.
+    ///
+    /// A number is the cost by each of its policies; several may have costs of their own, by name. If it is refused, what the
+    /// layers took goes back, and the refusal tells of all. It is settled like what they took.
+    pub async fn take<C>(&self, limiter: &Limiter<C>, costs: impl Into<Costs>) -> Result<Reservation, Refusal>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let [client] = &self.clients()[..] else {
+            return Err(Refusal::misused(
+                "The layers in front count no client, or several: ask the limiter itself",
+            ));
+        };
+        let admission = limiter.take_by(client, &costs.into(), self).await?;
+        self.add(admission);
+        Ok(self.clone())
+    }
+
+    /// Corrects what was taken to what was used, however late: by the names of policies, as in `[("tokens", 420)]`, or a
+    /// number if one policy limits the request. If several layers have a policy of one name, the innermost is meant.
+    ///
+    /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
+    /// counted even if it is over the limit, since it has been used. The last settled cost counts. If Redis is away,
+    /// nothing changes.
+    ///
+    /// An error, answered 500, is a name that no policy has, a number for several, and a negative cost.
+    pub async fn settle(&self, used: impl Into<Costs>) -> Result<Reservation, Refusal> {
+        let used = used.into();
+        let misused = |why: String| Refusal::misused(&why);
+        let admissions = self.admissions().clone();
+        let policies: Vec<Policy> =
+            admissions.iter().flat_map(|admission| admission.policies.clone()).collect();
+        used.check(&policies).map_err(misused)?;
+        match used.each() {
+            Ok(units) => {
+                if policies.len() != 1 {
+                    return Err(misused(format!("{} policies limit the request: name them", policies.len())));
+                }
+                for admission in admissions.iter().filter(|admission| !admission.policies.is_empty()) {
+                    admission.settle(0, units).await;
+                }
+            }
+            Err(named) => {
+                for (name, units) in named {
+                    let place = |admission: &Admission| {
+                        admission.policies.iter().position(|policy| policy.name() == name)
+                    };
+                    let innermost =
+                        admissions.iter().rev().find_map(|admission| Some((admission, place(admission)?)));
+                    if let Some((admission, place)) = innermost {
+                        admission.settle(place, *units).await;
+                    }
+                }
+            }
+        }
+        Ok(self.clone())
+    }
+
+    /// The header fields that tell of all policies, as they stand now.
+    #[must_use]
+    pub fn fields(&self) -> HeaderMap {
+        let told = self.told();
+        if told.is_empty() { HeaderMap::new() } else { fields_of(&told, false) }
+    }
+
+    fn admissions(&self) -> MutexGuard<'_, Vec<Admission>> {
+        self.admissions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, admission: Admission) {
+        self.admissions().push(admission);
+    }
+
+    /// Further in the request is refused: what was taken goes back.
+    pub(crate) fn release(&self) {
+        self.admissions().iter().for_each(Admission::release);
+    }
+
+    /// What is known of each policy, the outermost first.
+    pub(crate) fn told(&self) -> Vec<Told> {
+        self.admissions().iter().flat_map(Admission::told).collect()
+    }
+
+    /// Whose units the layers further out have counted; everybody's are left aside.
+    pub(crate) fn clients(&self) -> Vec<Client> {
+        let mut clients = Vec::new();
+        for admission in self.admissions().iter() {
+            for standing in admission.standing().iter() {
+                if standing.client != Client::Everybody && !clients.contains(&standing.client) {
+                    clients.push(standing.client.clone());
+                }
+            }
+        }
+        clients
+    }
+
+    /// Adds what is known to the response of whatever is further in.
+    pub(crate) fn write_fields(&self, is_refused: bool, headers: &mut HeaderMap) {
+        let told = self.told();
+        if !told.is_empty() {
+            write_fields(&fields_of(&told, is_refused), headers);
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<S: Sync> axum::extract::FromRequestParts<S> for Reservation {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(head: &mut http::request::Parts, _: &S) -> Result<Reservation, Refusal> {
+        let reservation = Reservation::of(&head.extensions);
+        reservation.ok_or_else(|| Refusal::misused("No RateLimitLayer is in front of this handler"))
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponseParts for Reservation {
+    type Error = std::convert::Infallible;
+
+    fn into_response_parts(
+        self,
+        parts: axum::response::ResponseParts,
+    ) -> Result<axum::response::ResponseParts, Self::Error> {
+        Ok(parts)
+    }
+}

@@ -1,0 +1,271 @@
+//! One request, one decision: several policies, some of them leased, on one server and on a cluster, in layers inside
+//! one another.
+
+mod server;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, Response};
+use axum::response::IntoResponse;
+use axum::{Router, routing::get};
+use redis::aio::ConnectionLike;
+use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Refusal, Reservation};
+use redis_rl_client::{Reconnecting, RlCommands};
+use server::{Cluster, PATIENCE, Server, wait_for};
+use tokio::time::timeout;
+use tower::ServiceExt;
+
+fn policy(name: &str, quotas: &str) -> Policy {
+    Policy::new(name, quotas).expect("a policy")
+}
+
+fn redis(server: &Server) -> Reconnecting {
+    Reconnecting::new(server.client("resp3")).timeout(PATIENCE)
+}
+
+fn limiter(server: &Server, policies: impl Into<Policies>) -> Limiter<Reconnecting> {
+    Limiter::new(redis(server), policies).timeout(PATIENCE)
+}
+
+fn layer(limiter: &Limiter<Reconnecting>) -> RateLimitLayer<Reconnecting, Body> {
+    RateLimitLayer::new(limiter.clone())
+}
+
+async fn ask(app: &Router, path: &str) -> Response<Body> {
+    ask_as(app, path, "").await
+}
+
+async fn ask_as(app: &Router, path: &str, account: &str) -> Response<Body> {
+    let mut request = Request::get(path).body(Body::empty()).expect("a request");
+    request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1)));
+    if !account.is_empty() {
+        request.headers_mut().insert("account", account.parse().expect("a field"));
+    }
+    app.clone().oneshot(request).await.expect("a response")
+}
+
+fn fields(response: &Response<Body>) -> [Vec<&str>; 2] {
+    ["ratelimit-policy", "ratelimit"].map(|name| {
+        let values = response.headers().get_all(name).iter();
+        values.map(|value| value.to_str().expect("ASCII")).collect()
+    })
+}
+
+async fn body(response: Response<Body>) -> String {
+    let bytes = axum::body::to_bytes(response.into_body(), 10_000).await.expect("a body");
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+fn used(mut redis: impl RlCommands, key: &str) -> u64 {
+    let info = redis.rl_info(key).expect("a reply");
+    info.and_then(|info| Some(info.windows.first()?.used)).unwrap_or(0)
+}
+
+/// Waits until so many units are counted: what goes back goes in the background.
+fn wait_until_used(server: &Server, key: &str, units: u64) {
+    wait_for(key, || used(server.connect(), key) == units);
+}
+
+fn calls(server: &Server, command: &str) -> usize {
+    let info: String = server.call("INFO commandstats");
+    let line = format!("cmdstat_{command}:calls=");
+    let calls = info.lines().find_map(|rest| rest.strip_prefix(&line)?.split(',').next());
+    calls.map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn a_route_that_refuses_costs_nothing_further_out_and_one_answer_tells_of_all() {
+    let server = Server::start();
+    let everybody = limiter(&server, policy("everybody", "100/1h").key_text("all").lease(10));
+    let plan = limiter(&server, policy("plan", "50/1h"));
+    let search = limiter(&server, policy("search", "2/1h"));
+    let app = Router::new()
+        .route("/search", get("found").route_layer(layer(&search)))
+        .layer(layer(&plan))
+        .layer(layer(&everybody));
+    for left in [1, 0] {
+        let response = ask(&app, "/search").await;
+        assert_eq!(response.status(), 200);
+        let [policies, limits] = fields(&response);
+        let all = r#""everybody-1h";q=100;w=3600, "plan-1h";q=50;w=3600, "search-1h";q=2;w=3600"#;
+        assert_eq!(policies, [all]);
+        assert!(limits[0].contains(&format!(r#""search-1h";r={left};t=3600"#)), "{limits:?}");
+    }
+    for _ in 0..5 {
+        let response = ask(&app, "/search").await;
+        assert_eq!(response.status(), 429);
+        let [policies, limits] = fields(&response);
+        assert_eq!(policies.len(), 1);
+        // What is left now, and no time of those that do not refuse.
+        assert!(
+            limits[0].starts_with(r#""everybody-1h";r=98, "plan-1h";r=48, "search-1h";r=0;t=3"#),
+            "{limits:?}"
+        );
+        assert!(body(response).await.contains(r#""violated-policies":["search-1h"]"#));
+    }
+    assert_eq!(ask(&app, "/nowhere").await.status(), 404, "allowed, and kept");
+    everybody.close().await;
+    wait_until_used(&server, "plan:192.0.2.1", 3);
+    wait_until_used(&server, "everybody:all", 3);
+}
+
+#[tokio::test]
+async fn on_a_cluster_policies_whose_keys_share_no_slot_are_one_decision() {
+    let cluster = Cluster::start();
+    let redis = Reconnecting::cluster(cluster.builder()).expect("addresses").timeout(PATIENCE);
+    let plain = cluster.client().get_async_connection().await.expect("the cluster answers");
+    exactly_the_limit_passes(&cluster, redis, "a").await;
+    exactly_the_limit_passes(&cluster, plain, "b").await;
+}
+
+async fn exactly_the_limit_passes<C>(cluster: &Cluster, redis: C, name: &str)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let all = policy("all", "10000/1h").key_text(name);
+    let customer = policy("customer", "40/1h").key(|head| Some(head.uri.path().to_owned()));
+    let limiter = Limiter::new(redis, [all, customer]).timeout(PATIENCE).fail(Fail::Closed);
+    let passed = Arc::new(AtomicUsize::new(0));
+    let requests = (0..2_000).map(|number| {
+        let (limiter, passed) = (limiter.clone(), passed.clone());
+        tokio::spawn(async move {
+            // Ten customers ask for 200 each, of which 40 may pass.
+            let request = Request::get(format!("/{}", number % 10)).body(()).expect("a request");
+            match limiter.admit(&request.into_parts().0).await {
+                Ok(_) => passed.fetch_add(1, Ordering::Relaxed),
+                Err(refusal) => {
+                    assert_eq!(refusal.status(), 429);
+                    0
+                }
+            }
+        })
+    });
+    for request in requests.collect::<Vec<_>>() {
+        request.await.expect("no panic");
+    }
+    assert_eq!(passed.load(Ordering::Relaxed), 400);
+    limiter.close().await;
+    let mut direct = cluster.client().get_connection().expect("the cluster answers");
+    wait_for("what was taken of all to go back", || used(&mut direct, &format!("all:{name}")) == 400);
+    for customer in 0..10 {
+        direct.rl_reset(format!("customer:/{customer}")).expect("a reply");
+    }
+}
+
+#[tokio::test]
+async fn a_leased_policy_beside_a_plan_costs_one_command_for_each_request() {
+    let server = Server::start();
+    let everybody = policy("everybody", "1000000/1h").key_text("all").lease(1_000);
+    let plan = policy("plan", "10/1h").key(|head| Some(head.uri.path().to_owned()));
+    let limiter = limiter(&server, [everybody, plan]);
+    let admit = async |path: &str| {
+        let request = Request::get(path).body(()).expect("a request");
+        limiter.admit(&request.into_parts().0).await
+    };
+    for number in 0..500 {
+        assert!(admit(&format!("/{number}")).await.is_ok());
+    }
+    assert_eq!(calls(&server, "RL.ALL"), 500);
+    assert!(calls(&server, "RL.LOG") < 100, "{}", calls(&server, "RL.LOG"));
+    // What the plan refuses is back in the lease.
+    for request in 0..50 {
+        assert_eq!(admit("/same").await.is_ok(), request < 10);
+    }
+    limiter.close().await;
+    wait_until_used(&server, "everybody:all", 510);
+}
+
+#[tokio::test]
+async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
+    async fn generate(reserved: Reservation) -> Result<impl IntoResponse, Refusal> {
+        reserved.settle([("tokens", 10)]).await?;
+        reserved.settle([("tokens", 900)]).await?;
+        let settled = reserved.settle([("tokens", 420)]).await?;
+        Ok((settled, "a text"))
+    }
+    let server = Server::start();
+    let tokens = policy("tokens", "1000/1h").unit("tokens").cost(500);
+    let app = Router::new()
+        .route("/", get(generate))
+        .route("/nothing", get(async |reserved: Reservation| reserved.settle(-1).await.map(|_| "")))
+        .route("/one", get(async |reserved: Reservation| reserved.settle(1).await.map(|_| "")))
+        .route("/other", get(async |reserved: Reservation| reserved.settle([("other", 1)]).await.map(|_| "")))
+        .layer(layer(&limiter(&server, [policy("requests", "100/1h"), tokens])));
+    let response = ask(&app, "/").await;
+    assert_eq!(response.status(), 200);
+    let [_, limits] = fields(&response);
+    assert_eq!(limits, [r#""requests-1h";r=99;t=3600, "tokens-1h";r=580;t=3600"#]);
+    assert_eq!(body(response).await, "a text");
+    assert_eq!(used(server.connect(), "tokens:{192.0.2.1}"), 420);
+    for path in ["/nothing", "/one", "/other"] {
+        assert_eq!(ask(&app, path).await.status(), 500, "{path}");
+    }
+    let bare = Router::new().route("/", get(generate));
+    assert_eq!(ask(&bare, "/").await.status(), 500, "no layer is in front");
+}
+
+#[tokio::test]
+async fn a_limit_without_a_key_counts_whom_the_layers_further_out_counted() {
+    let server = Server::start();
+    let by_account =
+        |head: &axum::http::request::Parts| Some(head.headers.get("account")?.to_str().ok()?.to_owned());
+    let everybody = limiter(&server, policy("everybody", "100/1h").key_text("all"));
+    let plan = limiter(&server, policy("plan", "50/1h")).key(by_account);
+    let route = limiter(&server, policy("route", "1/1h"));
+    let app = |outer: &Limiter<Reconnecting>| {
+        Router::new()
+            .route("/", get("hello").route_layer(layer(&route)))
+            .layer(layer(&plan))
+            .layer(layer(outer))
+    };
+    let app_of_one = app(&everybody);
+    assert_eq!(ask_as(&app_of_one, "/", "alice").await.status(), 200);
+    assert_eq!(ask_as(&app_of_one, "/", "bob").await.status(), 200, "at the same address");
+    assert_eq!(ask_as(&app_of_one, "/", "alice").await.status(), 429);
+    assert_eq!(used(server.connect(), "route:alice"), 1);
+    // Nobody is logged in: the plan does not limit it, and the route counts the address.
+    assert_eq!(ask(&app_of_one, "/").await.status(), 200);
+    assert_eq!(used(server.connect(), "route:192.0.2.1"), 1);
+    let response = ask_as(&app(&limiter(&server, policy("address", "9/1h"))), "/", "carol").await;
+    assert_eq!(response.status(), 500);
+    assert!(body(response).await.contains("give this limit a key"));
+}
+
+#[tokio::test]
+async fn a_layer_that_fails_closed_and_a_handler_that_refuses_cost_nothing_further_out() {
+    let (server, away) = (Server::start(), Server::start());
+    let outer = limiter(&server, policy("outer", "100/1h"));
+    let closed = limiter(&away, policy("inner", "100/1h")).fail(Fail::Closed);
+    let own = limiter(&server, policy("own", "0/1h"));
+    let app = Router::new()
+        .route("/closed", get("hello").route_layer(layer(&closed)))
+        .route("/own", get(async move || own.take("a", 1).await.map(|_| "hello")))
+        .layer(layer(&outer));
+    drop(away);
+    assert_eq!(ask(&app, "/closed").await.status(), 503);
+    let response = ask(&app, "/own").await;
+    assert_eq!(response.status(), 403);
+    let [policies, limits] = fields(&response);
+    assert_eq!(policies, [r#""own-1h";q=0;w=3600, "outer-1h";q=100;w=3600"#]);
+    assert!(limits[0].ends_with(r#""outer-1h";r=100"#), "{limits:?}");
+    outer.close().await;
+    wait_until_used(&server, "outer:192.0.2.1", 0);
+}
+
+#[tokio::test]
+async fn a_request_whose_client_leaves_takes_nothing() {
+    let server = Server::start();
+    let limiter = limiter(&server, [policy("leased", "100/1h").lease(8), policy("plan", "100/1h")]);
+    assert!(limiter.take("a", 1).await.is_ok());
+    server.freeze();
+    assert!(timeout(Duration::from_millis(1), limiter.take("a", 1)).await.is_err());
+    server.thaw();
+    assert!(limiter.take("a", 1).await.is_ok());
+    limiter.close().await;
+    wait_until_used(&server, "plan:a", 2);
+    wait_until_used(&server, "leased:a", 2);
+}
