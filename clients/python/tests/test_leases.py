@@ -433,7 +433,7 @@ def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redi
             last = pool.submit(leases.take, "k")
             wait_for("it to ask", lambda: blocked(raw) == 1)
             closed = pool.submit(close_and_count)
-            wait_for("it to close", lambda: leases._units == 0)
+            wait_for("it to close", lambda: leases._is_closed)
         assert closed.result() == taken + 1
         assert not last.result().limited
 
@@ -553,8 +553,8 @@ class Held:
 def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back() -> None:
     async def test() -> None:
         leases = AsyncLeases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (LIMIT, "1d"), **PATIENT)
-        own: Any = leases._in_loop()
-        own._batches = held = Held()
+        own: Any = leases._loops.here()
+        own.batches = held = Held()
         call = asyncio.ensure_future(leases.take("k"))
         await asyncio.sleep(0)
         held.calls[0].reply.set_result([0, LIMIT, LIMIT - 1, -1, 1000, 1, 1_700_000_040_000])
@@ -606,7 +606,7 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
 
     async def give_back() -> int:
         passed = await take()
-        await leases._in_loop().close()
+        await leases._loops.here().close()
         return passed
 
     with ThreadPoolExecutor(4) as pool:

@@ -87,7 +87,7 @@ def test_decisions_are_back_within_a_second_after_old_connections_fall_silent(
         async with as_in_the_readme(network.port) as client:
             # Others of the pool rest, and fall silent too.
             await asyncio.gather(*(client.client_id() for _ in range(10)))
-            guard = Guard(AsyncRateLimiter(client), Policy("q", "100000/h"), timeout=TIMEOUT, lease=lease)
+            guard = Guard(AsyncRateLimiter(client), Policy("q", "100000/h", lease=lease), timeout=TIMEOUT)
             for _ in range(3):
                 assert (await guard.take(SCOPE)).decision
             network.silence()

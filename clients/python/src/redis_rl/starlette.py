@@ -24,7 +24,7 @@ from ._wire import Algorithm, Quota
 from .asgi import Report
 from .http import Policy
 
-__all__ = ["Refused", "RouteLimit", "RouteLimits"]
+__all__ = ["Refused", "RouteLimit", "RouteLimits", "Taken"]
 
 _NO_REQUEST = "the handler needs a parameter for its request: {}"
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
@@ -43,8 +43,9 @@ class Refused(HTTPException):
 class RouteLimits:
     """Makes limits of single routes, which are decided as a :class:`~redis_rl.asgi.Guard` says.
 
-    Its ``key``, its hooks, ``fail`` and so on hold for them too, but they are not leased. The policies of the guard are
-    those of its middleware, :class:`~redis_rl.asgi.RateLimit`, which must be there: it also answers for the routes.
+    Its ``key``, its hooks, ``fail`` and so on hold for them too. Where neither it nor a limit has a key, that counts by
+    what the limits of the middleware count by. The policies of the guard are those of its middleware,
+    :class:`~redis_rl.asgi.RateLimit`, which must be there: it also answers for the routes.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -59,7 +60,8 @@ class RouteLimits:
         unit: str | None = None,
         algorithm: Algorithm = "log",
         cost: int | Callable[[Scope], int | Awaitable[int]] = 1,
-        key: Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
+        key: str | Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
+        lease: int = 0,
     ) -> "RouteLimit": ...
 
     @overload

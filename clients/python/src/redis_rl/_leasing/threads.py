@@ -9,7 +9,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from types import TracebackType
 
-from .. import _wire
 from .._client import RateLimiter
 from .._local import Command, Request
 from .._wire import Key, Verdict
@@ -46,7 +45,7 @@ class Leases(Leased[RateLimiter]):
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
-        self._units = 0
+        self._is_closed = True
         self._driver.close(timeout)
 
     def __enter__(self) -> Leases:
@@ -65,7 +64,9 @@ class _Threads(Driver):
     """
 
     def __init__(self, leases: Leases) -> None:
-        super().__init__(leases)
+        self.decider = leases._new_decider()
+        super().__init__(self.decider, leases._clock)
+        self._rules = leases._rules
         self._call = leases._limiter._call
         self.lock = threading.Lock()
         # Signal handlers may interrupt it anywhere, and threads may share it.
@@ -81,7 +82,7 @@ class _Threads(Driver):
     def ask(self, key: Key, cost: int) -> Verdict:
         check_cost(cost)
         turn = _Turn()
-        request = Request(self.rules, cost, turn)
+        request = Request(self._rules, cost, turn)
         try:
             self.do(partial(self._locked, partial(self._ask, key, request)))
             answer = turn.wait()
@@ -98,7 +99,8 @@ class _Threads(Driver):
 
     def _leave(self, key: Key, request: Request) -> None:
         request.waiter.is_over = True
-        self.put_back(key, request.waiter.answer)
+        if isinstance(request.waiter.answer, Verdict):
+            self.follow(self.decider.put_back(self.now_ms(), key, self._rules, request.waiter.answer))
 
     def answer(self, request: Request, answer: Verdict | Exception) -> None:
         request.waiter.end(answer)
@@ -114,7 +116,7 @@ class _Threads(Driver):
     def _exchange(self, command: Command) -> None:
         reply: Verdict | Exception
         try:
-            reply = self._call(command.words(self.as_of()), _wire.verdict)
+            reply = self._call(command.words(self.as_of()), command.read)
         except Exception as error:
             reply = error
         except BaseException:
