@@ -455,7 +455,7 @@ def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> 
     ]
     assert refused["status"] == 429
     assert [value for name, value in refused["headers"] if name == b"ratelimit"] == [
-        b'"paid-1h";r=7, "tokens-1d";r=98, "inner-1h";r=0;t=3600'
+        b'"paid-1h";r=8, "tokens-1d";r=99, "inner-1h";r=0;t=3600'
     ]
     assert json.loads(body["body"])["violated-policies"] == ["inner-1h"]
 

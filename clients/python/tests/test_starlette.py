@@ -269,7 +269,7 @@ def test_a_refusal_that_the_application_does_not_answer_is_sent(
 
     async def application(scope: Scope, receive: Any, send: Any) -> None:
         with contextlib.suppress(Refused):
-            await limit.take(scope, application)
+            await limit.take(scope, handler=application)
 
     site = TestClient(RateLimit(application, guard))
     assert violated(site.get("/")) == ["none-1h"]
@@ -287,7 +287,7 @@ def test_an_answer_that_has_begun_goes_on_whatever_is_refused_then(
     async def application(scope: Scope, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         with contextlib.suppress(Refused):
-            await limit.take(scope, application)
+            await limit.take(scope, handler=application)
         await send({"type": "http.response.body", "body": b"all of it"})
 
     answer = TestClient(RateLimit(application, guard)).get("/")

@@ -32,7 +32,7 @@ Cost: TypeAlias = int | Mapping[str, int]
 REPORT = "redis_rl.report"
 """Where the scope has what a request has been told so far."""
 
-_NEEDS_MIDDLEWARE = "needs the middleware: app.add_middleware(RateLimit, guard=guard)"
+NEEDS_MIDDLEWARE = "needs the middleware: app.add_middleware(RateLimit, guard=guard)"
 
 _Told = TypeVar("_Told")
 

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from ._guard import Choice, Chosen, Guard, Scope, Taken
+from ._guard import NEEDS_MIDDLEWARE, Choice, Chosen, Cost, Guard, Scope, Taken
 from ._wire import Algorithm, Quota
 from .asgi import Report
 from .http import Policy
@@ -97,7 +97,7 @@ class RouteLimits:
             async def take(*args: Any, **arguments: Any) -> None:
                 for each in (*args, *arguments.values()):
                     if isinstance(each, HTTPConnection):
-                        await limit.take(each.scope, function)
+                        await limit.take(each.scope, handler=function)
                         return
                 raise TypeError(_NO_REQUEST.format(function))
 
@@ -123,14 +123,14 @@ class RouteLimit:
 
     async def __call__(self, connection: HTTPConnection) -> Taken:
         """Takes units, or raises :class:`Refused`."""
-        return await self.take(connection.scope, connection.scope["endpoint"])
+        return await self.take(connection.scope)
 
-    async def take(self, scope: Scope, handler: Any) -> Taken:
-        """The same for this handler."""
+    async def take(self, scope: Scope, cost: Cost | None = None, *, handler: Any = None) -> Taken:
+        """The same by hand, of a ``cost`` that only the handler knows."""
         report = Report.of(scope)
         if report is None:
-            raise RuntimeError("the limit of a route needs the middleware: app.add_middleware(RateLimit, guard=guard)")
-        taken = await report.take(self._guard, self._choice_of(handler))
+            raise RuntimeError(f"the limit of a route {NEEDS_MIDDLEWARE}")
+        taken = await report.take(self._guard, self._choice_of(handler or scope["endpoint"]), cost)
         if taken.refused:
             raise Refused(taken)
         return taken
