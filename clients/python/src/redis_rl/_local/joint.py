@@ -39,9 +39,13 @@ class Outcome(NamedTuple):
 class GroupCommand:
     """An RL.ALL to send, for the shares whose keys are in one slot."""
 
-    def __init__(self, rows: list[Row], piece: _Group | None = None, at: int | None = None) -> None:
-        """``piece`` is what its reply is for; ``at``, as of when it gives back."""
-        self.rows, self.piece, self.at = rows, piece, at
+    __slots__ = ("asked", "at", "awaited", "piece", "rows")
+
+    def __init__(
+        self, rows: list[Row], asked: Asked | None = None, piece: _Group | None = None, at: int | None = None
+    ) -> None:
+        """``piece`` of a request is what its reply is for; ``at``, as of when it gives back."""
+        self.rows, self.asked, self.piece, self.at = rows, asked, piece, at
         self.awaited = 1
 
     gives_back = property(lambda self: self.at is not None)
@@ -76,21 +80,28 @@ class GroupCommand:
 class _Group:
     """Shares whose keys are in one slot."""
 
+    __slots__ = ("command", "indices", "reply", "rows")
+
     def __init__(self, asked: Asked, indices: list[int]) -> None:
-        self.asked, self.indices = asked, indices
+        self.indices = indices
         self.rows = [row for index in indices for row in asked.shares[index].rows(asked.shares[index].cost)]
-        self.command = GroupCommand(self.rows, self)
+        # Until it is replied to. Then nothing is left that only the garbage collector can free.
+        self.command: GroupCommand | None = GroupCommand(self.rows, asked, self)
         self.reply: Decision | Exception | None = None
 
-    def rows_of(self, index: int) -> tuple[Verdict, ...]:
+    def rows_of(self, asked: Asked, index: int) -> tuple[Verdict, ...]:
         """Those of one share."""
         assert isinstance(self.reply, Decision)
-        before = sum(len(self.asked.shares[each].rules.quotas) for each in self.indices if each < index)
-        return self.reply.rows[before : before + len(self.asked.shares[index].rules.quotas)]
+        if len(self.indices) == 1:
+            return self.reply.rows
+        before = sum(len(asked.shares[each].rules.quotas) for each in self.indices if each < index)
+        return self.reply.rows[before : before + len(asked.shares[index].rules.quotas)]
 
 
 class _Leased:
     """A share that is leased. Waits for the decider's answer."""
+
+    __slots__ = ("asked", "indices", "is_cancelled", "reply", "request")
 
     def __init__(self, asked: Asked, index: int) -> None:
         self.asked, self.indices = asked, [index]
@@ -102,7 +113,7 @@ class _Leased:
         """Whether nobody awaits it any more."""
         return self.is_cancelled
 
-    def rows_of(self, index: int) -> tuple[Verdict, ...]:
+    def rows_of(self, asked: Asked, index: int) -> tuple[Verdict, ...]:
         """Its tightest."""
         assert isinstance(self.reply, Verdict)
         return (self.reply,)
@@ -110,6 +121,8 @@ class _Leased:
 
 class Asked:
     """A request, and what has become of it."""
+
+    __slots__ = ("counted", "goes_back", "is_answered", "outcome", "pieces", "settled", "shares", "waiter")
 
     def __init__(self, shares: Sequence[Share], waiter: Any = None) -> None:
         """``waiter`` is whoever is told the answer."""
@@ -130,7 +143,8 @@ class Asked:
         commands: list[Command | GroupCommand] = []
         for piece in self.pieces:
             if isinstance(piece, _Group):
-                commands.append(piece.command)
+                if piece.command:
+                    commands.append(piece.command)
             elif piece.request and piece.request.command:
                 commands.append(piece.request.command)
         return commands
@@ -158,7 +172,7 @@ class Joint:
             if isinstance(piece, _Leased):
                 self._take_leased(now_ms, piece, step)
         for piece in asked.pieces:
-            if isinstance(piece, _Group):
+            if isinstance(piece, _Group) and piece.command:
                 step.commands.append(piece.command)
         self._answer_if_in(now_ms, asked, step)
         return step
@@ -166,7 +180,7 @@ class Joint:
     def _split(self, asked: Asked) -> None:
         groups: dict[int, list[int]] = {}
         for index, share in enumerate(asked.shares):
-            if self._decider.leases(*share):
+            if share.rules.units and self._decider.leases(*share):
                 asked.pieces.append(_Leased(asked, index))
             else:
                 groups.setdefault(self._slot(share.key), []).append(index)
@@ -189,7 +203,7 @@ class Joint:
         share = piece.asked.shares[piece.indices[0]]
         known = self._decider.known(now_ms, *share)
         if known is not None:
-            self._note(piece, known)
+            _note(piece.asked, piece, known)
             return
         piece.request = Request(share.rules, share.cost, piece)
         self._merge(now_ms, self._decider.ask(now_ms, share.key, piece.request), step)
@@ -199,16 +213,8 @@ class Joint:
         step.commands.extend(of_decider.commands)
         for request, answer in of_decider.answers:
             piece = request.waiter
-            self._note(piece, answer)
+            _note(piece.asked, piece, answer)
             self._answer_if_in(now_ms, piece.asked, step)
-
-    def _note(self, piece: _Group | _Leased, reply: Any) -> None:
-        """A piece is in."""
-        piece.reply = reply
-        if isinstance(reply, Verdict | Decision) and not reply.limited:
-            for index in piece.indices:
-                if (cost := piece.asked.shares[index].cost) and reply.at is not None:
-                    piece.asked.counted[index].append((cost, reply.at))
 
     def reply(self, now_ms: int, command: Command | GroupCommand, reply: Any) -> Step:
         """The reply to a command that does not give back, or the error with which it has failed."""
@@ -216,15 +222,17 @@ class Joint:
         if isinstance(command, Command):
             self._merge(now_ms, self._decider.reply(now_ms, command, reply), step)
             return step
-        piece = command.piece
+        piece, asked = command.piece, command.asked
         assert piece
+        assert asked
+        piece.command = None
         if isinstance(reply, Decision) and self._remembers:
             self._refusals.remember(now_ms, piece.rows, reply)
-        self._note(piece, reply)
-        if piece.asked.goes_back:
-            self._give_back(now_ms, [piece], step)
+        _note(asked, piece, reply)
+        if asked.goes_back:
+            self._give_back(now_ms, asked, [piece], step)
         else:
-            self._answer_if_in(now_ms, piece.asked, step)
+            self._answer_if_in(now_ms, asked, step)
         return step
 
     def late(self, command: Command | GroupCommand, reply: Any) -> Step:
@@ -233,9 +241,10 @@ class Joint:
             return self._decider.late(command, reply)
         step = Step([], [])
         assert command.piece
-        self._note(command.piece, reply)
-        if command.piece.asked.goes_back:
-            self._give_back(0, [command.piece], step)
+        assert command.asked
+        _note(command.asked, command.piece, reply)
+        if command.asked.goes_back:
+            self._give_back(0, command.asked, [command.piece], step)
         return step
 
     def _answer_if_in(self, now_ms: int, asked: Asked, step: Step) -> None:
@@ -282,11 +291,10 @@ class Joint:
             for piece in asked.pieces:
                 if isinstance(piece, _Leased):
                     piece.is_cancelled = True
-            self._give_back(now_ms, asked.pieces, step)
+            self._give_back(now_ms, asked, asked.pieces, step)
 
-    def _give_back(self, now_ms: int, pieces: Sequence[_Group | _Leased], step: Step) -> None:
+    def _give_back(self, now_ms: int, asked: Asked, pieces: Sequence[_Group | _Leased], step: Step) -> None:
         for piece in pieces:
-            asked = piece.asked
             if isinstance(piece, _Leased) and isinstance(piece.reply, Verdict):
                 [index] = piece.indices
                 share = asked.shares[index]
@@ -297,7 +305,7 @@ class Joint:
         by_time: dict[tuple[int, int], list[Row]] = {}
         for piece in pieces:
             for index in piece.indices:
-                counted, share = piece.asked.counted[index], piece.asked.shares[index]
+                counted, share = asked.counted[index], asked.shares[index]
                 slot = self._slot(share.key)
                 while counted:
                     units, at = counted.pop()
@@ -348,6 +356,15 @@ class Joint:
         return self._decider.close()
 
 
+def _note(asked: Asked, piece: _Group | _Leased, reply: Any) -> None:
+    """A piece is in."""
+    piece.reply = reply
+    if isinstance(reply, Verdict | Decision) and not reply.limited:
+        for index in piece.indices:
+            if (cost := asked.shares[index].cost) and reply.at is not None:
+                asked.counted[index].append((cost, reply.at))
+
+
 def _outcome(asked: Asked) -> Outcome:
     """Of the pieces that are in."""
     refusals = [piece.reply for piece in asked.pieces if isinstance(piece.reply, Verdict | Decision)]
@@ -362,7 +379,7 @@ def _outcome(asked: Asked) -> Outcome:
             continue
         at = at or reply.at or 0
         for index in piece.indices:
-            rows[index] = piece.rows_of(index)
+            rows[index] = piece.rows_of(asked, index)
             if refusals and not reply.limited:
                 rows[index] = without(rows[index] or (), asked.shares[index].cost)
     return Outcome(bool(refusals), retry_after, at, tuple(rows))
