@@ -264,6 +264,19 @@ def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw:
     assert passed <= total <= passed + interrupted
 
 
+def test_where_no_thread_can_be_started_as_when_the_interpreter_ends_a_take_asks_by_itself(
+    limiter: RateLimiter, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with leases_of(limiter) as leases:
+        assert allowed(leases.take("k") for _ in range(30)) == 30
+        assert counted(raw) > 30
+    assert counted(raw) == 30
+
+
 def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
     clock = Clock()
     with (

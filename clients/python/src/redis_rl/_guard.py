@@ -95,11 +95,11 @@ class _Share(NamedTuple):
     key: str
     cost: int
     # What a limit further in may count by too: None for a key that the policy names for all.
-    whose: str | None
+    whose: Any
 
 
-# The network address, which each limit writes in its own way.
-_ADDRESS = ""
+# Instead of a key: the network address, which each limit writes in its own way.
+_ADDRESS: Any = object()
 
 
 def _own(answer: Any) -> Answer | None:
@@ -178,11 +178,17 @@ class Guard:
         return await self.take_of(self.choice, scope, cost)
 
     async def take_of(
-        self, choice: Choice, scope: Scope, cost: Cost | None = None, before: Sequence[Taken] = ()
+        self,
+        choice: Choice,
+        scope: Scope,
+        cost: Cost | None = None,
+        before: Sequence[Taken] = (),
+        *,
+        has_begun: bool = False,
     ) -> Taken:
         """The same of other policies. ``before`` is what was taken for the same request further out.
 
-        It is told together, and goes back if this refuses.
+        It is told together, and goes back if this refuses, unless the answer ``has_begun`` by then.
         """
         policies = choice.fixed
         if policies is None:
@@ -196,15 +202,14 @@ class Guard:
         asked = Asked([share.policy.share(share.key, share.cost) for share in shares])
         outcome = await self._asked(self._requests.ask(asked, self._timeout))
         if not isinstance(outcome, Outcome):
-            return await self._pass_or_not(choice, scope, shares, asked, outcome, before)
+            return await self._pass_or_not(choice, scope, shares, asked, outcome, () if has_begun else before)
         limiting = [share.policy for share in shares]
         told = Standing.of(limiting, outcome)
         if self._on_decision:
             self._on_decision(scope, told.decision, limiting)
         if not outcome.limited:
             return Taken(self, choice, Answer(200, told.fields()), shares, asked, told)
-        for taken in before:
-            taken.release()
+        self._release(() if has_begun else before)
         earlier = [taken.standing for taken in before if taken.standing]
         answer = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
         return Taken(self, choice, answer, shares, asked, told, refused=True)
@@ -216,7 +221,7 @@ class Guard:
         shares: list[_Share] = []
         for policy in policies:
             key: Any
-            whose: str | None = None
+            whose: Any = None
             if isinstance(policy.key, str):
                 key = policy.key
             else:
@@ -224,11 +229,11 @@ class Guard:
                 key = whose = await resolved(key_of(scope)) if key_of else _further_out(before, policy)
                 if key is None:
                     continue
-                if not isinstance(key, str):
-                    raise TypeError(f"a key is text, or None: {key!r}")
-                if not key_of and key == _ADDRESS:
+                if key is _ADDRESS:
                     address = self._address(scope)
                     key = f"{{{address}}}" if choice.is_tagged else address
+                elif not isinstance(key, str):
+                    raise TypeError(f"a key is text, or None: {key!r}")
             units = policy.cost
             if cost is not None:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
@@ -261,9 +266,13 @@ class Guard:
             answer = _own(await resolved(self._on_away(scope, error)))
         if answer is not None:
             self._requests.release(asked)
-            for taken in before:
-                taken.release()
+            self._release(before)
         return Taken(self, choice, answer or Answer(200), shares, asked, refused=answer is not None)
+
+    @staticmethod
+    def _release(before: Sequence[Taken]) -> None:
+        for taken in before:
+            taken.release()
 
     async def _asked(self, answer: Awaitable[_Told]) -> _Told | Exception:
         """What Redis decided, or why it did not."""
@@ -406,7 +415,7 @@ def _check_exist(taken: Sequence[Taken], names: Mapping[str, int]) -> None:
         raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
 
 
-def _further_out(before: Sequence[Taken], policy: Policy) -> str:
+def _further_out(before: Sequence[Taken], policy: Policy) -> Any:
     """By what the limits further out count, for one that has no key of its own."""
     whose = {key for taken in before for key in taken.whose}
     if len(whose) > 1:

@@ -102,8 +102,7 @@ class Report:
 
     async def take(self, guard: Guard, choice: Choice, cost: Cost | None = None) -> Taken:
         """Takes units, and tells of it."""
-        # What an answer was begun for is used.
-        taken = await guard.take_of(choice, self._scope, cost, () if self._has_begun else self.taken)
+        taken = await guard.take_of(choice, self._scope, cost, self.taken, has_begun=self._has_begun)
         self.taken.append(taken)
         if taken.refused and not self._has_begun:
             self._refusal = taken.answer

@@ -95,7 +95,11 @@ class _Threads(Driver):
         raise answer
 
     def _ask(self, key: Key, request: Request) -> None:
-        self.follow(self.decider.ask(self.now_ms(), key, request))
+        try:
+            self.follow(self.decider.ask(self.now_ms(), key, request))
+        except Exception as error:
+            # Of a clock of the application.
+            request.waiter.end(error)
 
     def _leave(self, key: Key, request: Request) -> None:
         request.waiter.is_over = True
@@ -111,7 +115,8 @@ class _Threads(Driver):
             self.end(command, nobody_waits())
             return
         self._under_way += 1
-        self.do(partial(self._exchange, command))
+        # Not here: whoever holds the lock looks for more to do afterwards.
+        self._jobs.put(partial(self._exchange, command))
 
     def _exchange(self, command: Command) -> None:
         reply: Verdict | Exception
