@@ -73,7 +73,7 @@ async def statuses(guard: Guard, requests: int, path: str = "/") -> list[int]:
 
     middleware = RateLimit(application, guard)
     scope = {"type": "http", "path": path, "headers": []}
-    await asyncio.gather(*(middleware(scope, receive, send) for _ in range(requests)))
+    await asyncio.gather(*(middleware(dict(scope), receive, send) for _ in range(requests)))
     return told
 
 
