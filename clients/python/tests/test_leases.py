@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import os
@@ -267,10 +268,10 @@ def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw:
 def test_where_no_thread_can_be_started_as_when_the_interpreter_ends_a_take_asks_by_itself(
     limiter: RateLimiter, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
     with leases_of(limiter) as leases:
         assert allowed(leases.take("k") for _ in range(30)) == 30
         assert counted(raw) > 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -164,7 +165,8 @@ class _Threads(Driver):
         if self._free:
             return
         try:
-            threading.Thread(target=self._run, name="redis-rl leases", daemon=True).start()
+            # An exception of a signal handler in Thread.start() could end the new thread too.
+            _thread.start_new_thread(self._run, ())
         except RuntimeError:
             # None can be started any more when the interpreter ends.
             while not self._jobs.empty():
