@@ -111,8 +111,10 @@ def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
         acquire("log", "k", "5/10s", cost=-1)
     with pytest.raises(ValueError, match="is not a quota"):
         acquire("log", "k", "5 per second")
-    with pytest.raises(redis.ResponseError):
+    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         acquire("log", "k")
+    with pytest.raises(ValueError, match="timeout is in seconds"):
+        acquire("log", "k", "5/10s", timeout=float("nan"))
 
 
 def blocked(raw: redis.Redis) -> int:

@@ -250,10 +250,10 @@ def commands(raw: redis.Redis) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def guard_of(server: Server, *quotas: tuple[int, str], **options: Any) -> AsyncIterator[Guard]:
+async def guard_of(server: Server, *quotas: tuple[int, str], lease: int = 0, **options: Any) -> AsyncIterator[Guard]:
     async with redis.asyncio.Redis(port=server.port) as client:
         options = {"key": lambda scope: "me", "timeout": PATIENT, **options}
-        guard = Guard(AsyncRateLimiter(client), Policy("q", *quotas), **options)
+        guard = Guard(AsyncRateLimiter(client), Policy("q", *quotas, lease=lease), **options)
         yield guard
         await guard.close()
 
@@ -388,7 +388,7 @@ def test_a_guard_that_leases_does_not_wait_for_a_redis_that_does_not_answer(
 
 def test_equal_limits_cannot_be_leased() -> None:
     with pytest.raises(ValueError, match="must differ for a lease"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Policy("q", (5, "1m"), (5, "1h")), lease=1)
+        Policy("q", (5, "1m"), (5, "1h"), lease=1)
 
 
 def test_fail_is_open_or_closed() -> None:

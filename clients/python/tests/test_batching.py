@@ -48,8 +48,13 @@ async def client_of(server: Server, **options: Any) -> AsyncIterator[redis.async
     await client.aclose()
 
 
-def guard(client: Any, **options: Any) -> Guard:
-    return Guard(AsyncRateLimiter(client), Policy("q", (LIMIT, "1h")), key=lambda scope: str(scope["path"]), **options)
+def guard(client: Any, lease: int = 0, **options: Any) -> Guard:
+    return Guard(
+        AsyncRateLimiter(client),
+        Policy("q", (LIMIT, "1h"), lease=lease),
+        key=lambda scope: str(scope["path"]),
+        **options,
+    )
 
 
 async def statuses(guard: Guard, requests: int, path: str = "/") -> list[int]:
@@ -68,7 +73,7 @@ async def statuses(guard: Guard, requests: int, path: str = "/") -> list[int]:
 
     middleware = RateLimit(application, guard)
     scope = {"type": "http", "path": path, "headers": []}
-    await asyncio.gather(*(middleware(scope, receive, send) for _ in range(requests)))
+    await asyncio.gather(*(middleware(dict(scope), receive, send) for _ in range(requests)))
     return told
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import redis.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict, _wire
 from redis_rl.asgi import Guard, Policy, client_address
-from redis_rl.http import Item, Standing
+from redis_rl.http import Item, Standing, Told
 
 from .servers import Server
 
@@ -160,7 +161,8 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     positional, options = arguments({**case, "call": "all"})
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
-    told = Standing(items, items, decision).answer()
+    policy: Any = SimpleNamespace(items=items)
+    told = Standing((Told(policy, decision.rows),), decision.limited, decision.retry_after, decision.at).answer()
     assert told.status == case["status"]
     assert {name: told.fields.get(name) for name in case["fields"]} == case["fields"]
     if "body" in case:

@@ -140,7 +140,8 @@ def test_leases_of_tasks(connect: Any, library: Any) -> None:
 def test_a_guard(connect: Any, library: Any, options: Any) -> None:
     async def test() -> None:
         async with connect(library, True) as client:
-            policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"])
+            lease = options.pop("lease", 0)
+            policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
             guard = Guard(AsyncRateLimiter(client), policy, fail="closed", timeout=PATIENT, **options)
             for path in keys():
                 scope = {**SCOPE, "path": path}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from . import http_servers
+from .forwarder import forwarding
 from .http_servers import Site
 from .servers import Server, wait_for
 
@@ -200,6 +202,23 @@ def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, monkeypat
         assert Counter(each.result() for each in told) == {200: 2, 429: threads - 2}
     limiter: Any = drf._limiter_of_settings()
     limiter._client.close()
+
+
+def test_decisions_are_back_within_a_second_after_old_connections_fall_silent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(settings.REDIS_RL, "FAIL", "closed")
+    monkeypatch.setitem(settings.REDIS_RL, "TIMEOUT", 0.1)
+    with forwarding(server.port) as network:
+        monkeypatch.setitem(settings.REDIS_RL, "URL", f"redis://127.0.0.1:{network.port}")
+        for site in serve():
+            while site.get("/anon").status == 503:
+                pass
+            network.silence()
+            begun = time.monotonic()
+            while site.get("/anon").status == 503:
+                pass
+            assert time.monotonic() - begun < 1
 
 
 @pytest.mark.usefixtures("rights")

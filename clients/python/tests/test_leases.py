@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import os
@@ -264,6 +265,19 @@ def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw:
     assert passed <= total <= passed + interrupted
 
 
+def test_where_no_thread_can_be_started_as_when_the_interpreter_ends_a_take_asks_by_itself(
+    limiter: RateLimiter, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    with leases_of(limiter) as leases:
+        assert allowed(leases.take("k") for _ in range(30)) == 30
+        assert counted(raw) > 30
+    assert counted(raw) == 30
+
+
 def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
     clock = Clock()
     with (
@@ -433,7 +447,7 @@ def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redi
             last = pool.submit(leases.take, "k")
             wait_for("it to ask", lambda: blocked(raw) == 1)
             closed = pool.submit(close_and_count)
-            wait_for("it to close", lambda: leases._units == 0)
+            wait_for("it to close", lambda: leases._is_closed)
         assert closed.result() == taken + 1
         assert not last.result().limited
 
@@ -553,8 +567,8 @@ class Held:
 def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back() -> None:
     async def test() -> None:
         leases = AsyncLeases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (LIMIT, "1d"), **PATIENT)
-        own: Any = leases._in_loop()
-        own._batches = held = Held()
+        own: Any = leases._loops.here()
+        own.batches = held = Held()
         call = asyncio.ensure_future(leases.take("k"))
         await asyncio.sleep(0)
         held.calls[0].reply.set_result([0, LIMIT, LIMIT - 1, -1, 1000, 1, 1_700_000_040_000])
@@ -606,7 +620,7 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
 
     async def give_back() -> int:
         passed = await take()
-        await leases._in_loop().close()
+        await leases._loops.here().close()
         return passed
 
     with ThreadPoolExecutor(4) as pool:

@@ -6,9 +6,21 @@ import json
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 from redis_rl import Row, _wire
-from redis_rl._local import Command, Decider, Refusals, Request, Rules, Step
+from redis_rl._local import (
+    Asked,
+    Command,
+    Decider,
+    GroupCommand,
+    Joint,
+    Refusals,
+    Request,
+    Rules,
+    Share,
+    Step,
+)
 
 from .test_cases import FOLDERS, named, raw_verdict, raw_wait
 
@@ -41,13 +53,14 @@ class Process:
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings
-        self._decider = Decider(settings["units"], settings["remember_ms"], settings["max_keys"])
+        self._decider = Decider(settings["remember_ms"], settings["max_keys"])
         self._requests: dict[str, Request] = {}
         self._sent: list[Command] = []
 
     def _rules(self, event: Any) -> Rules:
         given = {**self._settings, **event}
-        return Rules.of(given["algorithm"], tuple((n, window) for n, window in given["limits"]), given["for_ms"])
+        quotas = tuple((limit, window) for limit, window in given["limits"])
+        return Rules.of(given["algorithm"], quotas, given["for_ms"], given["units"])
 
     def happens(self, event: Any) -> tuple[list[str], dict[str, Any]]:
         answers: dict[str, Any] = {}
@@ -113,6 +126,71 @@ def test_decisions_over_several_keys(case: Any) -> None:
         assert (sends, answers) == (event.get("sends", []), event.get("answers", {})), event
 
 
+def words_of_all(command: Command | GroupCommand) -> str:
+    if isinstance(command, GroupCommand):
+        return " ".join(map(str, command.words_of_all()))
+    return words(command)
+
+
+def raw_outcome(outcome: Any) -> Any:
+    if isinstance(outcome, Exception):
+        return "error"
+    rows = [None if each is None else [raw_verdict(row)[:5] for row in each] for each in outcome.rows]
+    return [int(outcome.limited), raw_wait(outcome.retry_after), rows]
+
+
+class JointProcess:
+    """The same for requests by several policies."""
+
+    def __init__(self, settings: Any) -> None:
+        self._settings = settings
+        slot_of = (lambda key: key_slot(key.encode())) if settings["cluster"] else None
+        self._joint = Joint(settings["remember_ms"], settings["max_keys"], slot_of=slot_of)
+        self._asked: dict[str, Asked] = {}
+        self._sent: list[Command | GroupCommand] = []
+
+    def _share(self, policy: Any) -> Share:
+        quotas = tuple((limit, window) for limit, window in policy["limits"])
+        rules = Rules.of(policy.get("algorithm", "log"), quotas, self._settings["for_ms"], policy.get("units", 0))
+        return Share(policy["key"], rules, policy.get("cost", 1))
+
+    def _step(self, event: Any) -> Step:
+        now, name = event["at"], event.get("name", "")
+        if event["event"] == "take":
+            asked = self._asked[name] = Asked([self._share(policy) for policy in event["policies"]], name)
+            return self._joint.take(now, asked)
+        if event["event"] in ("reply", "error"):
+            command = next(each for each in self._sent if words_of_all(each) == without_cost_of_one(event["to"]))
+            self._sent.remove(command)
+            if event["event"] == "error":
+                return self._joint.reply(now, command, ConnectionError())
+            is_all = isinstance(command, GroupCommand)
+            return self._joint.reply(now, command, (_wire.decision if is_all else command.read)(event["reply"]))
+        if event["event"] == "give_up":
+            return self._joint.give_up(now, self._asked[name], TimeoutError())
+        if event["event"] in ("cancel", "release"):
+            return self._joint.release(now, self._asked[name])
+        return self._joint.tick(now) if event["event"] == "tick" else self._joint.close()
+
+    def happens(self, event: Any) -> tuple[list[str], dict[str, Any]]:
+        step = self._step(event)
+        commands = [*step.commands]
+        for asked, answer in step.answers:
+            # What a middleware does that does not let it pass.
+            if isinstance(answer, Exception) and self._settings["fail"] == "closed":
+                commands += self._joint.release(event["at"], asked).commands
+        self._sent += commands
+        return [*map(words_of_all, commands)], {asked.waiter: raw_outcome(answer) for asked, answer in step.answers}
+
+
+@named(TABLE["joint"])
+def test_requests_by_several_policies(case: Any) -> None:
+    process = JointProcess(settings_of(case))
+    for event in case["steps"]:
+        sends = [*map(without_cost_of_one, event.get("sends", []))]
+        assert process.happens(event) == (sends, event.get("answers", {})), event
+
+
 def test_of_a_decision_over_tiers_one_is_the_verdict_of_the_single_command() -> None:
     def verdict_of(*rows: list[int]) -> list[Any]:
         return raw_verdict(_wire.decision([0, -1, 7, rows]).verdict())
@@ -129,4 +207,4 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize(("window", "lease_ms"), [("1s", 50), ("999ms", 49), ("19ms", 0), (3600, 100)])
 def test_a_lease_lasts_for_a_twentieth_of_the_window_at_most(window: Any, lease_ms: int) -> None:
-    assert Rules.of("log", ((5, "1d"), (5, window)), 100).lease_ms == lease_ms
+    assert Rules.of("log", ((5, "1d"), (5, window)), 100, 8).lease_ms == lease_ms

@@ -184,17 +184,11 @@ def test_policies_that_cannot_be_asked_for_are_an_error_at_once(policies: Any, e
         asyncio.run(Guard(limiter, lambda scope: policies).take(SCOPE))
 
 
-@pytest.mark.parametrize("policies", [(), [FREE, PAID], plan_of])
-def test_a_lease_is_for_one_policy_that_is_fixed(policies: Any) -> None:
-    with pytest.raises(ValueError, match="a lease is for one policy, which no function chooses"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), policies, lease=10)
-
-
 def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(server: Server, raw: redis.Redis) -> None:
-    policy = Policy("q", "1000/h", key=lambda scope: scope["user"], cost=lambda scope: scope["cost"])
+    policy = Policy("q", "1000/h", key=lambda scope: scope["user"], cost=lambda scope: scope["cost"], lease=10)
 
     async def test() -> None:
-        async with guarded(server, policy, lease=10) as (guard, _):
+        async with guarded(server, policy) as (guard, _):
             for user, cost in (("bob", 1), ("bob", 5), (None, 3)):
                 assert not (await guard.take({**SCOPE, "user": user, "cost": cost})).refused
             await guard.close()
@@ -295,12 +289,12 @@ class Told:
         self.errors.append(type(error).__name__)
 
 
-@pytest.mark.parametrize("options", [{}, {"remember": PATIENT}, {"remember": PATIENT, "lease": 2}])
-def test_each_decision_is_told_also_if_redis_was_not_asked(server: Server, options: Any) -> None:
+@pytest.mark.parametrize(("lease", "options"), [(0, {}), (0, {"remember": PATIENT}), (2, {"remember": PATIENT})])
+def test_each_decision_is_told_also_if_redis_was_not_asked(server: Server, lease: int, options: Any) -> None:
     told = Told()
 
     async def test() -> None:
-        async with guarded(server, Policy("q", "3/h"), on_decision=told.decision, **options) as (guard, _):
+        async with guarded(server, Policy("q", "3/h", lease=lease), on_decision=told.decision, **options) as (guard, _):
             for _ in range(5):
                 await guard.take(SCOPE)
 
@@ -461,7 +455,7 @@ def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> 
     ]
     assert refused["status"] == 429
     assert [value for name, value in refused["headers"] if name == b"ratelimit"] == [
-        b'"paid-1h";r=7, "tokens-1d";r=98, "inner-1h";r=0;t=3600'
+        b'"paid-1h";r=8, "tokens-1d";r=99, "inner-1h";r=0;t=3600'
     ]
     assert json.loads(body["body"])["violated-policies"] == ["inner-1h"]
 
@@ -492,7 +486,7 @@ def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server, raw:
     clock = Clock(NOW)
 
     async def test() -> None:
-        async with guarded(server, "3/10s", clock=clock, remember=PATIENT, lease=2) as (guard, asked):
+        async with guarded(server, Policy("q", "3/10s", lease=2), clock=clock, remember=PATIENT) as (guard, asked):
             assert [(await guard.take(SCOPE)).refused for _ in range(5)] == [False] * 3 + [True] * 2
             sent = len(asked.commands)
             clock.move(9.999)
@@ -612,7 +606,7 @@ def test_a_wait_told_from_memory_is_never_a_millisecond_early(
 
     async def test() -> None:
         nonlocal now_ns
-        async with guarded(server, Policy("q", "5/h"), remember=60, lease=lease) as (guard, _):
+        async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
             for _ in range(5):
                 await guard.take(SCOPE)
             told = [(await guard.take(SCOPE)).decision]

@@ -136,7 +136,7 @@ def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
     assert first.headers.get_list("ratelimit") == ['"requests-1h";r=8;t=3600, "search-10m";r=1;t=600']
     # A limit that does not refuse has no wait that would lie beyond Retry-After.
     wait = int(third.headers["retry-after"])
-    assert third.headers.get_list("ratelimit") == [f'"requests-1h";r=6, "search-10m";r=0;t={wait}']
+    assert third.headers.get_list("ratelimit") == [f'"requests-1h";r=7, "search-10m";r=0;t={wait}']
     assert violated(third) == ["search-10m"]
 
 
@@ -269,7 +269,7 @@ def test_a_refusal_that_the_application_does_not_answer_is_sent(
 
     async def application(scope: Scope, receive: Any, send: Any) -> None:
         with contextlib.suppress(Refused):
-            await limit.take(scope, application)
+            await limit.take(scope, handler=application)
 
     site = TestClient(RateLimit(application, guard))
     assert violated(site.get("/")) == ["none-1h"]
@@ -287,7 +287,7 @@ def test_an_answer_that_has_begun_goes_on_whatever_is_refused_then(
     async def application(scope: Scope, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         with contextlib.suppress(Refused):
-            await limit.take(scope, application)
+            await limit.take(scope, handler=application)
         await send({"type": "http.response.body", "body": b"all of it"})
 
     answer = TestClient(RateLimit(application, guard)).get("/")
@@ -428,7 +428,7 @@ def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of
     with TestClient(app) as site:
         answer = site.get("/")
     assert (answer.status_code, answer.content, answer.headers["content-type"]) == (420, b"buy more", "text/plain")
-    assert answer.headers["ratelimit"] == '"requests-1h";r=8;t=3600, "none-1h";r=0;t=0'
+    assert answer.headers["ratelimit"] == '"requests-1h";r=9;t=3600, "none-1h";r=0;t=0'
 
 
 def test_what_other_middleware_adds_to_a_refusal_stays(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:

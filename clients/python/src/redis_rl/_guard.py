@@ -9,15 +9,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from inspect import isawaitable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from . import _wire, http
 from ._address import client_address
 from ._away import AwayLog
 from ._client import AsyncRateLimiter
-from ._leasing import CLOSE_SECONDS, AsyncLeases, check_seconds, noted_ms, now_ms
-from ._local import Refusals
-from ._wire import Clock, Decision, Row
+from ._leasing import CLOSE_SECONDS, Requests, check_seconds
+from ._local import Asked, Outcome
+from ._wire import Clock, Decision, Verdict
 from .http import Answer, Policy, Standing
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -28,6 +28,13 @@ Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Scope], Chosen
 """One policy, several, or a function of the request that chooses."""
 Cost: TypeAlias = int | Mapping[str, int]
 """Units; by the name of the policy where there are several."""
+
+REPORT = "redis_rl.report"
+"""Where the scope has what a request has been told so far."""
+
+NEEDS_MIDDLEWARE = "needs the middleware: app.add_middleware(RateLimit, guard=guard)"
+
+_Told = TypeVar("_Told")
 
 _MAX_ROWS = 64
 _FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
@@ -87,33 +94,18 @@ class _Share(NamedTuple):
     policy: Policy
     key: str
     cost: int
+    # What a limit further in may count by too: None for a key that the policy names for all.
+    whose: Any
 
-    def rows(self, cost: int) -> list[Row]:
-        return self.policy.rows(self.key, cost)
+
+# Instead of a key: the network address, which each limit writes in its own way.
+_ADDRESS: Any = object()
 
 
 def _own(answer: Any) -> Answer | None:
     if answer is not None and not isinstance(answer, Answer):
         raise TypeError(f"on_limited and on_away return an Answer, or None: {answer!r}")
     return answer
-
-
-# The units that are counted by the name of their policy, the newest last, and as of when.
-_Counted: TypeAlias = dict[str, list[tuple[int, int]]]
-
-
-def _nothing(shares: Sequence[_Share]) -> list[_Share]:
-    return [share._replace(cost=0) for share in shares]
-
-
-class _Leases(AsyncLeases):
-    # To settle by.
-    _tells_time = True
-
-    async def take_within(self, timeout: float | None, key: str, cost: int) -> Decision:
-        own = self._in_loop()
-        known = own.known(key, cost)
-        return Decision.of(known if known is not None else await own.ask(key, cost, timeout))
 
 
 class Guard:
@@ -127,9 +119,8 @@ class Guard:
     ``fail`` is "open", and are answered 503 if it is "closed"; a warning is logged, at most one a second. ``timeout``
     is in seconds in which Redis could answer: while this process is busy with something else, they do not count.
 
-    ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``lease`` is how many units
-    this process may take in advance where a client asks often; see :class:`redis_rl.AsyncLeases`. It is for one fixed
-    policy whose limits differ, as the RateLimit field then speaks of one alone. ``close`` gives back what is left.
+    ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
+    left of the leases of policies.
 
     ``on_decision`` is told of each decision, with the policies of the request; ``on_error`` of each request that Redis
     did not decide, and why, instead of the warnings. ``on_limited`` returns the answer to send instead of 429 or 403,
@@ -150,7 +141,6 @@ class Guard:
         fail: Literal["open", "closed"] | None = None,
         timeout: float | None = 0.1,
         remember: float = 0.0,
-        lease: int = 0,
         on_decision: Callable[[Scope, Decision, Sequence[Policy]], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
         on_limited: Callable[[Scope, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
@@ -169,35 +159,16 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
-        if not _wire.is_whole(lease) or lease < 0:
-            raise ValueError(f"the units of a lease are a whole number from 0: {lease!r}")
         self.choice = Choice(policies)
-        self._limiter = limiter
-        self._clock = clock or limiter._clock
         self._key = key
         self._address = client_address()
         self._is_closed = fail == "closed"
         self._timeout = timeout
-        self._refusals = Refusals(int(remember * 1000)) if remember else None
-        self._leases: _Leases | None = None
-        if lease:
-            self._lease(lease, remember)
+        self._requests = Requests(limiter, remember, clock or limiter._clock)
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
-
-    def _lease(self, units: int, remember: float) -> None:
-        if not self.choice.fixed or len(self.choice.fixed) > 1:
-            raise ValueError("a lease is for one policy, which no function chooses")
-        [policy] = self.choice.fixed
-        # The verdict of a lease names its quota by the limit.
-        self._leased_items = {item.limit: item for item in policy.items}
-        if len(self._leased_items) < len(policy.items):
-            raise ValueError(f"the limits of {policy.name} must differ for a lease")
-        self._leases = _Leases(
-            self._limiter, policy.algorithm, *policy.quotas, units=units, remember=remember, clock=self._clock
-        )
 
     async def take(self, scope: Scope, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all policies of the request, or from none.
@@ -207,63 +178,69 @@ class Guard:
         return await self.take_of(self.choice, scope, cost)
 
     async def take_of(
-        self, choice: Choice, scope: Scope, cost: Cost | None = None, before: Sequence[Taken] = ()
+        self,
+        choice: Choice,
+        scope: Scope,
+        cost: Cost | None = None,
+        before: Sequence[Taken] = (),
+        *,
+        has_begun: bool = False,
     ) -> Taken:
-        """The same of other policies. ``before`` is what was taken for the same request, and is told together."""
+        """The same of other policies. ``before`` is what was taken for the same request further out.
+
+        It is told together, and goes back if this refuses, unless the answer ``has_begun`` by then.
+        """
         policies = choice.fixed
         if policies is None:
             policies = await choice.of(scope)
         if cost is not None and not isinstance(cost, Mapping) and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
         choice.check_names(cost)
-        shares = await self._shares(policies, choice, scope, cost)
+        shares = await self._shares(policies, choice, scope, cost, before)
         if not shares:
             return Taken(self, choice, Answer(200))
-        told = None
-        if self._leases and choice is self.choice:
-            [share] = shares
-            name = f"{share.policy.name}:{share.key}"
-            decision = await self._asked(self._leases.take_within(self._timeout, name, share.cost))
-            if isinstance(decision, Decision):
-                told = (self._leased_items[decision.rows[0].limit],)
-        else:
-            decision = await self._take_or_refuse([row for share in shares for row in share.rows(share.cost)])
-        if not isinstance(decision, Decision):
-            return await self._pass_or_not(choice, scope, shares, decision)
+        asked = Asked([share.policy.share(share.key, share.cost) for share in shares])
+        outcome = await self._asked(self._requests.ask(asked, self._timeout))
+        if not isinstance(outcome, Outcome):
+            return await self._pass_or_not(choice, scope, shares, asked, outcome, () if has_begun else before)
         limiting = [share.policy for share in shares]
+        told = Standing.of(limiting, outcome)
         if self._on_decision:
-            self._on_decision(scope, decision, limiting)
-        standing = http.standing_of(limiting, decision)
-        if told:
-            standing = standing._replace(rows=told)
-        if not decision.limited:
-            return Taken(self, choice, Answer(200, standing.fields()), shares, standing)
+            self._on_decision(scope, told.decision, limiting)
+        if not outcome.limited:
+            return Taken(self, choice, Answer(200, told.fields()), shares, asked, told)
+        self._release(() if has_begun else before)
         earlier = [taken.standing for taken in before if taken.standing]
-        answer = await self._refusal(scope, decision, http.together([*earlier, standing]).answer())
-        return Taken(self, choice, answer, _nothing(shares), standing, refused=True)
+        answer = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
+        return Taken(self, choice, answer, shares, asked, told, refused=True)
 
     async def _shares(
-        self, policies: Sequence[Policy], choice: Choice, scope: Scope, cost: Cost | None
+        self, policies: Sequence[Policy], choice: Choice, scope: Scope, cost: Cost | None, before: Sequence[Taken]
     ) -> list[_Share]:
         """Of the policies that limit the request."""
         shares: list[_Share] = []
         for policy in policies:
-            key_of = policy.key or self._key
             key: Any
-            if key_of is None:
-                address = self._address(scope)
-                key = f"{{{address}}}" if choice.is_tagged else address
-            elif (key := await resolved(key_of(scope))) is None:
-                continue
-            elif not isinstance(key, str):
-                raise TypeError(f"a key is text, or None: {key!r}")
+            whose: Any = None
+            if isinstance(policy.key, str):
+                key = policy.key
+            else:
+                key_of = policy.key or self._key
+                key = whose = await resolved(key_of(scope)) if key_of else _further_out(before, policy)
+                if key is None:
+                    continue
+                if key is _ADDRESS:
+                    address = self._address(scope)
+                    key = f"{{{address}}}" if choice.is_tagged else address
+                elif not isinstance(key, str):
+                    raise TypeError(f"a key is text, or None: {key!r}")
             units = policy.cost
             if cost is not None:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
             if callable(units):
                 units = await resolved(units(scope))
             http.check_cost(units)
-            shares.append(_Share(policy, key, units))
+            shares.append(_Share(policy, key, units, whose))
         return shares
 
     async def _refusal(self, scope: Scope, decision: Decision, answer: Answer) -> Answer:
@@ -274,36 +251,33 @@ class Guard:
         kept = {name: answer.fields[name] for name in _FIELDS if name in answer.fields and name.lower() not in named}
         return Answer(own.status, {**kept, **own.fields}, own.body)
 
-    async def _pass_or_not(self, choice: Choice, scope: Scope, shares: list[_Share], error: Exception) -> Taken:
+    async def _pass_or_not(
+        self,
+        choice: Choice,
+        scope: Scope,
+        shares: list[_Share],
+        asked: Asked,
+        error: Exception,
+        before: Sequence[Taken],
+    ) -> Taken:
         """While Redis is away."""
         answer = http.away() if self._is_closed else None
         if self._on_away:
             answer = _own(await resolved(self._on_away(scope, error)))
-        return Taken(self, choice, answer or Answer(200), _nothing(shares), refused=answer is not None)
+        if answer is not None:
+            self._requests.release(asked)
+            self._release(before)
+        return Taken(self, choice, answer or Answer(200), shares, asked, refused=answer is not None)
 
-    async def _take_or_refuse(self, rows: list[Row]) -> Decision | Exception:
-        if self._refusals and (known := self._refusals.known(self._now_ms(), rows)) is not None:
-            return known
-        decision = await self._asked(self._ask(rows))
-        if self._refusals and isinstance(decision, Decision):
-            self._refusals.remember(self._noted_ms(), rows, decision)
-        return decision
+    @staticmethod
+    def _release(before: Sequence[Taken]) -> None:
+        for taken in before:
+            taken.release()
 
-    async def _ask(self, rows: list[Row], *, force: bool = False, at: int | None = None) -> Decision:
-        if at is None and self._clock:
-            at = self._clock()
-        # The single command is cheaper, and tells the time of one unit too.
-        if len(rows) == 1 and rows[0].cost == 1 and not force:
-            [row] = rows
-            quota = (row.limit, row.window)
-            words = _wire.take(f"RL.{row.algorithm.upper()}", row.key, [quota], row.cost, at=at, partial=True)
-            return Decision.of(await self._limiter._call(words, _wire.verdict, self._timeout))
-        return await self._limiter._call(_wire.take_all(rows, force, at), _wire.decision, self._timeout)
-
-    async def _asked(self, answer: Awaitable[Decision]) -> Decision | Exception:
+    async def _asked(self, answer: Awaitable[_Told]) -> _Told | Exception:
         """What Redis decided, or why it did not."""
         try:
-            decision = await answer
+            told = await answer
         except asyncio.TimeoutError:
             error: Exception = asyncio.TimeoutError("no answer in time")
         except Exception as reason:
@@ -313,56 +287,37 @@ class Guard:
             error = reason
         else:
             _away.worked()
-            return decision
+            return told
         if self._on_error:
             self._on_error(error)
         else:
             _away.failed(str(error) or repr(error))
         return error
 
-    def _now_ms(self) -> int:
-        return self._clock() if self._clock else now_ms()
+    async def settle(self, scope: Scope, used: Cost) -> Mapping[str, str]:
+        """The same as :meth:`Taken.settle`, of all that middleware and routes have taken for a request.
 
-    def _noted_ms(self) -> int:
-        return self._clock() if self._clock else noted_ms()
+        Names are looked for from the innermost limit outwards.
+        """
+        report: Any = scope.get(REPORT)
+        if report is None:
+            raise RuntimeError(
+                "to settle by the request needs the middleware: app.add_middleware(RateLimit, guard=guard)"
+            )
+        return await settle(report.taken, used)
 
-    async def settled(self, shares: Sequence[_Share], used: Mapping[str, int], counted: _Counted) -> Decision | None:
-        """Corrects what is counted to what was used, and ``counted`` too; None if Redis is away."""
-        more: dict[str, int] = {}
-        back: dict[int | None, dict[str, int]] = {}
-        for name, units in used.items():
-            if name not in counted:
-                continue
-            more[name] = units - sum(part for part, _ in counted[name])
-            while more[name] < 0:
-                # The newest go back first. Whether or not the command arrives, it is not sent again.
-                part, at = counted[name].pop()
-                given = min(part, -more[name])
-                if part > given:
-                    counted[name].append((part - given, at))
-                back.setdefault(at, {})[name] = -given
-                more[name] += given
-        # What was used beyond the estimate counts from now on.
-        if any(more.values()) or not back:
-            back[None] = more
-        settled: Decision | None = None
-        for as_of, units_of in back.items():
-            rows = [row for share in shares for row in share.rows(units_of.get(share.policy.name, 0))]
-            decision = await self._asked(self._ask(rows, force=True, at=as_of))
-            if not isinstance(decision, Decision):
-                return None
-            settled = decision
-            for name, units in units_of.items():
-                if units > 0:
-                    counted[name].append((units, decision.at))
-            if self._refusals and as_of is not None:
-                self._refusals.remember(self._noted_ms(), rows, decision)
-        return settled
+    async def corrected(self, asked: Asked, used: Mapping[int, int]) -> dict[int, list[Verdict]] | None:
+        """Corrects what is counted of shares; None if Redis is away."""
+        rows = await self._asked(self._requests.settle(asked, used, self._timeout))
+        return None if isinstance(rows, Exception) else rows
+
+    def give_back(self, asked: Asked) -> None:
+        """All that was taken."""
+        self._requests.release(asked)
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
-        if self._leases:
-            await self._leases.close(timeout)
+        await self._requests.close(timeout)
 
 
 class Taken:
@@ -374,19 +329,22 @@ class Taken:
         choice: Choice,
         answer: Answer,
         shares: Sequence[_Share] = (),
+        asked: Asked | None = None,
         standing: Standing | None = None,
         *,
         refused: bool = False,
     ) -> None:
-        """``shares`` are what was taken: nothing, where it was refused or Redis was away."""
+        """``asked`` knows what was taken: nothing, where it was refused."""
         self.answer = answer
         """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
         self.refused = refused
         """Whether to send :attr:`answer` instead of what was asked for."""
         self.standing = standing
-        self._guard, self._choice, self._shares = guard, choice, shares
-        at = standing.decision.at if standing else 0
-        self._counted: _Counted = {share.policy.name: [(share.cost, at)] if share.cost else [] for share in shares}
+        self.choice = choice
+        self._policies = [share.policy for share in shares]
+        self.names = [policy.name for policy in self._policies]
+        self.whose = {share.whose for share in shares if share.whose is not None}
+        self._guard, self._asked = guard, asked or Asked(())
 
     @property
     def decision(self) -> Decision | None:
@@ -402,19 +360,64 @@ class Taken:
         What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
         beyond the estimate is counted even over the limit, and the next request waits.
         """
-        shares = self._shares
-        if not isinstance(used, Mapping):
-            if len(shares) > 1:
-                raise ValueError("several policies limit this request: name what was used of each")
-            used = {share.policy.name: used for share in shares}
-        self._choice.check_names(used)
-        for units in used.values():
-            http.check_cost(units)
-        if any(share.policy.name in used for share in shares):
-            decision = await self._guard.settled(shares, used, self._counted)
-            if decision is not None:
-                self.standing = http.standing_of([share.policy for share in shares], decision)
-                if not self.refused:
-                    self.answer = Answer(200, self.standing.fields())
-                return self.standing.fields()
-        return self.answer.fields
+        return await settle([self], used)
+
+    async def correct(self, used: Mapping[str, int]) -> None:
+        """Settles these names, which are its own."""
+        of_index = {index: used[name] for index, name in enumerate(self.names) if name in used}
+        rows = await self._guard.corrected(self._asked, of_index)
+        if rows is not None:
+            self._tell((self.standing or Standing.unknown(self._policies)).with_rows(rows))
+
+    def release(self) -> None:
+        """Gives back all that was taken, once: the request is refused further in."""
+        if self._asked.goes_back:
+            return
+        units = [sum(part for part, _ in counted) for counted in self._asked.counted]
+        self._guard.give_back(self._asked)
+        if self.standing:
+            self._tell(self.standing.without(units))
+
+    def _tell(self, standing: Standing) -> None:
+        self.standing = standing
+        if not self.refused:
+            self.answer = Answer(200, standing.fields())
+
+
+async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
+    """Settles what was taken for one request, by the names of policies; the last is the innermost."""
+    if not isinstance(used, Mapping):
+        names = [name for each in taken for name in each.names]
+        if len(names) > 1:
+            raise ValueError("several policies limit this request: name what was used of each")
+        used = dict.fromkeys(names, used)
+    for units in used.values():
+        http.check_cost(units)
+    missing = dict(used)
+    for each in reversed(taken):
+        own = {name: missing.pop(name) for name in each.names if name in missing}
+        if own:
+            await each.correct(own)
+    if missing:
+        _check_exist(taken, missing)
+    standings = [each.standing for each in taken if each.standing]
+    return http.together(standings).fields() if standings else {}
+
+
+def _check_exist(taken: Sequence[Taken], names: Mapping[str, int]) -> None:
+    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
+    known: set[str] = set()
+    for each in taken:
+        if each.choice.fixed is None:
+            return
+        known.update(policy.name for policy in each.choice.fixed)
+    if unknown := names.keys() - known:
+        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
+
+
+def _further_out(before: Sequence[Taken], policy: Policy) -> Any:
+    """By what the limits further out count, for one that has no key of its own."""
+    whose = {key for taken in before for key in taken.whose}
+    if len(whose) > 1:
+        raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
+    return whose.pop() if whose else _ADDRESS

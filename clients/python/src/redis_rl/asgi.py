@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ._address import client_address
-from ._guard import Choice, Chosen, Cost, Guard, Policies, Scope, Taken, resolved
+from ._guard import REPORT, Choice, Chosen, Cost, Guard, Policies, Scope, Taken, resolved
 from .http import Answer, Policy, together
 
 __all__ = [
@@ -83,30 +83,27 @@ class RateLimit:
 class Report:
     """What a request has been told so far, for the one answer that it gets."""
 
-    _KEY = "redis_rl.report"
-
     def __init__(self, scope: Scope, first: str, send: Send) -> None:
         """Tells it in the message ``first``."""
         self._scope, self._first, self._send = scope, first, send
-        self._taken: list[Taken] = []
+        self.taken: list[Taken] = []
         self._refusal: Answer | None = None
         self._has_begun = False
-        scope[self._KEY] = self
+        scope[REPORT] = self
 
     @classmethod
     def of(cls, scope: Scope) -> Report | None:
         """That of this request, if a middleware has begun one."""
-        return scope.get(cls._KEY)
+        return scope.get(REPORT)
 
     def end(self) -> None:
         """The request is over."""
-        self._scope.pop(self._KEY, None)
+        self._scope.pop(REPORT, None)
 
     async def take(self, guard: Guard, choice: Choice, cost: Cost | None = None) -> Taken:
         """Takes units, and tells of it."""
-        taken = await guard.take_of(choice, self._scope, cost, self._taken)
-        self._taken.append(taken)
-        # An answer that has begun goes on.
+        taken = await guard.take_of(choice, self._scope, cost, self.taken, has_begun=self._has_begun)
+        self.taken.append(taken)
         if taken.refused and not self._has_begun:
             self._refusal = taken.answer
         return taken
@@ -145,9 +142,7 @@ class Report:
             await ServerErrorMiddleware(fail, handler, app.debug)(scope, receive, self.send)
 
     def _fields(self) -> Mapping[str, str]:
-        if len(self._taken) == 1:
-            return self._taken[0].answer.fields
-        standings = [taken.standing for taken in self._taken if taken.standing]
+        standings = [taken.standing for taken in self.taken if taken.standing]
         return together(standings).fields() if standings else {}
 
     async def _send_refusal(self, message: Message, refusal: Answer) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from . import _wire
-from ._wire import MAX_COST, Algorithm, Decision, Quota, Row, Window, timedelta_of
+from ._local import Outcome, Rules, Share, without
+from ._wire import MAX_COST, Algorithm, Decision, Quota, Row, Verdict, Window, timedelta_of
 
 __all__ = ["Answer", "Policy", "answer", "away", "check_cost", "standing"]
 
@@ -21,6 +22,8 @@ _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
+# How long a lease lasts.
+_LEASE_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,16 @@ class Policy:
         unit: str | None = None,
         algorithm: Algorithm = "log",
         cost: int | Callable[[Any], int | Awaitable[int]] = 1,
-        key: Callable[[Any], str | Awaitable[str | None] | None] | None = None,
+        key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
+        lease: int = 0,
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
 
         ``cost`` is how much a request takes, ``key`` whose quotas these are: functions of the request, plain or
-        asynchronous. Where ``key`` returns None, the policy does not limit the request.
+        asynchronous. Where ``key`` returns None, the policy does not limit the request. A text is one quota for all.
+
+        ``lease`` is how many units a process may take in advance of a key that is asked for often; see
+        :class:`redis_rl.Leases`.
         """
         if not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
@@ -80,8 +87,15 @@ class Policy:
         _wire.check_algorithm(algorithm)
         if not callable(cost):
             check_cost(cost)
-        if key is not None and not callable(key):
-            raise TypeError(f"a key is a function of the request: {key!r}")
+        if key is not None and not callable(key) and not isinstance(key, str):
+            raise TypeError(f"a key is a function of the request, or a text: {key!r}")
+        if not _wire.is_whole(lease) or lease < 0:
+            raise ValueError(f"the units of a lease are a whole number from 0: {lease!r}")
+        if lease and len({limit for limit, _ in self.quotas}) < len(self.quotas):
+            # What is told of a lease names its quota by the limit.
+            raise ValueError(f"the limits of {name} must differ for a lease")
+        self.lease = lease
+        self._rules = Rules.of(algorithm, self.quotas, _LEASE_MS, lease)
 
     def __repr__(self) -> str:
         """Its name and quotas."""
@@ -89,8 +103,11 @@ class Policy:
 
     def rows(self, key: str, cost: int = 1) -> list[Row]:
         """The rows of RL.ALL that take ``cost`` units: one for each quota, all of the key ``name:key``."""
-        key = f"{self.name}:{key}"
-        return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.quotas]
+        return self._rules.rows(f"{self.name}:{key}", cost)
+
+    def share(self, key: str, cost: int) -> Share:
+        """What a request takes."""
+        return Share(f"{self.name}:{key}", self._rules, cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,56 +126,104 @@ class Answer:
         return self.status != 200
 
 
-class Standing(NamedTuple):
-    """A decision, and the items that its rows are about."""
+class Told(NamedTuple):
+    """What is known of a policy."""
 
-    items: tuple[Item, ...]
-    """All of RateLimit-Policy."""
-    rows: tuple[Item, ...]
-    """Those of RateLimit: of each row. A lease tells one row alone."""
-    decision: Decision
+    policy: Policy
+    rows: tuple[Verdict, ...] | None
+    """Of each of its quotas, or of its tightest."""
+
+    def pairs(self) -> list[tuple[Item, Verdict]]:
+        """Each with its item."""
+        items, rows = self.policy.items, self.rows or ()
+        if len(rows) == len(items):
+            return list(zip(items, rows, strict=True))
+        # A lease tells one, and its limits differ.
+        return [(item, row) for row in rows for item in items if item.limit == row.limit]
+
+
+class Standing(NamedTuple):
+    """What a request was told of its policies, for the header fields."""
+
+    told: tuple[Told, ...]
+    limited: bool
+    retry_after: timedelta | None
+    at: int
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy], outcome: Outcome) -> Standing:
+        """The policies are those of the outcome's rows."""
+        told = tuple(Told(policy, rows) for policy, rows in zip(policies, outcome.rows, strict=True))
+        return cls(told, outcome.limited, outcome.retry_after, outcome.at)
+
+    @classmethod
+    def unknown(cls, policies: Sequence[Policy]) -> Standing:
+        """Without figures."""
+        return cls(tuple(Told(policy, None) for policy in policies), False, None, 0)
+
+    @property
+    def decision(self) -> Decision:
+        """With the rows that are known."""
+        return Decision(self.limited, self.retry_after, self.at, tuple(row for _, row in self._pairs()))
+
+    def with_rows(self, rows_of: Mapping[int, Sequence[Verdict]]) -> Standing:
+        """With new figures of some policies, by their index. They refuse nothing that was asked for before."""
+        told = list(self.told)
+        for index, rows in rows_of.items():
+            told[index] = told[index]._replace(rows=tuple(row._replace(limited=False) for row in rows))
+        return self._replace(told=tuple(told))
+
+    def without(self, units: Sequence[int]) -> Standing:
+        """With so many units more of each policy: they go back."""
+        told = [
+            each if each.rows is None else each._replace(rows=without(each.rows, more))
+            for each, more in zip(self.told, units, strict=True)
+        ]
+        return self._replace(told=tuple(told))
+
+    def _pairs(self) -> list[tuple[Item, Verdict]]:
+        return [pair for each in self.told for pair in each.pairs()]
+
+    def _policies(self) -> str:
+        return ", ".join([item.text for each in self.told for item in each.policy.items])
 
     def fields(self) -> dict[str, str]:
         """The header fields: of each item the units left, and the seconds to make do with them."""
-        rows = zip(self.rows, self.decision.rows, strict=True)
         return {
-            "RateLimit-Policy": ", ".join([item.text for item in self.items]),
-            "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in rows]),
+            "RateLimit-Policy": self._policies(),
+            "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in self._pairs()]),
         }
 
     def answer(self) -> Answer:
         """What to tell the client."""
-        fields, decision = self.fields(), self.decision
-        if not decision.limited:
+        fields = self.fields()
+        if not self.limited:
             return Answer(200, fields)
-        rows = list(zip(self.rows, decision.rows, strict=True))
+        pairs = self._pairs()
         # No wait helps a request that costs more than a quota, so its client is not asked to try again.
         status = 403
-        if decision.retry_after is not None:
+        if self.retry_after is not None:
             status = 429
-            fields["Retry-After"] = str(_seconds(decision.retry_after))
+            fields["Retry-After"] = str(_seconds(self.retry_after))
             # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
-            fields["RateLimit"] = ", ".join([_left(item, row.remaining, row.retry_after) for item, row in rows])
-        violated = [item.name for item, row in rows if row.limited]
+            fields["RateLimit"] = ", ".join([_left(item, row.remaining, row.retry_after) for item, row in pairs])
+        violated = [item.name for item, row in pairs if row.limited]
         return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
 def together(standings: Sequence[Standing]) -> Standing:
     """As one, for one answer. Only the last may have refused."""
-    if len(standings) == 1:
-        return standings[0]
-    rows = tuple(row for each in standings for row in each.decision.rows)
-    return Standing(
-        tuple(item for each in standings for item in each.items),
-        tuple(item for each in standings for item in each.rows),
-        replace(standings[-1].decision, rows=rows),
-    )
+    return standings[-1]._replace(told=tuple(told for each in standings for told in each.told))
 
 
 def standing_of(policies: Sequence[Policy], decision: Decision) -> Standing:
     """Of a decision that has the rows of these policies, in this order."""
-    items = policies[0].items if len(policies) == 1 else tuple(item for policy in policies for item in policy.items)
-    return Standing(items, items, decision)
+    told, rows = [], list(decision.rows)
+    for policy in policies:
+        number = len(policy.items)
+        told.append(Told(policy, tuple(rows[:number])))
+        rows = rows[number:]
+    return Standing(tuple(told), decision.limited, decision.retry_after, decision.at)
 
 
 def answer(policies: Sequence[Policy], decision: Decision) -> Answer:

@@ -19,12 +19,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from ._guard import Choice, Chosen, Guard, Scope, Taken
+from ._guard import NEEDS_MIDDLEWARE, Choice, Chosen, Cost, Guard, Scope, Taken
 from ._wire import Algorithm, Quota
 from .asgi import Report
 from .http import Policy
 
-__all__ = ["Refused", "RouteLimit", "RouteLimits"]
+__all__ = ["Refused", "RouteLimit", "RouteLimits", "Taken"]
 
 _NO_REQUEST = "the handler needs a parameter for its request: {}"
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
@@ -43,8 +43,9 @@ class Refused(HTTPException):
 class RouteLimits:
     """Makes limits of single routes, which are decided as a :class:`~redis_rl.asgi.Guard` says.
 
-    Its ``key``, its hooks, ``fail`` and so on hold for them too, but they are not leased. The policies of the guard are
-    those of its middleware, :class:`~redis_rl.asgi.RateLimit`, which must be there: it also answers for the routes.
+    Its ``key``, its hooks, ``fail`` and so on hold for them too. Where neither it nor a limit has a key, that counts by
+    what the limits of the middleware count by. The policies of the guard are those of its middleware,
+    :class:`~redis_rl.asgi.RateLimit`, which must be there: it also answers for the routes.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -59,7 +60,8 @@ class RouteLimits:
         unit: str | None = None,
         algorithm: Algorithm = "log",
         cost: int | Callable[[Scope], int | Awaitable[int]] = 1,
-        key: Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
+        key: str | Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
+        lease: int = 0,
     ) -> "RouteLimit": ...
 
     @overload
@@ -95,7 +97,7 @@ class RouteLimits:
             async def take(*args: Any, **arguments: Any) -> None:
                 for each in (*args, *arguments.values()):
                     if isinstance(each, HTTPConnection):
-                        await limit.take(each.scope, function)
+                        await limit.take(each.scope, handler=function)
                         return
                 raise TypeError(_NO_REQUEST.format(function))
 
@@ -121,14 +123,14 @@ class RouteLimit:
 
     async def __call__(self, connection: HTTPConnection) -> Taken:
         """Takes units, or raises :class:`Refused`."""
-        return await self.take(connection.scope, connection.scope["endpoint"])
+        return await self.take(connection.scope)
 
-    async def take(self, scope: Scope, handler: Any) -> Taken:
-        """The same for this handler."""
+    async def take(self, scope: Scope, cost: Cost | None = None, *, handler: Any = None) -> Taken:
+        """The same by hand, of a ``cost`` that only the handler knows."""
         report = Report.of(scope)
         if report is None:
-            raise RuntimeError("the limit of a route needs the middleware: app.add_middleware(RateLimit, guard=guard)")
-        taken = await report.take(self._guard, self._choice_of(handler))
+            raise RuntimeError(f"the limit of a route {NEEDS_MIDDLEWARE}")
+        taken = await report.take(self._guard, self._choice_of(handler or scope["endpoint"]), cost)
         if taken.refused:
             raise Refused(taken)
         return taken

@@ -7,7 +7,7 @@ connections than a single request, and none of it fails because a pool is empty.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -37,6 +37,11 @@ class Batches:
         if batches is None:
             batches = cls._shared[id(client)] = cls(client)
         return batches
+
+    @property
+    def slot_of(self) -> Callable[[Word], int] | None:
+        """The slot of a key, on a cluster: keys of one slot can be asked for in one command."""
+        return getattr(self._client, "keyslot", None) if hasattr(self._client, "get_node_from_key") else None
 
     def call(
         self, key: Word, words: Sequence[Word], timeout: float | None = None, *, once: bool = False

@@ -1,7 +1,8 @@
 """Leased limiters: one decider, driven by threads or by an event loop."""
 
-from .driver import CLOSE_SECONDS, check_seconds, noted_ms, now_ms
+from .driver import CLOSE_SECONDS, check_seconds
+from .requests import Requests
 from .tasks import AsyncLeases
 from .threads import Leases
 
-__all__ = ["CLOSE_SECONDS", "AsyncLeases", "Leases", "check_seconds", "noted_ms", "now_ms"]
+__all__ = ["CLOSE_SECONDS", "AsyncLeases", "Leases", "Requests", "check_seconds"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import os
 from time import monotonic_ns
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 import redis.exceptions
 
 from .. import _wire
 from .._client import AsyncRateLimiter, RateLimiter
-from .._local import Command, Decider, Request, Rules, Step
-from .._wire import MAX_COST, Algorithm, Clock, Key, Quota, Verdict
+from .._local import Decider, Rules, Step
+from .._wire import MAX_COST, Algorithm, Clock, Quota
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -55,18 +55,33 @@ class Leased(Generic[_Limiter]):
         check_seconds("remember", remember)
         self._limiter: _Limiter = limiter
         self._clock = clock or limiter._clock
-        self._rules = Rules.of(algorithm, pairs, int(duration * 1000))
-        self._units = units
+        self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
         self._remember_ms = int(remember * 1000)
-        self._begin()
-        _all.add(self)
+        self._is_closed = False
+        begin(self)
+
+    def _new_decider(self) -> Decider:
+        decider = Decider(self._remember_ms)
+        if self._is_closed:
+            decider.close()
+        return decider
 
     def _begin(self) -> None:
         """Knows nothing: at the start, and in a process that is forked."""
         raise NotImplementedError
 
 
-_all: WeakSet[Leased[Any]] = WeakSet()
+class _Beginner(Protocol):
+    def _begin(self) -> None: ...
+
+
+_all: WeakSet[_Beginner] = WeakSet()
+
+
+def begin(beginner: _Beginner) -> None:
+    """Now, and again in a process that is forked."""
+    beginner._begin()
+    _all.add(beginner)
 
 
 def _begin_all() -> None:
@@ -78,13 +93,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_all)
 
 
-class Driver:
-    """Tells a decider what happens, and does what it says."""
+class Machine(Protocol):
+    """What decides: a :class:`Decider`, or a :class:`Joint`."""
 
-    def __init__(self, leased: Leased[Any]) -> None:
-        self.rules = leased._rules
-        self.clock = leased._clock
-        self.decider = Decider(leased._units, leased._remember_ms)
+    def reply(self, now_ms: int, command: Any, reply: Any) -> Step:
+        """The reply to a command that does not give back, or the error with which it has failed."""
+
+    def tick(self, now_ms: int) -> Step:
+        """Ends the leases whose time is over."""
+
+    @property
+    def next_tick_ms(self) -> int | None:
+        """When the next tick is due, if any is."""
+
+    def close(self) -> Step:
+        """Gives back all leases."""
+
+
+class Driver:
+    """Tells what decides what happens, and does what it says."""
+
+    def __init__(self, machine: Machine, clock: Clock | None) -> None:
+        self.machine = machine
+        self.clock = clock
 
     def now_ms(self) -> int:
         """The time by which leases end."""
@@ -105,27 +136,22 @@ class Driver:
         for command in step.commands:
             self.send(command)
 
-    def answer(self, request: Request, answer: Verdict | Exception) -> None:
+    def answer(self, request: Any, answer: Any) -> None:
         """Tells whoever waits."""
         raise NotImplementedError
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Any) -> None:
         """Has a command sent, and tells of its reply if it does not give back."""
         raise NotImplementedError
 
-    def end(self, command: Command, reply: Verdict | Exception) -> None:
+    def end(self, command: Any, reply: Any) -> None:
         """A command has been replied to."""
         if not command.gives_back:
-            self.follow(self.decider.reply(self.noted_ms(), command, reply))
+            self.follow(self.machine.reply(self.noted_ms(), command, reply))
 
     def tick(self) -> None:
         """Gives back leases whose time is over."""
-        self.follow(self.decider.tick(self.now_ms()))
-
-    def put_back(self, key: Key, answer: object) -> None:
-        """What was handed out in the very moment in which whoever asked stopped to wait."""
-        if isinstance(answer, Verdict):
-            self.follow(self.decider.put_back(self.now_ms(), key, self.rules, answer))
+        self.follow(self.machine.tick(self.now_ms()))
 
 
 def now_ms() -> int:

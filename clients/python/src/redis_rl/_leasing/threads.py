@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from types import TracebackType
 
-from .. import _wire
 from .._client import RateLimiter
 from .._local import Command, Request
 from .._wire import Key, Verdict
@@ -46,7 +46,7 @@ class Leases(Leased[RateLimiter]):
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
-        self._units = 0
+        self._is_closed = True
         self._driver.close(timeout)
 
     def __enter__(self) -> Leases:
@@ -65,7 +65,9 @@ class _Threads(Driver):
     """
 
     def __init__(self, leases: Leases) -> None:
-        super().__init__(leases)
+        self.decider = leases._new_decider()
+        super().__init__(self.decider, leases._clock)
+        self._rules = leases._rules
         self._call = leases._limiter._call
         self.lock = threading.Lock()
         # Signal handlers may interrupt it anywhere, and threads may share it.
@@ -81,7 +83,7 @@ class _Threads(Driver):
     def ask(self, key: Key, cost: int) -> Verdict:
         check_cost(cost)
         turn = _Turn()
-        request = Request(self.rules, cost, turn)
+        request = Request(self._rules, cost, turn)
         try:
             self.do(partial(self._locked, partial(self._ask, key, request)))
             answer = turn.wait()
@@ -94,11 +96,16 @@ class _Threads(Driver):
         raise answer
 
     def _ask(self, key: Key, request: Request) -> None:
-        self.follow(self.decider.ask(self.now_ms(), key, request))
+        try:
+            self.follow(self.decider.ask(self.now_ms(), key, request))
+        except Exception as error:
+            # Of a clock of the application.
+            request.waiter.end(error)
 
     def _leave(self, key: Key, request: Request) -> None:
         request.waiter.is_over = True
-        self.put_back(key, request.waiter.answer)
+        if isinstance(request.waiter.answer, Verdict):
+            self.follow(self.decider.put_back(self.now_ms(), key, self._rules, request.waiter.answer))
 
     def answer(self, request: Request, answer: Verdict | Exception) -> None:
         request.waiter.end(answer)
@@ -109,12 +116,13 @@ class _Threads(Driver):
             self.end(command, nobody_waits())
             return
         self._under_way += 1
-        self.do(partial(self._exchange, command))
+        # Not here: whoever holds the lock looks for more to do afterwards.
+        self._jobs.put(partial(self._exchange, command))
 
     def _exchange(self, command: Command) -> None:
         reply: Verdict | Exception
         try:
-            reply = self._call(command.words(self.as_of()), _wire.verdict)
+            reply = self._call(command.words(self.as_of()), command.read)
         except Exception as error:
             reply = error
         except BaseException:
@@ -157,7 +165,8 @@ class _Threads(Driver):
         if self._free:
             return
         try:
-            threading.Thread(target=self._run, name="redis-rl leases", daemon=True).start()
+            # An exception of a signal handler in Thread.start() could end the new thread too.
+            _thread.start_new_thread(self._run, ())
         except RuntimeError:
             # None can be started any more when the interpreter ends.
             while not self._jobs.empty():

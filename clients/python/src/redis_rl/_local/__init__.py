@@ -5,7 +5,22 @@ A pure state machine: it is told the time and what happens, and says which comma
 """
 
 from .decider import Decider
+from .joint import Asked, GroupCommand, Joint, Outcome, Share, without
 from .key import Command, Request, Rules, Settings, Step
 from .refusals import Refusals
 
-__all__ = ["Command", "Decider", "Refusals", "Request", "Rules", "Settings", "Step"]
+__all__ = [
+    "Asked",
+    "Command",
+    "Decider",
+    "GroupCommand",
+    "Joint",
+    "Outcome",
+    "Refusals",
+    "Request",
+    "Rules",
+    "Settings",
+    "Share",
+    "Step",
+    "without",
+]

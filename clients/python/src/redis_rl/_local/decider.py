@@ -15,9 +15,9 @@ MAX_KEYS = 10_000
 class Decider:
     """The machines of all keys: those that a command is in flight for, and of the rest as many as may be remembered."""
 
-    def __init__(self, units: int, remember_ms: int, max_keys: int = MAX_KEYS) -> None:
-        """With leases of at most ``units``, and refusals that are repeated for at most ``remember_ms``."""
-        self._settings = Settings(units, remember_ms)
+    def __init__(self, remember_ms: int, max_keys: int = MAX_KEYS, *, tells_time: bool = False) -> None:
+        """With refusals that are repeated for at most ``remember_ms``."""
+        self._settings = Settings(remember_ms, tells_time)
         self._max_keys = max_keys
         self._in_flight: dict[Name, KeyMachine] = {}
         # The least recently used goes first.
@@ -41,19 +41,28 @@ class Decider:
             return machine.known(now_ms, rules, cost)
         return machine.refused(now_ms, cost) if machine.has_rules(rules) else None
 
+    def refused(self, now_ms: int, key: Key, rules: Rules, cost: int) -> Verdict | None:
+        """What a request is refused with without asking, if the lease does not serve it."""
+        machine = self._at_rest.get(name_of(key)) or self._in_flight.get(name_of(key))
+        if not machine or not machine.has_rules(rules):
+            return None
+        if machine.flight is None and machine.serves(now_ms, rules, cost):
+            return None
+        return machine.refused(now_ms, cost)
+
+    def leases(self, key: Key, rules: Rules, cost: int) -> bool:
+        """Whether a request may be served from a lease."""
+        has_lease = self._settings.units_of(rules) > 0 and cost > 0 and not rules.is_hopeless(cost)
+        return has_lease and isinstance(name_of(key), str | bytes)
+
     def ask(self, now_ms: int, key: Key, request: Request) -> Step:
         """Asks for a request, now or when the command in flight for its key is answered."""
         step = Step([], [])
         name, cost, rules = name_of(key), request.cost, request.rules
         machine = self._in_flight.get(name)
-        if (
-            self._settings.units == 0
-            or cost <= 0
-            or rules.is_hopeless(cost)
-            or not isinstance(name, str | bytes)
-            or (machine is None and len(self._in_flight) >= self._max_keys)
-        ):
-            step.commands.append(Command(key, rules, cost, [request]))
+        is_too_many = machine is None and len(self._in_flight) >= self._max_keys
+        if is_too_many or not self.leases(key, rules, cost):
+            step.commands.append(Command(key, rules, cost, [request], by_all=self._settings.tells_time))
             return step
         if machine is None:
             machine = self._at_rest.pop(name, None) or KeyMachine(key, rules)
@@ -94,7 +103,7 @@ class Decider:
                 _give_back(key, rules, verdict, step)
         return step
 
-    def give_back(self, command: Command, reply: Verdict) -> Step:
+    def late(self, command: Command, reply: Verdict) -> Step:
         """A reply that came after an error was told in its place: whatever it took goes back."""
         step = Step([], [])
         _give_back(command.key, command.rules, reply, step)
@@ -153,7 +162,7 @@ class Decider:
     def close(self) -> Step:
         """Gives back all leases. From now on requests are asked for one by one."""
         step = Step([], [])
-        self._settings.units = 0
+        self._settings.is_closed = True
         for machine in (*self._at_rest.values(), *self._in_flight.values()):
             machine.end_lease(step)
         self._ends.clear()

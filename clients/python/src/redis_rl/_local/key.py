@@ -25,12 +25,18 @@ class Rules:
     lease_ms: int
     """Never more than a twentieth of the shortest window."""
     smallest_limit: int = field(compare=False)
+    units: int = field(compare=False)
+    """The largest lease; with 0, requests are asked for one by one."""
 
     @classmethod
-    def of(cls, algorithm: Algorithm, quotas: tuple[Pair, ...], lease_ms: int) -> Rules:
+    def of(cls, algorithm: Algorithm, quotas: tuple[Pair, ...], lease_ms: int, units: int) -> Rules:
         """Leases last for ``lease_ms``, or for a twentieth of the shortest window if that is less."""
         longest_ms = min(_wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
-        return cls(algorithm, quotas, min(lease_ms, longest_ms), min(limit for limit, _ in quotas))
+        return cls(algorithm, quotas, min(lease_ms, longest_ms), min(limit for limit, _ in quotas), units)
+
+    def rows(self, key: Key, cost: int) -> list[Row]:
+        """A row of RL.ALL for each quota."""
+        return [Row(key, self.algorithm, limit, window, cost) for limit, window in self.quotas]
 
     def is_hopeless(self, cost: int) -> bool:
         """Whether no wait helps a request of this cost."""
@@ -41,10 +47,15 @@ class Rules:
 class Settings:
     """What is the same for all keys."""
 
-    units: int
-    """The largest lease of a key; with 0, requests are asked for one by one."""
     remember_ms: int
     """How old a refusal may be that is repeated."""
+    tells_time: bool = False
+    """Whether the time of every request is needed, so that what it took can go back."""
+    is_closed: bool = False
+
+    def units_of(self, rules: Rules) -> int:
+        """The largest lease."""
+        return 0 if self.is_closed else rules.units
 
 
 class Waiter(Protocol):
@@ -74,7 +85,7 @@ class Request:
 class Command:
     """A command to send."""
 
-    __slots__ = ("at", "awaited", "cost", "key", "partial", "requests", "rules")
+    __slots__ = ("at", "awaited", "by_all", "cost", "key", "partial", "requests", "rules")
 
     def __init__(
         self,
@@ -84,10 +95,12 @@ class Command:
         requests: list[Request],
         *,
         partial: bool = False,
+        by_all: bool = False,
         at: int | None = None,
     ) -> None:
-        """``requests`` are those that its reply answers."""
+        """``requests`` are those that its reply answers; ``by_all`` asks by RL.ALL, which tells the time."""
         self.key, self.rules, self.cost, self.requests, self.partial, self.at = key, rules, cost, requests, partial, at
+        self.by_all = by_all and not partial
         # How many who wait have not left yet.
         self.awaited = len(requests)
         for request in requests:
@@ -95,32 +108,36 @@ class Command:
 
     @property
     def gives_back(self) -> bool:
-        """Whether units of a lease go back: nobody awaits the reply."""
+        """Whether units go back: nobody awaits the reply."""
         return self.at is not None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is decided as a whole, by a command that does not tell the time."""
-        return not self.partial and not self.gives_back
+    def may_lease(self) -> bool:
+        """Whether its reply may bring a lease, which goes back at the end."""
+        return self.partial
 
     def words(self, at: int | None = None) -> list[Key | int]:
-        """What is sent, to decide as of ``at`` unless it gives back. The reply is a verdict."""
+        """What is sent, to decide as of ``at`` unless it gives back."""
         algorithm, quotas = self.rules.algorithm, self.rules.quotas
         at = self.at if self.gives_back else at
+        if self.by_all:
+            return _wire.take_all(self.rules.rows(self.key, self.cost), at=at)
         return _wire.take(f"RL.{algorithm.upper()}", self.key, quotas, self.cost, at=at, partial=self.partial)
 
-    def words_of_all(self, at: int | None = None) -> list[Key | int]:
-        """The same as RL.ALL, which tells the time. The reply is a decision."""
-        algorithm, quotas = self.rules.algorithm, self.rules.quotas
-        return _wire.take_all([Row(self.key, algorithm, *pair, self.cost) for pair in quotas], at=at)
+    def read(self, reply: Any) -> Verdict:
+        """What the reply says."""
+        if not self.by_all:
+            return _wire.verdict(reply)
+        verdict = _wire.decision(reply).verdict()
+        return verdict._replace(taken=0 if verdict.limited else self.cost)
 
 
 class Step(NamedTuple):
     """What follows from an event."""
 
-    commands: list[Command]
+    commands: list[Any]
     """To send, in this order."""
-    answers: list[tuple[Request, Verdict | Exception]]
+    answers: list[tuple[Any, Any]]
     """To give."""
 
 
@@ -244,6 +261,11 @@ class KeyMachine:
             self.refusal.hold_for_less(-units)
         return True
 
+    def serves(self, now_ms: int, rules: Rules, cost: int) -> bool:
+        """Whether the lease has units for this request."""
+        lease = self.lease
+        return self.has_rules(rules) and lease is not None and cost <= lease.left and now_ms < lease.ends_ms
+
     def refused(self, now_ms: int, cost: int) -> Verdict | None:
         """The refusal that is remembered, if it holds for this cost."""
         refusal = self.refusal
@@ -275,11 +297,12 @@ class KeyMachine:
         while self.waiting and self.has_rules(self.waiting[0].rules) and cost + self.waiting[0].cost <= MAX_COST:
             requests.append(self.waiting.popleft())
             cost += requests[-1].cost
-        self.wanted = min(self.wanted, settings.units)
+        self.wanted = min(self.wanted, settings.units_of(self.rules))
         lease = min(self.wanted, MAX_COST - cost)
         # Alone and without a lease a request is decided as a whole, with the wait of the whole.
         partial = lease > 0 or len(requests) > 1 or cost == 1
-        step.commands.append(self._command(cost + lease, requests, partial=partial))
+        command = self._command(cost + lease, requests, partial=partial, by_all=settings.tells_time)
+        step.commands.append(command)
         self.flight = Flight(now_ms, requests, cost, lease)
 
     def set_rules(self, rules: Rules, step: Step) -> None:
@@ -316,7 +339,7 @@ class KeyMachine:
                 step.answers.append((request, told))
             else:
                 untold.setdefault(request.cost, []).append(request)
-        left = min(rest, flight.lease, settings.units)
+        left = min(rest, flight.lease, settings.units_of(self.rules))
         beyond = reply._replace(remaining=reply.remaining + rest - left)
         self._remember(
             now_ms,
@@ -329,7 +352,7 @@ class KeyMachine:
         if now_ms >= self.lease.ends_ms:
             self.end_lease(step)
         for cost, requests in untold.items():
-            self.apart.append(self._command(cost, requests))
+            self.apart.append(self._command(cost, requests, by_all=settings.tells_time))
             step.commands.append(self.apart[-1])
         self._serve_waiting(now_ms, settings, step)
 
@@ -397,10 +420,18 @@ class KeyMachine:
         if units and self.lease and self.lease.at is not None:
             step.commands.append(self._command(-units, [], at=self.lease.at))
 
-    def _command(self, cost: int, requests: list[Request], *, partial: bool = False, at: int | None = None) -> Command:
+    def _command(
+        self,
+        cost: int,
+        requests: list[Request],
+        *,
+        partial: bool = False,
+        by_all: bool = False,
+        at: int | None = None,
+    ) -> Command:
         # A name that is a digest is never leased.
         assert not isinstance(self.name, Digest)
-        return Command(self.name, self.rules, cost, requests, partial=partial, at=at)
+        return Command(self.name, self.rules, cost, requests, partial=partial, by_all=by_all, at=at)
 
 
 def remember_ms(longest_ms: int, retry_after: timedelta | None) -> int:

@@ -61,6 +61,10 @@ class Refusals:
             if len(self._decisions) > self._max_decisions:
                 self._decisions.popitem(last=False)
 
+    def forget(self, rows: Sequence[Row]) -> None:
+        """Units have gone back."""
+        self._decisions.pop(_request(rows), None)
+
 
 def _request(rows: Sequence[Row]) -> _Request:
     request = tuple(row[:4] for row in rows)

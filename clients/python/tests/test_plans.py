@@ -1,0 +1,402 @@
+"""A limit for everybody, plans for customers, tighter ones on routes, and costs that are settled: one decision."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import valkey.asyncio
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+from redis_rl import AsyncRateLimiter
+from redis_rl.asgi import Guard, Policy, RateLimit, Scope
+from redis_rl.starlette import RouteLimits
+
+from .servers import Server, wait_for
+from .test_asgi import PATIENT, closing
+from .test_batching import paused, run
+from .test_policies import SCOPE, Asked, guarded
+from .test_starlette import violated
+
+pytestmark = pytest.mark.usefixtures("abandoned")
+
+EVERYBODY = Policy("everybody", "100/h", key="all")
+clusters = pytest.mark.parametrize(
+    "kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"]
+)
+
+
+def account(scope: Scope) -> str:
+    return dict(scope["headers"]).get(b"x-account", b"nobody").decode()
+
+
+PLAN = Policy("plan", "50/h", key=account)
+
+
+def counted(raw: Any, key: str, limit: int = 100) -> int:
+    left: int = raw.execute_command("RL.PEEK", key, limit, "1h")[2]
+    return limit - left
+
+
+def app_of(server: Server, policies: Any = (EVERYBODY, PLAN), **options: Any) -> tuple[FastAPI, RouteLimits, Guard]:
+    client = redis.asyncio.Redis(port=server.port)
+    guard = Guard(AsyncRateLimiter(client), list(policies), **{"timeout": PATIENT, **options})
+    app = FastAPI(lifespan=closing(client))
+    app.add_middleware(RateLimit, guard=guard)
+    return app, RouteLimits(guard), guard
+
+
+def test_a_refusal_by_a_route_costs_nothing_further_out(server: Server, raw: redis.Redis) -> None:
+    app, limit, _ = app_of(server)
+
+    @app.get("/search", dependencies=[Depends(limit("2/h", name="search"))])
+    async def search() -> list[str]:
+        return ["found"]
+
+    with TestClient(app, headers={"x-account": "bob"}) as site:
+        answers = [site.get("/search") for _ in range(4)]
+        assert site.get("/nowhere").status_code == 404
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+        wait_for("what was taken further out to be back", lambda: counted(raw, "everybody:all") == 3)
+        assert counted(raw, "plan:bob") == 3
+    # One answer tells of all, and what goes back is left.
+    assert answers[1].headers["ratelimit"] == (
+        '"everybody-1h";r=98;t=3600, "plan-1h";r=48;t=3600, "search-1h";r=0;t=3600'
+    )
+    policies = '"everybody-1h";q=100;w=3600, "plan-1h";q=50;w=3600, "search-1h";q=2;w=3600'
+    assert {answer.headers["ratelimit-policy"] for answer in answers} == {policies}
+    wait = answers[2].headers["retry-after"]
+    assert answers[2].headers["ratelimit"] == f'"everybody-1h";r=98, "plan-1h";r=48, "search-1h";r=0;t={wait}'
+    assert violated(answers[2]) == ["search-1h"]
+
+
+@pytest.mark.parametrize("lease", [0, 50])
+def test_a_refusal_by_a_middleware_further_in_costs_nothing_further_out(
+    server: Server, raw: redis.Redis, lease: int
+) -> None:
+    async def found(request: Request) -> Response:
+        return JSONResponse([])
+
+    client = redis.asyncio.Redis(port=server.port)
+    limiter = AsyncRateLimiter(client)
+    outer = Guard(limiter, Policy("everybody", "100/h", key="all", lease=lease), timeout=PATIENT)
+    mounted, inner = (
+        Guard(limiter, Policy(name, f"{n}/h"), timeout=PATIENT) for name, n in (("api", 3), ("search", 2))
+    )
+    search = Route("/", found, middleware=[Middleware(RateLimit, inner)])
+    app = Starlette(
+        lifespan=closing(client),
+        middleware=[Middleware(RateLimit, outer)],
+        routes=[Mount("/api", Starlette(middleware=[Middleware(RateLimit, mounted)], routes=[search]))],
+    )
+    with TestClient(app) as site:
+        answers = [site.get("/api/") for _ in range(10)]
+        assert Counter(answer.status_code for answer in answers) == {200: 2, 429: 8}
+        assert {answer.headers["ratelimit-policy"].count(";q=") for answer in answers} == {3}
+        assert violated(answers[-1]) == ["search-1h"]
+        wait_for("all else to be back", lambda: counted(raw, "everybody:all") == 2)
+        assert counted(raw, "api:testclient", 3) == 2
+
+
+def test_a_503_further_in_costs_nothing_further_out(server: Server, raw: redis.Redis, own_server: Server) -> None:
+    async def found(request: Request) -> Response:
+        return JSONResponse([])
+
+    client, other = (redis.asyncio.Redis(port=each.port) for each in (server, own_server))
+    outer = Guard(AsyncRateLimiter(client), EVERYBODY, timeout=PATIENT)
+    inner = Guard(AsyncRateLimiter(other), "5/h", fail="closed", timeout=0.1)
+    search = Route("/search", found, middleware=[Middleware(RateLimit, inner)])
+    app = Starlette(lifespan=closing(client), middleware=[Middleware(RateLimit, outer)], routes=[search])
+    own_server.freeze()
+    with TestClient(app) as site:
+        answer = site.get("/search")
+        wait_for("it to be back", lambda: raw.execute_command("RL.PEEK", "everybody:all", 100, "1h")[2] == 100)
+    own_server.thaw()
+    assert answer.status_code == 503
+    assert "ratelimit" not in answer.headers
+
+
+@contextlib.asynccontextmanager
+async def on_cluster(cluster: list[Server], kind: Any, policies: Any, **options: Any) -> AsyncIterator[Guard]:
+    client = kind(host="127.0.0.1", port=cluster[0].port)
+    guard = Guard(AsyncRateLimiter(client), policies, **{"fail": "closed", "timeout": PATIENT, **options})
+    yield guard
+    await guard.close()
+    await client.aclose()
+
+
+def peek(cluster: list[Server], key: str, limit: int) -> int:
+    """Units that are counted."""
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        left: int = client.execute_command("RL.PEEK", key, limit, "1h")[2]
+        return limit - left
+
+
+@clusters
+@pytest.mark.parametrize("lease", [0, 100])
+def test_policies_whose_keys_share_no_slot_let_exactly_the_limit_pass(
+    cluster: list[Server], kind: Any, lease: int
+) -> None:
+    policies = [Policy("everybody", "500/h", key="all", lease=lease), Policy("plan", "900/h", key=lambda scope: "bob")]
+
+    async def test() -> None:
+        async with on_cluster(cluster, kind, policies) as guard:
+            told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(2000)))
+            assert Counter(each.answer.status for each in told) == {200: 500, 429: 1500}
+
+    run(test())
+    wait_for("what one refused to be back in the other", lambda: peek(cluster, "plan:bob", 900) == 500)
+    assert peek(cluster, "everybody:all", 500) == 500
+
+
+@clusters
+def test_a_refusal_in_one_slot_leaves_the_count_of_another_as_it_was(cluster: list[Server], kind: Any) -> None:
+    policies = [Policy("a", "9/h", key="1"), Policy("b", "2/h", key="2"), Policy("c", "9/h", key="3")]
+
+    async def test() -> None:
+        async with on_cluster(cluster, kind, policies) as guard:
+            told = [await guard.take(SCOPE) for _ in range(3)]
+            assert [each.answer.status for each in told] == [200, 200, 429]
+            fields = told[-1].answer.fields
+            assert fields["RateLimit"] == f'"a-1h";r=7, "b-1h";r=0;t={fields["Retry-After"]}, "c-1h";r=7'
+
+    run(test())
+    assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 2), peek(cluster, "c:3", 9)) == (2, 2, 2)
+
+
+@clusters
+def test_policies_whose_keys_share_no_slot_are_settled(cluster: list[Server], kind: Any) -> None:
+    policies = [Policy("a", "9/h", key="1", cost=5), Policy("b", "9/h", key="2", cost=5), Policy("c", "9/h", key="3")]
+
+    async def test() -> None:
+        async with on_cluster(cluster, kind, policies) as guard:
+            taken = await guard.take(SCOPE)
+            told = await taken.settle({"a": 2, "b": 7})
+            assert told["RateLimit"] == '"a-1h";r=7;t=3600, "b-1h";r=2;t=3600, "c-1h";r=8;t=3600'
+
+    run(test())
+    assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 9), peek(cluster, "c:3", 9)) == (2, 7, 1)
+
+
+def test_keys_of_several_slots_through_a_client_that_does_not_tell_them_are_an_error(cluster: list[Server]) -> None:
+    async def test() -> None:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port)
+        policies = [Policy("a", "9/h", key="1"), Policy("b", "9/h", key="2")]
+        guard = Guard(AsyncRateLimiter(Asked(client)), policies, timeout=PATIENT)  # type: ignore[arg-type]
+        try:
+            await guard.take(SCOPE)
+        finally:
+            await client.aclose()
+
+    # Some versions tell of it in an error of their own.
+    with pytest.raises(Exception, match="slot"):
+        run(test())
+
+
+def test_a_plan_beside_a_leased_limit_is_one_command(server: Server) -> None:
+    policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "500/h", key=account)]
+
+    async def test() -> None:
+        async with guarded(server, policies) as (guard, asked):
+            for number in range(200):
+                assert not (await guard.take({**SCOPE, "headers": [(b"x-account", str(number).encode())]})).refused
+            of_everybody = [words for words in asked.commands if words[1] == "everybody:all"]
+            assert len(asked.commands) - len(of_everybody) == 200
+            assert len(of_everybody) < 60
+            await guard.close()
+
+    run(test())
+
+
+def test_a_refusal_by_the_plan_puts_leased_units_back_without_a_command(server: Server, raw: redis.Redis) -> None:
+    policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "5/h", key=account)]
+
+    async def test() -> None:
+        async with guarded(server, policies) as (guard, _):
+            told = [await guard.take(SCOPE) for _ in range(40)]
+            assert [each.refused for each in told] == [False] * 5 + [True] * 35
+            assert told[-1].decision is not None
+            assert told[-1].decision.rows[0].remaining >= 10000 - 5 - 8
+            await guard.close()
+
+    run(test())
+    wait_for("the lease to be back", lambda: counted(raw, "everybody:all", 10000) == 5)
+    assert counted(raw, "plan:nobody", 5) == 5
+
+
+def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: redis.Redis) -> None:
+    policies = [Policy("everybody", "100/h", key="all", lease=10), PLAN]
+
+    async def test() -> None:
+        async with guarded(server, policies) as (guard, _):
+            for _ in range(5):
+                await guard.take(SCOPE)
+            with paused(server):
+                task = asyncio.ensure_future(guard.take(SCOPE))
+                while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await guard.close()
+            while counted(raw, "plan:nobody") != 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    run(test())
+    wait_for("the lease to be back", lambda: counted(raw, "everybody:all") == 5)
+
+
+def test_a_limit_of_a_route_counts_by_what_the_plan_counts_by(server: Server, raw: redis.Redis) -> None:
+    app, limit, _ = app_of(server)
+
+    @app.get("/search", dependencies=[Depends(limit("1/h", name="search"))])
+    async def search() -> str:
+        return "found"
+
+    with TestClient(app) as site:
+        told = [site.get("/search", headers={"x-account": name}).status_code for name in ("bob", "eve", "bob")]
+    assert told == [200, 200, 429]
+    assert {"search:bob", "search:eve"} <= set(raw.keys())
+
+
+def test_a_limit_of_a_route_beside_several_keys_names_its_own(server: Server, raw: redis.Redis) -> None:
+    app, limit, _ = app_of(server, [PLAN, Policy("team", "9/h", key=lambda scope: "acme")])
+
+    @app.get("/search", dependencies=[Depends(limit("1/h", name="search"))])
+    async def search() -> str:
+        raise NotImplementedError
+
+    @app.get("/named", dependencies=[Depends(limit("1/h", name="named", key=account))])
+    async def named() -> str:
+        return "found"
+
+    with TestClient(app) as site:
+        with pytest.raises(ValueError, match="give search a key"):
+            site.get("/search")
+        assert site.get("/named").status_code == 200
+    assert raw.exists("named:nobody")
+
+
+def test_without_keys_a_limit_of_a_route_counts_by_the_address(server: Server, raw: redis.Redis) -> None:
+    app, limit, _ = app_of(server, [EVERYBODY])
+
+    @app.get("/search", dependencies=[Depends(limit("9/h", name="search"))])
+    async def search() -> str:
+        return "found"
+
+    with TestClient(app, client=("192.0.2.1", 1)) as site:
+        site.get("/search")
+    assert sorted(raw.keys()) == ["everybody:all", "search:192.0.2.1"]
+
+
+def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, raw: redis.Redis) -> None:
+    tokens = Policy("tokens", "100/h", unit="tokens", cost=50, key=account)
+    app, limit, guard = app_of(server, [EVERYBODY, tokens])
+    words = limit(Policy("words", "100/h", cost=30))
+
+    @app.post("/generate", dependencies=[Depends(words)])
+    async def generate(request: Request) -> dict[str, int]:
+        told = await guard.settle(request.scope, {"tokens": 20, "words": 40})
+        assert '"words-1h";r=60' in told["RateLimit"]
+        await guard.settle(request.scope, {"tokens": 25})
+        with pytest.raises(ValueError, match="no policy has this name: token"):
+            await guard.settle(request.scope, {"token": 1})
+        with pytest.raises(ValueError, match="name what was used of each"):
+            await guard.settle(request.scope, 1)
+        with pytest.raises(ValueError, match="a whole number from 0"):
+            await guard.settle(request.scope, {"tokens": -1})
+        return {}
+
+    with TestClient(app) as site:
+        answer = site.post("/generate")
+    # Header fields that are not sent yet follow.
+    assert [item.partition(";t=")[0] for item in answer.headers["ratelimit"].split(", ")] == [
+        '"everybody-1h";r=99',
+        '"tokens-1h";r=75',
+        '"words-1h";r=60',
+    ]
+    assert (counted(raw, "tokens:nobody"), counted(raw, "words:nobody"), counted(raw, "everybody:all")) == (25, 40, 1)
+
+
+def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
+    client = redis.asyncio.Redis(port=server.port)
+    guard = Guard(AsyncRateLimiter(client), Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)
+
+    async def generate(request: Request) -> Response:
+        await guard.settle(request.scope, 10)
+        return PlainTextResponse("done")
+
+    app = Starlette(
+        routes=[Route("/", generate)], lifespan=closing(client), middleware=[Middleware(RateLimit, guard=guard)]
+    )
+    with TestClient(app) as site:
+        assert site.get("/").headers["ratelimit"].startswith('"tokens-1h";r=90')
+    assert counted(raw, "tokens:all") == 10
+
+
+def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, EVERYBODY) as (guard, _):
+            await guard.settle(SCOPE, 1)
+
+    with pytest.raises(RuntimeError, match="needs the middleware"):
+        run(test())
+
+
+def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw: redis.Redis) -> None:
+    app, limit, _ = app_of(server)
+    tokens = limit(Policy("tokens", "100/h", unit="tokens"))
+
+    @app.post("/generate")
+    async def generate(request: Request) -> str:
+        await tokens.take(request.scope, cost=int(await request.body()))
+        return "done"
+
+    with TestClient(app) as site:
+        assert site.post("/generate", content="60").headers["ratelimit"].count(";r=") == 3
+        refused = site.post("/generate", content="60")
+        assert (refused.status_code, violated(refused)) == (429, ["tokens-1h"])
+        wait_for("what the refused one took to be back", lambda: counted(raw, "everybody:all") == 1)
+    assert counted(raw, "tokens:nobody") == 60
+
+
+def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Server, raw: redis.Redis) -> None:
+    app, limit, guard = app_of(server, [EVERYBODY, Policy("tokens", "100/h", cost=50, key=account)])
+    search = limit("1/h", name="search")
+
+    @app.get("/search")
+    async def handler(request: Request) -> str:
+        await guard.settle(request.scope, {"tokens": 70})
+        await search.take(request.scope)
+        return "found"
+
+    with TestClient(app) as site:
+        assert [site.get("/search").status_code for _ in range(2)] == [200, 429]
+        wait_for("all of the second to be back", lambda: counted(raw, "tokens:nobody") == 70)
+    assert counted(raw, "everybody:all") == 1
+
+
+def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:
+    errors: list[Exception] = []
+    policies = [Policy("everybody", "100/h", key="all", lease=10), PLAN]
+
+    async def test() -> None:
+        async with guarded(own_server, policies, on_error=errors.append, timeout=0.1) as (guard, _):
+            own_server.freeze()
+            told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(5)))
+            own_server.thaw()
+            assert not any(each.refused for each in told)
+
+    run(test())
+    assert len(errors) == 5
