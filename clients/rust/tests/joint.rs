@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::State;
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use axum::{Router, routing::get};
@@ -204,6 +205,17 @@ async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
     for path in ["/nothing", "/one", "/other"] {
         assert_eq!(ask(&app, path).await.status(), 500, "{path}");
     }
+    let anonymous = Router::new()
+        .route(
+            "/",
+            get(async |reserved: Reservation, limiter: State<Limiter<Reconnecting>>| {
+                reserved.take(&limiter, 3).await.map(|_| "")
+            }),
+        )
+        .layer(layer(&limiter(&server, policy("everybody", "100/1h").key_text("all"))))
+        .with_state(limiter(&server, policy("own", "100/1h")));
+    assert_eq!(ask(&anonymous, "/").await.status(), 200);
+    assert_eq!(used(server.connect(), "own:192.0.2.1"), 3);
     let bare = Router::new().route("/", get(generate));
     assert_eq!(ask(&bare, "/").await.status(), 500, "no layer is in front");
 }

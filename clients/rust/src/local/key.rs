@@ -247,6 +247,7 @@ impl Key {
         let mut rest = match reply.taken {
             Some(taken) => taken.unsigned_abs(),
             None if reply.limited => 0,
+            None if reply.at.is_some() => flight.cost,
             // It stays counted for whoever no longer awaits it: nobody can tell as of which time to give it back.
             None => flight.requests.iter().map(|request| request.cost).sum(),
         };

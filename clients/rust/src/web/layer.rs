@@ -205,7 +205,7 @@ where
         let (mut head, body) = request.into_parts();
         let outer = Reservation::of(&head.extensions);
         let is_outermost = outer.is_none();
-        let reservation = outer.unwrap_or_else(Reservation::begun);
+        let reservation = outer.unwrap_or_else(|| Reservation::begun(limiter.address(&head)));
         if is_outermost {
             head.extensions.insert(reservation.clone());
         }

@@ -265,11 +265,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
         if let Some(key) = policy.key_of().or(self.key.as_ref()) {
             return Ok(key.key(head).map(Client::Key));
         }
-        match &outer.clients()[..] {
-            [] => Ok(Some(Client::Address(client_address(peer(head), &head.headers, self.proxies)))),
-            [client] => Ok(Some(client.clone())),
-            _ => Err(Refusal::misused("Several keys count this request further out: give this limit a key")),
-        }
+        outer.client(|| self.address(head)).map(Some)
+    }
+
+    /// The network address of a request.
+    pub(crate) fn address(&self, head: &Parts) -> String {
+        client_address(peer(head), &head.headers, self.proxies)
     }
 
     /// Takes units of the policies for a client, of all or of none. The client stands in place of their keys.

@@ -29,8 +29,8 @@ use crate::web::{Limiter, Policy, Refusal};
 #[derive(Clone, Debug)]
 pub struct Reservation {
     admissions: Arc<Mutex<Vec<Admission>>>,
-    /// Whether no layer is in front.
-    is_apart: bool,
+    /// Where the request comes from, as the outermost layer sees it; none if no layer is in front.
+    address: Option<String>,
 }
 
 impl Reservation {
@@ -41,17 +41,17 @@ impl Reservation {
     }
 
     /// That of a request which is the first time seen by a layer.
-    pub(crate) fn begun() -> Reservation {
-        Reservation { admissions: Arc::default(), is_apart: false }
+    pub(crate) fn begun(address: String) -> Reservation {
+        Reservation { address: Some(address), ..Reservation::apart() }
     }
 
     /// That of a request which no layer has seen.
     pub(crate) fn apart() -> Reservation {
-        Reservation { is_apart: true, ..Reservation::begun() }
+        Reservation { admissions: Arc::default(), address: None }
     }
 
     pub(crate) fn is_apart(&self) -> bool {
-        self.is_apart
+        self.address.is_none()
     }
 
     /// Takes units by another limiter, as when the cost stands in the body, for whom the layers have counted.
@@ -62,12 +62,8 @@ impl Reservation {
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        let [client] = &self.clients()[..] else {
-            return Err(Refusal::misused(
-                "The layers in front count no client, or several: ask the limiter itself",
-            ));
-        };
-        let admission = limiter.take_by(client, &costs.into(), self).await?;
+        let client = self.client(|| self.address.clone().unwrap_or_default())?;
+        let admission = limiter.take_by(&client, &costs.into(), self).await?;
         self.add(admission);
         Ok(self.clone())
     }
@@ -137,9 +133,9 @@ impl Reservation {
         self.admissions().iter().flat_map(Admission::told).collect()
     }
 
-    /// Whose units the layers further out have counted; everybody's are left aside.
-    pub(crate) fn clients(&self) -> Vec<Client> {
-        let mut clients = Vec::new();
+    /// Whose units the layers further out have counted, everybody's aside; if nobody's, whom the network address tells.
+    pub(crate) fn client(&self, address: impl FnOnce() -> String) -> Result<Client, Refusal> {
+        let mut clients: Vec<Client> = Vec::new();
         for admission in self.admissions().iter() {
             for standing in admission.standing().iter() {
                 if standing.client != Client::Everybody && !clients.contains(&standing.client) {
@@ -147,7 +143,11 @@ impl Reservation {
                 }
             }
         }
-        clients
+        match clients.len() {
+            0 => Ok(Client::Address(address())),
+            1 => Ok(clients.remove(0)),
+            _ => Err(Refusal::misused("Several keys count this request further out: give this limit a key")),
+        }
     }
 
     /// Adds what is known to the response of whatever is further in.
