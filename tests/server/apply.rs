@@ -4,6 +4,7 @@ use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command,
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
+use crate::helpers::requests::letter;
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
 /// Words that are no effects.
@@ -59,11 +60,6 @@ const NOT_VALID: [&str; 46] = [
     "L-2@5/1s/forget",
     "del",
 ];
-
-/// The letter of an algorithm in effects.
-fn letter(name: &str) -> &str {
-    &name["RL.".len()..][..1]
-}
 
 /// Pairs of requests and effects that do the same.
 fn pairs(name: &str) -> Vec<(String, String)> {

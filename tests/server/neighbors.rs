@@ -7,7 +7,7 @@
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command};
 use redis::{RedisResult, Value};
 
-use crate::helpers::requests::{ALGORITHMS, AllReply};
+use crate::helpers::requests::{ALGORITHMS, AllReply, letter};
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -367,7 +367,7 @@ fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree(
                 }
                 let effect = match cause {
                     Cause::Emptied if key == teller => "DEL".to_owned(),
-                    _ => format!("{}{TAKEN}@{NOW}/1h", &algorithm[..1]),
+                    _ => format!("{}{TAKEN}@{NOW}/1h", letter(&format!("RL.{algorithm}"))),
                 };
                 line += &format!(" {name} {effect}");
             }
