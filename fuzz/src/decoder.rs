@@ -64,14 +64,14 @@ struct Held {
 impl Held {
     fn by(limiter: &Limiter) -> Held {
         let mut counted = Vec::new();
-        match limiter.counters() {
-            None => {
+        match limiter.algorithm() {
+            Algorithm::Log => {
                 let window = limiter.retention().expect("not empty");
                 let entries = limiter.log_entries();
                 counted.extend(entries.iter().map(|entry| (window, entry.units as i64, entry.at.get())));
             }
-            Some(counters) => {
-                let mut counters: Vec<_> = counters.iter().collect();
+            Algorithm::Fixed | Algorithm::Sliding => {
+                let mut counters: Vec<_> = limiter.counters().expect("it has counters").iter().collect();
                 // Later windows first, so that recording one does not drop another that no longer counts by then.
                 counters.sort_by_key(|counter| std::cmp::Reverse(counter.start()));
                 for counter in counters {
@@ -92,16 +92,20 @@ impl Held {
     }
 
     fn model(&self, algorithm: Algorithm) -> Model {
-        if algorithm == Algorithm::Log {
-            let entries: Vec<_> = self.counted.iter().map(|&(_, units, at)| (at, units as u64)).collect();
-            return Model::of_log(&entries, self.window, Search::Halving);
+        match algorithm {
+            Algorithm::Log => {
+                let entries: Vec<_> = self.counted.iter().map(|&(_, units, at)| (at, units as u64)).collect();
+                Model::of_log(&entries, self.window, Search::Halving)
+            }
+            Algorithm::Fixed | Algorithm::Sliding => {
+                let mut model = Model::new(algorithm, Search::Halving);
+                for &(window, units, at) in &self.counted {
+                    let quota = quota(MAX_SAFE_INTEGER, window);
+                    assert!(model.record(&[quota], units, at, true).is_some());
+                }
+                model
+            }
         }
-        let mut model = Model::new(algorithm, Search::Halving);
-        for &(window, units, at) in &self.counted {
-            let quota = quota(MAX_SAFE_INTEGER, window);
-            assert!(model.record(&[quota], units, at, true).is_some());
-        }
-        model
     }
 
     /// Times at which something changes. Only the first for large content, since the model is slow.

@@ -94,7 +94,9 @@ impl Pair {
     fn lose_replies(&self, algorithm: &str) {
         let carried_out = || {
             ["allowed", "limited"]
-                .map(|what| self.master.info(&format!("rl_{algorithm}_{what}")).parse::<u64>().expect("a number"))
+                .map(|what| {
+                    self.master.info(&format!("rl_{algorithm}_{what}")).parse::<u64>().expect("a number")
+                })
                 .iter()
                 .sum::<u64>()
         };

@@ -261,7 +261,7 @@ fn bytes_that_no_limiter_encodes_to_are_refused() {
     let longest = WindowMs::MAX.get();
     for (why, tag, figures) in [
         ("a tag before the first", 0, vec![10, 0, 1]),
-        ("a tag after the last", LOG + 1, vec![10, 0, 1]),
+        ("a tag after the last", 1 + Algorithm::ALL.len() as u8, vec![10, 0, 1]),
         ("an empty counter", FIXED, vec![10, 0, 0]),
         ("an empty counter", SLIDING, vec![10, 5, 0, 0]),
         ("an empty counter after another", FIXED, vec![10, 0, 1, 11, 0, 0]),

@@ -7,6 +7,7 @@ use harness::{
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
+use crate::helpers::requests::letter;
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
 /// Words that are no effects.
@@ -85,11 +86,6 @@ const NOT_VALID: [&str; 67] = [
     "F@5/1s>6",
     "FAT5/1s>6",
 ];
-
-/// The letter of an algorithm in effects.
-fn letter(name: &str) -> &str {
-    &name["RL.".len()..][..1]
-}
 
 /// Pairs of requests and effects that do the same.
 fn pairs(name: &str) -> Vec<(String, String)> {

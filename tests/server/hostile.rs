@@ -16,7 +16,7 @@ use crate::helpers::errors::{
     ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::payload::{Payload, credulous_server, damage};
-use crate::helpers::requests::REQUESTS;
+use crate::helpers::requests::{REQUESTS, letter};
 use crate::load;
 
 const RANDOM_COMMANDS: usize = 200_000;
@@ -299,7 +299,7 @@ impl Hostile {
             let (at, sign) = (self.at(), self.random.of(&["@", "AT"]));
             let windows =
                 self.random.of(&["1s", "1m/1h", "100ms", "7s/3650d", "1s/2s/3s/4s/5s/6s/7s/8s", "1s/forget"]);
-            let effect = format!("{}{units}{sign}{at}/{windows}", &name[3..4]);
+            let effect = format!("{}{units}{sign}{at}/{windows}", letter(name));
             let mut effect = if self.chance(10) { b"DEL".to_vec() } else { effect.into_bytes() };
             if self.chance(6) {
                 damage(&mut self.random, &mut effect);

@@ -2,7 +2,7 @@
 
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, without_expiry};
 
-use crate::helpers::requests::all;
+use crate::helpers::requests::{all, letter};
 
 const MINUTE: i64 = 60_000;
 
@@ -19,7 +19,7 @@ fn settle(by_all: bool, name: &str, cost: i64, at: i64) -> String {
 
 /// What copies get of units counted or given back.
 fn effect(name: &str, units: i64, at: i64) -> String {
-    format!("RL.APPLY {name} {}{units}:{at}/1m", &name["RL.".len()..][..1])
+    format!("RL.APPLY {name} {}{units}:{at}/1m", letter(name))
 }
 
 /// The units that the key of this algorithm counts.

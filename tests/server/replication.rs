@@ -12,6 +12,7 @@ use harness::{
 };
 use redis::{PushKind, Value};
 
+use crate::helpers::requests::letter;
 use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
@@ -56,11 +57,6 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X {any}:key! 5 10 COST -99 AT 0", "RL.APPLY {any}:key! DEL"),
     ("RL.X {any}:key! 5 10 COST -99 AT 0", ""),
 ];
-
-/// The letter of an algorithm in effects.
-fn letter(name: &str) -> &str {
-    &name["RL.".len()..][..1]
-}
 
 /// The calls of `SENT` for an algorithm.
 fn calls(name: &str) -> impl Iterator<Item = (String, String)> {

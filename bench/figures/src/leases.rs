@@ -259,7 +259,9 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
     let run = |scenario: Scenario| UNITS.map(|units| Simulation::new(units, scenario.clone()).run());
     let (quiet, busy) = (run(Scenario::many(MANY / 2)), run(Scenario::many(2 * MANY)));
     let unequal = run(Scenario::slow_beside_hot());
-    println!("| units | commands for 100 decisions at half the limit | at twice the limit | beyond | used | slow |");
+    println!(
+        "| units | commands for 100 decisions at half the limit | at twice the limit | beyond | used | slow |"
+    );
     println!("| --- | --- | --- | --- | --- | --- |");
     for ((quiet, busy), unequal) in quiet.iter().zip(&busy).zip(&unequal) {
         println!(
@@ -272,7 +274,8 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
             unequal.first_percent,
         );
     }
-    let title = "Commands for 100 decisions on a key that 1,000 processes share, by the largest lease of each";
+    let title =
+        "Commands for 100 decisions on a key that 1,000 processes share, by the largest lease of each";
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
     let (_, panel) = canvas.split_vertically(40);
     let last = UNITS.len() as f64 - 1.0;
@@ -292,10 +295,8 @@ pub fn draw(canvas: &Canvas) -> Result<()> {
         .x_desc("units")
         .y_label_formatter(&|n| format!("{n}"))
         .draw()?;
-    let lines = [
-        ("half of the limit is asked for", &quiet, LOG),
-        ("twice the limit is asked for", &busy, ALL),
-    ];
+    let lines =
+        [("half of the limit is asked for", &quiet, LOG), ("twice the limit is asked for", &busy, ALL)];
     for (line, (label, outcomes, color)) in lines.into_iter().enumerate() {
         let commands = outcomes.iter().map(|outcome| 100.0 * outcome.commands_per_decision);
         let points = commands.enumerate().map(|(x, y)| (x as f64, y));

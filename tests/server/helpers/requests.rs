@@ -2,6 +2,8 @@
 
 use harness::{COMMANDS, Figures, Server, figures};
 use redis::Value;
+use redis_rl::encoding::decode_effect;
+use redis_rl::limiter::Effect;
 
 /// The algorithms, as RL.ALL names them.
 pub const ALGORITHMS: [&str; COMMANDS.len()] = {
@@ -24,6 +26,15 @@ pub const REQUESTS: [&str; COMMANDS.len() + 1] = {
     }
     names
 };
+
+/// The letter of an algorithm in effects, by the name of its command.
+pub fn letter(command: &str) -> char {
+    let counts_by = |letter: char| match decode_effect(format!("{letter}@1/1s").as_bytes()) {
+        Some(Effect::Counted(counted)) => counted.algorithm.command().to_str() == Ok(command),
+        _ => false,
+    };
+    ('A'..='Z').find(|letter| counts_by(*letter)).expect("an algorithm")
+}
 
 /// The reply to RL.ALL, parsed.
 #[derive(Clone, Debug, PartialEq)]
