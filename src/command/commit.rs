@@ -26,50 +26,24 @@ pub type Asked<'r> = (Algorithm, &'r [Quota], Cost);
 /// modules. Returns the call, and an upper bound on the waits in the reply, in milliseconds.
 #[inline(always)]
 pub fn close_decided<'c, 'a>(
-    key: OpenKey<'c, 'a, ToWrite>,
-    fresh: Option<Limiter>,
+    mut key: OpenKey<'c, 'a, ToWrite>,
+    mut fresh: Option<Limiter>,
     (algorithm, quotas, cost): Asked,
     time: Time,
     outcome: &Outcome,
 ) -> (&'c mut Call<'a>, u64) {
-    if fresh.is_some() || outcome.emptied || outcome.expiry_facts(time).may_move_expiry() {
-        return close_and_move(key, fresh, algorithm, quotas, cost, time, *outcome);
-    }
     let name = key.name();
-    if outcome.changed() {
-        key.call().replicate(name, || Effect::of(algorithm, quotas, cost, outcome, None));
-    }
-    let longest_wait_ms = longest_wait_ms(&key, time, outcome);
-    let call = key.close();
-    if outcome.changed() {
-        call.signal_modified(name);
-    }
-    (call, longest_wait_ms)
-}
-
-/// The same for a key that is new, emptied, or may expire at another time.
-#[cold]
-#[inline(never)]
-fn close_and_move<'c, 'a>(
-    mut key: OpenKey<'c, 'a, ToWrite>,
-    mut fresh: Option<Limiter>,
-    algorithm: Algorithm,
-    quotas: &[Quota],
-    cost: Cost,
-    time: Time,
-    outcome: Outcome,
-) -> (&'c mut Call<'a>, u64) {
-    let name = key.name();
-    let moved = new_expiry(key.handle_mut(), fresh.as_mut(), time, &outcome);
+    let moved = new_expiry(key.handle_mut(), fresh.as_mut(), time, outcome);
     let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
     let replicate = |call: &Call| {
-        call.replicate(name, || Effect::of(algorithm, quotas, cost, &outcome, moved));
+        call.replicate(name, || Effect::of(algorithm, quotas, cost, outcome, moved));
     };
-    close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, &outcome))
+    close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, outcome))
 }
 
 /// Stores `fresh` in an empty key if anything was counted, sets the expiry if it moved, closes the key, and tells other
 /// modules. Sends what was done to copies by `replicate`. Returns the call, and what `longest_wait_ms` says of the key.
+#[inline(always)]
 pub fn close_and_tell<'c, 'a>(
     mut key: OpenKey<'c, 'a, ToWrite>,
     fresh: Option<Limiter>,
