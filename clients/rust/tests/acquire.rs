@@ -94,15 +94,16 @@ async fn a_wait_that_is_dropped_takes_nothing() {
     let server = Server::start();
     let redis = server.connect_async("resp3").await;
     let hourly = Quota::per_hour(100);
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     for (cost, round) in [(1, 1), (40, 2)] {
+        // That of the connection stays.
+        wait_for("the tasks of the last round to end", || tasks() <= 1);
         server.freeze();
         let mut connection = redis.clone();
         let waiting =
             tokio::spawn(async move { connection.rl_acquire(Algorithm::Log, "key", hourly, cost).await });
         // Until it has asked.
-        wait_for("the command to be on its way", || {
-            tokio::runtime::Handle::current().metrics().num_alive_tasks() > 2
-        });
+        wait_for("the command to be on its way", || tasks() > 2);
         waiting.abort();
         assert!(waiting.await.expect_err("it is dropped").is_cancelled());
         server.thaw();
