@@ -260,6 +260,34 @@ describe("connections", () => {
         }
       });
 
+      // On one server both are one command.
+      test(
+        "of two slots one is away: what the other took goes back",
+        { skip: !kind.includes("cluster") },
+        async () => {
+          const limiter = await connect(kind);
+          const key = `{bar}${aKey()}`;
+          const limit = rateLimit(
+            limiter,
+            [
+              { name: "here", quotas: "100/h", key },
+              { name: "away", quotas: "100/h", key: "{foo}" },
+            ],
+            { fail: "closed", timeoutMs: 100, onError: () => {} },
+          );
+          await waitFor("connections", async () => (await statusOf(limit)) === 200);
+          const before = await used(`here:${key}`, limiter);
+          const [, , last] = servers.cluster as [Server, Server, Server];
+          last.freeze();
+          try {
+            assert.equal(await statusOf(limit), 503);
+          } finally {
+            last.thaw();
+          }
+          await waitFor("what goes back", async () => (await used(`here:${key}`, limiter)) === before);
+        },
+      );
+
       test("connections that fall silent are given up: the next requests ask on new ones", async () => {
         const [limiter, forwarders] = await connectThrough(kind);
         const { ask } = middleware(limiter, aKey(), { timeoutMs: 100, fail: "closed" });

@@ -167,9 +167,10 @@ export class KeyState<R extends Request> {
     const flight = this.#flight;
     if (flight === undefined) return;
     this.#flight = undefined;
-    // What was decided as a whole stays counted for whoever no longer awaits it: nobody can tell as of which time to
+    // What was decided as a whole stays counted for whoever no longer awaits it, unless the reply tells as of which time to
     // give it back.
-    const whole = reply.limited ? 0 : flight.requests.reduce((sum, { cost }) => sum + cost, 0);
+    const awaited = flight.requests.reduce((sum, { cost }) => sum + cost, 0);
+    const whole = reply.limited ? 0 : reply.at === undefined ? awaited : flight.cost;
     let rest = reply.taken ?? whole;
     const refused: R[] = [];
     const answer = (request: R, isAllowed: boolean) => {
