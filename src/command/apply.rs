@@ -35,8 +35,22 @@ fn count(call: &mut Call, counted: &Counted) -> Result<(), Refusal> {
     let before = Before::of(&key, counted);
     let mut fresh = None;
     let done = before.apply(key.handle_mut().limiter_or(&mut fresh, counted.algorithm).accept(counted)?);
-    commit::close_and_tell(key, fresh, done, |call| call.replicate_verbatim(), |_| u64::MAX);
+    let replicate = |call: &Call| match tells(counted, &done) {
+        true => call.replicate_verbatim(),
+        false => call.replicate(name, || Effect::Counted(told(counted.clone(), &done))),
+    };
+    commit::close_and_tell(key, fresh, done, replicate, |_| u64::MAX);
     Ok(())
+}
+
+/// Whether the effect tells when the key expires now. If not, copies of this server would work it out by their own clocks.
+fn tells(counted: &Counted, done: &Applied) -> bool {
+    counted.expires == done.moved.into()
+}
+
+/// The effect as copies get it, with the time at which the key expires.
+fn told(counted: Counted, done: &Applied) -> Counted {
+    Counted { expires: done.moved.into(), ..counted }
 }
 
 fn expire(call: &mut Call, at: UnixMs) -> Result<(), Refusal> {
@@ -70,7 +84,7 @@ impl Before {
     fn of(key: &Handle, counted: &Counted) -> Before {
         let is_untold = counted.expires == Expires::Untold;
         let expires_at = if is_untold { key.expires_at() } else { None };
-        Before { is_new: key.limiter().is_none(), expires_at }
+        Before { is_new: key.limiter().is_none_or(Limiter::is_empty), expires_at }
     }
 
     fn apply(self, accepted: Accepted) -> Applied {
@@ -107,12 +121,19 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
         done.push(accepted.map(|(before, units)| before.apply(units)));
     }
 
+    let all_tell = effects.iter().zip(&done).all(|(effect, done)| match (effect, done) {
+        (Effect::Counted(counted), Some(done)) => tells(counted, done),
+        _ => true,
+    });
     let mut changes = SmallList::new();
     for (((key, fresh), effect), done) in keys.handles().iter_mut().zip(fresh).zip(effects).zip(done) {
         changes.extend(update(key, fresh, effect, done));
     }
     let call = keys.close();
-    commit::tell(call, changes, |call, _| call.replicate_verbatim());
+    commit::tell(call, changes, |call, changes| match all_tell {
+        true => call.replicate_verbatim(),
+        false => call.replicate_all(changes.iter().map(|change| (change.name, change.effect.clone()))),
+    });
     Ok(())
 }
 
@@ -137,8 +158,8 @@ fn update<'a>(
     let name = key.name();
     let effect = match (effect, done) {
         (_, Some(Applied { emptied: true, .. })) => Effect::Deleted,
-        (Effect::Counted(counted), Some(Applied { changed: true, moved, .. })) => {
-            Effect::Counted(Counted { expires: moved.into(), ..counted })
+        (Effect::Counted(counted), Some(done @ Applied { changed: true, .. })) => {
+            Effect::Counted(told(counted, &done))
         }
         (Effect::Counted(_), Some(Applied { moved: Some(at), .. })) => Effect::Moved(at),
         (Effect::Counted(_), _) => return None,

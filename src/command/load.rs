@@ -18,9 +18,16 @@ impl Command for Load {
             return Err(Refusal::BUSY_KEY);
         }
         let limiter = encoding::decode(payload.bytes()).map_err(|_| Refusal::PAYLOAD)?;
-        key.call().replicate_verbatim();
-        let call = key.insert(limiter);
-        call.signal_modified(name);
+        let call = match limiter.is_empty() {
+            // It counts as a missing key.
+            true => key.close(),
+            false => {
+                key.call().replicate_verbatim();
+                let call = key.insert(limiter);
+                call.signal_modified(name);
+                call
+            }
+        };
         call.reply_ok();
         Ok(())
     }

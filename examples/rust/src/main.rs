@@ -36,7 +36,10 @@ async fn generate(
         let reply = text.split_whitespace().chain(text.split_whitespace()).collect::<Vec<_>>().join(" ");
         Ok((settled, Json(json!({"reply": reply, "tokens": 3 * words}))).into_response())
     });
-    task.await.unwrap_or_else(|_| Err(StatusCode::INTERNAL_SERVER_ERROR.into_response()))
+    match task.await {
+        Ok(answer) => answer,
+        Err(_) => Ok(StatusCode::INTERNAL_SERVER_ERROR.into_response()),
+    }
 }
 
 #[tokio::main]
