@@ -6,8 +6,8 @@
 //! - `keyspace`: the native type, and a safe handle on one key.
 //! - `server`: the current call, the clock, replication, registration, the server's log, the allocator.
 //! - `stats`: the counters shown in INFO.
-//! - [`request`]: parses arguments, and holds every error text.
 //! - [`encoding`]: a limiter as versioned bytes, an effect as a word.
+//! - [`request`]: parses arguments, and holds every error text.
 //! - [`limiter`]: the algorithms. Pure, as are the two modules above it.
 
 mod command;
@@ -18,3 +18,53 @@ mod module;
 pub mod request;
 mod server;
 mod stats;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// From top to bottom, as above.
+    const LAYERS: [&str; 8] =
+        ["module", "command", "keyspace", "server", "stats", "encoding", "request", "limiter"];
+
+    /// The files of a module.
+    fn files(module: &str) -> Vec<PathBuf> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let (mut found, mut folders) =
+            (vec![source.join(module).with_extension("rs")], vec![source.join(module)]);
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten() {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() { folders.push(path) } else { found.push(path) }
+            }
+        }
+        found.retain(|file| file.exists());
+        found
+    }
+
+    /// The modules that a line names after `crate::`, alone or in braces.
+    fn named(line: &str) -> impl Iterator<Item = &str> {
+        let uses = line.split("crate::").skip(1);
+        uses.flat_map(|used| match used.strip_prefix('{') {
+            Some(several) => several.split(", ").collect::<Vec<_>>(),
+            None => vec![used],
+        })
+        .map(|used| used.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default())
+    }
+
+    #[test]
+    fn each_module_calls_only_those_below_it() {
+        for (place, module) in LAYERS.iter().enumerate() {
+            let files = files(module);
+            assert!(!files.is_empty(), "{module}");
+            for file in files {
+                let text = fs::read_to_string(&file).expect("a source file");
+                for used in text.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(named) {
+                    let layer = LAYERS.iter().position(|layer| *layer == used);
+                    assert!(layer.is_none_or(|layer| layer >= place), "{} calls {used}", file.display());
+                }
+            }
+        }
+    }
+}

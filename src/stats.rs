@@ -3,6 +3,8 @@
 //!
 //! Only requests of clients count, not commands from a master or an append-only file.
 
+// Inlined for single commands: see `command::take`.
+
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 

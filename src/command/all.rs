@@ -38,7 +38,7 @@ impl Command for All {
         let decided = several::decide(limiters.map(|((key, request), tiers)| request.on(key, tiers)), time)?;
         let limited = decided.is_limited();
         // From here on nothing fails.
-        let finished = if all.force || !limited { decided.commit() } else { decided.leave() };
+        let finished = decided.settle(all.force);
 
         let mut changes: SmallList<Change> = SmallList::new();
         for ((key, request), finished) in keys.handles().iter_mut().zip(&mut requests).zip(&finished.keys) {

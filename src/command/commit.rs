@@ -3,6 +3,8 @@
 //! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
+// Inlined for single commands: see `command::take`.
+
 use crate::keyspace::{Handle, OpenKey, ToWrite};
 use crate::limiter::{
     Algorithm, Applied, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs,
@@ -41,8 +43,9 @@ pub fn close_decided<'c, 'a>(
     close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, outcome))
 }
 
-/// Stores `fresh` in an empty key if anything was counted, sets the expiry if it moved, closes the key, and tells other
-/// modules. Sends what was done to copies by `replicate`. Returns the call, and what `longest_wait_ms` says of the key.
+/// Sends what was done to copies by `replicate`, while the key is open: that calls no other module. Stores `fresh` in an
+/// empty key if anything was counted, sets the expiry if it moved, closes the key, and tells other modules. Returns the
+/// call, and what `longest_wait_ms` says of the key.
 #[inline(always)]
 pub fn close_and_tell<'c, 'a>(
     mut key: OpenKey<'c, 'a, ToWrite>,

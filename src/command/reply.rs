@@ -1,5 +1,7 @@
 //! The replies of the rate-limiting commands.
 
+// Inlined for single commands: see `command::take`.
+
 use crate::limiter::{UnixMs, Verdict};
 use crate::server::Call;
 

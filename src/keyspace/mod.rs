@@ -1,6 +1,8 @@
 //! The native type `ratelimit`, and a safe handle on one key of it.
 #![allow(unsafe_code)]
 
+// Inlined for single commands: see `command::take`.
+
 mod ffi;
 
 use std::ffi::{c_int, c_longlong};

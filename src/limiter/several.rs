@@ -48,17 +48,10 @@ impl Several<'_> {
         self.limited
     }
 
-    /// Counts the units in every key, or gives them back.
-    pub fn commit(self) -> Finished {
-        self.finish(true)
-    }
-
-    /// Leaves every limiter as it is.
-    pub fn leave(self) -> Finished {
-        self.finish(false)
-    }
-
-    fn finish(self, counts: bool) -> Finished {
+    /// Counts the units in every key, or gives them back, if all keys allow it or if `force` is set. Otherwise leaves every
+    /// limiter as it is.
+    pub fn settle(self, force: bool) -> Finished {
+        let counts = force || !self.limited;
         let mut finished = Finished { keys: Keys::new(), rows: Rows::new() };
         for decided in self.keys {
             let (limited, first_row) = (decided.limited, finished.rows.len());

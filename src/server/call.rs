@@ -1,5 +1,7 @@
 //! The current call of a command: its arguments, the keys that it may open, and its replies.
 
+// Inlined for single commands: see `command::take`.
+
 use std::ffi::{c_int, c_long, c_longlong};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};

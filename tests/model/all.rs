@@ -76,7 +76,7 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
     });
     let decided = several::decide(requests, time).ok()?;
     let limited = decided.is_limited();
-    let finished = if force || !limited { decided.commit() } else { decided.leave() };
+    let finished = decided.settle(force);
     let retry_after = finished.rows.iter().map(|row| row.retry_after).max()?;
     Some(Answer {
         limited,

@@ -6,7 +6,7 @@ use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
 use redis_rl::limiter::{
-    Algorithm, Cost, Decided, Decision, Limiter, MAX_COUNT, MAX_SAFE_INTEGER, Tiers, Time, UnixMs, WindowMs,
+    Algorithm, Cost, Decision, Limiter, MAX_COUNT, MAX_SAFE_INTEGER, Tiers, Time, UnixMs, WindowMs,
 };
 
 use crate::calls::{Act, Call, History, answer, decide, peek, quota};
@@ -131,24 +131,23 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Decides on every call, leaves it, and commits it in a copy.
+/// Decides on every call, drops that, and commits it in a copy.
 fn decides_then_commits(history: &History) -> TestCaseResult {
     let mut limiter = Limiter::new(history.algorithm);
     for call in &history.calls {
         let call = &Call { act: if call.act == Act::Peek { Act::Peek } else { Act::Force }, ..call.clone() };
         let before = (encode(&limiter), limiter.source(), limiter.heap_bytes());
         let mut tiers = Tiers::default();
-        let left = decide(&mut limiter, &mut tiers, call).map(Decided::leave);
+        let left = decide(&mut limiter, &mut tiers, call).map(|decided| decided.is_limited());
         prop_assert_eq!((encode(&limiter), limiter.source(), limiter.heap_bytes()), before, "{:?}", call);
 
         let mut copy = limiter.clone();
         let taken = answer(&mut limiter, call);
         prop_assert_eq!(left.is_ok(), taken.is_ok());
-        let (Ok(left), Ok(taken)) = (left, taken) else { continue };
-        prop_assert_eq!(left.verdict, peek(&copy, &call.quotas, call.cost, call.now));
-        prop_assert!(!left.outcome.changed());
+        let (Ok(limited), Ok(taken)) = (left, taken) else { continue };
+        prop_assert_eq!(limited, peek(&copy, &call.quotas, call.cost, call.now).limited);
         if call.act == Act::Force {
-            let decided = decide(&mut copy, &mut tiers, call).map(Decided::commit);
+            let decided = decide(&mut copy, &mut tiers, call).map(|decided| decided.settle(true));
             let Decision { verdict, outcome } = decided.expect("it was decided before");
             prop_assert_eq!(verdict, taken.verdict, "{:?}", call);
             prop_assert_eq!(outcome.changed().then_some(outcome.as_of.get()), taken.changed);
