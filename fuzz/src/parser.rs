@@ -79,10 +79,11 @@ impl Meant {
     }
 
     fn is(&self, request: &Request) -> bool {
-        let cost = request.cost.get();
-        request.quotas[..] == self.quotas
-            && i128::from(cost) == self.cost.unwrap_or(1)
-            && request.mode == self.mode
-            && request.at.map(|at| i128::from(at.get())) == self.at
+        // Every field, so that a new one is asked for here.
+        let Request { quotas, cost, mode, at } = request;
+        quotas[..] == self.quotas
+            && i128::from(cost.get()) == self.cost.unwrap_or(1)
+            && *mode == self.mode
+            && at.map(|at| i128::from(at.get())) == self.at
     }
 }

@@ -84,7 +84,9 @@ impl Before {
     fn of(key: &Handle, counted: &Counted) -> Before {
         let is_untold = counted.expires == Expires::Untold;
         let expires_at = if is_untold { key.expires_at() } else { None };
-        Before { is_new: key.limiter().is_none_or(Limiter::is_empty), expires_at }
+        // One that holds nothing counts as missing, but a time to live that it has is the master's.
+        let is_new = key.limiter().is_none_or(|limiter| limiter.is_empty() && key.expires_at().is_none());
+        Before { is_new, expires_at }
     }
 
     fn apply(self, accepted: Accepted) -> Applied {

@@ -176,11 +176,13 @@ proptest! {
         prop_assert!(request.at.is_none_or(|at| at <= UnixMs::MAX));
         prop_assert!(options == Options::CostAndMode || request.mode == Mode::AllOrNothing);
 
+        // Every field, so that a new one is asked for here.
+        let Request { quotas, cost, mode, at } = request.clone();
         let meant = Meant {
             quotas: quotas.to_vec(),
-            cost: Some(request.cost.get()),
-            mode: request.mode,
-            at: request.at.map(|at| at.get()),
+            cost: Some(cost.get()),
+            mode,
+            at: at.map(|at| at.get()),
         };
         prop_assert_eq!(parse(&meant.written(&style), options), Some(request));
     }

@@ -7,6 +7,7 @@ use harness::{
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
+use crate::helpers::expiries::assert_copy;
 use crate::helpers::requests::letter;
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
@@ -367,6 +368,39 @@ fn effects_of_version_1_1_0_are_applied_and_every_key_expires() {
         apply("", NOW + 3_600_000);
         assert!(pttl() > 0, "{name} {sign}");
         server.value("DEL k");
+    }
+}
+
+#[test]
+fn copies_of_a_server_that_applies_an_effect_of_version_1_1_0_are_told_when_its_key_expires() {
+    let master = Server::with_clock_at(NOW, &[]);
+    let replica = Server::replica_of(&master, &[]);
+    let mut stream = ReplicationStream::of(&master);
+    for name in COMMANDS {
+        let letter = letter(name);
+        for sign in SIGNS_OF_1_1_0 {
+            let old = format!("{letter}5{sign}{NOW}/1h");
+            // As a copy does that lags behind, or an append-only file that is loaded later.
+            replica.set_clock(NOW + 5_000);
+            master.value(&format!("RL.APPLY one {old}"));
+            let told =
+                |key: &str| format!("{letter}5:{NOW}/1h>{}", master.integer(&format!("PEXPIRETIME {key}")));
+            assert_eq!(stream.commands(&master), [format!("RL.APPLY one {}", told("one"))]);
+            master.value(&format!(
+                "RL.APPLY some {old} none {letter}5:{NOW}/1h more {letter}:{NOW}/1h>{}",
+                NOW + 9
+            ));
+            let words = [told("some"), told("none"), format!("{letter}:{NOW}/1h>{}", NOW + 9)];
+            let [some, none, more] = words;
+            assert_eq!(stream.commands(&master), [format!("RL.APPLY some {some} none {none} more {more}")]);
+            // What is left of it, if it moves nothing.
+            master.value("PERSIST one");
+            master.value(&format!("RL.APPLY one {letter}@{NOW}/1h"));
+            assert_eq!(stream.commands(&master)[1..], [format!("RL.APPLY one {letter}:{NOW}/1h")]);
+            assert_copy(&master, &replica, name);
+            master.value("FLUSHALL");
+            stream.commands(&master);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use harness::Server;
+use harness::{COMMANDS, Server};
 use redis_rl::request::{Options, Request};
 
 use crate::helpers::nodes::cli;
@@ -83,7 +83,8 @@ fn a_page_that_shows_a_different_reply_is_detected() {
 #[test]
 fn each_command_has_a_page_that_agrees_with_command_docs() {
     let server = Server::start();
-    for name in ["rl.fixed", "rl.sliding", "rl.log", "rl.all", "rl.peek", "rl.info"] {
+    for name in COMMANDS.into_iter().chain(["RL.ALL", "RL.PEEK", "RL.INFO"]) {
+        let name = name.to_ascii_lowercase();
         let page = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/commands/{name}.md")));
         let docs: Vec<redis::Value> =
             redis::from_redis_value(server.value(&format!("COMMAND DOCS {name}"))).expect("an entry");
@@ -92,7 +93,24 @@ fn each_command_has_a_page_that_agrees_with_command_docs() {
             let text: String = redis::from_redis_value_ref(&fields[field]).expect("text");
             assert!(page.contains(&text), "the page of {name} lacks its {field}: {text}");
         }
+        let syntax = page.lines().find_map(|line| line.strip_prefix("    RL.")).expect("its syntax");
+        let tokens = tokens(&fields["arguments"]);
+        assert_eq!(tokens.is_empty(), name == "rl.info", "{name}: {tokens:?}");
+        for token in tokens {
+            assert!(syntax.contains(&token), "the page of {name} lacks {token}: {syntax}");
+        }
     }
+}
+
+/// The words of options in the `arguments` of COMMAND DOCS.
+fn tokens(arguments: &redis::Value) -> Vec<String> {
+    let Some(items) = arguments.as_sequence() else { return Vec::new() };
+    let named = |name: &str, value: &redis::Value| {
+        redis::from_redis_value_ref(value).is_ok_and(|text: String| text == name)
+    };
+    let own = items.windows(2).filter(|pair| named("token", &pair[0]));
+    let own = own.filter_map(|pair| redis::from_redis_value_ref(&pair[1]).ok());
+    own.chain(items.iter().flat_map(tokens)).collect()
 }
 
 #[test]

@@ -108,6 +108,17 @@ fn an_existing_key_of_any_type_is_left_unchanged() {
 const HOLDS_NOTHING: usize = 2;
 
 #[test]
+fn a_payload_that_holds_nothing_makes_no_key() {
+    let server = Server::start();
+    let mut stream = ReplicationStream::of(&server);
+    for tag in 1..=COMMANDS.len() as u8 {
+        assert_eq!(load(&mut server.connect(), b"nothing", &[1, tag]), Ok(Value::Okay));
+        assert_eq!(server.integer("EXISTS nothing"), 0);
+    }
+    assert!(stream.commands(&server).is_empty());
+}
+
+#[test]
 fn a_damaged_payload_is_refused_or_is_that_of_another_key() {
     let server = server();
     fill(&server);
