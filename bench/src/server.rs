@@ -45,7 +45,7 @@ impl Setup {
         Ok(Setup { servers, modules, has_cell, quick: set("BENCH_QUICK").is_some(), only })
     }
 
-    /// Whether to measure a part: `instructions`, `throughput`, `logs` or `memory`.
+    /// Whether to measure a part: `instructions`, `cache`, `throughput`, `logs` or `memory`.
     pub fn wants(&self, part: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == part)
     }
