@@ -1,6 +1,7 @@
 //! `make bench` measures what a request costs, in one run. Progress goes to stderr.
 
 mod bench;
+mod cache;
 mod callgrind;
 mod file;
 mod logs;
@@ -27,6 +28,9 @@ fn main() -> Result<()> {
     println!("{}\n", headline(&setup, &tools)?);
     if setup.wants("instructions") {
         sections::instructions(&setup, &tools, &mut report)?;
+    }
+    if setup.wants("cache") {
+        sections::cache_misses(&setup, &tools, &mut report)?;
     }
     if setup.wants("throughput") {
         sections::throughput(&setup, &tools, &mut report)?;

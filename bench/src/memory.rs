@@ -67,8 +67,12 @@ fn times_at_random(now_ms: u64, span_ms: u64, count: usize, seed: u64) -> Vec<u6
     times
 }
 
-/// used_memory per key, for keys created by the commands. Names have 15 bytes.
-fn bytes_of_each(server: &Server, keys: usize, commands: impl FnMut(usize) -> Vec<String>) -> Result<f64> {
+/// used_memory per key, for keys created by the commands.
+pub fn bytes_of_each(
+    server: &Server,
+    keys: usize,
+    commands: impl FnMut(usize) -> Vec<String>,
+) -> Result<f64> {
     // A new connection for each measurement, since the buffers of a busy one are large.
     let used_memory = || -> Result<f64> {
         Ok(info(&mut server.connect()?, "used_memory")?.context("no used_memory")?.parse()?)
@@ -79,7 +83,8 @@ fn bytes_of_each(server: &Server, keys: usize, commands: impl FnMut(usize) -> Ve
     Ok((used_memory()? - before) / keys as f64)
 }
 
-fn name(key: usize) -> String {
+/// The name of a key, of 15 bytes.
+pub fn name(key: usize) -> String {
     format!("key:{key:011}")
 }
 

@@ -6,12 +6,13 @@ use std::thread;
 use anyhow::{Result, ensure};
 
 use crate::bench::{Bench, Counter, Tools};
+use crate::cache::ManyKeys;
 use crate::file::InFile;
 use crate::logs::LargeLog;
 use crate::memory::{Keeping, bytes_a_key, bytes_a_unit, bytes_of_counters, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
 use crate::scripts::Loaded;
-use crate::server::{Setup, clock_ms, flush, pipeline, send_all};
+use crate::server::{Server, Setup, clock_ms, flush, pipeline, send_all};
 use crate::throughput::Spread;
 use crate::workload::{Algorithm, Workload};
 
@@ -201,6 +202,28 @@ fn count_section(
     }
     Ok(rows)
 }
+
+/// Cache misses of the first server for a request, where keys are many.
+pub fn cache_misses(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
+    if !tools.valgrind {
+        return Ok(());
+    }
+    let alone = &setup.alone();
+    // Between two doublings of the server's tables, lest it moves their rows meanwhile.
+    let keys = setup.size(250_000, 30_000);
+    let version = Server::start(alone, setup.first_server(), &[])?.version()?;
+    let title = format!("Cache misses over {} keys at random, {version}", grouped(keys as f64));
+    report.table(title, ["", "misses for a request", "bytes of a key (used_memory)"], CACHE_MISSES);
+    for requests in ManyKeys::all() {
+        eprintln!("counting cache misses: {}", requests.name);
+        let measured = requests.measure(alone, keys)?;
+        report.row([requests.name.into(), format!("{:.1}", measured.misses), grouped(measured.bytes)]);
+    }
+    Ok(())
+}
+
+const CACHE_MISSES: &str = "\
+By callgrind, which simulates a last-level cache of 2 MB. Names have 15 bytes, and every key has a time to live.";
 
 /// Requests a second.
 pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {

@@ -54,7 +54,7 @@ impl Setup {
         })
     }
 
-    /// Whether to measure a part: `instructions`, `throughput`, `logs` or `memory`.
+    /// Whether to measure a part: `instructions`, `cache`, `throughput`, `logs` or `memory`.
     pub fn wants(&self, part: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == part)
     }
