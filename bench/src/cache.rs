@@ -34,8 +34,8 @@ impl ManyKeys {
             next: "INCR #".into(),
         };
         let takes = Algorithm::ALL.map(|algorithm| {
-            let take = format!("{} # 100 30d", algorithm.command());
-            ManyKeys { name: algorithm.command(), first: vec![take.clone()], next: take }
+            let take = format!("{} # 100 30d", algorithm.command);
+            ManyKeys { name: algorithm.command, first: vec![take.clone()], next: take }
         });
         [incr].into_iter().chain(takes).collect()
     }
