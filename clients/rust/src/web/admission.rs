@@ -33,6 +33,8 @@ pub(crate) struct Standing {
     pub share: Share,
     /// What goes back if the request is refused after all.
     pub taken: Option<Taken>,
+    /// Whether it is refused after all: nothing is settled any more.
+    pub is_over: bool,
     /// Of each quota, or of the tightest; none if nothing is known.
     pub rows: Vec<Verdict>,
 }
@@ -40,6 +42,7 @@ pub(crate) struct Standing {
 impl Standing {
     /// As if it had taken nothing; tells what it had.
     fn give_back(&mut self) -> Option<Taken> {
+        self.is_over = true;
         let taken = self.taken.take()?;
         for row in &mut self.rows {
             row.remaining = (row.remaining + taken.share.cost.max(0).unsigned_abs()).min(row.limit);
@@ -151,6 +154,9 @@ impl Admission {
         let (before, shares) = {
             let mut all = self.standing();
             let before = all[place].clone();
+            if before.is_over {
+                return;
+            }
             // Whoever settles again goes on from here: nothing is sent twice.
             all[place].share.cost = used;
             if let Some(taken) = &mut all[place].taken {
@@ -178,6 +184,12 @@ impl Admission {
         let standing = &mut all[place];
         match settled {
             Ok(Decision { at, rows, .. }) => {
+                if standing.is_over {
+                    // Meanwhile what it had taken before went back.
+                    let late = Share { cost: more.max(0), ..share };
+                    drop(all);
+                    return back.release(vec![Taken::new(place, late, at)]);
+                }
                 let settled = Taken::new(place, Share { cost: used, ..share }, at);
                 standing.taken = Some(settled.at_latest(taken.and_then(|taken| taken.at)));
                 standing.rows = rows;

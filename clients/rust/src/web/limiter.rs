@@ -473,7 +473,7 @@ fn share(policy: &Policy, client: Client, is_tagged: bool, cost: Option<i64>) ->
     // The server refuses a larger one, which no limit allows anyway.
     let share =
         local::Share { key: key.into_bytes().into(), rules: policy.rules(), cost: cost.min(MAX_COST) };
-    Ok(Standing { client, share, taken: None, rows: Vec::new() })
+    Ok(Standing { client, share, taken: None, is_over: false, rows: Vec::new() })
 }
 
 fn at(all: All, at: Option<SystemTime>) -> All {

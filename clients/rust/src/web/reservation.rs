@@ -74,7 +74,7 @@ impl Reservation {
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
     /// counted even if it is over the limit, since it has been used. The last settled cost counts. If Redis is away,
-    /// nothing changes.
+    /// or if the request was answered by a refusal, nothing changes.
     ///
     /// An error, answered 500, is a name that no policy has, a number for several, and a negative cost.
     pub async fn settle(&self, used: impl Into<Costs>) -> Result<Reservation, Refusal> {
