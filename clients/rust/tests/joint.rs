@@ -4,13 +4,14 @@
 mod server;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
+use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::{Router, routing::get};
 use redis::aio::ConnectionLike;
@@ -280,4 +281,88 @@ async fn a_request_whose_client_leaves_takes_nothing() {
     limiter.close().await;
     wait_until_used(&server, "plan:a", 2);
     wait_until_used(&server, "leased:a", 2);
+}
+
+#[tokio::test]
+async fn a_request_that_is_served_though_a_limit_further_in_refuses_keeps_what_the_others_took() {
+    async fn guest(reserved: Reservation, own: State<Limiter<Reconnecting>>) -> &'static str {
+        reserved.take(&own, 1).await.map_or("as a guest", |_| "as a member")
+    }
+    async fn fallback(request: Request<Body>, next: Next) -> Response<Body> {
+        let response = next.run(request).await;
+        if response.status() == 403 { "as a guest".into_response() } else { response }
+    }
+    let (server, away) = (Server::start(), Server::start());
+    let outer = limiter(&server, [policy("leased", "2/1h").lease(8), policy("outer", "2/1h")]);
+    let closed = limiter(&away, policy("closed", "100/1h")).fail(Fail::Closed);
+    drop(away);
+    let none = limiter(&server, policy("none", "0/1h"));
+    let inner = get("as a member").route_layer(layer(&none)).route_layer(from_fn(fallback));
+    let apps = [
+        Router::new().route("/", get(guest)).with_state(none),
+        Router::new().route("/", get(guest)).with_state(closed),
+        Router::new().route("/", inner),
+    ];
+    for app in apps {
+        let app = app.layer(layer(&outer));
+        for left in [1, 0] {
+            let response = ask(&app, "/").await;
+            assert_eq!(response.status(), 200);
+            assert!(fields(&response)[1][0].contains(&format!(r#""outer-1h";r={left};"#)), "{response:?}");
+            assert_eq!(body(response).await, "as a guest");
+        }
+        assert_eq!(ask(&app, "/").await.status(), 429, "no more than the outer limit passes");
+        outer.close().await;
+        for key in ["leased:{192.0.2.1}", "outer:{192.0.2.1}"] {
+            assert_eq!(used(server.connect(), key), 2, "{key}");
+            server.connect().rl_reset(key).expect("a reply");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_refused_settles_nothing() {
+    let (server, kept) = (Server::start(), Arc::new(Mutex::new(Vec::new())));
+    let outer = limiter(&server, policy("outer", "1000/1h").cost(500));
+    let own = limiter(&server, policy("own", "0/1h"));
+    let keep = kept.clone();
+    let handler = async move |reserved: Reservation| {
+        keep.lock().expect("no panic").push(reserved.clone());
+        reserved.take(&own, 1).await.map(|_| "")
+    };
+    let app = Router::new().route("/", get(handler)).layer(layer(&outer));
+    assert_eq!(ask(&app, "/").await.status(), 403);
+    outer.close().await;
+    wait_until_used(&server, "outer:192.0.2.1", 0);
+    let reserved = kept.lock().expect("no panic").remove(0);
+    let asked = calls(&server, "RL.ALL");
+    for used in [420, 0, 900] {
+        let settled = reserved.settle(used).await.expect("one policy");
+        assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").contains(";r=1000;"));
+    }
+    assert_eq!(calls(&server, "RL.ALL"), asked);
+    assert_eq!(used(server.connect(), "outer:192.0.2.1"), 0);
+}
+
+#[tokio::test]
+async fn what_is_being_settled_while_the_request_is_refused_goes_back() {
+    let (server, kept) = (Arc::new(Server::start()), Arc::new(Mutex::new(Vec::new())));
+    let outer = limiter(&server, policy("outer", "1000/1h").cost(500));
+    let own = limiter(&server, policy("own", "0/1h"));
+    let (frozen, keep) = (server.clone(), kept.clone());
+    let handler = async move |reserved: Reservation| {
+        let refused = reserved.take(&own, 1).await.map(|_| "");
+        frozen.freeze();
+        let mut settling = Box::pin(async move { reserved.settle(900).await.map(|_| ()) });
+        assert!(timeout(Duration::from_millis(1), &mut settling).await.is_err());
+        keep.lock().expect("no panic").push(settling);
+        refused
+    };
+    let app = Router::new().route("/", get(handler)).layer(layer(&outer));
+    assert_eq!(ask(&app, "/").await.status(), 403);
+    server.thaw();
+    let settling = kept.lock().expect("no panic").remove(0);
+    settling.await.expect("one policy");
+    outer.close().await;
+    wait_until_used(&server, "outer:192.0.2.1", 0);
 }

@@ -307,6 +307,14 @@ async fn a_redis_that_answers_an_error_is_away() {
     let answer =
         Answer::of(&app(limiter(&server, policy("requests", "5/1h")).fail(Fail::Closed)), "/", "a").await;
     assert_eq!(answer.status, 503);
+    // A policy that counts by another algorithm now is to have another name.
+    for (name, algorithm, status) in
+        [("logs", Algorithm::Log, 200), ("logs", Algorithm::Fixed, 503), ("windows", Algorithm::Fixed, 200)]
+    {
+        let policy = policy(name, "5/1h").algorithm(algorithm);
+        let answer = Answer::of(&app(limiter(&server, policy).fail(Fail::Closed)), "/", "a").await;
+        assert_eq!(answer.status, status, "{name} by {algorithm:?}");
+    }
 }
 
 #[tokio::test]

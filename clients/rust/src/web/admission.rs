@@ -33,8 +33,23 @@ pub(crate) struct Standing {
     pub share: Share,
     /// What goes back if the request is refused after all.
     pub taken: Option<Taken>,
+    /// Whether it is refused after all: nothing is settled any more.
+    pub is_over: bool,
     /// Of each quota, or of the tightest; none if nothing is known.
     pub rows: Vec<Verdict>,
+}
+
+impl Standing {
+    /// As if it had taken nothing; tells what it had.
+    fn give_back(&mut self) -> Option<Taken> {
+        self.is_over = true;
+        let taken = self.taken.take()?;
+        for row in &mut self.rows {
+            row.remaining = (row.remaining + taken.share.cost.max(0).unsigned_abs()).min(row.limit);
+        }
+        self.share.cost = 0;
+        Some(taken)
+    }
 }
 
 /// Whose units are counted.
@@ -108,23 +123,27 @@ impl Admission {
 
     /// What is known of each policy.
     pub(crate) fn told(&self) -> Vec<Told> {
-        let standing = self.standing();
-        let told = self.policies.iter().zip(&*standing).filter(|(_, standing)| !standing.rows.is_empty());
+        self.told_by(&self.standing())
+    }
+
+    /// The same if the request is refused, and what it has taken goes back.
+    pub(crate) fn told_refused(&self) -> Vec<Told> {
+        let mut standing = self.standing().clone();
+        for standing in &mut standing {
+            standing.give_back();
+        }
+        self.told_by(&standing)
+    }
+
+    fn told_by(&self, standing: &[Standing]) -> Vec<Told> {
+        let told = self.policies.iter().zip(standing).filter(|(_, standing)| !standing.rows.is_empty());
         told.map(|(policy, standing)| Told { policy: policy.clone(), rows: standing.rows.clone() }).collect()
     }
 
     /// Gives back what it has taken, once.
     pub(crate) fn release(&self) {
         let Some(Back(back)) = &self.back else { return };
-        let mut taken = Vec::new();
-        for standing in self.standing().iter_mut() {
-            let Some(of_policy) = standing.taken.take() else { continue };
-            for row in &mut standing.rows {
-                row.remaining = (row.remaining + of_policy.share.cost.max(0).unsigned_abs()).min(row.limit);
-            }
-            standing.share.cost = 0;
-            taken.push(of_policy);
-        }
+        let taken = self.standing().iter_mut().filter_map(Standing::give_back).collect();
         back.release(taken);
     }
 
@@ -135,6 +154,9 @@ impl Admission {
         let (before, shares) = {
             let mut all = self.standing();
             let before = all[place].clone();
+            if before.is_over {
+                return;
+            }
             // Whoever settles again goes on from here: nothing is sent twice.
             all[place].share.cost = used;
             if let Some(taken) = &mut all[place].taken {
@@ -162,6 +184,12 @@ impl Admission {
         let standing = &mut all[place];
         match settled {
             Ok(Decision { at, rows, .. }) => {
+                if standing.is_over {
+                    // Meanwhile what it had taken before went back.
+                    let late = Share { cost: more.max(0), ..share };
+                    drop(all);
+                    return back.release(vec![Taken::new(place, late, at)]);
+                }
                 let settled = Taken::new(place, Share { cost: used, ..share }, at);
                 standing.taken = Some(settled.at_latest(taken.and_then(|taken| taken.at)));
                 standing.rows = rows;

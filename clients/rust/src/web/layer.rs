@@ -212,7 +212,8 @@ where
         Box::pin(async move {
             let finished = |mut response: Response<R>| {
                 let is_refused = response.extensions().get::<Refused>().is_some();
-                if is_refused {
+                // Only the answer that leaves all layers is the request's: until then another may take its place.
+                if is_refused && is_outermost {
                     reservation.release();
                 }
                 if is_outermost && response.extensions_mut().remove::<TellsAll>().is_none() {

@@ -233,7 +233,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Takes units for a request, as [`RateLimitLayer`](crate::web::RateLimitLayer) does: by the keys and costs of its
     /// policies.
     ///
-    /// If it is refused, what the layers further out took for it goes back, and the answer tells of theirs too.
+    /// If it is refused, the refusal tells of the layers further out too. What they took goes back if it is the answer.
     pub async fn admit(&self, head: &Parts) -> Result<Admission, Refusal> {
         let outer = Reservation::of(&head.extensions).unwrap_or_else(Reservation::apart);
         let (chosen, is_tagged) = match &self.policies.0 {
@@ -375,7 +375,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
             if self.fail != Some(Fail::Closed) {
                 return Ok(admission);
             }
-            outer.release();
             let away = RedisError::from((redis::ErrorKind::Io, "Redis could not be asked"));
             return Err(Refusal::away(admission.error.unwrap_or(away)));
         }
@@ -392,8 +391,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
             tell(head, &decision, &known);
         }
         if decision.limited {
-            outer.release();
-            let refusal = refusal_of(&[outer.told(), own].concat(), &decision);
+            let refusal = refusal_of(&[outer.told_refused(), own].concat(), &decision);
             return Err(refusal.telling_all(!outer.is_apart()));
         }
         admission.fields = fields_of(&own, false);
@@ -475,7 +473,7 @@ fn share(policy: &Policy, client: Client, is_tagged: bool, cost: Option<i64>) ->
     // The server refuses a larger one, which no limit allows anyway.
     let share =
         local::Share { key: key.into_bytes().into(), rules: policy.rules(), cost: cost.min(MAX_COST) };
-    Ok(Standing { client, share, taken: None, rows: Vec::new() })
+    Ok(Standing { client, share, taken: None, is_over: false, rows: Vec::new() })
 }
 
 fn at(all: All, at: Option<SystemTime>) -> All {

@@ -154,7 +154,7 @@ impl Policy {
         self
     }
 
-    /// Counts by another algorithm.
+    /// Counts by another algorithm. Keys of the one before are errors: give the policy another name then.
     pub fn algorithm(self, algorithm: Algorithm) -> Policy {
         self.with(|inner| inner.algorithm = algorithm)
     }

@@ -22,7 +22,7 @@ struct Inner {
     why: Why,
 }
 
-/// Marks a response that is a refusal, for layers further out: what they took goes back.
+/// Marks a response that is a refusal, for the outermost layer: what all took goes back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refused;
 

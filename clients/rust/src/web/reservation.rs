@@ -56,8 +56,9 @@ impl Reservation {
 
     /// Takes units by another limiter, as when the cost stands in the body, for whom the layers have counted.
     ///
-    /// A number is the cost by each of its policies; several may have costs of their own, by name. If it is refused, what the
-    /// layers took goes back, and the refusal tells of all. It is settled like what they took.
+    /// A number is the cost by each of its policies; several may have costs of their own, by name. The refusal tells
+    /// of all, and what was taken goes back if it is the answer; a request that is answered otherwise keeps it. It is
+    /// settled like what the layers took.
     pub async fn take<C>(&self, limiter: &Limiter<C>, costs: impl Into<Costs>) -> Result<Reservation, Refusal>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -73,7 +74,7 @@ impl Reservation {
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
     /// counted even if it is over the limit, since it has been used. The last settled cost counts. If Redis is away,
-    /// nothing changes.
+    /// or if the request was answered by a refusal, nothing changes.
     ///
     /// An error, answered 500, is a name that no policy has, a number for several, and a negative cost.
     pub async fn settle(&self, used: impl Into<Costs>) -> Result<Reservation, Refusal> {
@@ -123,7 +124,7 @@ impl Reservation {
         self.admissions().push(admission);
     }
 
-    /// Further in the request is refused: what was taken goes back.
+    /// The request is answered by a refusal: what was taken goes back.
     pub(crate) fn release(&self) {
         self.admissions().iter().for_each(Admission::release);
     }
@@ -131,6 +132,11 @@ impl Reservation {
     /// What is known of each policy, the outermost first.
     pub(crate) fn told(&self) -> Vec<Told> {
         self.admissions().iter().flat_map(Admission::told).collect()
+    }
+
+    /// The same if the request is refused, and what was taken goes back.
+    pub(crate) fn told_refused(&self) -> Vec<Told> {
+        self.admissions().iter().flat_map(Admission::told_refused).collect()
     }
 
     /// Whose units the layers further out have counted, everybody's aside; if nobody's, whom the network address tells.
