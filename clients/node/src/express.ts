@@ -66,7 +66,8 @@ export interface RateLimit<R extends Request = Request, S extends ServerResponse
    * Settles what a request has really used: by name of the policy, of whichever middleware, or a number if this one has
    * a single policy. Less than its cost
    * is given back, as of the time when it was taken. More is counted even if that is over the limit. The last settled
-   * cost counts. Header fields that are not yet sent follow. A request that was not limited has nothing to settle.
+   * cost counts. Header fields that are not yet sent follow. A request that was not limited, or was refused, has nothing
+   * to settle.
    */
   settle(request: R, response: S, used: number | Readonly<Record<string, number>>): Promise<void>;
   /** Gives back all leases. */
@@ -172,7 +173,8 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
         }),
       ),
     );
-    tellStanding(request, response);
+    // A refusal has said what counts.
+    if (!visitsOf(request).some(({ asked }) => asked.goesBack)) tellStanding(request, response);
   }
 
   async function middleware(request: R, response: S, next: (error?: unknown) => void): Promise<void> {

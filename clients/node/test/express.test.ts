@@ -568,6 +568,69 @@ describe("express", () => {
       assert.equal((await settle(() => tokens, { requests: 1, tokens: 2 }))[0], 200);
     });
 
+    test("of a request that was refused, here or further in, does nothing", async () => {
+      const app = express();
+      const settled: Promise<void>[] = [];
+      const limit = (name: string, quotas: string) =>
+        rateLimit<express.Request>(client.rl, { name, quotas, cost: 5, key: () => "key" }, PATIENT);
+      const outer = limit("outer", "100/h");
+      const inner = limit("inner", "5/h");
+      app.use((request, response, next) => {
+        response.on("finish", () => settled.push(outer.settle(request, response, { outer: 30, inner: 30 })));
+        next();
+      });
+      app.get("/", outer, inner, (_request, response) => void response.send("hello"));
+      web = await serve(app);
+      const statuses = [(await get()).status, (await get()).status, (await get()).status];
+      assert.deepEqual(statuses, [200, 429, 429]);
+      await waitFor("all to be settled", async () => settled.length === 3);
+      await Promise.all(settled);
+      await waitFor("what goes back", async () => (await used("outer:key")) === 30);
+      assert.equal(await used("inner:key"), 30);
+    });
+
+    test("leaves the fields of a refusal as they are", async () => {
+      const policies = ["100/h", { name: "daily", quotas: "1/d" }];
+      const limit = rateLimit<express.Request, express.Response>(client.rl, policies, {
+        ...PATIENT,
+        async onLimited(request, response) {
+          await limit.settle(request, response, { requests: 30 });
+          response.end();
+        },
+      });
+      const app = express();
+      app.use(limit, (_request, response) => void response.send("hello"));
+      web = await serve(app);
+      await get();
+      assert.match((await get()).limit ?? "", /^"requests-1h";r=99, "daily-1d";r=0;t=86[34]\d\d$/);
+    });
+
+    test("counts nothing if the request is refused further in meanwhile", async () => {
+      let reply = (): void => {};
+      const replied = new Promise<void>((resolve) => (reply = resolve));
+      const slow: RateLimiter = {
+        ...client.rl,
+        async all(rows, options) {
+          const decision = await client.rl.all(rows, options);
+          if (options?.force) await replied;
+          return decision;
+        },
+      };
+      const app = express();
+      const outer = rateLimit(slow, { name: "outer", quotas: "100/h", key: "all" }, PATIENT);
+      let settled: Promise<void> | undefined;
+      const settle: express.RequestHandler = (request, response, next) => {
+        settled = outer.settle(request, response, 30);
+        next();
+      };
+      app.get("/", outer, settle, rateLimit(client.rl, { name: "inner", quotas: "0/h" }, PATIENT));
+      web = await serve(app);
+      assert.equal((await get()).status, 403);
+      reply();
+      await settled;
+      await waitFor("what goes back", async () => (await used("outer:all")) === 0);
+    });
+
     test("asks nothing if all was used", async () => {
       await settling([12, "1h"]);
       await get("/?used=10");
