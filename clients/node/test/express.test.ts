@@ -195,6 +195,27 @@ describe("express", () => {
     assert.equal(await calls(server, "RL.ALL"), 0);
   });
 
+  /** Policies that have so many quotas together. */
+  function policiesOf(quotas: number): Policy[] {
+    return Array.from({ length: Math.ceil(quotas / 8) }, (_, i) => ({
+      name: `p${i}`,
+      quotas: Array.from({ length: Math.min(quotas - 8 * i, 8) }, (_, j) => [9, `${j + 1}h`] as const),
+    }));
+  }
+
+  test("64 quotas together are decided, and one more is an error of the application, also of chosen policies", async () => {
+    const errors: Error[] = [];
+    const [most, more] = [policiesOf(64), policiesOf(65)];
+    await limited((request) => (request.path === "/more" ? more : most), {
+      onError: (error) => errors.push(error),
+    });
+    assert.match((await get()).limit ?? "", /"p7-8h";r=8;/);
+    const { status, text } = await get("/more");
+    assert.equal(status, 500);
+    assert.match(text, /the policies of a request may have 64 quotas together/);
+    assert.deepEqual(errors, []);
+  });
+
   test("keys and costs may be functions, plain or asynchronous; without a key a request is not limited", async () => {
     const user = (request: express.Request) => request.get("User");
     await limited({
@@ -747,6 +768,7 @@ describe("express", () => {
       [{ quotas: [10 ** 15, "1m"] }, /999999999999999/],
       [{ quotas: [5, "1m"], name: "größe" }, /ASCII/],
       [["5/m", { quotas: [6, "1m"] }], /a name of its own/],
+      [policiesOf(65), /the policies of a request may have 64 quotas together/],
     ];
     for (const [policies, reason] of refused) assert.throws(() => rateLimit(client.rl, policies), reason);
     assert.throws(
