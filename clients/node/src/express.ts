@@ -197,6 +197,8 @@ function settlements(
   visits: readonly Visit[],
   limiter: JointLimiter,
 ): [Visit, Share, number][] {
+  if ((used as unknown) === null || (used as unknown) === undefined)
+    throw new TypeError("what was used is a number, or numbers by the names of policies");
   for (const units of typeof used === "object" ? Object.values(used) : [used]) checkedUnits(units);
   if (visits.length === 0) throw new Error("this request has not passed this middleware");
   if (typeof used !== "object") {

@@ -550,6 +550,12 @@ describe("express", () => {
           await assert.rejects(tokens.settle(request, response, used), RangeError);
           await assert.rejects(tokens.settle(request, response, { tokens: used }), RangeError);
         }
+        for (const used of [null, undefined] as unknown as number[]) {
+          await assert.rejects(
+            tokens.settle(request, response, used),
+            /^TypeError: what was used is a number/,
+          );
+        }
         response.send("done");
       });
       web = await serve(app);
