@@ -66,7 +66,8 @@ export interface RateLimit<R extends Request = Request, S extends ServerResponse
    * Settles what a request has really used: by name of the policy, of whichever middleware, or a number if this one has
    * a single policy. Less than its cost
    * is given back, as of the time when it was taken. More is counted even if that is over the limit. The last settled
-   * cost counts. Header fields that are not yet sent follow. A request that was not limited has nothing to settle.
+   * cost counts. Header fields that are not yet sent follow. A request that was not limited, or was refused, has nothing
+   * to settle.
    */
   settle(request: R, response: S, used: number | Readonly<Record<string, number>>): Promise<void>;
   /** Gives back all leases. */
@@ -172,7 +173,8 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
         }),
       ),
     );
-    tellStanding(request, response);
+    // A refusal has said what counts.
+    if (!visitsOf(request).some(({ asked }) => asked.goesBack)) tellStanding(request, response);
   }
 
   async function middleware(request: R, response: S, next: (error?: unknown) => void): Promise<void> {
@@ -195,6 +197,8 @@ function settlements(
   visits: readonly Visit[],
   limiter: JointLimiter,
 ): [Visit, Share, number][] {
+  if ((used as unknown) === null || (used as unknown) === undefined)
+    throw new TypeError("what was used is a number, or numbers by the names of policies");
   for (const units of typeof used === "object" ? Object.values(used) : [used]) checkedUnits(units);
   if (visits.length === 0) throw new Error("this request has not passed this middleware");
   if (typeof used !== "object") {

@@ -80,7 +80,10 @@ export class JointLimiter {
   /** Settles what a share has really used, after what was settled before. */
   settle(asked: Asked, share: Share, units: number): Promise<void> {
     const before = asked.settling.get(share) ?? Promise.resolve();
-    const settled = before.catch(() => undefined).then(() => this.#settle(asked, share, units));
+    const settled = before
+      .catch(() => undefined)
+      // What was refused costs nothing, whatever it has used.
+      .then(() => (asked.goesBack ? undefined : this.#settle(asked, share, units)));
     asked.settling.set(share, settled);
     return settled;
   }
@@ -94,8 +97,8 @@ export class JointLimiter {
         share.taken.push({ units: more, at });
         share.verdicts = rows;
       }
-      // What was counted last goes back first.
-      for (let less = -more; less > 0;) {
+      // What was counted last goes back first; all of it if the request was refused further in meanwhile.
+      for (let less = asked.goesBack ? unitsOf(share.taken) : -more; less > 0;) {
         const last = share.taken.pop();
         if (last === undefined) break;
         const back = Math.min(last.units, less);

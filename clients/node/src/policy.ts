@@ -12,6 +12,9 @@ import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
 
+/** More rows the server refuses, which would be read as Redis being away. */
+const MAX_ROWS = 64;
+
 export type MaybePromise<T> = T | PromiseLike<T>;
 
 /** Whose quotas they are. Undefined or null: the request is not limited. */
@@ -191,6 +194,8 @@ export class PolicySet<R extends Request> {
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
     }
+    if (checked.reduce((sum, { quotas }) => sum + quotas.length, 0) > MAX_ROWS)
+      throw new TypeError(`the policies of a request may have ${MAX_ROWS} quotas together`);
     return checked;
   }
 

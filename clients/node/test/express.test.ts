@@ -195,6 +195,27 @@ describe("express", () => {
     assert.equal(await calls(server, "RL.ALL"), 0);
   });
 
+  /** Policies that have so many quotas together. */
+  function policiesOf(quotas: number): Policy[] {
+    return Array.from({ length: Math.ceil(quotas / 8) }, (_, i) => ({
+      name: `p${i}`,
+      quotas: Array.from({ length: Math.min(quotas - 8 * i, 8) }, (_, j) => [9, `${j + 1}h`] as const),
+    }));
+  }
+
+  test("64 quotas together are decided, and one more is an error of the application, also of chosen policies", async () => {
+    const errors: Error[] = [];
+    const [most, more] = [policiesOf(64), policiesOf(65)];
+    await limited((request) => (request.path === "/more" ? more : most), {
+      onError: (error) => errors.push(error),
+    });
+    assert.match((await get()).limit ?? "", /"p7-8h";r=8;/);
+    const { status, text } = await get("/more");
+    assert.equal(status, 500);
+    assert.match(text, /the policies of a request may have 64 quotas together/);
+    assert.deepEqual(errors, []);
+  });
+
   test("keys and costs may be functions, plain or asynchronous; without a key a request is not limited", async () => {
     const user = (request: express.Request) => request.get("User");
     await limited({
@@ -529,6 +550,12 @@ describe("express", () => {
           await assert.rejects(tokens.settle(request, response, used), RangeError);
           await assert.rejects(tokens.settle(request, response, { tokens: used }), RangeError);
         }
+        for (const used of [null, undefined] as unknown as number[]) {
+          await assert.rejects(
+            tokens.settle(request, response, used),
+            /^TypeError: what was used is a number/,
+          );
+        }
         response.send("done");
       });
       web = await serve(app);
@@ -566,6 +593,69 @@ describe("express", () => {
       assert.deepEqual(await settle(() => undefined, 2), [200, null]);
       assert.equal((await settle(tokens, { token: 2 }))[0], 500);
       assert.equal((await settle(() => tokens, { requests: 1, tokens: 2 }))[0], 200);
+    });
+
+    test("of a request that was refused, here or further in, does nothing", async () => {
+      const app = express();
+      const settled: Promise<void>[] = [];
+      const limit = (name: string, quotas: string) =>
+        rateLimit<express.Request>(client.rl, { name, quotas, cost: 5, key: () => "key" }, PATIENT);
+      const outer = limit("outer", "100/h");
+      const inner = limit("inner", "5/h");
+      app.use((request, response, next) => {
+        response.on("finish", () => settled.push(outer.settle(request, response, { outer: 30, inner: 30 })));
+        next();
+      });
+      app.get("/", outer, inner, (_request, response) => void response.send("hello"));
+      web = await serve(app);
+      const statuses = [(await get()).status, (await get()).status, (await get()).status];
+      assert.deepEqual(statuses, [200, 429, 429]);
+      await waitFor("all to be settled", async () => settled.length === 3);
+      await Promise.all(settled);
+      await waitFor("what goes back", async () => (await used("outer:key")) === 30);
+      assert.equal(await used("inner:key"), 30);
+    });
+
+    test("leaves the fields of a refusal as they are", async () => {
+      const policies = ["100/h", { name: "daily", quotas: "1/d" }];
+      const limit = rateLimit<express.Request, express.Response>(client.rl, policies, {
+        ...PATIENT,
+        async onLimited(request, response) {
+          await limit.settle(request, response, { requests: 30 });
+          response.end();
+        },
+      });
+      const app = express();
+      app.use(limit, (_request, response) => void response.send("hello"));
+      web = await serve(app);
+      await get();
+      assert.match((await get()).limit ?? "", /^"requests-1h";r=99, "daily-1d";r=0;t=86[34]\d\d$/);
+    });
+
+    test("counts nothing if the request is refused further in meanwhile", async () => {
+      let reply = (): void => {};
+      const replied = new Promise<void>((resolve) => (reply = resolve));
+      const slow: RateLimiter = {
+        ...client.rl,
+        async all(rows, options) {
+          const decision = await client.rl.all(rows, options);
+          if (options?.force) await replied;
+          return decision;
+        },
+      };
+      const app = express();
+      const outer = rateLimit(slow, { name: "outer", quotas: "100/h", key: "all" }, PATIENT);
+      let settled: Promise<void> | undefined;
+      const settle: express.RequestHandler = (request, response, next) => {
+        settled = outer.settle(request, response, 30);
+        next();
+      };
+      app.get("/", outer, settle, rateLimit(client.rl, { name: "inner", quotas: "0/h" }, PATIENT));
+      web = await serve(app);
+      assert.equal((await get()).status, 403);
+      reply();
+      await settled;
+      await waitFor("what goes back", async () => (await used("outer:all")) === 0);
     });
 
     test("asks nothing if all was used", async () => {
@@ -684,6 +774,7 @@ describe("express", () => {
       [{ quotas: [10 ** 15, "1m"] }, /999999999999999/],
       [{ quotas: [5, "1m"], name: "größe" }, /ASCII/],
       [["5/m", { quotas: [6, "1m"] }], /a name of its own/],
+      [policiesOf(65), /the policies of a request may have 64 quotas together/],
     ];
     for (const [policies, reason] of refused) assert.throws(() => rateLimit(client.rl, policies), reason);
     assert.throws(
