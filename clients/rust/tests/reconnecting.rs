@@ -96,11 +96,13 @@ async fn a_command_whose_caller_has_left_shows_whether_its_connection_works() {
     }
 }
 
+/// As with Redis 80 ms away and a timeout of 100 ms, but five times as long: a busy machine stalls a test for 20 ms and more.
 #[tokio::test]
-async fn with_redis_80_ms_away_and_a_timeout_of_100_ms_every_request_is_decided() {
+async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided() {
     let server = Server::start();
-    let network = Forwarder::start(server.port(), Duration::from_millis(40));
-    let limiter = limiter(Reconnecting::new(network.client()));
+    let network = Forwarder::start(server.port(), Duration::from_millis(200));
+    let patience = Duration::from_millis(500);
+    let limiter = limiter(Reconnecting::new(network.client()).timeout(patience)).timeout(patience);
     decided(&limiter, "a").await;
     let clients = (0..50).map(|client| {
         let limiter = limiter.clone();
