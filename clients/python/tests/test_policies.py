@@ -560,6 +560,29 @@ def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server
     asyncio.run(test())
 
 
+def test_what_was_counted_within_one_millisecond_goes_back_in_one_step(server: Server, raw: redis.Redis) -> None:
+    def counted(policy: str) -> int:
+        left: int = raw.execute_command("RL.PEEK", f"{policy}:me", 50, "1m", "AT", NOW)[2]
+        return 50 - left
+
+    async def test() -> None:
+        policies = [Policy("a", "50/m", key="me"), Policy("b", "50/m", key="me")]
+        async with guarded(server, policies, clock=Clock(NOW)) as (guard, asked):
+            taken = await guard.take(SCOPE)
+            for used in (9, 4, 11):
+                await taken.settle({"a": used, "b": 2 * used})
+                assert (counted("a"), counted("b")) == (used, 2 * used)
+            await taken.settle({"a": 0})
+            assert (counted("a"), counted("b")) == (0, 22)
+            await taken.settle({"a": 5})
+            taken.release()
+            await guard.take(SCOPE)
+            assert (counted("a"), counted("b")) == (1, 1)
+            assert len(asked.commands) == 8
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("used", [-1, 1.5, True, float("nan"), float("inf"), "1", None])
 def test_a_settled_cost_is_a_whole_number_from_0(server: Server, used: Any) -> None:
     async def test() -> None:

@@ -373,7 +373,7 @@ class Taken:
         """Gives back all that was taken, once: the request is refused further in."""
         if self._asked.goes_back:
             return
-        units = [sum(part for part, _ in counted) for counted in self._asked.counted]
+        units = [sum(counted.values()) for counted in self._asked.counted]
         self._guard.give_back(self._asked)
         if self.standing:
             self._tell(self.standing.without(units))

@@ -51,7 +51,7 @@ class Requests:
             verdicts = list(decision.rows)
             for index, units in changes:
                 if units > 0:
-                    asked.counted[index].append((units, decision.at))
+                    asked.count(index, units, decision.at)
                 number = len(asked.shares[index].rules.quotas)
                 rows_of[index], verdicts = verdicts[:number], verdicts[number:]
         return rows_of
