@@ -329,6 +329,24 @@ def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, ra
     assert (counted(raw, "tokens:nobody"), counted(raw, "words:nobody"), counted(raw, "everybody:all")) == (25, 40, 1)
 
 
+def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_counts(
+    server: Server, raw: redis.Redis
+) -> None:
+    app, limit, guard = app_of(server)
+    words = limit(Policy("words", "100/h", key="all"))
+
+    @app.post("/generate")
+    async def generate(request: Request) -> str:
+        taken = await words.take(request.scope)
+        by_request = [guard.settle(request.scope, {"words": used, "plan": used}) for used in (9, 30)]
+        await asyncio.gather(*by_request, taken.settle(4))
+        return "done"
+
+    with TestClient(app) as site:
+        assert '"words-1h";r=96' in site.post("/generate").headers["ratelimit"]
+    assert (counted(raw, "words:all"), counted(raw, "plan:nobody")) == (4, 30)
+
+
 def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
     client = redis.asyncio.Redis(port=server.port)
     guard = Guard(AsyncRateLimiter(client), Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)

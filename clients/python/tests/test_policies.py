@@ -538,6 +538,16 @@ def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
     asyncio.run(test())
 
 
+def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
+            taken = await guard.take(SCOPE)
+            told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
+            assert [each["RateLimit"].split(";")[1] for each in told] == ["r=41", "r=50", "r=43", "r=49", "r=46"]
+
+    asyncio.run(test())
+
+
 def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
     clock = Clock()
 

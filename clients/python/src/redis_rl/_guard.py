@@ -304,7 +304,7 @@ class Guard:
             raise RuntimeError(
                 "to settle by the request needs the middleware: app.add_middleware(RateLimit, guard=guard)"
             )
-        return await settle(report.taken, used)
+        return await settle(report.taken, used, report.lock)
 
     async def corrected(self, asked: Asked, used: Mapping[int, int]) -> dict[int, list[Verdict]] | None:
         """Corrects what is counted of shares; None if Redis is away."""
@@ -345,6 +345,8 @@ class Taken:
         self.names = [policy.name for policy in self._policies]
         self.whose = {share.whose for share in shares if share.whose is not None}
         self._guard, self._asked = guard, asked or Asked(())
+        # Settling goes one after the other, so that the last cost counts. A middleware has one lock for a request.
+        self.lock = asyncio.Lock()
 
     @property
     def decision(self) -> Decision | None:
@@ -360,7 +362,7 @@ class Taken:
         What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
         beyond the estimate is counted even over the limit, and the next request waits.
         """
-        return await settle([self], used)
+        return await settle([self], used, self.lock)
 
     async def correct(self, used: Mapping[str, int]) -> None:
         """Settles these names, which are its own."""
@@ -384,7 +386,7 @@ class Taken:
             self.answer = Answer(200, standing.fields())
 
 
-async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
+async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapping[str, str]:
     """Settles what was taken for one request, by the names of policies; the last is the innermost."""
     if not isinstance(used, Mapping):
         names = [name for each in taken for name in each.names]
@@ -394,10 +396,11 @@ async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
     for units in used.values():
         http.check_cost(units)
     missing = dict(used)
-    for each in reversed(taken):
-        own = {name: missing.pop(name) for name in each.names if name in missing}
-        if own:
-            await each.correct(own)
+    async with lock:
+        for each in reversed(taken):
+            own = {name: missing.pop(name) for name in each.names if name in missing}
+            if own:
+                await each.correct(own)
     if missing:
         _check_exist(taken, missing)
     standings = [each.standing for each in taken if each.standing]
