@@ -405,6 +405,37 @@ def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Serv
     assert counted(raw, "everybody:all") == 1
 
 
+def test_settling_a_request_that_is_refused_or_released_does_nothing(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guarded(server, [EVERYBODY, Policy("plan", "1/h", key="bob")]) as (guard, _):
+            first, refused = await guard.take(SCOPE), await guard.take(SCOPE)
+            assert refused.refused
+            told = await refused.settle({"plan": 9, "everybody": 9})
+            assert told["RateLimit"] == '"everybody-1h";r=99;t=3600, "plan-1h";r=0;t=3600'
+            first.release()
+            assert await first.settle({"plan": 9, "everybody": 9}) == first.answer.fields
+            assert not (await guard.take(SCOPE)).refused
+
+    run(test())
+    assert (counted(raw, "everybody:all"), counted(raw, "plan:bob", 1)) == (1, 1)
+
+
+def test_what_is_being_settled_when_a_limit_further_in_refuses_goes_back(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guarded(server, [EVERYBODY, PLAN]) as (guard, _):
+            taken = await guard.take(SCOPE)
+            with paused(server):
+                task = asyncio.ensure_future(taken.settle({"plan": 9}))
+                while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.01)
+                taken.release()
+            await task
+            while counted(raw, "plan:nobody") + counted(raw, "everybody:all"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    run(test())
+
+
 def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:
     errors: list[Exception] = []
     policies = [Policy("everybody", "100/h", key="all", lease=10), PLAN]

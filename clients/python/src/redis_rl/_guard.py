@@ -360,12 +360,15 @@ class Taken:
         they are, and those that do not limit the request are left out.
 
         What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
-        beyond the estimate is counted even over the limit, and the next request waits.
+        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes
+        nothing.
         """
         return await settle([self], used, self.lock)
 
     async def correct(self, used: Mapping[str, int]) -> None:
-        """Settles these names, which are its own."""
+        """Settles these names, which are its own. What has gone back stays back, so that who keeps trying is let in."""
+        if self._asked.goes_back:
+            return
         of_index = {index: used[name] for index, name in enumerate(self.names) if name in used}
         rows = await self._guard.corrected(self._asked, of_index)
         if rows is not None:

@@ -54,6 +54,9 @@ class Requests:
                     asked.count(index, units, decision.at)
                 number = len(asked.shares[index].rules.quotas)
                 rows_of[index], verdicts = verdicts[:number], verdicts[number:]
+            if asked.goes_back:
+                # It was refused further in meanwhile.
+                own.follow(own.machine.give_back(own.now_ms(), asked))
         return rows_of
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:

@@ -299,6 +299,12 @@ class Joint:
                     piece.is_cancelled = True
             self._give_back(now_ms, asked, asked.pieces, step)
 
+    def give_back(self, now_ms: int, asked: Asked) -> Step:
+        """What was counted of a request after it had been released."""
+        step = Step([], [])
+        self._give_back(now_ms, asked, asked.pieces, step)
+        return step
+
     def _give_back(self, now_ms: int, asked: Asked, pieces: Sequence[_Group | _Leased], step: Step) -> None:
         for piece in pieces:
             if isinstance(piece, _Leased) and isinstance(piece.reply, Verdict):
