@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy, RateLimit, Scope
-from redis_rl.starlette import RouteLimits
+from redis_rl.starlette import Refused, RouteLimits
 
 from .servers import Server, wait_for
 from .test_asgi import PATIENT, closing
@@ -387,6 +387,33 @@ def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw
         assert (refused.status_code, violated(refused)) == (429, ["tokens-1h"])
         wait_for("what the refused one took to be back", lambda: counted(raw, "everybody:all") == 1)
     assert counted(raw, "tokens:nobody") == 60
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
+    server: Server, raw: redis.Redis, at_once: bool
+) -> None:
+    app, limit, _ = app_of(server)
+    [a, b, c] = [limit(Policy(name, "100/h", key="all")) for name in "abc"]
+
+    @app.get("/search")
+    async def search(request: Request) -> str:
+        takes = [a.take(request.scope), b.take(request.scope, 101), c.take(request.scope)]
+        if at_once:
+            told = await asyncio.gather(*takes, return_exceptions=True)
+            assert [isinstance(each, Refused) for each in told] == [False, True, False]
+            return "found"
+        await takes[0]
+        with contextlib.suppress(Refused):
+            await takes[1]
+        await takes[2]
+        return "found"
+
+    with TestClient(app) as site:
+        answer = site.get("/search")
+        assert (answer.status_code, violated(answer)) == (403, ["b-1h"])
+        for key in ("everybody:all", "plan:nobody", "a:all", "b:all", "c:all"):
+            wait_for(f"what was taken of {key} to be back", lambda key=key: not counted(raw, key))
 
 
 def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Server, raw: redis.Redis) -> None:

@@ -109,6 +109,10 @@ class Report:
         self.taken.append(taken)
         if taken.refused and not self._has_begun:
             self._refusal = taken.answer
+        if self._refusal:
+            # It costs nothing, also what was asked for at once, or after an application caught the refusal.
+            for each in self.taken:
+                each.release()
         return taken
 
     async def send(self, message: Message) -> None:
