@@ -372,6 +372,21 @@ def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server
         run(test())
 
 
+def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
+    app, _, guard = app_of(server)
+    scopes: list[Scope] = []
+
+    @app.get("/")
+    async def handler(request: Request) -> str:
+        scopes.append(request.scope)
+        return "done"
+
+    with TestClient(app) as site:
+        site.get("/")
+    with pytest.raises(RuntimeError, match="the request is over: use taken.settle"):
+        run(guard.settle(scopes[0], {"plan": 5}))
+
+
 def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server)
     tokens = limit(Policy("tokens", "100/h", unit="tokens"))

@@ -301,6 +301,8 @@ class Guard:
         """
         report: Any = scope.get(REPORT)
         if report is None:
+            if REPORT in scope:
+                raise RuntimeError("the request is over: use taken.settle")
             raise RuntimeError(
                 "to settle by the request needs the middleware: app.add_middleware(RateLimit, guard=guard)"
             )

@@ -100,7 +100,7 @@ class Report:
 
     def end(self) -> None:
         """The request is over."""
-        self._scope.pop(REPORT, None)
+        self._scope[REPORT] = None
 
     async def take(self, guard: Guard, choice: Choice, cost: Cost | None = None) -> Taken:
         """Takes units, and tells of it."""
