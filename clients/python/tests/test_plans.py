@@ -431,6 +431,25 @@ def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
         wait_for("all of it to be back", lambda: not any(counted(raw, key) for key in keys))
 
 
+def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
+    server: Server, own_server: Server, raw: redis.Redis
+) -> None:
+    app, _, _ = app_of(server)
+    away = redis.asyncio.Redis(port=own_server.port)
+    inner = RouteLimits(Guard(AsyncRateLimiter(away), fail="closed", timeout=PATIENT))
+
+    @app.get("/search", dependencies=[Depends(inner("9/h", name="search", key="all"))])
+    async def search() -> str:
+        return "found"
+
+    own_server.kill()
+    with TestClient(app) as site:
+        answer = site.get("/search")
+    assert answer.status_code == 503
+    assert answer.headers["ratelimit"] == '"everybody-1h";r=100;t=3600, "plan-1h";r=50;t=3600'
+    wait_for("what was taken to be back", lambda: not counted(raw, "everybody:all"))
+
+
 def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Server, raw: redis.Redis) -> None:
     app, limit, guard = app_of(server, [EVERYBODY, Policy("tokens", "100/h", cost=50, key=account)])
     search = limit("1/h", name="search")

@@ -267,6 +267,11 @@ class Guard:
         if answer is not None:
             self._requests.release(asked)
             self._release(before)
+            if earlier := [taken.standing for taken in before if taken.standing]:
+                named = {name.lower() for name in answer.fields}
+                fields = http.together(earlier).fields()
+                kept = {name: value for name, value in fields.items() if name.lower() not in named}
+                answer = Answer(answer.status, {**kept, **answer.fields}, answer.body)
         return Taken(self, choice, answer or Answer(200), shares, asked, refused=answer is not None)
 
     @staticmethod
