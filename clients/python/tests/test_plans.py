@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy, RateLimit, Scope
-from redis_rl.starlette import RouteLimits
+from redis_rl.starlette import Refused, RouteLimits
 
 from .servers import Server, wait_for
 from .test_asgi import PATIENT, closing
@@ -125,7 +125,7 @@ def test_a_503_further_in_costs_nothing_further_out(server: Server, raw: redis.R
         wait_for("it to be back", lambda: raw.execute_command("RL.PEEK", "everybody:all", 100, "1h")[2] == 100)
     own_server.thaw()
     assert answer.status_code == 503
-    assert "ratelimit" not in answer.headers
+    assert answer.headers["ratelimit"] == '"everybody-1h";r=100;t=3600'
 
 
 @contextlib.asynccontextmanager
@@ -329,6 +329,24 @@ def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, ra
     assert (counted(raw, "tokens:nobody"), counted(raw, "words:nobody"), counted(raw, "everybody:all")) == (25, 40, 1)
 
 
+def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_counts(
+    server: Server, raw: redis.Redis
+) -> None:
+    app, limit, guard = app_of(server)
+    words = limit(Policy("words", "100/h", key="all"))
+
+    @app.post("/generate")
+    async def generate(request: Request) -> str:
+        taken = await words.take(request.scope)
+        by_request = [guard.settle(request.scope, {"words": used, "plan": used}) for used in (9, 30)]
+        await asyncio.gather(*by_request, taken.settle(4))
+        return "done"
+
+    with TestClient(app) as site:
+        assert '"words-1h";r=96' in site.post("/generate").headers["ratelimit"]
+    assert (counted(raw, "words:all"), counted(raw, "plan:nobody")) == (4, 30)
+
+
 def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
     client = redis.asyncio.Redis(port=server.port)
     guard = Guard(AsyncRateLimiter(client), Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)
@@ -354,6 +372,21 @@ def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server
         run(test())
 
 
+def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
+    app, _, guard = app_of(server)
+    scopes: list[Scope] = []
+
+    @app.get("/")
+    async def handler(request: Request) -> str:
+        scopes.append(request.scope)
+        return "done"
+
+    with TestClient(app) as site:
+        site.get("/")
+    with pytest.raises(RuntimeError, match="the request is over: use taken"):
+        run(guard.settle(scopes[0], {"plan": 5}))
+
+
 def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server)
     tokens = limit(Policy("tokens", "100/h", unit="tokens"))
@@ -371,6 +404,52 @@ def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw
     assert counted(raw, "tokens:nobody") == 60
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
+    server: Server, raw: redis.Redis, at_once: bool
+) -> None:
+    app, limit, _ = app_of(server)
+    [a, b, c] = [limit(Policy(name, "100/h", key="all")) for name in "abc"]
+
+    @app.get("/search")
+    async def search(request: Request) -> str:
+        takes = [a.take(request.scope), b.take(request.scope, 101), c.take(request.scope)]
+        if at_once:
+            told = await asyncio.gather(*takes, return_exceptions=True)
+            assert [isinstance(each, Refused) for each in told] == [False, True, False]
+            return "found"
+        await takes[0]
+        with contextlib.suppress(Refused):
+            await takes[1]
+        await takes[2]
+        return "found"
+
+    with TestClient(app) as site:
+        answer = site.get("/search")
+        assert (answer.status_code, violated(answer)) == (403, ["b-1h"])
+        keys = ("everybody:all", "plan:nobody", "a:all", "b:all", "c:all")
+        wait_for("all of it to be back", lambda: not any(counted(raw, key) for key in keys))
+
+
+def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
+    server: Server, own_server: Server, raw: redis.Redis
+) -> None:
+    app, _, _ = app_of(server)
+    away = redis.asyncio.Redis(port=own_server.port)
+    inner = RouteLimits(Guard(AsyncRateLimiter(away), fail="closed", timeout=PATIENT))
+
+    @app.get("/search", dependencies=[Depends(inner("9/h", name="search", key="all"))])
+    async def search() -> str:
+        return "found"
+
+    own_server.kill()
+    with TestClient(app) as site:
+        answer = site.get("/search")
+    assert answer.status_code == 503
+    assert answer.headers["ratelimit"] == '"everybody-1h";r=100;t=3600, "plan-1h";r=50;t=3600'
+    wait_for("what was taken to be back", lambda: not counted(raw, "everybody:all"))
+
+
 def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Server, raw: redis.Redis) -> None:
     app, limit, guard = app_of(server, [EVERYBODY, Policy("tokens", "100/h", cost=50, key=account)])
     search = limit("1/h", name="search")
@@ -385,6 +464,37 @@ def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Serv
         assert [site.get("/search").status_code for _ in range(2)] == [200, 429]
         wait_for("all of the second to be back", lambda: counted(raw, "tokens:nobody") == 70)
     assert counted(raw, "everybody:all") == 1
+
+
+def test_settling_a_request_that_is_refused_or_released_does_nothing(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guarded(server, [EVERYBODY, Policy("plan", "1/h", key="bob")]) as (guard, _):
+            first, refused = await guard.take(SCOPE), await guard.take(SCOPE)
+            assert refused.refused
+            told = await refused.settle({"plan": 9, "everybody": 9})
+            assert told["RateLimit"] == '"everybody-1h";r=99;t=3600, "plan-1h";r=0;t=3600'
+            first.release()
+            assert await first.settle({"plan": 9, "everybody": 9}) == first.answer.fields
+            assert not (await guard.take(SCOPE)).refused
+
+    run(test())
+    assert (counted(raw, "everybody:all"), counted(raw, "plan:bob", 1)) == (1, 1)
+
+
+def test_what_is_being_settled_when_a_limit_further_in_refuses_goes_back(server: Server, raw: redis.Redis) -> None:
+    async def test() -> None:
+        async with guarded(server, [EVERYBODY, PLAN]) as (guard, _):
+            taken = await guard.take(SCOPE)
+            with paused(server):
+                task = asyncio.ensure_future(taken.settle({"plan": 9}))
+                while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.01)
+                taken.release()
+            await task
+            while counted(raw, "plan:nobody") + counted(raw, "everybody:all"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    run(test())
 
 
 def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:

@@ -446,7 +446,8 @@ def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> 
             scope = dict(SCOPE)
             for _ in range(2):
                 await app(scope, receive, send)
-            assert scope == SCOPE
+            # All that is left says that the request is over.
+            assert scope == {**SCOPE, "redis_rl.report": None}
         return sent
 
     allowed, refused, body = asyncio.run(test())
@@ -538,6 +539,16 @@ def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
     asyncio.run(test())
 
 
+def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> None:
+    async def test() -> None:
+        async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
+            taken = await guard.take(SCOPE)
+            told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
+            assert [each["RateLimit"].split(";")[1] for each in told] == ["r=41", "r=50", "r=43", "r=49", "r=46"]
+
+    asyncio.run(test())
+
+
 def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
     clock = Clock()
 
@@ -556,6 +567,29 @@ def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server
                 ["-50", "FORCE", "AT", str(second)],
                 ["-80", "FORCE", "AT", str(first)],
             ]
+
+    asyncio.run(test())
+
+
+def test_what_was_counted_within_one_millisecond_goes_back_in_one_step(server: Server, raw: redis.Redis) -> None:
+    def counted(policy: str) -> int:
+        left: int = raw.execute_command("RL.PEEK", f"{policy}:me", 50, "1m", "AT", NOW)[2]
+        return 50 - left
+
+    async def test() -> None:
+        policies = [Policy("a", "50/m", key="me"), Policy("b", "50/m", key="me")]
+        async with guarded(server, policies, clock=Clock(NOW)) as (guard, asked):
+            taken = await guard.take(SCOPE)
+            for used in (9, 4, 11):
+                await taken.settle({"a": used, "b": 2 * used})
+                assert (counted("a"), counted("b")) == (used, 2 * used)
+            await taken.settle({"a": 0})
+            assert (counted("a"), counted("b")) == (0, 22)
+            await taken.settle({"a": 5})
+            taken.release()
+            await guard.take(SCOPE)
+            assert (counted("a"), counted("b")) == (1, 1)
+            assert len(asked.commands) == 8
 
     asyncio.run(test())
 

@@ -267,6 +267,11 @@ class Guard:
         if answer is not None:
             self._requests.release(asked)
             self._release(before)
+            if earlier := [taken.standing for taken in before if taken.standing]:
+                named = {name.lower() for name in answer.fields}
+                fields = http.together(earlier).fields()
+                kept = {name: value for name, value in fields.items() if name.lower() not in named}
+                answer = Answer(answer.status, {**kept, **answer.fields}, answer.body)
         return Taken(self, choice, answer or Answer(200), shares, asked, refused=answer is not None)
 
     @staticmethod
@@ -301,10 +306,12 @@ class Guard:
         """
         report: Any = scope.get(REPORT)
         if report is None:
+            if REPORT in scope:
+                raise RuntimeError("the request is over: use taken.settle")
             raise RuntimeError(
                 "to settle by the request needs the middleware: app.add_middleware(RateLimit, guard=guard)"
             )
-        return await settle(report.taken, used)
+        return await settle(report.taken, used, report.lock)
 
     async def corrected(self, asked: Asked, used: Mapping[int, int]) -> dict[int, list[Verdict]] | None:
         """Corrects what is counted of shares; None if Redis is away."""
@@ -345,6 +352,8 @@ class Taken:
         self.names = [policy.name for policy in self._policies]
         self.whose = {share.whose for share in shares if share.whose is not None}
         self._guard, self._asked = guard, asked or Asked(())
+        # Settling goes one after the other, so that the last cost counts. A middleware has one lock for a request.
+        self.lock = asyncio.Lock()
 
     @property
     def decision(self) -> Decision | None:
@@ -358,12 +367,15 @@ class Taken:
         they are, and those that do not limit the request are left out.
 
         What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
-        beyond the estimate is counted even over the limit, and the next request waits.
+        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes
+        nothing.
         """
-        return await settle([self], used)
+        return await settle([self], used, self.lock)
 
     async def correct(self, used: Mapping[str, int]) -> None:
-        """Settles these names, which are its own."""
+        """Settles these names, which are its own. What has gone back stays back, so that who keeps trying is let in."""
+        if self._asked.goes_back:
+            return
         of_index = {index: used[name] for index, name in enumerate(self.names) if name in used}
         rows = await self._guard.corrected(self._asked, of_index)
         if rows is not None:
@@ -373,7 +385,7 @@ class Taken:
         """Gives back all that was taken, once: the request is refused further in."""
         if self._asked.goes_back:
             return
-        units = [sum(part for part, _ in counted) for counted in self._asked.counted]
+        units = [sum(counted.values()) for counted in self._asked.counted]
         self._guard.give_back(self._asked)
         if self.standing:
             self._tell(self.standing.without(units))
@@ -384,7 +396,7 @@ class Taken:
             self.answer = Answer(200, standing.fields())
 
 
-async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
+async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapping[str, str]:
     """Settles what was taken for one request, by the names of policies; the last is the innermost."""
     if not isinstance(used, Mapping):
         names = [name for each in taken for name in each.names]
@@ -394,10 +406,11 @@ async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
     for units in used.values():
         http.check_cost(units)
     missing = dict(used)
-    for each in reversed(taken):
-        own = {name: missing.pop(name) for name in each.names if name in missing}
-        if own:
-            await each.correct(own)
+    async with lock:
+        for each in reversed(taken):
+            own = {name: missing.pop(name) for name in each.names if name in missing}
+            if own:
+                await each.correct(own)
     if missing:
         _check_exist(taken, missing)
     standings = [each.standing for each in taken if each.standing]

@@ -6,6 +6,7 @@ Needs no package but redis-py. For limits of single routes see :mod:`redis_rl.st
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -87,6 +88,7 @@ class Report:
         """Tells it in the message ``first``."""
         self._scope, self._first, self._send = scope, first, send
         self.taken: list[Taken] = []
+        self.lock = asyncio.Lock()
         self._refusal: Answer | None = None
         self._has_begun = False
         scope[REPORT] = self
@@ -98,14 +100,19 @@ class Report:
 
     def end(self) -> None:
         """The request is over."""
-        self._scope.pop(REPORT, None)
+        self._scope[REPORT] = None
 
     async def take(self, guard: Guard, choice: Choice, cost: Cost | None = None) -> Taken:
         """Takes units, and tells of it."""
         taken = await guard.take_of(choice, self._scope, cost, self.taken, has_begun=self._has_begun)
+        taken.lock = self.lock
         self.taken.append(taken)
         if taken.refused and not self._has_begun:
             self._refusal = taken.answer
+        if self._refusal:
+            # It costs nothing, also what was asked for at once, or after an application caught the refusal.
+            for each in self.taken:
+                each.release()
         return taken
 
     async def send(self, message: Message) -> None:

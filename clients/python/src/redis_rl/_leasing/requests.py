@@ -51,9 +51,12 @@ class Requests:
             verdicts = list(decision.rows)
             for index, units in changes:
                 if units > 0:
-                    asked.counted[index].append((units, decision.at))
+                    asked.count(index, units, decision.at)
                 number = len(asked.shares[index].rules.quotas)
                 rows_of[index], verdicts = verdicts[:number], verdicts[number:]
+            if asked.goes_back:
+                # It was refused further in meanwhile.
+                own.follow(own.machine.give_back(own.now_ms(), asked))
         return rows_of
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:

@@ -132,10 +132,16 @@ class Asked:
         self.outcome: Outcome | Exception | None = None
         # Whether what it took goes back, and what comes.
         self.goes_back = False
-        # The units that are counted of each share, the newest last, and as of when.
-        self.counted: list[list[tuple[int, int]]] = [[] for _ in shares]
+        # The units that are counted of each share by when they were, the newest last. One RL.ALL gives back what was
+        # counted at one time, so that is one number.
+        self.counted: list[dict[int, int]] = [{} for _ in shares]
         # Those that were corrected: units of a lease do not go back into it then.
         self.settled: set[int] = set()
+
+    def count(self, index: int, units: int, at: int) -> None:
+        """So many units more of a share."""
+        counted = self.counted[index]
+        counted[at] = counted.get(at, 0) + units
 
     @property
     def commands(self) -> list[Command | GroupCommand]:
@@ -293,6 +299,12 @@ class Joint:
                     piece.is_cancelled = True
             self._give_back(now_ms, asked, asked.pieces, step)
 
+    def give_back(self, now_ms: int, asked: Asked) -> Step:
+        """What was counted of a request after it had been released."""
+        step = Step([], [])
+        self._give_back(now_ms, asked, asked.pieces, step)
+        return step
+
     def _give_back(self, now_ms: int, asked: Asked, pieces: Sequence[_Group | _Leased], step: Step) -> None:
         for piece in pieces:
             if isinstance(piece, _Leased) and isinstance(piece.reply, Verdict):
@@ -308,7 +320,7 @@ class Joint:
                 counted, share = asked.counted[index], asked.shares[index]
                 slot = self._slot(share.key)
                 while counted:
-                    units, at = counted.pop()
+                    at, units = counted.popitem()
                     by_time.setdefault((slot, at), []).extend(share.rows(-units))
         step.commands.extend(GroupCommand(rows, at=at) for (_, at), rows in by_time.items())
 
@@ -320,15 +332,15 @@ class Joint:
         by_slot: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
         for index, units in used.items():
             slot, counted = self._slot(asked.shares[index].key), asked.counted[index]
-            more = units - sum(part for part, _ in counted)
+            more = units - sum(counted.values())
             if more:
                 asked.settled.add(index)
             while more < 0:
                 # The newest go back first.
-                part, at = counted.pop()
+                at, part = counted.popitem()
                 given = min(part, -more)
                 if part > given:
-                    counted.append((part - given, at))
+                    counted[at] = part - given
                 by_slot.setdefault((slot, at), []).append((index, -given))
                 more += given
             if more:
@@ -362,7 +374,7 @@ def _note(asked: Asked, piece: _Group | _Leased, reply: Any) -> None:
     if isinstance(reply, Verdict | Decision) and not reply.limited:
         for index in piece.indices:
             if (cost := asked.shares[index].cost) and reply.at is not None:
-                asked.counted[index].append((cost, reply.at))
+                asked.count(index, cost, reply.at)
 
 
 def _outcome(asked: Asked) -> Outcome:
