@@ -212,6 +212,15 @@ export class Joint<J extends Joined> {
     return step;
   }
 
+  /** A reply that comes after its command has failed. What it took stays taken of requests that pass all the same. */
+  late(nowMs: number, command: JointCommand, reply: Verdict | Decision): JointStep<J> {
+    if ("rows" in command) return this.reply(nowMs, command, reply);
+    const step = new JointStep<J>();
+    const hasPassed = ({ joined }: Leased) => !joined.goesBack;
+    this.#absorb(nowMs, this.#decider.late(command, reply as Verdict, hasPassed), step);
+    return step;
+  }
+
   /** What follows for leased units. */
   #absorb(nowMs: number, { commands, answers }: Step<Leased>, step: JointStep<J>, reply?: unknown): void {
     step.commands.push(...commands);
@@ -340,7 +349,8 @@ function decided(piece: Piece, limited: boolean, at: number | undefined, verdict
     const rows = piece instanceof Leased ? 1 : share.rules.quotas.length;
     share.verdicts = verdicts.slice(first, first + rows);
     first += rows;
-    if (!limited) share.taken = [{ units: share.cost, at }];
+    // Before it, if it is late, something may have been settled.
+    if (!limited) share.taken.push({ units: share.cost, at });
   }
 }
 
