@@ -60,9 +60,10 @@ export class Driver<Command, Request, Answer> {
     const { machine } = this;
     late.then(
       (reply) => {
-        // What was given up before it was sent is answered `PONG`.
-        const isReply = typeof reply === "object";
-        if (machine.late !== undefined && isReply) this.carryOut(machine.late(this.now(), command, reply));
+        // What was given up before it was sent is answered `PONG`, which has no time.
+        const { at } = reply as { at: unknown };
+        if (typeof at === "number" && machine.late !== undefined)
+          this.carryOut(machine.late(this.now(), command, reply));
       },
       () => undefined,
     );

@@ -1,18 +1,10 @@
 // One request, one decision: what drives the machine for several keys.
 
 import { type Clock, processTime } from "./clock.js";
-import { type Decision, explained, type Verdict } from "./commands.js";
+import { type Decision, explained, rowsOf, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { ask } from "./leases.js";
-import {
-  Joined,
-  Joint,
-  type JointCommand,
-  type Outcome,
-  rowsOf,
-  type Share,
-  unitsOf,
-} from "./local/joint.js";
+import { Joined, Joint, type JointCommand, type Outcome, type Share, unitsOf } from "./local/joint.js";
 import type { Patient } from "./patient.js";
 import type { Timeout } from "./timeout.js";
 import { tightest } from "./whole.js";
@@ -110,7 +102,7 @@ export class JointLimiter {
     const more = units - unitsOf(share.taken);
     try {
       if (more > 0) {
-        const { at, rows } = await limiter.all(rowsOf(share, more), { force: true });
+        const { at, rows } = await limiter.all(rowsOf(share.key, share.rules, more), { force: true });
         share.taken.push({ units: more, at });
         share.verdicts = rows;
       }
@@ -122,7 +114,7 @@ export class JointLimiter {
         const back = Math.min(last.units, less);
         less -= back;
         if (back < last.units) share.taken.push({ ...last, units: last.units - back });
-        const { rows } = await limiter.all(rowsOf(share, -back), { at: last.at });
+        const { rows } = await limiter.all(rowsOf(share.key, share.rules, -back), { at: last.at });
         share.verdicts = rows;
       }
     } catch (error) {
