@@ -2,12 +2,10 @@
 // the same client. Each has a process of its own; they take turns in short rounds, so that whatever else the machine
 // does meets all of them. Then how late the middleware's timeout ends a wait. Prints Markdown.
 
-import { fork, spawn } from "node:child_process";
+import { fork } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { createServer } from "node:net";
-import { availableParallelism, cpus, tmpdir } from "node:os";
-import { join } from "node:path";
+import { readFileSync } from "node:fs";
+import { availableParallelism, cpus } from "node:os";
 import { setTimeout as delay } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
@@ -20,7 +18,9 @@ import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 
-const { REDIS_SERVER = "redis-server", MODULE, ROUNDS = "9", SECONDS = "0.5" } = process.env;
+import { startServer } from "./server.js";
+
+const { ROUNDS = "9", SECONDS = "0.5" } = process.env;
 const KEYS = Array.from({ length: 1000 }, (_, i) => `192.0.2.${i}`);
 const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;
@@ -42,29 +42,6 @@ const ROWS = [
 /** What is asked of one key, 50 at once: a limit that nobody reaches, and one that is reached at once. */
 const LOCAL_ROWS = { "hot key": 100_000_000, flood: 1 };
 const WAYS = ["direct", "leases"];
-
-/** Ends with this process. */
-async function startServer() {
-  const listener = createServer().listen(0, "127.0.0.1");
-  await once(listener, "listening");
-  const { port } = listener.address();
-  listener.close();
-  await once(listener, "close");
-  const folder = mkdtempSync(join(tmpdir(), "redis-rl-bench-"));
-  const script = '"$@" >/dev/null & server=$!; cat; kill -9 $server; wait $server 2>/dev/null';
-  const words = [REDIS_SERVER, "--port", port, "--dir", folder, "--save", "", "--loadmodule", MODULE];
-  const shell = spawn("sh", ["-c", script, "sh", ...words.map(String)], {
-    stdio: ["pipe", "inherit", "inherit"],
-  });
-  return {
-    url: `redis://127.0.0.1:${port}`,
-    stop: async () => {
-      shell.stdin.end();
-      await once(shell, "exit");
-      rmSync(folder, { recursive: true });
-    },
-  };
-}
 
 /** What a store does for a row, as functions of a key. */
 const stores = {

@@ -1,7 +1,7 @@
 // The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
 // it as a module, and ioredis.
 
-import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
+import { listOf, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
 import { WAITING, type Waiting } from "./timeout.js";
 
 /** Whom to limit: any bytes. */
@@ -233,6 +233,15 @@ function taking(name: string) {
     },
     transformReply: verdict,
   } as const;
+}
+
+/** A row for each quota of a key. */
+export function rowsOf(
+  key: Key,
+  { algorithm, quotas }: { algorithm: Algorithm; quotas: readonly Quota[] },
+  cost: number,
+): Row[] {
+  return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
 }
 
 export function checkedAlgorithm(algorithm: Algorithm): Algorithm {

@@ -2,7 +2,7 @@
 
 import type { Clock } from "./clock.js";
 import { explained } from "./commands.js";
-import { LONGEST_TIMER_MS, type Timeout } from "./timeout.js";
+import { LONGEST_TIMER_MS, NoAnswer, type Timeout } from "./timeout.js";
 
 interface Step<Command, Request, Answer> {
   readonly commands: readonly Command[];
@@ -12,6 +12,8 @@ interface Step<Command, Request, Answer> {
 
 export interface Machine<Command, Request, Answer> {
   reply(nowMs: number, command: Command, reply: unknown): Step<Command, Request, Answer>;
+  /** A reply that comes after the command has failed. */
+  late?(nowMs: number, command: Command, reply: unknown): Step<Command, Request, Answer>;
   tick(nowMs: number): Step<Command, Request, Answer>;
   close(): Step<Command, Request, Answer>;
   nextTickMs(): number | undefined;
@@ -48,9 +50,23 @@ export class Driver<Command, Request, Answer> {
         this.#sent.delete(sent);
         const error = explained(reason) as Error;
         this.carryOut(this.machine.reply(this.now(), command, error), error);
+        if (error instanceof NoAnswer) this.#awaitLate(command, error.late);
       },
     );
     this.#sent.add(sent);
+  }
+
+  #awaitLate(command: Command, late: Promise<unknown>): void {
+    const { machine } = this;
+    late.then(
+      (reply) => {
+        // What was given up before it was sent is answered `PONG`, which has no time.
+        const { at } = reply as { at: unknown };
+        if (typeof at === "number" && machine.late !== undefined)
+          this.carryOut(machine.late(this.now(), command, reply));
+      },
+      () => undefined,
+    );
   }
 
   #tickLater(): void {

@@ -134,11 +134,15 @@ export function rateLimit<R extends Request = Request, S extends ServerResponse 
     const asked = joint.request(shares);
     visitsOf(request).push({ limiter: joint, fixed: policySet.fixed, shares, asked });
     if (shares.length === 0) return true;
-    let outcome: Outcome;
+    let outcome: Outcome | undefined;
     try {
-      outcome = await joint.decide(asked);
+      outcome = await unlessGone(response, joint, asked);
     } catch (error) {
       return passes(error as Error, request, response);
+    }
+    if (outcome === undefined) {
+      release(request);
+      return false;
     }
     const { limited, retryAfterMs } = outcome;
     if (limited) release(request);
@@ -246,6 +250,26 @@ function tellStanding(request: object, response: ServerResponse): void {
 /** Gives back what every limit of a request has taken. */
 function release(request: object): void {
   for (const { limiter, asked } of visitsOf(request)) limiter.release(asked);
+}
+
+/** Decides on a request. Undefined if its client has gone away without an answer: then nobody awaits the decision. */
+async function unlessGone(
+  response: ServerResponse,
+  limiter: JointLimiter,
+  asked: Asked,
+): Promise<Outcome | undefined> {
+  if (response.destroyed && !response.writableEnded) return undefined;
+  const onClose = () => {
+    if (!response.writableEnded) limiter.cancel(asked);
+  };
+  // What stands in for a response, in a test say, may have no events.
+  const events: Partial<ServerResponse> = response;
+  events.once?.("close", onClose);
+  try {
+    return await limiter.decide(asked);
+  } finally {
+    events.off?.("close", onClose);
+  }
 }
 
 /** Sets the header fields, unless the request is answered. */

@@ -1,6 +1,13 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
-import { type Algorithm, checkedAlgorithm, type Decision, type Row, type Verdict } from "./commands.js";
+import {
+  type Algorithm,
+  checkedAlgorithm,
+  type Decision,
+  type Row,
+  rowsOf,
+  type Verdict,
+} from "./commands.js";
 import { checkedQuotas, milliseconds, type Quota, type Quotas, type Window } from "./quota.js";
 
 export { client } from "./address.js";
@@ -46,7 +53,7 @@ export class Policy {
   constructor(
     name: string,
     quotas: Quotas,
-    { algorithm = "log", unit }: { algorithm?: Algorithm; unit?: string } = {},
+    { algorithm = "log", unit }: { algorithm?: Algorithm; unit?: string | undefined } = {},
   ) {
     this.name = name;
     this.algorithm = checkedAlgorithm(algorithm);
@@ -56,14 +63,7 @@ export class Policy {
 
   /** The rows of `all` that take `cost` units: one for each quota, all of the key `name:key`. */
   rows(key: string | number, cost = 1): Row[] {
-    const { algorithm } = this;
-    return this.quotas.map(([limit, window]) => ({
-      key: `${this.name}:${key}`,
-      algorithm,
-      limit,
-      window,
-      cost,
-    }));
+    return rowsOf(`${this.name}:${key}`, this, cost);
   }
 }
 
@@ -74,7 +74,7 @@ export function answer(decided: readonly (Policy | Item)[], decision: Decision):
   if (!limited) return { status: 200, fields: standing(items, decision.rows) };
 
   const waitHelps = retryAfterMs !== null;
-  const rows = rowsOf(items, decision.rows);
+  const rows = rowOfEach(items, decision.rows);
   const fields: Fields = {
     ...named(items),
     RateLimit: list(items, (_, i) => {
@@ -101,7 +101,7 @@ export function answer(decided: readonly (Policy | Item)[], decision: Decision):
 /** What is left of each item, for an answer that refuses nothing. */
 export function standing(decided: readonly (Policy | Item)[], verdicts: readonly Verdict[]): Fields {
   const items = itemsIn(decided);
-  const rows = rowsOf(items, verdicts);
+  const rows = rowOfEach(items, verdicts);
   return {
     ...named(items),
     RateLimit: list(items, (_, i) => {
@@ -116,7 +116,7 @@ function itemsIn(decided: readonly (Policy | Item)[]): readonly Item[] {
 }
 
 /** The row of each item. A decision by leases has that of one item alone, which its limit tells. */
-function rowsOf(items: readonly Item[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
+function rowOfEach(items: readonly Item[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
   if (rows.length === items.length) return rows;
   return items.map((item) => rows.find(({ limit }) => limit === item.limit));
 }
@@ -150,8 +150,7 @@ function seconds(ms: number): number {
 }
 
 /** The items of a policy, named like `requests-10s`; throws what cannot be said in a header field. */
-export function itemsOf(name: string, quotas: readonly Quota[], unit?: string): Item[] {
-  checkedQuotas(quotas);
+function itemsOf(name: string, quotas: readonly Quota[], unit?: string): Item[] {
   if (!/^[!-~]+$/.test(name)) throw new TypeError("the name of a policy must be ASCII without spaces");
   if (!/^[ -~]*$/.test(unit ?? "")) throw new TypeError("a unit must be ASCII");
   return quotas.map(([limit, window]) => {

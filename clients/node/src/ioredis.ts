@@ -70,7 +70,8 @@ class KeyedCommand extends Command {
   readonly #read: (reply: never) => unknown;
   readonly #connection: Connection;
   readonly #fail: (error: Error) => void;
-  #isOver = false;
+  /** Whether it was nothing any more when it was sent last. */
+  #wasOver = false;
   /** Where it was written last. */
   #socket: Socket | undefined;
 
@@ -104,6 +105,7 @@ class KeyedCommand extends Command {
       this.#fail(new Error("units are given back once: this is not sent again"));
     }
     this.#socket = socket as Socket;
+    this.#wasOver = this.name === "PING";
     this.#words[WAITING]?.sentOn(lineOf(this.#socket, this.#connection));
     gather(this.#socket);
     return super.toWritable(socket);
@@ -111,7 +113,6 @@ class KeyedCommand extends Command {
 
   /** Is nothing any more, if it is ever sent or sent again. It still needs a reply of its own. */
   #end(): void {
-    this.#isOver = true;
     this.name = "PING";
     this.args = [];
   }
@@ -127,7 +128,7 @@ class KeyedCommand extends Command {
 
   // ioredis says that replies are text, whatever they are.
   override transformReply(reply: unknown): string {
-    return (this.#isOver ? reply : this.#read(reply as never)) as string;
+    return (this.#wasOver ? reply : this.#read(reply as never)) as string;
   }
 }
 

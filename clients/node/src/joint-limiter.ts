@@ -1,24 +1,22 @@
 // One request, one decision: what drives the machine for several keys.
 
 import { type Clock, processTime } from "./clock.js";
-import { type Decision, explained, type Verdict } from "./commands.js";
+import { type Decision, explained, rowsOf, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { ask } from "./leases.js";
-import {
-  Joined,
-  Joint,
-  type JointCommand,
-  type Outcome,
-  rowsOf,
-  type Share,
-  unitsOf,
-} from "./local/joint.js";
+import { Joined, Joint, type JointCommand, type Outcome, type Share, unitsOf } from "./local/joint.js";
 import type { Patient } from "./patient.js";
 import type { Timeout } from "./timeout.js";
+import { tightest } from "./whole.js";
+
+/** What a share that was decided as a whole, by `all`, is told. */
+function wholeOf(command: JointCommand, reply: Verdict | Decision): Verdict | Decision {
+  return "rows" in reply && !("rows" in command) ? tightest(reply) : reply;
+}
 
 /** A request whose answer somebody awaits. */
 class Asked extends Joined {
-  resolve!: (outcome: Outcome) => void;
+  resolve!: (outcome: Outcome | undefined) => void;
   reject!: (error: Error) => void;
   /** What is settled of each share. */
   readonly settling = new Map<Share, Promise<void>>();
@@ -41,6 +39,8 @@ export class JointLimiter {
     this.#driver = new Driver(
       {
         reply: (nowMs, command, reply) => joint.reply(nowMs, command, reply as Verdict | Decision | Error),
+        late: (nowMs, command, reply) =>
+          joint.late(nowMs, command, wholeOf(command, reply as Verdict | Decision)),
         tick: (nowMs) => joint.tick(nowMs),
         close: () => joint.close(),
         nextTickMs: () => joint.nextTickMs,
@@ -63,13 +63,22 @@ export class JointLimiter {
     return new Asked(shares);
   }
 
-  /** Fails if Redis is away and nothing has refused. The shares tell how each stands. */
-  decide(asked: Asked): Promise<Outcome> {
+  /**
+   * Fails if Redis is away and nothing has refused. The shares tell how each stands. Undefined if it was cancelled
+   * meanwhile.
+   */
+  decide(asked: Asked): Promise<Outcome | undefined> {
     return new Promise((resolve, reject) => {
       asked.resolve = resolve;
       asked.reject = reject;
       this.#driver.carryOut(this.#joint.take(this.#now(), asked));
     });
+  }
+
+  /** Nobody awaits the decision any more: what the request takes goes back. */
+  cancel(asked: Asked): void {
+    this.#driver.carryOut(this.#joint.cancel(this.#now(), asked));
+    asked.resolve(undefined);
   }
 
   /** Gives back all that a request has taken, in the background. */
@@ -93,18 +102,19 @@ export class JointLimiter {
     const more = units - unitsOf(share.taken);
     try {
       if (more > 0) {
-        const { at, rows } = await limiter.all(rowsOf(share, more), { force: true });
+        const { at, rows } = await limiter.all(rowsOf(share.key, share.rules, more), { force: true });
         share.taken.push({ units: more, at });
         share.verdicts = rows;
       }
-      // What was counted last goes back first; all of it if the request was refused further in meanwhile.
-      for (let less = asked.goesBack ? unitsOf(share.taken) : -more; less > 0;) {
+      // What was counted last goes back first; all of it if the request was refused further in meanwhile. A late reply may
+      // have told of more.
+      for (let less = unitsOf(share.taken) - (asked.goesBack ? 0 : units); less > 0;) {
         const last = share.taken.pop();
         if (last === undefined) break;
         const back = Math.min(last.units, less);
         less -= back;
         if (back < last.units) share.taken.push({ ...last, units: last.units - back });
-        const { rows } = await limiter.all(rowsOf(share, -back), { at: last.at });
+        const { rows } = await limiter.all(rowsOf(share.key, share.rules, -back), { at: last.at });
         share.verdicts = rows;
       }
     } catch (error) {

@@ -1,14 +1,14 @@
 // Policies: what a middleware limits, and what that comes to for one request.
 
 import type { IncomingMessage } from "node:http";
-import { type Algorithm, checkedAlgorithm, type Verdict } from "./commands.js";
+import type { Algorithm, Verdict } from "./commands.js";
 import { client } from "./address.js";
-import { type Item, itemsOf } from "./http.js";
+import { type Item, Policy as NamedQuotas } from "./http.js";
 import { LEASE_MS, wholeUnits } from "./leases.js";
 import type { Share as JointShare } from "./local/joint.js";
 import { Recent } from "./local/recent.js";
 import { Rules } from "./local/types.js";
-import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
+import type { Quota, Quotas } from "./quota.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
 
@@ -70,20 +70,13 @@ export interface Share extends AppliedPolicy, JointShare {
 }
 
 /** A policy that was checked. */
-export class CheckedPolicy<R extends Request> {
-  readonly name: string;
-  readonly algorithm: Algorithm;
-  readonly quotas: readonly Quota[];
-  readonly #items: readonly Item[];
+export class CheckedPolicy<R extends Request> extends NamedQuotas {
   readonly #rules: Rules;
   readonly #key: KeyOf<R> | string | undefined;
   readonly #cost: number | ((request: R) => MaybePromise<number>);
 
   constructor({ quotas, name = "requests", unit, algorithm = "log", key, cost = 1, lease = 0 }: Policy<R>) {
-    this.name = name;
-    this.algorithm = checkedAlgorithm(algorithm);
-    this.quotas = checkedQuotas(quotas);
-    this.#items = itemsOf(name, this.quotas, unit);
+    super(name, quotas, { algorithm, unit });
     this.#rules = new Rules(this.algorithm, this.quotas, LEASE_MS, wholeUnits(lease));
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
@@ -127,8 +120,8 @@ export class CheckedPolicy<R extends Request> {
   }
 
   #share(key: string, who: string | undefined, cost: number): Share {
-    const { name, quotas } = this;
-    const [items, rules] = [this.#items, this.#rules];
+    const { name, quotas, items } = this;
+    const rules = this.#rules;
     return { name, quotas, key: `${name}:${key}`, who, cost, items, rules, taken: [], verdicts: undefined };
   }
 }

@@ -24,6 +24,21 @@ const processClock: Clock = {
   },
 };
 
+/** Redis has not answered in time. */
+export class NoAnswer extends Error {
+  readonly #late: Promise<unknown>;
+
+  constructor(timeoutMs: number, late: Promise<unknown>) {
+    super(`no answer within ${timeoutMs} ms`);
+    this.#late = late;
+  }
+
+  /** The answer, if it comes after all. */
+  get late(): Promise<unknown> {
+    return this.#late;
+  }
+}
+
 /** A request that waits for an answer. */
 export class Waiting {
   /** Takes back what was not sent yet. */
@@ -34,7 +49,7 @@ export class Waiting {
   constructor(
     /** When it is given up, in listened milliseconds. */
     readonly dueMs: number,
-    readonly reject: (error: Error) => void,
+    readonly reject: () => void,
     readonly dueFromNow: () => number,
   ) {}
 
@@ -43,8 +58,8 @@ export class Waiting {
     this.#sent = { line, heard: line.heard, dueMs: this.dueFromNow() };
   }
 
-  giveUp(listenedMs: number, error: Error): void {
-    this.reject(error);
+  giveUp(listenedMs: number): void {
+    this.reject();
     this.onGiveUp?.();
     if (this.#sent === undefined) return;
     const { line, heard, dueMs } = this.#sent;
@@ -96,7 +111,10 @@ export class Timeout {
   /** What `ask` answers, or an error once Redis had its time. */
   wait<T>(ask: (waiting: Waiting) => Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
-      const waiting = new Waiting(this.#dueFromNow(), reject, this.#dueFromNow);
+      const giveUp = () => {
+        reject(new NoAnswer(this.#timeoutMs, answer));
+      };
+      const waiting = new Waiting(this.#dueFromNow(), giveUp, this.#dueFromNow);
       const answer = ask(waiting);
       const answered = () => {
         answers++;
@@ -134,7 +152,7 @@ export class Timeout {
     for (const waiting of this.#waiting) {
       if (waiting.dueMs > this.#listenedMs) break;
       this.#waiting.delete(waiting);
-      waiting.giveUp(this.#listenedMs, new Error(`no answer within ${this.#timeoutMs} ms`));
+      waiting.giveUp(this.#listenedMs);
     }
     this.#looking = this.#waiting.size > 0;
     if (this.#looking) this.#lookLater();

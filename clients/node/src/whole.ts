@@ -1,6 +1,13 @@
 // A request that is decided as a whole, and as of when: to give it back later.
 
-import type { Algorithm, Decision, Key, RateLimiter, Verdict } from "./commands.js";
+import {
+  type Algorithm,
+  type Decision,
+  type Key,
+  type RateLimiter,
+  rowsOf,
+  type Verdict,
+} from "./commands.js";
 import type { Quota } from "./quota.js";
 
 /** Takes all of the units or none. The verdict has `at`. */
@@ -13,9 +20,7 @@ export async function wholeWithTime(
 ): Promise<Verdict> {
   // One unit is taken as a whole with PARTIAL too, which tells the time.
   if (cost === 1) return limiter[algorithm](key, quotas, { partial: true });
-  return tightest(
-    await limiter.all(quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }))),
-  );
+  return tightest(await limiter.all(rowsOf(key, { algorithm, quotas }, cost)));
 }
 
 /** The verdict that a single command would give: of those that refuse the longest wait, else the fewest units. */

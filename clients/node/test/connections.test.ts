@@ -288,6 +288,43 @@ describe("connections", () => {
         },
       );
 
+      for (const [fail, lease] of [
+        ["closed", 0],
+        ["closed", 8],
+        ["open", 0],
+        ["open", 8],
+      ] as const) {
+        const what = fail === "closed" ? "goes back" : "stays taken";
+        test(`fail ${fail}, a lease of ${lease}: what a late reply has taken ${what}`, async () => {
+          const direct = await connect(kind);
+          const [limiter, forwarders] = await connectThrough(kind);
+          const key = aKey();
+          const errors: Error[] = [];
+          const onError = (error: Error) => errors.push(error);
+          const first = middleware(limiter, `{${key}}first`, { timeoutMs: PATIENT_MS, fail: "closed" });
+          const late = middleware(limiter, `{${key}}late`, { timeoutMs: 50, fail, onError }, lease);
+          await waitFor("a connection", async () => (await first.ask()) === 200);
+          for (const forwarder of forwarders) forwarder.held = [];
+          const held = () => forwarders.flatMap(({ held = [] }) => held);
+          const decided = first.ask();
+          await waitFor("the first reply", async () => held().length > 0);
+          const asked = late.ask();
+          await waitFor("what is taken", async () => (await used(`requests:{${key}}late`, direct)) > 0);
+          // On a connection that says something meanwhile.
+          held()[0]?.();
+          assert.equal(await decided, 200);
+          assert.equal(await asked, fail === "closed" ? 503 : 200);
+          assert.equal(errors.length, 1);
+          for (const forwarder of forwarders) {
+            forwarder.held?.splice(0, 1);
+            forwarder.letGo();
+          }
+          await waitFor("an answer", async () => (await first.ask()) === 200);
+          const expected = fail === "closed" ? 0 : 1;
+          await waitFor(what, async () => (await used(`requests:{${key}}late`, direct)) === expected);
+        });
+      }
+
       test("connections that fall silent are given up: the next requests ask on new ones", async () => {
         const [limiter, forwarders] = await connectThrough(kind);
         const { ask } = middleware(limiter, aKey(), { timeoutMs: 100, fail: "closed" });

@@ -1,6 +1,7 @@
 // The middleware for Express, over HTTP.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { afterEach, describe, test } from "node:test";
 import express from "express";
 import { type RateLimiter } from "redis-rl";
@@ -18,6 +19,8 @@ import {
   calls,
   clock,
   command,
+  connectTo,
+  Forwarder,
   serve,
   Server,
   type Web,
@@ -411,6 +414,54 @@ describe("express", () => {
       assert.equal(await used("requests:127.0.0.1"), 1);
     });
 
+    for (const lease of [0, 4]) {
+      test(`a client that goes away before the decision takes nothing, with a lease of ${lease}`, async () => {
+        const forwarder = await Forwarder.start(server);
+        const slow = await connectTo(forwarder);
+        const app = express();
+        const everybody = limit({ name: "everybody", quotas: "100/h", key: "all", lease });
+        const route = { name: "route", quotas: "100/h", key: "all", lease };
+        const handled: string[] = [];
+        app.use(everybody, rateLimit<express.Request>(slow.rl, route, { timeoutMs: 30_000 }));
+        app.use((request) => void handled.push(request.path));
+        web = await serve(app);
+        try {
+          forwarder.held = [];
+          const gone = new AbortController();
+          const asked = fetch(web.url, { signal: gone.signal });
+          await waitFor("what is taken", async () => (await used("route:all")) === 1);
+          gone.abort();
+          await assert.rejects(asked);
+          await waitFor("what the limit further out took", async () => (await used("everybody:all")) === 0);
+          forwarder.letGo();
+          await waitFor("what was on its way", async () => (await used("route:all")) === 0);
+          assert.deepEqual(handled, []);
+        } finally {
+          slow.destroy();
+          forwarder.stop();
+        }
+      });
+    }
+
+    test("of a client that has gone away nothing is asked", async () => {
+      const app = express();
+      const gone = new AbortController();
+      const failed: unknown[] = [];
+      app.use(limit("100/h"));
+      app.use(async (_request, response, next) => {
+        const closed = once(response, "close");
+        gone.abort();
+        await closed;
+        next();
+      });
+      app.use(limit({ name: "route", quotas: "100/h" }, { onError: (error) => failed.push(error) }));
+      web = await serve(app);
+      await assert.rejects(fetch(web.url, { signal: gone.signal }));
+      await waitFor("what goes back", async () => (await calls(server, "RL.ALL")) === 2);
+      assert.equal(await command(server, "DBSIZE"), 0);
+      assert.deepEqual(failed, []);
+    });
+
     test("a limit without a key goes by those further out, if they agree", async () => {
       const app = express();
       const [user, team] = [(): string => "42", (): string => "7"];
@@ -656,6 +707,30 @@ describe("express", () => {
       reply();
       await settled;
       await waitFor("what goes back", async () => (await used("outer:all")) === 0);
+    });
+
+    test("counts in place of what a late reply says was taken", async () => {
+      let reply = (): void => {};
+      const replied = new Promise<void>((resolve) => (reply = resolve));
+      const slow: RateLimiter = {
+        ...client.rl,
+        async all(rows, options) {
+          const decision = await client.rl.all(rows, options);
+          if (options?.force) reply();
+          await replied;
+          return decision;
+        },
+      };
+      const app = express();
+      const policy = { name: "tokens", quotas: "100/h", key: "all", cost: 20 };
+      const tokens = rateLimit(slow, policy, { timeoutMs: 20, onError: () => {} });
+      app.get("/", tokens, async (request, response) => {
+        await tokens.settle(request, response, 3);
+        response.send("done");
+      });
+      web = await serve(app);
+      assert.equal((await get()).limit, '"tokens-1h";r=97;t=3600');
+      assert.equal(await used("tokens:all"), 3);
     });
 
     test("asks nothing if all was used", async () => {

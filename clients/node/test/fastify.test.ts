@@ -1,13 +1,11 @@
 // The store for @fastify/rate-limit, in an application of Fastify.
 
 import assert from "node:assert/strict";
-import { after, before, beforeEach, describe, test } from "node:test";
+import { before, describe, test } from "node:test";
 import fastifyRateLimit, { type RateLimitOptions, type RateLimitPluginOptions } from "@fastify/rate-limit";
 import Fastify, { type FastifyInstance } from "fastify";
-import { createClient } from "redis";
-import { rl } from "redis-rl";
 import { rateLimitStore, type StoreOptions } from "redis-rl/fastify-rate-limit";
-import { calls, clock, command, Server, socket, tally } from "./harness.js";
+import { calls, type Client, clock, command, onOneServer, type Server, tally } from "./harness.js";
 
 const MINUTE = 60_000;
 /** However busy the machine is, a server that answers is not away. */
@@ -15,22 +13,12 @@ const PATIENT = { timeoutMs: 30_000 };
 
 describe("@fastify/rate-limit", () => {
   let server: Server;
-  let client: Awaited<ReturnType<typeof connect>>;
+  let client: Client;
   /** The store's clock. */
   let now: number;
-  const connect = () => createClient({ url: server.url, socket, modules: { rl } }).connect();
+  onOneServer((...started) => ([server, client] = started));
   before(async () => {
-    server = await Server.start();
-    client = await connect();
     now = await clock(server);
-  });
-  after(async () => {
-    client?.destroy();
-    await server?.stop();
-  });
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
   });
 
   /** An application with a handler at `/`, and at the paths of these routes. */

@@ -174,6 +174,8 @@ export class Forwarder {
   delayMs = 0;
   /** Of connections that begin now. */
   carries = true;
+  /** Replies that are held back, if any are. */
+  held: (() => void)[] | undefined;
 
   private constructor(
     readonly to: number,
@@ -205,7 +207,12 @@ export class Forwarder {
     this.#pairs.add(pair);
     const later = (send: () => void) => (this.delayMs > 0 ? setTimeout(send, this.delayMs) : send());
     client.setNoDelay().on("data", (data) => pair.carriesRequests && later(() => server.write(data)));
-    server.setNoDelay().on("data", (data) => pair.carriesReplies && later(() => client.write(data)));
+    server.setNoDelay().on("data", (data) => {
+      if (!pair.carriesReplies) return;
+      const pass = () => void client.write(data);
+      if (this.held === undefined) later(pass);
+      else this.held.push(pass);
+    });
     for (const [from, to] of [
       [client, server],
       [server, client],
@@ -228,6 +235,12 @@ export class Forwarder {
   /** Connections that there are carry no replies any more. */
   mute(): void {
     for (const pair of this.#pairs) pair.carriesReplies = false;
+  }
+
+  /** Passes what is held back, and holds nothing back any more. */
+  letGo(): void {
+    for (const pass of this.held ?? []) pass();
+    this.held = undefined;
   }
 
   /** Ends the connections that there are. */

@@ -361,6 +361,33 @@ for (const { name, settings, steps } of table.joint) {
   });
 }
 
+test("a late reply serves the requests that have passed without it, and the rest goes back", () => {
+  const joint = new Joint<Named>({ rememberMs: 0, failOpen: true, slotOf: undefined });
+  const rules = new Rules("log", [[100, "1m"]], 100, 8);
+  const ask = (nowMs: number, name: string) => {
+    const share = { key: "key", cost: 1, rules, taken: [], verdicts: undefined };
+    const request = new Named([share], name);
+    return [request, ...joint.take(nowMs, request).commands] as const;
+  };
+  const reply = (taken: number, at: number) => verdictOf([0, 100, 90, -1, 60_000, taken, at]);
+  const [, first] = ask(0, "first");
+  ask(1, "second");
+  const [second] = joint.reply(1, first as joints.JointCommand, reply(1, 1000)).commands;
+  // This one has the unit of the lease.
+  ask(2, "third");
+  const [passed] = ask(2, "passed");
+  const [refused] = ask(2, "refused");
+  const [flight] = joint.reply(2, second as joints.JointCommand, reply(2, 1001)).commands;
+  assert.equal(jointWords(flight as joints.JointCommand), "RL.LOG key 100 1m COST 4 PARTIAL");
+  joint.reply(100, flight as joints.JointCommand, new Error("away"));
+  joint.release(100, refused);
+  const { commands } = joint.late(101, flight as joints.JointCommand, reply(4, 1002));
+  assert.deepEqual(commands.map(jointWords), ["RL.LOG key 100 1m COST -3 AT 1002"]);
+  assert.deepEqual(joint.release(102, passed).commands.map(jointWords), [
+    "RL.LOG key 100 1m COST -1 AT 1002",
+  ]);
+});
+
 test("slots are those of the server", () => {
   const slots = {
     "": 0,

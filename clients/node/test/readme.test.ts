@@ -1,23 +1,33 @@
-// The README's code does what the README says.
+// The code of the README and of the pages beside it does what they say.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { after, before, beforeEach, test } from "node:test";
 import { promisify } from "node:util";
 import type express from "express";
 import { command, serve, Server, socket } from "./harness.js";
 
-const readme = readFileSync(process.env.README ?? "../README.md", "utf8");
+const PAGES = ["README.md", "adapters.md", "benchmarks.md", "recipes.md"];
+const pages = new Map(
+  PAGES.map((name) => [name, readFileSync(`${process.env.PAGES ?? ".."}/${name}`, "utf8")]),
+);
+
+/** Those have tests in recipes.test.ts. */
+const OF_RECIPES = /from "(koa|hono|@opentelemetry\/api|prom-client|redis-rl\/http)"|onDecision =/;
 
 /** Each block of code, with what is shown after it before the next. */
-const examples = readme
-  .split("```js\n")
-  .slice(1)
-  .map((part) => {
-    const [code, rest] = [part.slice(0, part.indexOf("```")), part.slice(part.indexOf("```") + 3)];
-    return { code, shown: /```(text|http)\n([\s\S]*?)```/.exec(rest) };
-  });
+const examples = [...pages]
+  .flatMap(([page, text]) =>
+    text
+      .split("```js\n")
+      .slice(1)
+      .map((part) => {
+        const [code, rest] = [part.slice(0, part.indexOf("```")), part.slice(part.indexOf("```") + 3)];
+        return { page, code, shown: /```(text|http)\n([\s\S]*?)```/.exec(rest) };
+      }),
+  )
+  .filter(({ code }) => !OF_RECIPES.test(code));
 
 let server: Server;
 before(async () => {
@@ -30,13 +40,14 @@ beforeEach(() => command(server, "FLUSHALL"));
 const [preamble = ""] = examples.map(({ code }) => code).filter((code) => code.includes("app.listen"));
 
 function wholeOf(code: string): string {
-  if (!/\bapp\.|createClient|new Redis/.test(code)) {
+  if (/createClient|new Redis/.test(code)) return code;
+  if (!/\bapp\./.test(code)) {
     const connecting = 'import { createClient } from "redis";\nimport { rl } from "redis-rl";\n';
     return `${connecting}const client = await createClient({ modules: { rl } }).connect();\n${code}await client.close();\n`;
   }
-  if (!/\bapp\./.test(code) || code.includes("app.listen")) return code;
-  const [, start = ""] = /^([\s\S]*?)app\.use/.exec(preamble) ?? [];
-  return `${start}${code}${/app\.(get|post)/.test(code) ? "" : hello}\napp.listen(3000);\n`;
+  const [, start = ""] = /^([\s\S]*?)const app/.exec(preamble) ?? [];
+  if (code.includes("app.listen")) return start + code;
+  return `${start}const app = express();\n${code}${/app\.(get|post)/.test(code) ? "" : hello}\napp.listen(3000);\n`;
 }
 
 const hello = 'app.get("/", (request, response) => response.send("hello"));';
@@ -55,10 +66,10 @@ function moduleOf(code: string, name: string): string {
   return file.pathname;
 }
 
-for (const [i, { code: shownCode, shown }] of examples.entries()) {
+for (const [i, { page, code: shownCode, shown }] of examples.entries()) {
   const code = wholeOf(shownCode);
   const imports = [...shownCode.matchAll(/from "(.*)"/g)].map((match) => match[1]).join(", ");
-  test(`${i + 1}: ${imports}`, async () => {
+  test(`${page}, ${i + 1}: ${imports}`, async () => {
     if (code.includes("app.listen")) {
       await overHttp(code, String(i), shown?.[1] === "http" ? (shown[2] ?? "") : "HTTP/1.1 200 OK\n\nhello");
     } else if (code.includes("node:test")) {
@@ -67,9 +78,7 @@ for (const [i, { code: shownCode, shown }] of examples.entries()) {
         env: { ...process.env, NODE_TEST_CONTEXT: undefined, REDIS_RL_MODULE: process.env.MODULE },
       });
     } else {
-      // What is part of an application leaves the client open for it; a program ends by itself.
-      const program = code.includes("export const client") ? `${code}\nawait client.close();` : code;
-      const { stdout } = await promisify(execFile)("node", [moduleOf(program, String(i))], {
+      const { stdout } = await promisify(execFile)("node", [moduleOf(code, String(i))], {
         timeout: 300_000,
       });
       assert.equal(stdout, shown?.[1] === "text" ? shown[2] : "");
@@ -77,19 +86,26 @@ for (const [i, { code: shownCode, shown }] of examples.entries()) {
   });
 }
 
-test("a link leads to the web or to a heading of this page: the package has no other page", () => {
-  const headings = [...readme.matchAll(/^#+ (.*)$/gm)].map(
-    ([, heading = ""]) =>
-      `#${heading
-        .toLowerCase()
-        .replace(/[^\w -]/g, "")
-        .replaceAll(" ", "-")}`,
+function headingsOf(page: string): string[] {
+  return [...(pages.get(page) ?? "").matchAll(/^#+ (.*)$/gm)].map(([, heading = ""]) =>
+    heading
+      .toLowerCase()
+      .replace(/[^\w -]/g, "")
+      .replaceAll(" ", "-"),
   );
-  const links = [...readme.matchAll(/\]\((.*?)\)/g)].map(([, link]) => link ?? "");
-  assert.deepEqual(
-    links.filter((link) => !/^https:/.test(link) && !headings.includes(link)),
-    [],
-  );
+}
+
+test("a link leads to the web or to a page of the package", () => {
+  const root = new URL("../node_modules/redis-rl/", import.meta.url);
+  for (const [page, text] of pages) {
+    assert.ok(existsSync(new URL(page, root)), page);
+    for (const [, link = ""] of text.matchAll(/\]\((.*?)\)/g)) {
+      if (link.startsWith("https:")) continue;
+      const [to = "", heading] = link.split("#");
+      assert.ok(pages.has(to || page), `${page}: ${link}`);
+      if (heading !== undefined) assert.ok(headingsOf(to || page).includes(heading), `${page}: ${link}`);
+    }
+  }
 });
 
 test("an installation runs no script of the package, which npm would ask about", () => {

@@ -4,7 +4,16 @@ import type { Key, Verdict } from "../commands.js";
 import { KeyState } from "./key.js";
 import { isLong, nameOf } from "./name.js";
 import { Recent } from "./recent.js";
-import { type Command, MAX_KEYS, Refused, type Request, type Rules, type Settings, Step } from "./types.js";
+import {
+  type Command,
+  Flight,
+  MAX_KEYS,
+  Refused,
+  type Request,
+  type Rules,
+  type Settings,
+  Step,
+} from "./types.js";
 
 /** The machines of all keys: of those in flight as many as may be remembered, and of those at rest. */
 export class Decider<R extends Request> {
@@ -87,7 +96,7 @@ export class Decider<R extends Request> {
     const step = new Step<R>();
     const { key, replyTo } = command;
     if (replyTo === "nobody") return step;
-    if (replyTo !== "flight" && !(replyTo instanceof Refused)) {
+    if (!(replyTo instanceof Flight || replyTo instanceof Refused)) {
       step.answers.push([replyTo, reply]);
       if (reply !== undefined) this.#rememberAlone(nowMs, command, reply, step);
       return step;
@@ -107,6 +116,30 @@ export class Decider<R extends Request> {
     if (state.isAtRest) {
       this.#inFlight.delete(name);
       this.#keep(name, state, step);
+    }
+    return step;
+  }
+
+  /**
+   * A reply that comes after its command has failed. It serves, in order, the requests that have passed all the same, and
+   * the rest goes back.
+   */
+  late(
+    { key, rules, cost, replyTo }: Command<R>,
+    reply: Verdict,
+    hasPassed: (request: R) => boolean,
+  ): Step<R> {
+    const step = new Step<R>();
+    if (replyTo === "nobody" || reply.at === undefined) return step;
+    let rest = reply.taken ?? (reply.limited ? 0 : cost);
+    const requests = replyTo instanceof Flight || replyTo instanceof Refused ? replyTo.requests : [replyTo];
+    for (const request of requests) {
+      if (request.cost > rest || !hasPassed(request)) continue;
+      rest -= request.cost;
+      step.answers.push([request, { ...reply, allowed: true, limited: false, retryAfterMs: null }]);
+    }
+    if (rest > 0) {
+      step.commands.push({ key, rules, cost: -rest, partial: false, at: reply.at, replyTo: "nobody" });
     }
     return step;
   }

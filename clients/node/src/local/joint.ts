@@ -1,7 +1,7 @@
 // Requests that several keys decide together: some leased, the others asked for slot by slot. If any refuses, a request
 // costs nothing in any.
 
-import type { Decision, Key, Row, Verdict } from "../commands.js";
+import { type Decision, type Key, type Row, rowsOf, type Verdict } from "../commands.js";
 import { Decider } from "./decider.js";
 import { Refusals } from "./refusals.js";
 import { type Command, MAX_COST, MAX_KEYS, type Request, type Rules, type Step } from "./types.js";
@@ -81,18 +81,12 @@ class Group {
 
   /** Their rows, at what each costs. */
   rows(costOf: (share: Share) => number): Row[] {
-    return this.of.flatMap((share) => rowsOf(share, costOf(share)));
+    return this.of.flatMap((share) => rowsOf(share.key, share.rules, costOf(share)));
   }
 
   get asked(): Row[] {
     return this.rows(({ cost }) => cost);
   }
-}
-
-/** What asks for units of a share, or gives them back. */
-export function rowsOf({ key, rules }: Share, cost: number): Row[] {
-  const { algorithm, quotas } = rules;
-  return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
 }
 
 /** Decides several keys in one slot, or gives back what was taken of them. */
@@ -209,6 +203,15 @@ export class Joint<J extends Joined> {
       decided(group, limited, at, verdicts);
     }
     this.#conclude(nowMs, group.joined as J, step);
+    return step;
+  }
+
+  /** A reply that comes after its command has failed. What it took stays taken of requests that pass all the same. */
+  late(nowMs: number, command: JointCommand, reply: Verdict | Decision): JointStep<J> {
+    if ("rows" in command) return this.reply(nowMs, command, reply);
+    const step = new JointStep<J>();
+    const hasPassed = ({ joined }: Leased) => !joined.goesBack;
+    this.#absorb(nowMs, this.#decider.late(command, reply as Verdict, hasPassed), step);
     return step;
   }
 
@@ -340,7 +343,8 @@ function decided(piece: Piece, limited: boolean, at: number | undefined, verdict
     const rows = piece instanceof Leased ? 1 : share.rules.quotas.length;
     share.verdicts = verdicts.slice(first, first + rows);
     first += rows;
-    if (!limited) share.taken = [{ units: share.cost, at }];
+    // Before it, if it is late, something may have been settled.
+    if (!limited) share.taken.push({ units: share.cost, at });
   }
 }
 

@@ -1,7 +1,7 @@
 // One key of one process.
 
 import type { Key, Verdict } from "../commands.js";
-import { MAX_COST, Refused, type Request, type Rules, type Settings, type Step } from "./types.js";
+import { Flight, MAX_COST, Refused, type Request, type Rules, type Settings, type Step } from "./types.js";
 
 /** Units that are counted and not yet used. There may be none left, or none from the start. */
 interface Lease {
@@ -22,15 +22,6 @@ interface Refusal {
   verdict: Verdict;
   repliedMs: number;
   untilMs: number;
-}
-
-interface Flight<R> {
-  sentMs: number;
-  requests: R[];
-  /** Units that were asked for on their behalf. */
-  cost: number;
-  /** Units that were asked for beyond those. */
-  lease: number;
 }
 
 /** The lease and the last refusal of a key, and the requests that wait. */
@@ -150,6 +141,7 @@ export class KeyState<R extends Request> {
     const requests = this.#waiting.splice(0, count);
     this.#wanted = Math.min(this.#wanted, this.#rules.units, settings.units);
     const lease = Math.min(this.#wanted, MAX_COST - cost);
+    const flight = new Flight(nowMs, requests, cost, lease);
     step.commands.push({
       key: this.key,
       rules: this.#rules,
@@ -157,9 +149,9 @@ export class KeyState<R extends Request> {
       // Alone and without a lease a request is decided as a whole, with the wait of the whole.
       partial: lease > 0 || count > 1 || cost === 1,
       at: undefined,
-      replyTo: "flight",
+      replyTo: flight,
     });
-    this.#flight = { sentMs: nowMs, requests, cost, lease };
+    this.#flight = flight;
   }
 
   /** The reply to the command in flight. */

@@ -66,7 +66,20 @@ export interface Command<R extends Request> {
   /** The time as of which units are given back. */
   readonly at: number | undefined;
   /** Whom the reply is for: the requests in flight for the key, refused ones, one that was sent by itself, or nobody. */
-  readonly replyTo: "flight" | Refused<R> | R | "nobody";
+  readonly replyTo: Flight<R> | Refused<R> | R | "nobody";
+}
+
+/** Requests of a key that are asked for together, with a lease. */
+export class Flight<R extends Request> {
+  constructor(
+    readonly sentMs: number,
+    /** Those that are still awaited. */
+    public requests: R[],
+    /** Units that were asked for on their behalf. */
+    readonly cost: number,
+    /** Units that were asked for beyond those. */
+    readonly lease: number,
+  ) {}
 }
 
 /** Requests of one cost that did not fit, and whose wait the reply did not tell. */
