@@ -59,6 +59,10 @@ class Choice:
             if unknown:
                 raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
 
+    def check_apart(self, others: Sequence[Policy] | None) -> None:
+        """Refuses names that others of the same request have, as far as these are known."""
+        _check_names_differ([*(self.fixed or ()), *(others or ())])
+
     async def of(self, scope: Scope) -> tuple[Policy, ...]:
         """Those of this request."""
         if self.fixed is not None:
@@ -76,12 +80,16 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"a Policy is needed: {policy!r}")
-    if len({policy.name for policy in policies}) < len(policies):
-        raise ValueError("each policy of a request needs a name of its own")
+    _check_names_differ(policies)
     # The server would refuse it, which would count as Redis being away.
     if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
     return policies
+
+
+def _check_names_differ(policies: Sequence[Policy]) -> None:
+    if len({policy.name for policy in policies}) < len(policies):
+        raise ValueError("each policy of a request needs a name of its own")
 
 
 async def resolved(value: Any) -> Any:
