@@ -1,22 +1,30 @@
-"""The code of the README prints what the README says."""
+"""The code of the pages prints what they say, and their links lead somewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
+import mypy.api
+import pytest
+
 from .servers import Server
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+PACKAGE = Path(__file__).parents[1]
+PAGES = ["README.md", "recipes.md", "adapters.md", "benchmarks.md"]
+README, RECIPES, ADAPTERS, BENCHMARKS = ((PACKAGE / page).read_text() for page in PAGES)
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 WAIT = re.compile(r"\d:\d\d:\d\d(\.\d+)?")
+LINK = re.compile(r"\]\(([^)]*)\)")
 
 
-def test_the_code_prints_what_the_readme_says(server: Server) -> None:
-    blocks = BLOCK.findall(README)
+def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
+    """Runs the code of a page in order, and returns what it defines."""
+    blocks = BLOCK.findall(page)
     names: dict[str, Any] = {"__name__": __name__}
     printed = 0
     for (language, text), (following, output) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
@@ -28,8 +36,33 @@ def test_the_code_prints_what_the_readme_says(server: Server) -> None:
         expected = output if following == "text" else ""
         assert WAIT.sub("wait", out.getvalue()) == WAIT.sub("wait", expected)
         printed += bool(expected)
-    assert printed == 6
+    assert printed == prints
+    return names
+
+
+def test_the_code_prints_what_the_readme_says(server: Server) -> None:
+    run(README, server, prints=5)
+
+
+def test_the_code_of_the_adapters_runs(server: Server) -> None:
+    run(ADAPTERS, server, prints=0)
+
+
+def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:
+    names = run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=1)
     names["test_ten_seconds_later_a_login_is_allowed_again"](server)
+
+
+def test_the_code_of_the_readme_has_types(tmp_path: Path) -> None:
+    lookups = "from typing import Any\nasync def is_paying(user: Any) -> bool: ...\n"
+    lookups += "async def model(prompt: bytes) -> tuple[str, int]: ...\n"
+    code = [text for language, text in BLOCK.findall(README) if language == "python"]
+    program = tmp_path / "program.py"
+    # Each part imports a Redis of its own.
+    for is_web in True, False:
+        program.write_text(lookups + "\n".join(text for text in code if ("fastapi" in text) is is_web))
+        said, _, status = mypy.api.run(["--strict", "--disable-error-code=empty-body", str(program)])
+        assert status == 0, said
 
 
 def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
@@ -37,5 +70,19 @@ def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
     assert lines.index("```text") < 24
 
 
-def test_every_link_leads_somewhere_from_a_package_index_too() -> None:
-    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith("https://")] == []
+def test_a_package_index_shows_no_link_into_the_repository() -> None:
+    build = runpy.run_path(str(PACKAGE / "hatch_build.py"))
+    shown = build["without_links"](README)
+    assert "](../README.md#header-fields)" in README
+    assert "has these fields." in shown
+    assert [link for link in LINK.findall(shown) if not link.startswith("https://")] == []
+
+
+@pytest.mark.skipif(not (PACKAGE / "../cases.json").exists(), reason="the other pages are in the repository")
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    for link in LINK.findall((PACKAGE / page).read_text()):
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            headings = re.findall(r"^#+ (.*)$", (PACKAGE / (path or page)).read_text(), re.MULTILINE)
+            assert not anchor or anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
