@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import mypy.api
 import pytest
 
@@ -42,6 +45,40 @@ def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
 
 def test_the_code_prints_what_the_readme_says(server: Server) -> None:
     run(README, server, prints=5)
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Server) -> None:
+    names = run(README, server, prints=5)
+
+    async def is_paying(user: Any) -> bool:
+        return bool(user.username == "rich")
+
+    async def model(prompt: bytes) -> tuple[str, int]:
+        return "said", 850
+
+    names |= {"is_paying": is_paying, "model": model}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        user = dict(scope["headers"])[b"x-user"].decode()
+        await names["app"]({**scope, "user": SimpleNamespace(username=user)}, receive, send)
+
+    async def ask() -> list[httpx2.Response]:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test") as client:
+            generated = await client.post("/generate", headers={"x-user": "rich"})
+            return [generated, *[await client.get("/search", headers={"x-user": "poor"}) for _ in range(21)]]
+
+    generated, *found, refused = asyncio.run(ask())
+    passed = sum(each.status_code == 200 for each in found)
+    everybody = '"everybody-1m";q=100000;w=60'
+    assert generated.headers["ratelimit-policy"] == (
+        f'{everybody}, "paid-1s";q=10;w=1, "tokens-1d";q=50000;qu="tokens";w=86400'
+    )
+    assert '"tokens-1d";r=49150;' in generated.headers["ratelimit"]
+    assert (generated.status_code, found[0].status_code, refused.status_code) == (200, 200, 429)
+    assert refused.headers["ratelimit-policy"].startswith(f'{everybody}, "free-1h";q=60;w=3600, ')
+    # What the route refused costs nothing in the plan.
+    assert f'"free-1h";r={60 - passed}' in refused.headers["ratelimit"]
 
 
 def test_the_code_of_the_adapters_runs(server: Server) -> None:
