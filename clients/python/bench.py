@@ -1,20 +1,26 @@
-"""Measures decisions through the adapters, as the tables of README.md.
+"""Measures decisions through the adapters, as the tables of benchmarks.md.
 
-    python bench.py redis://127.0.0.1:6379
+    python bench.py redis://127.0.0.1:6379 --cluster redis://127.0.0.1:7000
 
-First beside the `limits` library's own Redis storage. Both sides use redis-py with the same settings on the same
+`--only plans` measures one of them. `make cluster` starts a cluster.
+
+Storages: beside the `limits` library's own Redis storage. Both sides use redis-py with the same settings on the same
 server, which is emptied. One process takes one decision at a time, for clients in a fixed random order. The two sides
 take turns in short rounds, so that what else the machine does falls on both; the rate is that of the median round, and
 the 99th percentile is over all decisions.
 
-Then `Leases` beside direct calls, on one hot key and in a flood of refusals; 50 at once are 50 tasks. The CPU time is
+Leases: beside direct calls, on one hot key and in a flood of refusals; 50 at once are 50 tasks. The CPU time is
 that of the server, for a decision.
 
-Then a `Guard` with its default settings: requests at once, and how long requests wait for a server that is paused.
+Plans: a `Guard` with a limit for everybody, leased or not, beside a plan for each customer, on one server and on a
+cluster, in turns: decisions a second of the run in the middle, and what each server does for a decision.
+
+Bursts: a `Guard` with its default settings, requests at once, and how long requests wait for a server that is paused.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import random
@@ -34,6 +40,8 @@ from limits.storage import storage_from_string
 import redis_rl.limits
 from redis_rl import asgi
 
+TABLES = ("storages", "leases", "plans", "bursts")
+
 ROUNDS = 400
 DECISIONS = 50
 CLIENTS = 1000
@@ -48,6 +56,9 @@ LEASED_ROUNDS = 20
 DIRECT_DECISIONS, LEASED_DECISIONS = 2_000, 100_000
 HOT, FLOOD = 10**9, 100
 
+PLAN_LEASE, PLAN_RUNS = 1_000, 3
+PLAN_DECISIONS, PLAN_CUSTOMERS = 20_000, 100_000
+
 BURSTS = (20, 200, 1_000, 10_000)
 BURST_ROUNDS = 9
 GUARD_LIMIT = 5
@@ -61,12 +72,26 @@ class Measured(NamedTuple):
     p99_us: float
 
 
-def main(url: str) -> None:
-    with redis.Redis.from_url(url) as client:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The tables of benchmarks.md. Empties the servers.")
+    parser.add_argument("url", help="of a server")
+    parser.add_argument("--cluster", help="the URL of a node, for plans on a cluster too")
+    parser.add_argument("--only", choices=TABLES, help="one table")
+    arguments = parser.parse_args()
+    with redis.Redis.from_url(arguments.url) as client:
         client.flushall()
         info = client.info("server")
         name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
-    print(f"{name}, Python {sys.version.split()[0]}, redis-py {redis.__version__}, limits {limits.__version__}\n")
+    print(f"{name}, Python {sys.version.split()[0]}, redis-py {redis.__version__}, limits {limits.__version__}")
+    for table in [arguments.only] if arguments.only else TABLES:
+        print(flush=True)
+        if table == "plans":
+            print_plans(arguments.url, arguments.cluster)
+        else:
+            {"storages": print_storages, "leases": print_leases, "bursts": print_bursts}[table](arguments.url)
+
+
+def print_storages(url: str) -> None:
     print("| | `redis://` a second | 99th percentile | `redis-rl://` a second | 99th percentile | |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for row, sides in rows(url):
@@ -77,7 +102,10 @@ def main(url: str) -> None:
             f"| {ratio:.2f} x |",
             flush=True,
         )
-    print("\n| | direct a second | leased a second | | commands for 100 decisions | CPU time, direct | leased | |")
+
+
+def print_leases(url: str) -> None:
+    print("| | direct a second | leased a second | | commands for 100 decisions | CPU time, direct | leased | |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row, direct, leased in (*leases(url), *async_leases(url)):
         print(
@@ -86,8 +114,35 @@ def main(url: str) -> None:
             f"| 1/{direct.cpu_us / leased.cpu_us:.0f} |",
             flush=True,
         )
+
+
+def print_plans(url: str, cluster_url: str | None) -> None:
+    print("| | decisions a second | CPU time of each server | commands for 100 decisions |")
+    print("| --- | ---: | ---: | ---: |")
+    with redis.Redis.from_url(url) as server:
+        print_plans_of("one server", lambda: redis.asyncio.Redis.from_url(url), [server])
+    if cluster_url:
+        with redis.RedisCluster.from_url(cluster_url) as cluster:
+            masters = [cluster.get_redis_connection(node) for node in cluster.get_primaries()]
+            print_plans_of("cluster", lambda: redis.asyncio.RedisCluster.from_url(cluster_url), masters)
+
+
+def print_plans_of(where: str, connect: Callable[[], Any], servers: list[redis.Redis]) -> None:
+    runs: dict[int, list[list[Decided]]] = {0: [], PLAN_LEASE: []}
+    for _ in range(PLAN_RUNS):
+        for lease, of_lease in runs.items():
+            of_lease.append(asyncio.run(plans(connect(), servers, lease)))
+    for lease, of_lease in runs.items():
+        # The run in the middle.
+        middle = sorted(of_lease)[PLAN_RUNS // 2]
+        cpu = ", ".join(f"{each.cpu_us:.1f}" for each in middle)
+        commands = ", ".join(f"{each.commands * 100:.0f}" for each in middle)
+        print(f"| {where}, lease {lease:,} | {middle[0].rate:,.0f} | {cpu} µs | {commands} |", flush=True)
+
+
+def print_bursts(url: str) -> None:
     logging.disable()
-    print(f"\n| requests at once, limit {GUARD_LIMIT} | passed | all told, warm | cold | paused, timeout 100 ms |")
+    print(f"| requests at once, limit {GUARD_LIMIT} | passed | warm | cold | paused, timeout 100 ms |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for requests in BURSTS:
         bursts = [asyncio.run(burst(url, requests)) for _ in range(BURST_ROUNDS)]
@@ -113,23 +168,25 @@ class Meter:
         self._commands = self._cpu_seconds = 0.0
 
     def round(self) -> None:
-        commands, cpu = self._server()
+        commands, cpu = done(self._raw)
         start = time.perf_counter()
         self._decide(self._decisions)
         self._seconds.append(time.perf_counter() - start)
-        after, cpu_after = self._server()
+        after, cpu_after = done(self._raw)
         self._commands += after - commands
         self._cpu_seconds += cpu_after - cpu
-
-    def _server(self) -> tuple[int, float]:
-        stats, cpu = self._raw.info("commandstats"), self._raw.info("cpu")
-        calls = sum(each["calls"] for name, each in stats.items() if name.startswith("cmdstat_RL."))
-        return calls, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
 
     def total(self) -> Decided:
         decisions = self._decisions * len(self._seconds)
         rate = self._decisions / statistics.median(self._seconds)
         return Decided(rate, self._commands / decisions, self._cpu_seconds / decisions * 1e6)
+
+
+def done(server: redis.Redis) -> tuple[int, float]:
+    """The commands and the seconds of CPU time of a server so far."""
+    stats, cpu = server.info("commandstats"), server.info("cpu")
+    calls = sum(each["calls"] for name, each in stats.items() if name.startswith("cmdstat_RL."))
+    return calls, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
 
 
 def in_turns(raw: redis.Redis, direct: Callable[[int], None], leased: Callable[[int], None]) -> tuple[Decided, Decided]:
@@ -186,6 +243,32 @@ def async_leases(url: str) -> Iterator[tuple[str, Decided, Decided]]:
             loop.run_until_complete(leases.close())
         loop.run_until_complete(client.aclose())
     loop.close()
+
+
+async def plans(client: Any, servers: list[redis.Redis], lease: int) -> list[Decided]:
+    """A limit for everybody beside a plan for each customer: of each server, the busiest first."""
+    for server in servers:
+        server.flushall()
+    everybody = asgi.Policy("everybody", "100000000/m", key="all", lease=lease)
+    plan = asgi.Policy("plan", "1000/h", key=lambda scope: str(scope["customer"]))
+    guard = asgi.Guard(redis_rl.AsyncRateLimiter(client), [everybody, plan], timeout=60)
+    customers = iter(range(PLAN_DECISIONS))
+
+    async def task() -> None:
+        for number in customers:
+            await guard.take({"customer": number * 7919 % PLAN_CUSTOMERS})
+
+    before = [done(server) for server in servers]
+    start = time.perf_counter()
+    await asyncio.gather(*(task() for _ in range(DECISIONS)))
+    rate = PLAN_DECISIONS / (time.perf_counter() - start)
+    figures = []
+    for server, (commands, cpu) in zip(servers, before, strict=True):
+        after, cpu_after = done(server)
+        figures.append(Decided(rate, (after - commands) / PLAN_DECISIONS, (cpu_after - cpu) / PLAN_DECISIONS * 1e6))
+    await guard.close()
+    await client.aclose()
+    return sorted(figures, key=lambda each: each.commands, reverse=True)
 
 
 class Burst(NamedTuple):
@@ -326,4 +409,4 @@ def summary(rounds: list[list[float]]) -> Measured:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

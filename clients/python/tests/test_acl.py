@@ -1,4 +1,4 @@
-"""Every adapter as the user that docs/operations.md gives to an application, with no more than the README names."""
+"""Every adapter as the user that docs/operations.md gives to an application, with no more than adapters.md names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .rights import APP, ON_A_CLUSTER, Rights
 from .servers import Server
 
 OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ADAPTERS = (Path(__file__).parents[1] / "adapters.md").read_text()
 YEARLY = limits.parse("10 per year")
 LOGIN: Any = {"username": "app", "password": "secret"}
 
 
 def needs(strategy: str) -> list[str]:
-    """The rights that the README names for a strategy beyond those."""
-    [row] = re.findall(rf"^\| `{strategy}` \|.*$", README.partition("ACL")[2], re.MULTILINE)
+    """The rights that the page names for a strategy beyond those."""
+    [row] = re.findall(rf"^\| `{strategy}` \|.*$", ADAPTERS.partition("ACL")[2], re.MULTILINE)
     return re.findall(r"\+[a-z.]+", row)
 
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
@@ -25,7 +26,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import AsyncRateLimiter, RateLimiter
-from redis_rl.asgi import Guard, Policy, RateLimit, Scope, Taken, client_address
+from redis_rl.asgi import Guard, Message, Policy, RateLimit, Receive, Scope, Send, Taken, client_address
+from redis_rl.http import Standing
 
 from . import http_servers
 from .http_servers import Answer, Site
@@ -287,6 +289,26 @@ def test_a_refusal_is_forgotten_when_units_are_given_back_here(server: Server) -
             assert not (await guard.take({})).refused
 
     asyncio.run(test())
+
+
+def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        assert dict(message["headers"])[b"ratelimit"] == b'"q-1h";r=2;t=3600'
+
+    async def test() -> None:
+        async with guard_of(server, (3, "1h")) as guard:
+            await RateLimit(application, guard=guard)({"type": "http"}, receive, send)
+            await guard.take({})
+
+    with mock.patch.object(Standing, "fields", autospec=True, side_effect=Standing.fields) as fields:
+        asyncio.run(test())
+    assert fields.call_count == 1
 
 
 def test_a_refusal_leaves_nothing_to_settle(server: Server, raw: redis.Redis) -> None:

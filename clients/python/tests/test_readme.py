@@ -1,22 +1,33 @@
-"""The code of the README prints what the README says."""
+"""The code of the pages prints what they say, and their links lead somewhere."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import httpx2
+import mypy.api
+import pytest
 
 from .servers import Server
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+PACKAGE = Path(__file__).parents[1]
+PAGES = ["README.md", "recipes.md", "adapters.md", "benchmarks.md"]
+README, RECIPES, ADAPTERS, BENCHMARKS = ((PACKAGE / page).read_text() for page in PAGES)
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 WAIT = re.compile(r"\d:\d\d:\d\d(\.\d+)?")
+LINK = re.compile(r"\]\(([^)]*)\)")
 
 
-def test_the_code_prints_what_the_readme_says(server: Server) -> None:
-    blocks = BLOCK.findall(README)
+def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
+    """Runs the code of a page in order, and returns what it defines."""
+    blocks = BLOCK.findall(page)
     names: dict[str, Any] = {"__name__": __name__}
     printed = 0
     for (language, text), (following, output) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
@@ -28,8 +39,67 @@ def test_the_code_prints_what_the_readme_says(server: Server) -> None:
         expected = output if following == "text" else ""
         assert WAIT.sub("wait", out.getvalue()) == WAIT.sub("wait", expected)
         printed += bool(expected)
-    assert printed == 6
+    assert printed == prints
+    return names
+
+
+def test_the_code_prints_what_the_readme_says(server: Server) -> None:
+    run(README, server, prints=5)
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Server) -> None:
+    names = run(README, server, prints=5)
+
+    async def is_paying(user: Any) -> bool:
+        return bool(user.username == "rich")
+
+    async def model(prompt: bytes) -> tuple[str, int]:
+        return "said", 850
+
+    names |= {"is_paying": is_paying, "model": model}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        user = dict(scope["headers"])[b"x-user"].decode()
+        await names["app"]({**scope, "user": SimpleNamespace(username=user)}, receive, send)
+
+    async def ask() -> list[httpx2.Response]:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test") as client:
+            generated = await client.post("/generate", headers={"x-user": "rich"})
+            return [generated, *[await client.get("/search", headers={"x-user": "poor"}) for _ in range(21)]]
+
+    generated, *found, refused = asyncio.run(ask())
+    passed = sum(each.status_code == 200 for each in found)
+    everybody = '"everybody-1m";q=100000;w=60'
+    assert generated.headers["ratelimit-policy"] == (
+        f'{everybody}, "paid-1s";q=10;w=1, "tokens-1d";q=50000;qu="tokens";w=86400'
+    )
+    assert '"tokens-1d";r=49150;' in generated.headers["ratelimit"]
+    assert (generated.status_code, found[0].status_code, refused.status_code) == (200, 200, 429)
+    assert refused.headers["ratelimit-policy"].startswith(f'{everybody}, "free-1h";q=60;w=3600, ')
+    # What the route refused costs nothing in the plan.
+    assert f'"free-1h";r={60 - passed}' in refused.headers["ratelimit"]
+
+
+def test_the_code_of_the_adapters_runs(server: Server) -> None:
+    run(ADAPTERS, server, prints=0)
+
+
+def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:
+    names = run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=1)
     names["test_ten_seconds_later_a_login_is_allowed_again"](server)
+
+
+def test_the_code_of_the_readme_has_types(tmp_path: Path) -> None:
+    lookups = "from typing import Any\nasync def is_paying(user: Any) -> bool: ...\n"
+    lookups += "async def model(prompt: bytes) -> tuple[str, int]: ...\n"
+    code = [text for language, text in BLOCK.findall(README) if language == "python"]
+    program = tmp_path / "program.py"
+    # Each part imports a Redis of its own.
+    for is_web in True, False:
+        program.write_text(lookups + "\n".join(text for text in code if ("fastapi" in text) is is_web))
+        said, _, status = mypy.api.run(["--strict", "--disable-error-code=empty-body", str(program)])
+        assert status == 0, said
 
 
 def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
@@ -37,5 +107,19 @@ def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
     assert lines.index("```text") < 24
 
 
-def test_every_link_leads_somewhere_from_a_package_index_too() -> None:
-    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith("https://")] == []
+def test_a_package_index_shows_no_link_into_the_repository() -> None:
+    build = runpy.run_path(str(PACKAGE / "hatch_build.py"))
+    shown = build["without_links"](README)
+    assert "](../README.md#header-fields)" in README
+    assert "has these fields." in shown
+    assert [link for link in LINK.findall(shown) if not link.startswith("https://")] == []
+
+
+@pytest.mark.skipif(not (PACKAGE / "../cases.json").exists(), reason="the other pages are in the repository")
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    for link in LINK.findall((PACKAGE / page).read_text()):
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            headings = re.findall(r"^#+ (.*)$", (PACKAGE / (path or page)).read_text(), re.MULTILINE)
+            assert not anchor or anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]

@@ -30,18 +30,22 @@ POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
 
 def names_of(recipe: str, port: int = 0) -> dict[str, Any]:
     """What the recipe that imports this defines, told where the server is."""
-    [code] = [code for code in re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL) if f"from {recipe}" in code]
+    first, *codes = re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL)
+    [code] = [code for code in codes if f"from {recipe}" in code]
     names: dict[str, Any] = {"__name__": recipe}
-    exec(code.replace("Redis(retry", f"Redis(port={port}, retry"), names)
+    exec(first.replace("Redis(retry", f"Redis(port={port}, retry"), names)
+    exec(code, names)
     return names
 
 
 def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
     """Three decisions, of which one refuses, and a request that Redis does not decide."""
 
+    hooks = {name: names[name] for name in ("on_decision", "on_error")}
+
     async def run() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            guard = Guard(AsyncRateLimiter(client), POLICIES, timeout=PATIENT, **names["hooks"])
+            guard = Guard(AsyncRateLimiter(client), POLICIES, timeout=PATIENT, **hooks)
             scope = {"client": ("192.0.2.1", 1), "headers": []}
             for _ in range(3):
                 await guard.take(scope)

@@ -398,6 +398,20 @@ def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> No
         limit(Policy("search", "5/10s"), name="other")  # type: ignore[call-overload]
 
 
+def test_a_route_may_not_limit_under_a_name_that_the_middleware_limits_under(guard_of: MakeGuard) -> None:
+    limit = RouteLimits(guard_of([Policy("everybody", "9/m"), Policy("plan", "9/h")]))
+    for wrong in (
+        lambda: limit(Policy("plan", "1/s")),
+        lambda: limit(Policy("search", "1/s"), Policy("plan", "1/s")),
+        lambda: limit("1/s", name="plan"),
+    ):
+        with pytest.raises(ValueError, match="each policy of a request needs a name of its own"):
+            wrong()
+    limit(Policy("search", "1/s"))
+    # Nobody knows yet what a function chooses.
+    RouteLimits(guard_of(lambda scope: Policy("plan", "9/h")))(Policy("plan", "1/s"))
+
+
 def test_a_handler_without_a_name_needs_one_for_its_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
     app, limit = fastapi(client, guard), RouteLimits(guard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 UNKNOWN = "unknown"
@@ -33,6 +34,8 @@ def client_address(proxies: int = 0) -> Callable[[MutableMapping[str, Any]], str
     return client
 
 
+# A busy client asks often.
+@lru_cache(maxsize=1024)
 def _network(address: str | None) -> str:
     if not address:
         return UNKNOWN

@@ -194,7 +194,8 @@ class AsyncRateLimiter(
     """The same for ``redis.asyncio``; see :class:`RateLimiter`.
 
     What is asked in one turn of the event loop, and while a reply is awaited, goes together: in one write on one
-    connection of the client, on a cluster on one to each node.
+    connection of the client, on a cluster on one to each node. It does not pass through ``execute_command``, where some
+    tools look for commands, unless a subclass of the client overrides that: then each goes by itself through it.
     """
 
     def __init__(

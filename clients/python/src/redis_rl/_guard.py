@@ -59,6 +59,10 @@ class Choice:
             if unknown:
                 raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
 
+    def check_apart(self, others: Sequence[Policy] | None) -> None:
+        """Refuses names that others of the same request have, as far as these are known."""
+        _check_names_differ([*(self.fixed or ()), *(others or ())])
+
     async def of(self, scope: Scope) -> tuple[Policy, ...]:
         """Those of this request."""
         if self.fixed is not None:
@@ -76,16 +80,21 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"a Policy is needed: {policy!r}")
-    if len({policy.name for policy in policies}) < len(policies):
-        raise ValueError("each policy of a request needs a name of its own")
+    _check_names_differ(policies)
     # The server would refuse it, which would count as Redis being away.
     if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
     return policies
 
 
+def _check_names_differ(policies: Sequence[Policy]) -> None:
+    if len({policy.name for policy in policies}) < len(policies):
+        raise ValueError("each policy of a request needs a name of its own")
+
+
 async def resolved(value: Any) -> Any:
-    return await value if isawaitable(value) else value
+    # Most are text, and to ask whether that is awaitable takes longer.
+    return value if isinstance(value, str) or not isawaitable(value) else await value
 
 
 class _Share(NamedTuple):
@@ -117,7 +126,8 @@ class Guard:
     ``key`` names whose quotas a request takes: a function of the request for all policies that have none. Redis is away
     if there is no connection, no answer in time, or an error as the answer. Then requests pass without limits if
     ``fail`` is "open", and are answered 503 if it is "closed"; a warning is logged, at most one a second. ``timeout``
-    is in seconds in which Redis could answer: while this process is busy with something else, they do not count.
+    is in seconds in which Redis could answer: while this process is busy with something else, they do not count. In
+    timeouts of the client, as ``socket_timeout``, they do: leave those long.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
@@ -195,10 +205,11 @@ class Guard:
             policies = await choice.of(scope)
         if cost is not None and not isinstance(cost, Mapping) and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
-        choice.check_names(cost)
+        if cost is not None:
+            choice.check_names(cost)
         shares = await self._shares(policies, choice, scope, cost, before)
         if not shares:
-            return Taken(self, choice, Answer(200))
+            return Taken(self, choice)
         asked = Asked([share.policy.share(share.key, share.cost) for share in shares])
         outcome = await self._asked(self._requests.ask(asked, self._timeout))
         if not isinstance(outcome, Outcome):
@@ -208,11 +219,11 @@ class Guard:
         if self._on_decision:
             self._on_decision(scope, told.decision, limiting)
         if not outcome.limited:
-            return Taken(self, choice, Answer(200, told.fields()), shares, asked, told)
+            return Taken(self, choice, shares, asked, told)
         self._release(() if has_begun else before)
         earlier = [taken.standing for taken in before if taken.standing]
         answer = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
-        return Taken(self, choice, answer, shares, asked, told, refused=True)
+        return Taken(self, choice, shares, asked, told, answer)
 
     async def _shares(
         self, policies: Sequence[Policy], choice: Choice, scope: Scope, cost: Cost | None, before: Sequence[Taken]
@@ -234,7 +245,7 @@ class Guard:
                     key = f"{{{address}}}" if choice.is_tagged else address
                 elif not isinstance(key, str):
                     raise TypeError(f"a key is text, or None: {key!r}")
-            units = policy.cost
+            units: Any = policy.cost
             if cost is not None:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
             if callable(units):
@@ -272,7 +283,7 @@ class Guard:
                 fields = http.together(earlier).fields()
                 kept = {name: value for name, value in fields.items() if name.lower() not in named}
                 answer = Answer(answer.status, {**kept, **answer.fields}, answer.body)
-        return Taken(self, choice, answer or Answer(200), shares, asked, refused=answer is not None)
+        return Taken(self, choice, shares, asked, refusal=answer)
 
     @staticmethod
     def _release(before: Sequence[Taken]) -> None:
@@ -334,26 +345,35 @@ class Taken:
         self,
         guard: Guard,
         choice: Choice,
-        answer: Answer,
         shares: Sequence[_Share] = (),
         asked: Asked | None = None,
         standing: Standing | None = None,
-        *,
-        refused: bool = False,
+        refusal: Answer | None = None,
     ) -> None:
         """``asked`` knows what was taken: nothing, where it was refused."""
-        self.answer = answer
-        """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
-        self.refused = refused
+        self.refused = refusal is not None
         """Whether to send :attr:`answer` instead of what was asked for."""
         self.standing = standing
         self.choice = choice
-        self._policies = [share.policy for share in shares]
-        self.names = [policy.name for policy in self._policies]
-        self.whose = {share.whose for share in shares if share.whose is not None}
+        self._refusal, self._shares = refusal, shares
         self._guard, self._asked = guard, asked or Asked(())
-        # Settling goes one after the other, so that the last cost counts. A middleware has one lock for a request.
-        self.lock = asyncio.Lock()
+        # A middleware has one for a request.
+        self.lock: asyncio.Lock | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
+        return self._refusal or Answer(200, self.standing.fields() if self.standing else {})
+
+    @property
+    def names(self) -> list[str]:
+        """Of the policies that limit the request."""
+        return [share.policy.name for share in self._shares]
+
+    @property
+    def whose(self) -> set[Any]:
+        """By what they count."""
+        return {share.whose for share in self._shares if share.whose is not None}
 
     @property
     def decision(self) -> Decision | None:
@@ -370,6 +390,8 @@ class Taken:
         beyond the estimate is counted even over the limit, and the next request waits. A refused request takes
         nothing.
         """
+        # One after the other, so that the last cost counts.
+        self.lock = self.lock or asyncio.Lock()
         return await settle([self], used, self.lock)
 
     async def correct(self, used: Mapping[str, int]) -> None:
@@ -379,7 +401,8 @@ class Taken:
         of_index = {index: used[name] for index, name in enumerate(self.names) if name in used}
         rows = await self._guard.corrected(self._asked, of_index)
         if rows is not None:
-            self._tell((self.standing or Standing.unknown(self._policies)).with_rows(rows))
+            standing = self.standing or Standing.unknown([share.policy for share in self._shares])
+            self.standing = standing.with_rows(rows)
 
     def release(self) -> None:
         """Gives back all that was taken, once: the request is refused further in."""
@@ -388,12 +411,7 @@ class Taken:
         units = [sum(counted.values()) for counted in self._asked.counted]
         self._guard.give_back(self._asked)
         if self.standing:
-            self._tell(self.standing.without(units))
-
-    def _tell(self, standing: Standing) -> None:
-        self.standing = standing
-        if not self.refused:
-            self.answer = Answer(200, standing.fields())
+            self.standing = self.standing.without(units)
 
 
 async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapping[str, str]:

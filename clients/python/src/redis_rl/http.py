@@ -153,8 +153,7 @@ class Standing(NamedTuple):
     @classmethod
     def of(cls, policies: Sequence[Policy], outcome: Outcome) -> Standing:
         """The policies are those of the outcome's rows."""
-        told = tuple(Told(policy, rows) for policy, rows in zip(policies, outcome.rows, strict=True))
-        return cls(told, outcome.limited, outcome.retry_after, outcome.at)
+        return cls(tuple(map(Told, policies, outcome.rows)), outcome.limited, outcome.retry_after, outcome.at)
 
     @classmethod
     def unknown(cls, policies: Sequence[Policy]) -> Standing:
@@ -213,6 +212,8 @@ class Standing(NamedTuple):
 
 def together(standings: Sequence[Standing]) -> Standing:
     """As one, for one answer. Only the last may have refused."""
+    if len(standings) == 1:
+        return standings[0]
     return standings[-1]._replace(told=tuple(told for each in standings for told in each.told))
 
 

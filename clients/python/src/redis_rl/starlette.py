@@ -77,13 +77,16 @@ class RouteLimits:
         """
         if all(isinstance(each, str | tuple) for each in limits):
             # What is wrong with them is an error now, not at the first request.
-            Policy(name or "route", *limits, **options)
+            policy = Policy(name or "route", *limits, **options)
+            if name:
+                self._guard.choice.check_apart([policy])
             return RouteLimit(
                 self._guard, lambda handler: Choice(Policy(name or _name_of(handler), *limits, **options))
             )
         if name or options:
             raise TypeError("a policy has a name and options of its own")
         choice = Choice(limits[0] if len(limits) == 1 else limits)
+        self._guard.choice.check_apart(choice.fixed)
         return RouteLimit(self._guard, lambda handler: choice)
 
     def handler(self, *limits: Any, **options: Any) -> Callable[[_Handler], _Handler]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from .. import _wire
 from .._batching import Loop
@@ -32,9 +33,9 @@ class Requests:
             own.machine.close()
         return own
 
-    async def ask(self, asked: Asked, timeout: float | None) -> Outcome:
+    def ask(self, asked: Asked, timeout: float | None) -> Coroutine[Any, Any, Outcome]:
         """What a request is told, or the error if it cannot be decided. ``timeout`` is of the server's time."""
-        return await self._loops.here().ask(asked, timeout)
+        return self._loops.here().ask(asked, timeout)
 
     def release(self, asked: Asked) -> None:
         """Gives back what it took, and what it will have taken."""

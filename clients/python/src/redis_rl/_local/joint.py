@@ -12,6 +12,9 @@ from .decider import MAX_KEYS, Decider
 from .key import Command, Request, Rules, Step
 from .refusals import Refusals
 
+# A tuple: to make a union takes longer than to ask whether something is of it.
+_DECIDED = (Verdict, Decision)
+
 
 class Share(NamedTuple):
     """What a request takes by one policy."""
@@ -39,27 +42,23 @@ class Outcome(NamedTuple):
 class GroupCommand:
     """An RL.ALL to send, for the shares whose keys are in one slot."""
 
-    __slots__ = ("asked", "at", "awaited", "piece", "rows")
+    __slots__ = ("_is_single", "asked", "at", "awaited", "gives_back", "piece", "rows")
+    may_lease = False
 
     def __init__(
         self, rows: list[Row], asked: Asked | None = None, piece: _Group | None = None, at: int | None = None
     ) -> None:
         """``piece`` of a request is what its reply is for; ``at``, as of when it gives back."""
         self.rows, self.asked, self.piece, self.at = rows, asked, piece, at
+        self.gives_back = at is not None
+        # The single command is cheaper, and tells the time of one unit too.
+        self._is_single = len(rows) == 1 and rows[0].cost == 1
         self.awaited = 1
-
-    gives_back = property(lambda self: self.at is not None)
-    may_lease = False
 
     @property
     def key(self) -> Key:
         """Of any row: all are in one slot."""
         return self.rows[0].key
-
-    @property
-    def _is_single(self) -> bool:
-        # The single command is cheaper, and tells the time of one unit too.
-        return len(self.rows) == 1 and self.rows[0].cost == 1
 
     def words(self, at: int | None = None) -> list[Key | int]:
         """What is sent, to decide as of ``at`` unless it gives back."""
@@ -254,22 +253,21 @@ class Joint:
         return step
 
     def _answer_if_in(self, now_ms: int, asked: Asked, step: Step) -> None:
-        if asked.is_answered or any(piece.reply is None for piece in asked.pieces):
+        if asked.is_answered:
             return
+        for piece in asked.pieces:
+            if piece.reply is None:
+                return
         self._answer(now_ms, asked, step)
 
     def _answer(self, now_ms: int, asked: Asked, step: Step) -> None:
         """Of what is in."""
         asked.is_answered = True
-        replies = [piece.reply for piece in asked.pieces]
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
-        is_refused = any(isinstance(reply, Verdict | Decision) and reply.limited for reply in replies)
-        if is_refused:
-            outcome = _outcome(asked)
+        outcome = _outcome(asked)
+        errors = [piece.reply for piece in asked.pieces if isinstance(piece.reply, Exception)]
+        if outcome.limited:
             self._release(now_ms, asked, step)
-            step.answers.append((asked, outcome))
-        else:
-            step.answers.append((asked, errors[0] if errors else _outcome(asked)))
+        step.answers.append((asked, errors[0] if errors and not outcome.limited else outcome))
 
     def give_up(self, now_ms: int, asked: Asked, error: Exception) -> Step:
         """Its time is over: it is refused if a refusal is in."""
@@ -371,7 +369,7 @@ class Joint:
 def _note(asked: Asked, piece: _Group | _Leased, reply: Any) -> None:
     """A piece is in."""
     piece.reply = reply
-    if isinstance(reply, Verdict | Decision) and not reply.limited:
+    if isinstance(reply, _DECIDED) and not reply.limited:
         for index in piece.indices:
             if (cost := asked.shares[index].cost) and reply.at is not None:
                 asked.count(index, cost, reply.at)
@@ -379,22 +377,23 @@ def _note(asked: Asked, piece: _Group | _Leased, reply: Any) -> None:
 
 def _outcome(asked: Asked) -> Outcome:
     """Of the pieces that are in."""
-    refusals = [piece.reply for piece in asked.pieces if isinstance(piece.reply, Verdict | Decision)]
-    refusals = [reply for reply in refusals if reply.limited]
-    waits = [reply.retry_after for reply in refusals]
-    retry_after = None if None in waits else max((wait for wait in waits if wait is not None), default=None)
+    waits = [
+        piece.reply.retry_after for piece in asked.pieces if isinstance(piece.reply, _DECIDED) and piece.reply.limited
+    ]
+    # That no wait helps is the longest.
+    retry_after = max((wait for wait in waits if wait is not None), default=None) if None not in waits else None
     rows: list[tuple[Verdict, ...] | None] = [None] * len(asked.shares)
     at = 0
     for piece in asked.pieces:
         reply = piece.reply
-        if not isinstance(reply, Verdict | Decision):
+        if not isinstance(reply, _DECIDED):
             continue
         at = at or reply.at or 0
         for index in piece.indices:
             rows[index] = piece.rows_of(asked, index)
-            if refusals and not reply.limited:
+            if waits and not reply.limited:
                 rows[index] = without(rows[index] or (), asked.shares[index].cost)
-    return Outcome(bool(refusals), retry_after, at, tuple(rows))
+    return Outcome(bool(waits), retry_after, at, tuple(rows))
 
 
 def without(rows: tuple[Verdict, ...], cost: int) -> tuple[Verdict, ...]:
