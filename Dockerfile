@@ -15,5 +15,6 @@ RUN cargo module
 
 FROM ${BASE}
 COPY --from=build /redis-rl/target/release/libredis_rl.so /usr/lib/redis/modules/
-# Arguments to `docker run` replace this line, so they must load the module too.
+# Arguments to `docker run` replace this line. A configuration file among them must load the module: if an argument does,
+# CONFIG REWRITE adds it to the file, and a server that is to load it twice does not start.
 CMD ["--loadmodule", "/usr/lib/redis/modules/libredis_rl.so"]
