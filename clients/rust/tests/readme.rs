@@ -42,8 +42,9 @@ fn the_service_answers_what_stands_below_it() {
     service.kill().and_then(|()| service.wait()).expect("it ends");
     let [_, second, third] = answers;
     assert!(second.starts_with("HTTP/1.1 200 OK\n"), "{second}");
-    let told =
-        third.lines().filter(|line| !line.starts_with("date: ") && !line.starts_with("content-length: "));
+    let is_told = |line: &&str| {
+        !["date: ", "content-length: ", "connection: "].iter().any(|name| line.starts_with(name))
+    };
     assert_eq!(
         third.lines().filter(is_told).collect::<Vec<_>>(),
         block("```text", 1).lines().collect::<Vec<_>>()
