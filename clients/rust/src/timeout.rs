@@ -14,6 +14,8 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 const TURNS: u32 = 10;
 /// Turns that a request waits at most, while Redis answers others.
 const MOST_TURNS: u32 = 10 * TURNS;
+/// The longest timeout, in place of any longer one: so no time overflows.
+const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
 /// A timeout that is Redis's time, not this process's.
 ///
@@ -112,6 +114,7 @@ impl ServerTimeout {
     /// If it is 0: then no reply could come in time.
     pub fn new(timeout: Duration) -> ServerTimeout {
         assert!(!timeout.is_zero(), "a timeout must be above 0");
+        let timeout = timeout.min(LONGEST);
         let (length, ends) = (timeout / TURNS, Instant::now());
         let turns = Turns { length, number: 0, ends, silent_from: 0, waiting: 0, counting: None };
         ServerTimeout { timeout, turns: Arc::new(Mutex::new(turns)) }
@@ -184,6 +187,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_server_is_given_up_after_the_timeout() {
         assert_about(given_up_after(&ServerTimeout::new(TIMEOUT)).await, TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn a_timeout_may_be_as_long_as_durations_are() {
+        let reply = ServerTimeout::new(Duration::MAX).wait(async { Ok(()) }).await;
+        assert!(reply.expect("it was waited for").is_ok());
     }
 
     #[tokio::test(start_paused = true)]
