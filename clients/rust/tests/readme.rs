@@ -22,7 +22,6 @@ fn the_first_program_prints_what_stands_below_it() {
     assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 0));
 }
 
-#[cfg(feature = "axum")]
 #[test]
 fn the_service_answers_what_stands_below_it() {
     let (server, port) = (Server::start(), server::free_port().to_string());
@@ -90,7 +89,9 @@ fn project(name: &str, program: &str) -> PathBuf {
     let project = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(project.join("src")).expect("a folder");
     // All that this package is tested with, so that the same builds of the same crates serve.
-    let tested = include_str!("../Cargo.toml").split("[dev-dependencies]\n").nth(1).expect("a section");
+    let written = fs::read_to_string(here.join("Cargo.toml.orig")); // In a package, as it was before it was packed.
+    let written = written.or_else(|_| fs::read_to_string(here.join("Cargo.toml"))).expect("a manifest");
+    let tested = written.split("[dev-dependencies]\n").nth(1).expect("a section");
     let tested = tested.split("\n[").next().unwrap_or_default();
     let manifest = format!(
         "[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{tested}\n\
