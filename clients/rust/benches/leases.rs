@@ -62,7 +62,7 @@ const TRAFFIC: [Traffic; 3] = [
 ];
 
 async fn round(server: &Server, contestant: &Contestant, traffic: Traffic, seed: u64, score: &mut Score) {
-    let (commands, cpu) = (commands(server), cpu(server));
+    let (commands, cpu) = (commands(server), server.cpu());
     let started = Instant::now();
     let tasks: Vec<_> = (0..AT_ONCE)
         .map(|task| {
@@ -93,7 +93,7 @@ async fn round(server: &Server, contestant: &Contestant, traffic: Traffic, seed:
     }
     score.spent += started.elapsed();
     score.commands += self::commands(server) - commands;
-    score.server_cpu += self::cpu(server) - cpu;
+    score.server_cpu += server.cpu() - cpu;
 }
 
 /// Commands of this module that the server has run.
@@ -101,16 +101,6 @@ fn commands(server: &Server) -> u64 {
     let info: String = server.call("INFO commandstats");
     let calls = info.lines().filter_map(|line| line.strip_prefix("cmdstat_RL.LOG:calls=")?.split(',').next());
     calls.map(|calls| calls.parse::<u64>().expect("a number")).sum()
-}
-
-/// The processor time that the server has used.
-fn cpu(server: &Server) -> Duration {
-    let info: String = server.call("INFO cpu");
-    let seconds = |name: &str| -> f64 {
-        let value = info.lines().find_map(|line| line.strip_prefix(name)).expect("a time");
-        value.parse().expect("a number")
-    };
-    Duration::from_secs_f64(seconds("used_cpu_sys:") + seconds("used_cpu_user:"))
 }
 
 #[tokio::main(flavor = "current_thread")]

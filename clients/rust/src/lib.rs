@@ -79,4 +79,5 @@ pub use request::{Algorithm, All, Peek, Take};
 
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
-struct Readme;
+#[doc = include_str!("../recipes.md")]
+struct Pages;

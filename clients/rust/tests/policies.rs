@@ -140,7 +140,7 @@ async fn a_request_with_policies_that_cannot_be_is_answered_500() {
 }
 
 #[test]
-#[should_panic(expected = "each policy of a request needs a name of its own")]
+#[should_panic(expected = "two policies of a request have the name requests")]
 fn policies_of_one_name_are_refused() {
     let _ = Policies::from([policy("requests", "5/1m"), policy("requests", "100/1h")]);
 }
@@ -370,7 +370,7 @@ fn counted(limiter: Limiter<Reconnecting>) -> Limiter<Reconnecting> {
 async fn the_recipe_counts_decisions_and_errors() {
     let source = include_str!("policies.rs").split_once("/// As the README has it.\n").expect("the recipe").1;
     let recipe = source.split_once("\n}\n").expect("its end").0;
-    assert!(include_str!("../README.md").contains(recipe), "the README has another one");
+    assert!(include_str!("../recipes.md").contains(recipe), "the README has another one");
 
     let recorder = metrics_util::debugging::DebuggingRecorder::new();
     let counts = recorder.snapshotter();

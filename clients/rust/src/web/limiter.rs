@@ -110,6 +110,10 @@ impl<C> Limiter<C> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
+    ///
+    /// # Panics
+    ///
+    /// If two policies of a list have one name, or all together more than 64 quotas.
     pub fn new(connection: C, policies: impl Into<Policies>) -> Limiter<C> {
         let terms =
             Terms { remember: Duration::ZERO, is_cluster: is_cluster(&connection), undecided: Fate::Passes };
@@ -129,6 +133,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
     }
 
     /// The same with other policies, as for another route. Both share what is leased and remembered.
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Limiter::new) does.
     pub fn with_policies(&self, policies: impl Into<Policies>) -> Limiter<C> {
         Limiter { policies: policies.into(), ..self.clone() }
     }
@@ -240,7 +248,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Limiter<C> {
             Source::Fixed(policies) => (policies.to_vec(), policies.len() > 1),
             Source::Chosen(choose) => (choose(head).await, true),
         };
-        checked(&chosen).map_err(Refusal::misused)?;
+        checked(&chosen).map_err(|why| Refusal::misused(&why))?;
         let mut policies = Vec::with_capacity(chosen.len());
         let mut standing = Vec::with_capacity(chosen.len());
         for policy in chosen {

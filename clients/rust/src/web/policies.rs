@@ -44,8 +44,8 @@ pub(crate) enum Source {
 pub(crate) type Choice = Pin<Box<dyn Future<Output = Vec<Policy>> + Send>>;
 
 impl Policies {
-    /// Policies that a function of the request's head chooses: an `Option` of one, or a list. A request without a
-    /// policy is not limited.
+    /// Policies that a function of the request's head chooses: an `Option` of one, or a list, which may be empty. A
+    /// request without a policy is not limited; one with two of one name is answered 500.
     pub fn by<F, P>(choose: F) -> Policies
     where
         F: Fn(&Parts) -> P + Send + Sync + 'static,
@@ -89,13 +89,16 @@ impl Policies {
 }
 
 /// What the server would always refuse would count as Redis being away, and might let every request pass.
-pub(crate) fn checked(policies: &[Policy]) -> Result<(), &'static str> {
-    let names: HashSet<&str> = policies.iter().map(Policy::name).collect();
-    let rows: usize = policies.iter().map(|policy| policy.quotas().len()).sum();
-    if names.len() < policies.len() {
-        return Err("each policy of a request needs a name of its own");
+pub(crate) fn checked(policies: &[Policy]) -> Result<(), String> {
+    let mut names = HashSet::new();
+    if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {
+        return Err(format!("two policies of a request have the name {}", twice.name()));
     }
-    if rows > MAX_ROWS { Err("the policies of a request may have 64 quotas") } else { Ok(()) }
+    let rows: usize = policies.iter().map(|policy| policy.quotas().len()).sum();
+    if rows > MAX_ROWS {
+        return Err(format!("the policies of a request have {rows} quotas, and may have {MAX_ROWS}"));
+    }
+    Ok(())
 }
 
 impl From<Policy> for Policies {

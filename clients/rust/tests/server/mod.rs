@@ -216,7 +216,7 @@ impl Drop for Sentinel {
 
 /// Three masters, a third of the slots each. Dropping it ends them.
 pub struct Cluster {
-    nodes: Vec<Server>,
+    pub nodes: Vec<Server>,
     /// What clients reach them by, if there is anything between.
     pub forwarders: Vec<Forwarder>,
 }
@@ -305,6 +305,16 @@ impl Server {
 }
 
 impl Server {
+    /// The processor time that it has used.
+    pub fn cpu(&self) -> Duration {
+        let info: String = self.call("INFO cpu");
+        let seconds = |name: &str| -> f64 {
+            let value = info.lines().find_map(|line| line.strip_prefix(name)).expect("a time");
+            value.parse().expect("a number")
+        };
+        Duration::from_secs_f64(seconds("used_cpu_sys:") + seconds("used_cpu_user:"))
+    }
+
     /// Waits until its clock is past this time.
     pub fn wait_until_after(&self, at: SystemTime) {
         let past = at.duration_since(UNIX_EPOCH).expect("after 1970") + Duration::from_millis(1);
@@ -323,7 +333,7 @@ pub fn free_port() -> u16 {
 
 /// Has the system end the process when the test that starts it ends, even if that is killed.
 #[expect(unsafe_code, reason = "there is no safe way to ask for a signal on the parent's death")]
-fn end_with_this_thread(command: &mut Command) {
+pub fn end_with_this_thread(command: &mut Command) {
     // SAFETY: prctl may be called between fork and exec, and touches no memory.
     unsafe {
         command.pre_exec(|| {
