@@ -65,3 +65,10 @@ const server = app.listen(Number(PORT), "127.0.0.1", (error) => {
   if (error) throw error;
   console.log(`listening on http://127.0.0.1:${server.address().port}`);
 });
+
+process.once("SIGTERM", () => {
+  server.close(async () => {
+    await service.close(); // leases go back
+    await redis.close();
+  });
+});

@@ -59,6 +59,18 @@ impl Process {
         self.child.wait().expect("a child of ours")
     }
 
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        self.signal(libc::SIGTERM);
+    }
+
+    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: kill touches no memory; the process is a child that was not waited for yet.
+        let sent = unsafe { libc::kill(self.id() as i32, signal) };
+        assert_eq!(sent, 0, "the process runs");
+    }
+
     /// Kills it and waits until it ends.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

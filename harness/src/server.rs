@@ -338,19 +338,12 @@ impl Server {
 
     /// Stops the process: connections stay open, but nothing is answered until `thaw`.
     pub fn freeze(&self) {
-        self.signal(libc::SIGSTOP);
+        self.process.signal(libc::SIGSTOP);
     }
 
     /// Continues a process that `freeze` stopped.
     pub fn thaw(&self) {
-        self.signal(libc::SIGCONT);
-    }
-
-    #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
-    fn signal(&self, signal: i32) {
-        // SAFETY: kill touches no memory; the process is a child that was not waited for yet.
-        let sent = unsafe { libc::kill(self.pid() as i32, signal) };
-        assert_eq!(sent, 0, "the server runs");
+        self.process.signal(libc::SIGCONT);
     }
 
     /// The digest of the whole data set: equal on servers with equal data.

@@ -99,6 +99,12 @@ impl App {
         process.log()
     }
 
+    /// Asks the example to end, and waits until it has.
+    pub fn stop(mut self) {
+        self.process.terminate();
+        wait_for("the example to end", || !self.process.is_running());
+    }
+
     /// The answer to a GET.
     pub fn get(&self, path: &str) -> Answer {
         self.answer(path, &[], None)

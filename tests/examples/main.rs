@@ -41,6 +41,7 @@ in_every_language! {
     an_account_has_the_plan_that_it_pays_for
     what_a_route_refuses_costs_nothing_in_the_plan_and_nothing_for_everybody
     a_leased_policy_is_no_command_more
+    a_service_that_is_stopped_gives_its_leases_back
     what_is_not_limited_takes_nothing
     a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again
     what_was_reserved_and_not_used_is_given_back
@@ -153,6 +154,18 @@ fn a_leased_policy_is_no_command_more(language: Language) {
     assert_eq!(server.figures(&format!("RL.PEEK {FREE} 1000 1h"))[2], 800);
     let left = server.figures("RL.PEEK everybody:all 100000 1h")[2];
     assert!((99_700..=99_800).contains(&left), "{left}");
+}
+
+fn a_service_that_is_stopped_gives_its_leases_back(language: Language) {
+    let server = Server::start();
+    let settings =
+        [("FREE_LIMITS", "1000/1h"), ("EVERYBODY_LIMITS", "100000/1h"), ("EVERYBODY_LEASE", "1000")];
+    let app = App::start(language, &server, &settings);
+    for _ in 0..100 {
+        assert_eq!(app.get("/").status, 200);
+    }
+    app.stop();
+    assert_eq!(server.figures("RL.PEEK everybody:all 100000 1h")[2], 99_900);
 }
 
 fn what_is_not_limited_takes_nothing(language: Language) {

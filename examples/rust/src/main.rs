@@ -8,6 +8,7 @@ use redis_rl_client::Reconnecting;
 use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Reservation, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Who asks: the account that is logged in, of which `X-Account` is a stand-in, or else the network address.
 fn account(head: &Parts, proxies: usize) -> String {
@@ -77,7 +78,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .with_state(limiter.with_policies(tokens));
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{}", setting("PORT", "8000"))).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await?;
-    limiter.close().await;
+    let mut terminated = signal(SignalKind::terminate())?;
+    let stopped = async move { _ = terminated.recv().await };
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, service).with_graceful_shutdown(stopped).await?;
+    limiter.close().await; // leases go back
     Ok(())
 }
