@@ -4,8 +4,8 @@ use std::fmt;
 
 use redis_rl::encoding::{decode_effect, encode_effect};
 use redis_rl::limiter::{
-    Algorithm, Cost, Decided, Decision, Effect, Limiter, MAX_SAFE_INTEGER, Quota, TakeError, Tiers, Time,
-    TooManyWindows, UnixMs, Verdict, WindowMs,
+    Algorithm, Applied, Before, Cost, Counted, Decided, Decision, Effect, Limiter, MAX_SAFE_INTEGER, Quota,
+    TakeError, Tiers, Time, TooManyWindows, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -107,7 +107,8 @@ pub fn answer_and_send(
             *expires_at = moved.or(*expires_at);
         }
         if outcome.changed() || moved.is_some() {
-            send(Effect::of(algorithm, &call.quotas, cost, &outcome, moved));
+            let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
+            send(done.effect(|| Counted::of(algorithm, &call.quotas, cost, &outcome)));
         }
         if outcome.emptied {
             *limiter = Limiter::new(algorithm);
@@ -145,7 +146,8 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     match received {
         Effect::Counted(counted) => {
             let (is_new, clock) = (copy.is_empty(), UnixMs::saturating(1));
-            let done = copy.accept(&counted).expect("it fits, as it did").apply(is_new, *expires_at, clock);
+            let before = Before { is_new, expires_at: *expires_at };
+            let done = copy.accept(&counted).expect("it fits, as it did").apply(before, || clock);
             assert!(done.changed && !done.emptied);
             assert_eq!(done.moved, counted.expires.moved(), "it is told");
             *expires_at = done.moved.or(*expires_at);
