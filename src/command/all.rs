@@ -27,7 +27,7 @@ impl Command for All {
         let mut requests: SmallList<KeyRequest> = SmallList::new();
         for row in &all.rows {
             match requests.get_mut(row.key) {
-                Some(request) => request.add_tier(row),
+                Some(request) => request.quotas.push(row.quota),
                 None => requests.push(KeyRequest::new(row)),
             }
         }
@@ -120,11 +120,6 @@ impl KeyRequest {
             longest_wait_ms: u64::MAX,
             at: UnixMs::default(),
         }
-    }
-
-    /// Adds another row of the key.
-    fn add_tier(&mut self, row: &Row) {
-        self.quotas.push(row.quota);
     }
 
     /// What is requested of the limiter in the key.

@@ -23,7 +23,7 @@ pub mod several;
 
 use std::ffi::CStr;
 
-pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, TooManyWindows, Verdict, Wait};
+pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, Verdict, Wait};
 pub use effect::{Accepted, Applied, Before, Counted, Effect, Expires};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
@@ -242,7 +242,9 @@ impl Limiter {
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
             Limiter::Counters(counters) => {
-                return Ok(request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?);
+                let decision =
+                    request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?;
+                return Ok(decision);
             }
             Limiter::Large(large) => {
                 let decision = request.decide_and_commit(large.as_mut(), quotas, force)?;
@@ -252,7 +254,7 @@ impl Limiter {
             any_short!(_) => {
                 let mut short = Short::in_limiter(&mut *self);
                 if short.surely_has_room(cost.taken(), time.now()) {
-                    return Ok(request.decide_and_commit(&mut short, quotas, force)?);
+                    return request.decide_and_commit(&mut short, quotas, force);
                 }
             }
         }
@@ -299,7 +301,7 @@ impl Limiter {
 
     /// Decides whatever the algorithm, on a request that will not be counted.
     #[inline(always)]
-    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TooManyWindows> {
+    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TakeError> {
         read!(self, state => Request { cost, time }.peek(state, quotas))
     }
 
@@ -309,7 +311,7 @@ impl Limiter {
         if self.algorithm() != algorithm {
             self.change_to(algorithm)?;
         }
-        Ok(read!(self, state => request.check_windows_fit(state, quotas))?)
+        read!(self, state => request.check_windows_fit(state, quotas))
     }
 
     /// Turns a limiter that holds nothing, as files of earlier versions may, into one of another algorithm.
