@@ -11,8 +11,7 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 
 use crate::limiter::{
-    Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, TakeError, TooManyWindows, UnixMs,
-    WindowMs,
+    Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, TakeError, UnixMs, WindowMs,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -75,12 +74,6 @@ impl From<TakeError> for Refusal {
             TakeError::OtherAlgorithm(Algorithm::Log) => Refusal::COUNTED_BY_LOG,
             TakeError::TooManyWindows => Refusal::LIVE_WINDOWS,
         }
-    }
-}
-
-impl From<TooManyWindows> for Refusal {
-    fn from(_: TooManyWindows) -> Refusal {
-        Refusal::LIVE_WINDOWS
     }
 }
 

@@ -1,7 +1,7 @@
 //! Any words, one a line, are refused as effects or have exactly one form, and what they do to a key can be stored.
 
 use redis_rl::encoding::{decode, decode_effect, encode, encode_effect};
-use redis_rl::limiter::{Counted, Effect, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs};
+use redis_rl::limiter::{Before, Counted, Effect, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs};
 
 /// Checks `lines`, the effects on one key.
 pub fn check(lines: &[u8]) {
@@ -25,8 +25,9 @@ fn count(key: Option<Limiter>, counted: &Counted) -> Option<Limiter> {
     let mut limiter = key.clone().unwrap_or_else(|| Limiter::new(counted.algorithm));
     let mut forced = limiter.clone();
     let clock = UnixMs::saturating(1_700_000_000_000);
+    let before = Before { is_new, expires_at: None };
     let Ok(accepted) = limiter.accept(counted) else { return key };
-    let done = accepted.apply(is_new, None, clock);
+    let done = accepted.apply(before, || clock);
     assert!(!done.changed || !is_new || done.moved.is_some(), "every key that it creates expires");
     if !counted.forgets {
         // The same as a forced request.

@@ -3,9 +3,9 @@
 use super::commit::{self, Change};
 use super::reply;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
-use crate::limiter::several::{self, Finished, FinishedKey};
+use crate::limiter::several::{self, Finished};
 use crate::limiter::{
-    Algorithm, Cost, Decision, Effect, Limiter, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
+    Algorithm, Cost, Counted, Decision, Limiter, Outcome, QuotaList, Tiers, Time, UnixMs, Verdict, Wait,
 };
 use crate::request::{self, ROW_WORDS, Refusal, Row, Rows, SmallList};
 use crate::server::{self, Call, Command};
@@ -27,7 +27,7 @@ impl Command for All {
         let mut requests: SmallList<KeyRequest> = SmallList::new();
         for row in &all.rows {
             match requests.get_mut(row.key) {
-                Some(request) => request.add_tier(row),
+                Some(request) => request.quotas.push(row.quota),
                 None => requests.push(KeyRequest::new(row)),
             }
         }
@@ -40,14 +40,15 @@ impl Command for All {
         // From here on nothing fails.
         let finished = decided.settle(all.force);
 
-        let mut changes: SmallList<Change> = SmallList::new();
-        for ((key, request), finished) in keys.handles().iter_mut().zip(&mut requests).zip(&finished.keys) {
-            changes.extend(request.update(key, finished, time));
-            stats::units(request.cost, finished.outcome.change);
+        let mut changes = SmallList::new();
+        for (index, (key, request)) in keys.handles().iter_mut().zip(&mut requests).enumerate() {
+            let outcome = &finished.keys[index].outcome;
+            changes.extend(request.update(key, index, outcome, time));
+            stats::units(request.cost, outcome.change);
         }
         let call = keys.close();
-        commit::tell(call, changes, |call, changes| {
-            call.replicate_all(changes.iter().map(|change| (change.name, change.effect.clone())));
+        commit::tell(call, changes, false, |Change { index, done, .. }| {
+            done.effect(|| requests[*index].counted(&finished.keys[*index].outcome))
         });
         stats::all_taken(limited, finished.keys.iter().any(|key| key.outcome.changed()));
         for (name, _) in names.iter().zip(&finished.keys).filter(|(_, key)| key.limited) {
@@ -121,11 +122,6 @@ impl KeyRequest {
         }
     }
 
-    /// Adds another row of the key.
-    fn add_tier(&mut self, row: &Row) {
-        self.quotas.push(row.quota);
-    }
-
     /// What is requested of the limiter in the key.
     fn on<'s>(&'s mut self, key: &'s mut Handle, tiers: &'s mut Tiers) -> several::KeyRequest<'s> {
         let limiter = key.limiter_or(&mut self.fresh, self.algorithm);
@@ -138,23 +134,24 @@ impl KeyRequest {
         }
     }
 
-    /// Notes what the reply needs to know of the key, and moves the expiry of what was there before. Returns what happened
-    /// to the key, if anything.
-    fn update<'a>(&mut self, key: &mut Handle<'a>, finished: &FinishedKey, time: Time) -> Option<Change<'a>> {
-        let outcome = &finished.outcome;
+    /// Notes what the reply needs to know of the key. Returns what happened to it, if anything.
+    fn update<'a>(
+        &mut self,
+        key: &mut Handle<'a>,
+        index: usize,
+        outcome: &Outcome,
+        time: Time,
+    ) -> Option<Change<'a>> {
         let limiter = key.limiter_or(&mut self.fresh, self.algorithm);
         self.at = commit::counted_at(limiter, &self.quotas, self.cost, time, outcome);
-        let mut fresh = self.fresh.take().filter(|_| outcome.changed());
-        let moved = commit::new_expiry(key, fresh.as_mut(), time, outcome);
-        if fresh.is_none() && !outcome.emptied {
-            if let Some(moved) = moved {
-                key.expire_at(moved);
-            }
-            self.longest_wait_ms = commit::longest_wait_ms(key, time, outcome);
-        }
-        (outcome.changed() || moved.is_some()).then(|| {
-            let effect = Effect::of(self.algorithm, &self.quotas, self.cost, outcome, moved);
-            Change { name: key.name(), effect, fresh }
-        })
+        let done = commit::applied(key, self.fresh.as_mut(), time, outcome);
+        let change = commit::change(key, index, done, self.fresh.take());
+        self.longest_wait_ms = commit::longest_wait_ms(key, time, outcome);
+        change
+    }
+
+    /// What copies are to count.
+    fn counted(&self, outcome: &Outcome) -> Counted {
+        Counted::of(self.algorithm, &self.quotas, self.cost, outcome)
     }
 }

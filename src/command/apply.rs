@@ -1,9 +1,9 @@
 //! RL.APPLY: does to keys what requests did elsewhere. Replicas and append-only files consist of this command.
 
-use super::commit::{self, Change};
+use super::commit;
 use crate::encoding::decode_effect;
 use crate::keyspace::{Handle, OpenKey, OpenKeys};
-use crate::limiter::{Accepted, Applied, Counted, Effect, Expires, Limiter, UnixMs};
+use crate::limiter::{Accepted, Applied, Before, Effect, Expires, Limiter, UnixMs};
 use crate::request::{self, MAX_ROWS, Refusal, SmallList};
 use crate::server::{self, Arg, Call, Command};
 
@@ -13,11 +13,7 @@ pub struct Apply;
 impl Command for Apply {
     fn run(call: &mut Call) -> Result<(), Refusal> {
         match call.args() {
-            [_, effect] => match parse(*effect)? {
-                Effect::Counted(counted) => count(call, &counted)?,
-                Effect::Moved(at) => expire(call, at)?,
-                Effect::Deleted => delete(call)?,
-            },
+            [_, effect] => apply_one(call, &parse(*effect)?)?,
             pairs => apply_all(call, pairs)?,
         }
         call.reply_ok();
@@ -29,69 +25,17 @@ fn parse(effect: Arg) -> Result<Effect, Refusal> {
     decode_effect(effect.bytes()).ok_or(Refusal::EFFECT)
 }
 
-fn count(call: &mut Call, counted: &Counted) -> Result<(), Refusal> {
+fn apply_one(call: &mut Call, effect: &Effect) -> Result<(), Refusal> {
     let name = call.key();
     let mut key = OpenKey::to_change(call, name)?;
-    let before = Before::of(&key, counted);
     let mut fresh = None;
-    let done = before.apply(key.handle_mut().limiter_or(&mut fresh, counted.algorithm).accept(counted)?);
-    let replicate = |call: &Call| match tells(counted, &done) {
+    let done = Step::of(effect, key.handle_mut(), &mut fresh)?.apply();
+    let replicate = |call: &Call| match says_all(effect, &done) {
         true => call.replicate_verbatim(),
-        false => call.replicate(name, || Effect::Counted(told(counted.clone(), &done))),
+        false => call.replicate(name, || told(effect, &done)),
     };
     commit::close_and_tell(key, fresh, done, replicate, |_| u64::MAX);
     Ok(())
-}
-
-/// Whether the effect tells when the key expires now. If not, copies of this server would work it out by their own clocks.
-fn tells(counted: &Counted, done: &Applied) -> bool {
-    counted.expires == done.moved.into()
-}
-
-/// The effect as copies get it, with the time at which the key expires.
-fn told(counted: Counted, done: &Applied) -> Counted {
-    Counted { expires: done.moved.into(), ..counted }
-}
-
-fn expire(call: &mut Call, at: UnixMs) -> Result<(), Refusal> {
-    let name = call.key();
-    let mut key = OpenKey::to_write(call, name)?;
-    if key.limiter().is_some() {
-        key.call().replicate_verbatim();
-        key.handle_mut().expire_at(at);
-    }
-    Ok(())
-}
-
-fn delete(call: &mut Call) -> Result<(), Refusal> {
-    let name = call.key();
-    let key = OpenKey::to_write(call, name)?;
-    if key.limiter().is_some() {
-        key.call().replicate_verbatim();
-        commit::delete(key);
-    }
-    Ok(())
-}
-
-/// What an effect has to know of a key before it is applied.
-struct Before {
-    is_new: bool,
-    /// Looked up only if the effect does not tell when the key expires.
-    expires_at: Option<UnixMs>,
-}
-
-impl Before {
-    fn of(key: &Handle, counted: &Counted) -> Before {
-        let is_untold = counted.expires == Expires::Untold;
-        let expires_at = if is_untold { key.expires_at() } else { None };
-        // One that holds nothing counts as missing, but a time to live that it has is the master's.
-        let is_new = key.limiter().is_none_or(|limiter| limiter.is_empty() && key.expires_at().is_none());
-        Before { is_new, expires_at }
-    }
-
-    fn apply(self, accepted: Accepted) -> Applied {
-        accepted.apply(self.is_new, self.expires_at, server::now())
-    }
 }
 
 /// Applies effects on several keys: all, or none if one cannot be applied.
@@ -113,71 +57,78 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     }
     let mut keys = OpenKeys::to_write(call, &names)?;
     let mut fresh: SmallList<Option<Limiter>> = effects.iter().map(|_| None).collect();
-    let mut accepted = SmallList::new();
+    let mut steps: SmallList<Step> = SmallList::new();
     for ((key, fresh), effect) in keys.handles().iter_mut().zip(&mut fresh).zip(&effects) {
-        accepted.push(accept(key, fresh, effect)?);
+        steps.push(Step::of(effect, key, fresh)?);
     }
     // From here on nothing fails.
-    let mut done: SmallList<Option<Applied>> = SmallList::new();
-    for accepted in accepted {
-        done.push(accepted.map(|(before, units)| before.apply(units)));
-    }
+    let done: SmallList<Applied> = steps.into_iter().map(Step::apply).collect();
 
-    let all_tell = effects.iter().zip(&done).all(|(effect, done)| match (effect, done) {
-        (Effect::Counted(counted), Some(done)) => tells(counted, done),
-        _ => true,
-    });
     let mut changes = SmallList::new();
-    for (((key, fresh), effect), done) in keys.handles().iter_mut().zip(fresh).zip(effects).zip(done) {
-        changes.extend(update(key, fresh, effect, done));
+    for (index, (key, fresh)) in keys.handles().iter_mut().zip(fresh).enumerate() {
+        changes.extend(commit::change(key, index, done[index], fresh));
     }
     let call = keys.close();
-    commit::tell(call, changes, |call, changes| match all_tell {
-        true => call.replicate_verbatim(),
-        false => call.replicate_all(changes.iter().map(|change| (change.name, change.effect.clone()))),
-    });
+    let says_all = effects.iter().zip(&done).all(|(effect, done)| says_all(effect, done));
+    commit::tell(call, changes, says_all, |change| told(&effects[change.index], &change.done));
     Ok(())
 }
 
-/// What a key is to count or give back, if anything.
-fn accept<'s>(
-    key: &'s mut Handle,
-    fresh: &'s mut Option<Limiter>,
-    effect: &'s Effect,
-) -> Result<Option<(Before, Accepted<'s>)>, Refusal> {
-    let Effect::Counted(counted) = effect else { return Ok(None) };
-    let before = Before::of(key, counted);
-    Ok(Some((before, key.limiter_or(fresh, counted.algorithm).accept(counted)?)))
+/// An effect on one of several keys, which cannot fail any more.
+enum Step<'s> {
+    Count(Before, Accepted<'s>),
+    Done(Applied),
 }
 
-/// Sets the expiry of what was there before. Returns what happened to the key, if anything; `done` is what was counted.
-fn update<'a>(
-    key: &mut Handle<'a>,
-    fresh: Option<Limiter>,
-    effect: Effect,
-    done: Option<Applied>,
-) -> Option<Change<'a>> {
-    let name = key.name();
-    let effect = match (effect, done) {
-        (_, Some(Applied { emptied: true, .. })) => Effect::Deleted,
-        (Effect::Counted(counted), Some(done @ Applied { changed: true, .. })) => {
-            Effect::Counted(told(counted, &done))
+impl<'s> Step<'s> {
+    fn of(effect: &'s Effect, key: &'s mut Handle, fresh: &'s mut Option<Limiter>) -> Result<Self, Refusal> {
+        Ok(match effect {
+            Effect::Counted(counted) => {
+                let before = before(key, counted.expires);
+                Step::Count(before, key.limiter_or(fresh, counted.algorithm).accept(counted)?)
+            }
+            Effect::Moved(at) => Step::Done(moved(key, *at)),
+            Effect::Deleted => Step::Done(deleted(key)),
+        })
+    }
+
+    fn apply(self) -> Applied {
+        match self {
+            Step::Count(before, accepted) => accepted.apply(before, server::now),
+            Step::Done(done) => done,
         }
-        (Effect::Counted(_), Some(Applied { moved: Some(at), .. })) => Effect::Moved(at),
-        (Effect::Counted(_), _) => return None,
-        (effect @ (Effect::Moved(_) | Effect::Deleted), _) => effect,
-    };
-    let fresh = fresh.filter(|fresh| !fresh.is_empty());
-    if key.limiter().is_none() && fresh.is_none() {
-        return None;
     }
-    let moved = match &effect {
-        Effect::Counted(counted) => counted.expires.moved(),
-        Effect::Moved(at) => Some(*at),
-        Effect::Deleted => None,
-    };
-    if let (Some(at), None) = (moved, &fresh) {
-        key.expire_at(at);
+}
+
+/// What an effect that counts units has to know of the key.
+fn before(key: &Handle, expires: Expires) -> Before {
+    // One that holds nothing counts as missing, but a time to live that it has is the master's.
+    let is_new = key.limiter().is_none_or(|limiter| limiter.is_empty() && key.expires_at().is_none());
+    Before { is_new, expires_at: if expires == Expires::Untold { key.expires_at() } else { None } }
+}
+
+fn moved(key: &Handle, at: UnixMs) -> Applied {
+    Applied { moved: key.limiter().map(|_| at), ..Applied::default() }
+}
+
+fn deleted(key: &Handle) -> Applied {
+    let emptied = key.limiter().is_some();
+    Applied { changed: emptied, emptied, moved: None }
+}
+
+/// Whether copies can get the effect as it came. If it does not tell when the key expires, they would work that out by
+/// their own clocks.
+fn says_all(effect: &Effect, done: &Applied) -> bool {
+    match effect {
+        Effect::Counted(counted) => counted.expires == done.moved.into(),
+        Effect::Moved(_) | Effect::Deleted => true,
     }
-    Some(Change { name, effect, fresh })
+}
+
+/// The effect as copies get it, with the time at which the key expires.
+fn told(effect: &Effect, done: &Applied) -> Effect {
+    match effect {
+        Effect::Counted(counted) => done.effect(|| counted.clone()),
+        Effect::Moved(_) | Effect::Deleted => effect.clone(),
+    }
 }

@@ -7,7 +7,7 @@
 
 use crate::keyspace::{Handle, OpenKey, ToWrite};
 use crate::limiter::{
-    Algorithm, Applied, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs,
+    Algorithm, Applied, Before, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs,
 };
 use crate::request::SmallList;
 use crate::server::{self, Arg, Call, Event, neighbors};
@@ -35,10 +35,9 @@ pub fn close_decided<'c, 'a>(
     outcome: &Outcome,
 ) -> (&'c mut Call<'a>, u64) {
     let name = key.name();
-    let moved = new_expiry(key.handle_mut(), fresh.as_mut(), time, outcome);
-    let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
+    let done = applied(key.handle_mut(), fresh.as_mut(), time, outcome);
     let replicate = |call: &Call| {
-        call.replicate(name, || Effect::of(algorithm, quotas, cost, outcome, moved));
+        call.replicate(name, || done.effect(|| Counted::of(algorithm, quotas, cost, outcome)));
     };
     close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, outcome))
 }
@@ -55,7 +54,7 @@ pub fn close_and_tell<'c, 'a>(
     longest_wait_ms: impl FnOnce(&Handle) -> u64,
 ) -> (&'c mut Call<'a>, u64) {
     let name = key.name();
-    if done.changed || done.moved.is_some() {
+    if done.is_any() {
         replicate(key.call());
     }
     if done.emptied {
@@ -81,14 +80,29 @@ pub fn close_and_tell<'c, 'a>(
 pub struct Change<'a> {
     /// The key.
     pub name: Arg<'a>,
-    /// What copies get.
-    pub effect: Effect,
+    /// Its index among the keys of the call.
+    pub index: usize,
+    /// What was done to it.
+    pub done: Applied,
     /// The limiter to store if the key is empty.
     pub fresh: Option<Limiter>,
 }
 
-/// Sends the effects on several keys to copies, by `replicate_all` if it can be one command. Deletes the emptied keys,
-/// stores the new limiters, and tells other modules of all.
+/// Moves the expiry of what was in one of several keys before. Returns what happened to the key, if anything.
+pub fn change<'a>(
+    key: &mut Handle<'a>,
+    index: usize,
+    done: Applied,
+    fresh: Option<Limiter>,
+) -> Option<Change<'a>> {
+    if let (Some(moved), false) = (done.moved, done.emptied || fresh.is_some()) {
+        key.expire_at(moved);
+    }
+    done.is_any().then(|| Change { name: key.name(), index, done, fresh })
+}
+
+/// Sends the effects on several keys to copies, in one command if that is possible: as it was called, if that `says_all`.
+/// Deletes the emptied keys, stores the new limiters, and tells other modules of all.
 ///
 /// A module that is told of a key may write to any other, and copies must see everything in the order in which it
 /// happened. So if there are other modules, and several new keys, copies get the effect on each of these just before the
@@ -96,18 +110,24 @@ pub struct Change<'a> {
 pub fn tell<'a>(
     call: &mut Call<'a>,
     changes: SmallList<Change<'a>>,
-    replicate_all: impl FnOnce(&Call<'a>, &[Change<'a>]),
+    says_all: bool,
+    effect: impl Fn(&Change) -> Effect,
 ) {
+    if changes.is_empty() {
+        return;
+    }
     let one_by_one = neighbors::any() && changes.iter().filter(|change| change.fresh.is_some()).count() > 1;
     if one_by_one {
         for change in changes.iter().filter(|change| change.fresh.is_none()) {
-            call.replicate(change.name, || change.effect.clone());
+            call.replicate(change.name, || effect(change));
         }
-    } else if !changes.is_empty() {
-        replicate_all(call, &changes);
+    } else if says_all {
+        call.replicate_verbatim();
+    } else {
+        call.replicate_all(changes.iter().map(|change| (change.name, effect(change))));
     }
     let mut deleted: SmallList<Arg> = SmallList::new();
-    for change in changes.iter().filter(|change| change.effect == Effect::Deleted) {
+    for change in changes.iter().filter(|change| change.done.emptied) {
         if let Ok(key) = OpenKey::to_write(call, change.name)
             && key.limiter().is_some()
         {
@@ -115,14 +135,14 @@ pub fn tell<'a>(
             deleted.push(change.name);
         }
     }
-    for change in changes.iter().filter(|change| change.fresh.is_none()) {
-        if !matches!(change.effect, Effect::Moved(_)) {
-            call.signal_modified(change.name);
-        }
+    for change in changes.iter().filter(|change| change.done.changed && change.fresh.is_none()) {
+        call.signal_modified(change.name);
     }
-    for mut change in changes {
-        if let Some(fresh) = change.fresh.take() {
-            create_among_others(call, &change, fresh, one_by_one);
+    for change in changes {
+        if change.fresh.is_some()
+            && let Effect::Counted(counted) = effect(&change)
+        {
+            create_among_others(call, change, counted, one_by_one);
         }
     }
     for name in deleted {
@@ -132,28 +152,25 @@ pub fn tell<'a>(
 
 /// Stores the new limiter, or counts its units if another module has put some there. Sends that just before if it
 /// `replicates`.
-fn create_among_others<'a>(call: &mut Call<'a>, change: &Change<'a>, fresh: Limiter, replicates: bool) {
-    let Effect::Counted(counted) = &change.effect else { return };
+fn create_among_others<'a>(call: &mut Call<'a>, change: Change<'a>, counted: Counted, replicates: bool) {
+    let Change { name, done, fresh, .. } = change;
     // Another module may have put a value of another type there meanwhile.
-    let Ok(mut key) = OpenKey::to_change(call, change.name) else { return };
+    let Ok(mut key) = OpenKey::to_change(call, name) else { return };
     let current = key.expires_at();
+    let before = Before { is_new: false, expires_at: current };
     let (done, fresh) = match key.handle_mut().limiter_mut() {
-        None => (Applied { changed: true, emptied: false, moved: counted.expires.moved() }, Some(fresh)),
+        None => (done, fresh),
         Some(limiter) => {
-            let Ok(accepted) = limiter.accept(counted) else { return };
-            let mut done = accepted.apply(false, current, server::now());
+            let Ok(accepted) = limiter.accept(&counted) else { return };
+            let mut done = accepted.apply(before, server::now);
             // It lives as long as either needs it.
             done.moved = done.moved.filter(|moved| current.is_none_or(|current| *moved > current));
             (done, None)
         }
     };
-    let effect = || match done.moved {
-        Some(moved) if !done.changed => Effect::Moved(moved),
-        moved => Effect::Counted(Counted { expires: moved.into(), ..counted.clone() }),
-    };
     let replicate = |call: &Call| {
         if replicates {
-            call.replicate(change.name, effect);
+            call.replicate(name, || done.effect(|| counted));
         }
     };
     close_and_tell(key, fresh, done, replicate, |_| u64::MAX);
@@ -161,7 +178,7 @@ fn create_among_others<'a>(call: &mut Call<'a>, change: &Change<'a>, fresh: Limi
 
 /// Deletes the key, which has given back the last unit that counts.
 #[cold]
-pub fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
+fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
     let call = key.delete();
     call.signal_modified(name);
@@ -192,21 +209,18 @@ fn create<'c, 'a>(
     (call, longest_wait_ms)
 }
 
-/// The time that the expiry of an open key, or of the `fresh` limiter for an empty one, moves to; `None` if it does not.
+/// What a decided request did to an open key, or to the `fresh` limiter for an empty one. The expiry is not set yet.
 #[inline(always)]
-pub fn new_expiry(
-    key: &mut Handle,
-    fresh: Option<&mut Limiter>,
-    time: Time,
-    outcome: &Outcome,
-) -> Option<UnixMs> {
-    let facts = outcome.expiry_facts(time);
-    if outcome.emptied || !facts.may_move_expiry() { None } else { new_expiry_by(key, fresh, facts) }
+pub fn applied(key: &mut Handle, fresh: Option<&mut Limiter>, time: Time, outcome: &Outcome) -> Applied {
+    let (changed, emptied, facts) = (outcome.changed(), outcome.emptied, outcome.expiry_facts(time));
+    let moved = if emptied || !facts.may_move_expiry() { None } else { new_expiry(key, fresh, facts) };
+    Applied { changed, emptied, moved }
 }
 
+/// The time that the expiry moves to; `None` if it does not.
 #[cold]
 #[inline(never)]
-fn new_expiry_by(key: &mut Handle, fresh: Option<&mut Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
+fn new_expiry(key: &mut Handle, fresh: Option<&mut Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
     let current = key.expires_at();
     let limiter = key.limiter_mut().or(fresh)?;
     let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));

@@ -90,18 +90,8 @@ pub type Rows = SmallVec<[RowVerdict; 4]>;
 pub enum TakeError {
     /// The key is counted by this algorithm, not by the requested one.
     OtherAlgorithm(super::Algorithm),
-    /// See [`TooManyWindows`].
+    /// The key would have more than [`MAX_TIERS`] windows that still count.
     TooManyWindows,
-}
-
-/// The key would have more than [`MAX_TIERS`] windows that still count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyWindows;
-
-impl From<TooManyWindows> for TakeError {
-    fn from(_: TooManyWindows) -> TakeError {
-        TakeError::TooManyWindows
-    }
 }
 
 /// What a request counted or gave back.
@@ -180,8 +170,8 @@ pub trait State {
     /// this place.
     fn wait_until(&self, window: WindowMs, place: &Self::Place, room: u64, now: UnixMs) -> u64;
 
-    /// Checks that the key can hold the windows of these quotas beside those that still count.
-    fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows>;
+    /// Whether the key can hold the windows of these quotas beside those that still count.
+    fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool;
 
     /// See [`Outcome::ahead`].
     fn is_ahead_of(&self, now: UnixMs) -> bool;
@@ -266,8 +256,12 @@ pub struct Request {
 impl Request {
     /// Checks that the key can hold the windows of a request that takes units.
     #[inline(always)]
-    pub fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TooManyWindows> {
-        if self.cost.taken() > 0 { state.check_windows_fit(quotas, self.time.now()) } else { Ok(()) }
+    pub fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TakeError> {
+        if self.cost.taken() == 0 || state.windows_fit(quotas, self.time.now()) {
+            Ok(())
+        } else {
+            Err(TakeError::TooManyWindows)
+        }
     }
 
     /// Decides, and commits the request if it is allowed or forced.
@@ -277,7 +271,7 @@ impl Request {
         state: &mut S,
         quotas: &[Quota],
         force: bool,
-    ) -> Result<Decision, TooManyWindows> {
+    ) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
         if let [quota] = quotas {
             let mut tiers = [self.tier(state, *quota)];
@@ -290,7 +284,7 @@ impl Request {
 
     /// Decides on a request that will not be committed.
     #[inline(always)]
-    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TooManyWindows> {
+    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
         if let [quota] = quotas {
             return Ok(self.decision(state, &[self.tier(state, *quota)]));

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::decision::Request;
 use super::lifetime::{TimeSource, untold_expiry};
 use super::{
-    Algorithm, Cost, Form, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Outcome, Quota, QuotaList, TakeError, Time,
+    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Outcome, Quota, QuotaList, TakeError, Time,
     UnixMs, WindowMs,
 };
 
@@ -67,36 +67,20 @@ impl From<Option<UnixMs>> for Expires {
     }
 }
 
-impl Effect {
-    /// The effect of a request that has changed something, or `moved` the expiry.
+impl Counted {
+    /// What a request has counted or given back, in a key that expires when it did before.
     #[inline(always)]
-    pub fn of(
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        outcome: &Outcome,
-        moved: Option<UnixMs>,
-    ) -> Effect {
-        if outcome.emptied {
-            return Effect::Deleted;
-        }
-        if let Some(moved) = moved
-            && !outcome.changed()
-        {
-            return Effect::Moved(moved);
-        }
-        Effect::Counted(Counted {
+    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
+        Counted {
             algorithm,
             units: cost.at_most(outcome.change.units),
             at: outcome.as_of,
             windows: quotas.iter().map(|quota| quota.window()).collect(),
             forgets: outcome.change.forgot,
-            expires: moved.into(),
-        })
+            expires: Expires::AsBefore,
+        }
     }
-}
 
-impl Counted {
     /// The tiers of a forced request with the same effect.
     ///
     /// A log that forgot an entry has so many that a limit of 0 makes it forget one; at the largest limit it forgets none
@@ -106,20 +90,13 @@ impl Counted {
         self.windows.iter().filter_map(|window| Quota::new(limit, *window)).collect()
     }
 
-    /// The time of that request. It counts by that alone, whatever the clock of the copy.
-    fn time(&self) -> Time {
-        Time { clock: self.at, at: Some(self.at) }
+    /// That request. It counts by its time alone, whatever the clock of the copy.
+    fn request(&self) -> Request {
+        Request { cost: self.units, time: Time { clock: self.at, at: Some(self.at) } }
     }
 }
 
-/// Units that a limiter can count, or give back.
-#[must_use = "they are not counted yet"]
-pub struct Accepted<'a> {
-    limiter: &'a mut Limiter,
-    counted: &'a Counted,
-}
-
-/// What applying an effect did to a key.
+/// What a request or an effect did to a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Whether anything was counted or given back.
@@ -130,40 +107,68 @@ pub struct Applied {
     pub moved: Option<UnixMs>,
 }
 
+impl Applied {
+    /// Whether it did anything.
+    pub fn is_any(&self) -> bool {
+        self.changed || self.moved.is_some()
+    }
+
+    /// What copies are told of it; `counted` is what was counted or given back.
+    #[inline(always)]
+    pub fn effect(&self, counted: impl FnOnce() -> Counted) -> Effect {
+        match self.moved {
+            _ if self.emptied => Effect::Deleted,
+            Some(moved) if !self.changed => Effect::Moved(moved),
+            moved => Effect::Counted(Counted { expires: moved.into(), ..counted() }),
+        }
+    }
+}
+
+/// A key before an effect that counts units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Whether there was no such key.
+    pub is_new: bool,
+    /// When it was to expire. Matters only if the effect does not tell: [`Expires::Untold`].
+    pub expires_at: Option<UnixMs>,
+}
+
+/// Units that a limiter can count, or give back.
+#[must_use = "they are not counted yet"]
+pub struct Accepted<'a> {
+    limiter: &'a mut Limiter,
+    counted: &'a Counted,
+}
+
 impl Limiter {
     /// Checks that it can count the units, or give them back. Changes nothing that counts.
     #[inline]
     pub fn accept<'a>(&'a mut self, counted: &'a Counted) -> Result<Accepted<'a>, TakeError> {
-        self.check_counted_by(counted.algorithm)?;
-        if let Form::Counters(counters) = self.form() {
-            let request = Request { cost: counted.units, time: counted.time() };
-            request.check_windows_fit(&counters, &counted.quotas())?;
-        }
+        self.check(counted.algorithm, &counted.quotas(), counted.request())?;
         Ok(Accepted { limiter: self, counted })
     }
 }
 
 impl Accepted<'_> {
-    /// Counts the units, or gives them back. The key `is_new`, or has the `current` expiry. That and the `clock` matter
-    /// only if the effect does not tell when the key expires.
+    /// Counts the units, or gives them back. The `clock` is read only if the effect does not tell when the key expires.
     #[inline]
-    pub fn apply(self, is_new: bool, current: Option<UnixMs>, clock: UnixMs) -> Applied {
+    pub fn apply(self, before: Before, clock: impl FnOnce() -> UnixMs) -> Applied {
         let Accepted { limiter, counted } = self;
-        let Counted { algorithm, units, at, expires, .. } = *counted;
-        let Ok(decision) =
-            limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, counted.time())
-        else {
-            unreachable!("it was accepted")
+        let Counted { algorithm, units, expires, .. } = *counted;
+        let Request { time, .. } = counted.request();
+        let Ok(decision) = limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, time) else {
+            unreachable!("`accept` has checked it")
         };
         let changed = decision.outcome.changed();
         limiter.set_source(TimeSource::Loaded);
         let moved = match expires {
-            Expires::At(at) => Some(at),
-            Expires::AsBefore if !is_new => None,
+            Expires::At(at) => Some(at).filter(|_| changed || !before.is_new),
+            Expires::AsBefore if !before.is_new => None,
             // A request tells of every key that it creates. Without that, no key may live forever.
             Expires::AsBefore | Expires::Untold => {
                 let end_moved = decision.outcome.change.end_moved;
-                untold_expiry(current, end_moved, limiter.lifetime(at, 0), clock).filter(|_| changed)
+                let lifetime = limiter.lifetime(counted.at, 0);
+                untold_expiry(before.expires_at, end_moved, lifetime, clock()).filter(|_| changed)
             }
         };
         Applied { changed, emptied: changed && limiter.is_empty(), moved }

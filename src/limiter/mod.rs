@@ -23,8 +23,8 @@ pub mod several;
 
 use std::ffi::CStr;
 
-pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, TooManyWindows, Verdict, Wait};
-pub use effect::{Accepted, Applied, Counted, Effect, Expires};
+pub use decision::{Change, Decision, Outcome, RowVerdict, Rows, TakeError, Verdict, Wait};
+pub use effect::{Accepted, Applied, Before, Counted, Effect, Expires};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
@@ -207,6 +207,7 @@ impl Limiter {
     }
 
     /// Decides whether `cost` units fit every quota. Changes nothing. `tiers` is room for what is looked up.
+    #[inline(always)]
     pub fn decide<'a>(
         &'a mut self,
         algorithm: Algorithm,
@@ -215,13 +216,10 @@ impl Limiter {
         time: Time,
         tiers: &'a mut Tiers,
     ) -> Result<Decided<'a>, TakeError> {
-        self.check_counted_by(algorithm)?;
         let request = Request { cost, time };
+        self.check(algorithm, quotas, request)?;
         let limited = match self.form() {
-            Form::Counters(counters) => {
-                request.check_windows_fit(&counters, quotas)?;
-                request.look_up(&counters, quotas, tiers.in_counters())
-            }
+            Form::Counters(counters) => request.look_up(&counters, quotas, tiers.in_counters()),
             Form::Short(short) => request.look_up(&short, quotas, tiers.in_log()),
             Form::Large(large) => request.look_up(large, quotas, tiers.in_log()),
         };
@@ -244,7 +242,9 @@ impl Limiter {
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
             Limiter::Counters(counters) => {
-                return Ok(request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?);
+                let decision =
+                    request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?;
+                return Ok(decision);
             }
             Limiter::Large(large) => {
                 let decision = request.decide_and_commit(large.as_mut(), quotas, force)?;
@@ -254,7 +254,7 @@ impl Limiter {
             any_short!(_) => {
                 let mut short = Short::in_limiter(&mut *self);
                 if short.surely_has_room(cost.taken(), time.now()) {
-                    return Ok(request.decide_and_commit(&mut short, quotas, force)?);
+                    return request.decide_and_commit(&mut short, quotas, force);
                 }
             }
         }
@@ -301,13 +301,17 @@ impl Limiter {
 
     /// Decides whatever the algorithm, on a request that will not be counted.
     #[inline(always)]
-    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TooManyWindows> {
+    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TakeError> {
         read!(self, state => Request { cost, time }.peek(state, quotas))
     }
 
-    fn check_counted_by(&mut self, algorithm: Algorithm) -> Result<(), TakeError> {
-        let own = self.algorithm();
-        if own == algorithm { Ok(()) } else { self.change_to(algorithm) }
+    /// Checks everything that can prevent a decision. Changes nothing that counts.
+    #[inline(always)]
+    fn check(&mut self, algorithm: Algorithm, quotas: &[Quota], request: Request) -> Result<(), TakeError> {
+        if self.algorithm() != algorithm {
+            self.change_to(algorithm)?;
+        }
+        read!(self, state => request.check_windows_fit(state, quotas))
     }
 
     /// Turns a limiter that holds nothing, as files of earlier versions may, into one of another algorithm.
@@ -546,7 +550,10 @@ impl Decided<'_> {
             (any_short!(_), Tiers::Log(tiers)) => {
                 request.finish(&mut Short::in_limiter(limiter), tiers, limited, counts, rows)
             }
-            _ => unreachable!("the tiers were looked up in this limiter"),
+            (Limiter::Counters(_), Tiers::Log(_))
+            | (Limiter::Large(_) | any_short!(_), Tiers::Counters(_)) => {
+                unreachable!("the tiers were looked up in this limiter")
+            }
         }
     }
 

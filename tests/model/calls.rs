@@ -4,8 +4,8 @@ use std::fmt;
 
 use redis_rl::encoding::{decode_effect, encode_effect};
 use redis_rl::limiter::{
-    Algorithm, Cost, Decided, Decision, Effect, Limiter, MAX_SAFE_INTEGER, Quota, TakeError, Tiers, Time,
-    TooManyWindows, UnixMs, Verdict, WindowMs,
+    Algorithm, Applied, Before, Cost, Counted, Decided, Decision, Effect, Limiter, MAX_SAFE_INTEGER, Quota,
+    TakeError, Tiers, Time, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -71,7 +71,7 @@ pub struct Answer {
 }
 
 /// Does what a command does between its arguments and its reply. An emptied key is deleted.
-pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TooManyWindows> {
+pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TakeError> {
     answer_and_send(limiter, &mut None, call, |_| {})
 }
 
@@ -81,7 +81,7 @@ pub fn answer_and_send(
     expires_at: &mut Option<UnixMs>,
     call: &Call,
     mut send: impl FnMut(Effect),
-) -> Result<Answer, TooManyWindows> {
+) -> Result<Answer, TakeError> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
         let Decision { verdict, .. } = limiter.peek(&call.quotas, cost, call.time(call.now))?;
@@ -94,10 +94,7 @@ pub fn answer_and_send(
             Act::Partial => limiter.take_what_fits(algorithm, &call.quotas, cost, time),
             _ => limiter.decide_and_commit(algorithm, &call.quotas, cost, call.forces(), time),
         };
-        let Decision { verdict, outcome } = decision.map_err(|error| match error {
-            TakeError::TooManyWindows => TooManyWindows,
-            TakeError::OtherAlgorithm(_) => unreachable!("it is the limiter's own"),
-        })?;
+        let Decision { verdict, outcome } = decision?;
         let facts = outcome.expiry_facts(time);
         let mut moved = None;
         if !outcome.emptied && facts.may_move_expiry() {
@@ -107,7 +104,8 @@ pub fn answer_and_send(
             *expires_at = moved.or(*expires_at);
         }
         if outcome.changed() || moved.is_some() {
-            send(Effect::of(algorithm, &call.quotas, cost, &outcome, moved));
+            let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
+            send(done.effect(|| Counted::of(algorithm, &call.quotas, cost, &outcome)));
         }
         if outcome.emptied {
             *limiter = Limiter::new(algorithm);
@@ -145,7 +143,8 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     match received {
         Effect::Counted(counted) => {
             let (is_new, clock) = (copy.is_empty(), UnixMs::saturating(1));
-            let done = copy.accept(&counted).expect("it fits, as it did").apply(is_new, *expires_at, clock);
+            let before = Before { is_new, expires_at: *expires_at };
+            let done = copy.accept(&counted).expect("it fits, as it did").apply(before, || clock);
             assert!(done.changed && !done.emptied);
             assert_eq!(done.moved, counted.expires.moved(), "it is told");
             *expires_at = done.moved.or(*expires_at);
@@ -167,7 +166,7 @@ pub fn quota(limit: u64, window: WindowMs) -> Quota {
 }
 
 /// The model's answer.
-pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
+pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
     let Call { quotas, cost, .. } = call;
     if call.act == Act::Partial {
         return expected_of_partial(model, call);
@@ -183,7 +182,7 @@ pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows
 }
 
 /// Takes the most units that are allowed; if those are not all, the reply is that to one more.
-fn expected_of_partial(model: &mut Model, call: &Call) -> Result<Answer, TooManyWindows> {
+fn expected_of_partial(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
     let &Call { ref quotas, cost, now, at, .. } = call;
     model.check_windows_fit(quotas, cost, now)?;
     let part = model.most_allowed(quotas, cost, now);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use redis_rl::limiter::{Algorithm, Parts, Quota, TooManyWindows, Verdict, WindowMs, WindowUsage};
+use redis_rl::limiter::{Algorithm, Parts, Quota, TakeError, Verdict, WindowMs, WindowUsage};
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
 const MAX_LIVE_WINDOWS: usize = 8;
@@ -336,10 +336,10 @@ impl Model {
     }
 
     /// A request that takes units fails if its windows do not fit into the key.
-    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TooManyWindows> {
+    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TakeError> {
         match &self.state {
             State::Windows(windows) if cost > 0 && !windows.windows_fit(quotas, i128::from(now)) => {
-                Err(TooManyWindows)
+                Err(TakeError::TooManyWindows)
             }
             _ => Ok(()),
         }

@@ -9,7 +9,7 @@ use std::ops::Deref;
 
 pub use counter::{Counter, Method};
 
-use super::decision::{Change, State, StateMut, Tier, TooManyWindows, Usage};
+use super::decision::{Change, State, StateMut, Tier, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 use super::{Algorithm, Mover, Parts};
@@ -284,13 +284,13 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         counter.wait_until(self.method, room, now)
     }
 
-    fn check_windows_fit(&self, quotas: &[Quota], now: UnixMs) -> Result<(), TooManyWindows> {
+    fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool {
         if quotas.len() + self.counters.len() <= MAX_TIERS {
-            return Ok(());
+            return true;
         }
         let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
         let others = self.counters.live_windows(now).filter(|window| !is_named(window)).count();
-        if quotas.len() + others <= MAX_TIERS { Ok(()) } else { Err(TooManyWindows) }
+        quotas.len() + others <= MAX_TIERS
     }
 
     fn is_ahead_of(&self, now: UnixMs) -> bool {

@@ -14,7 +14,7 @@ pub mod varint;
 
 pub use entry::{Cursor, Entry};
 
-use super::decision::{State, Tier, TooManyWindows, Usage};
+use super::decision::{State, Tier, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{Quota, UnixMs, WindowMs};
 use entry::Mark;
@@ -126,8 +126,8 @@ impl<L: Entries> State for L {
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.
-    fn check_windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> Result<(), TooManyWindows> {
-        Ok(())
+    fn windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> bool {
+        true
     }
 
     fn is_ahead_of(&self, now: UnixMs) -> bool {
