@@ -6,13 +6,16 @@ import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verd
 import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
 import { sentOnce } from "./patient.js";
 import { now as realTime } from "./realtime.js";
-import { LONGEST_TIMER_MS } from "./timeout.js";
+import { LONGEST_TIMER_MS, NoAnswer } from "./timeout.js";
 import { wholeWithTime } from "./whole.js";
 
 export interface AcquireOptions {
   /** Units of the request; 1 if left out. */
   cost?: number | undefined;
-  /** How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. */
+  /**
+   * How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. It does not end a
+   * wait for Redis: `signal` does, and `withTimeout`.
+   */
   timeoutMs?: number | undefined;
   /** Ends the wait. Nothing stays taken. */
   signal?: AbortSignal | undefined;
@@ -64,15 +67,19 @@ interface Request {
   cost: number;
 }
 
-/** Asks. If it is aborted meanwhile, gives back what the command takes. */
+/** Asks. If it is aborted meanwhile, or has no answer in time, gives back what the command takes. */
 function unlessAborted(request: Request, signal: AbortSignal | undefined): Promise<Verdict> {
   const { limiter, algorithm, key, quotas, cost } = request;
   const asked = wholeWithTime(limiter, algorithm, key, quotas, cost);
+  asked.catch((error: unknown) => {
+    // A late reply to several units is a decision, which says the same of them.
+    if (error instanceof NoAnswer) giveBackWhen(request, error.late as Promise<Verdict>);
+  });
   if (signal === undefined) return asked;
   return new Promise((resolve, reject) => {
     const abort = () => {
       reject(signal.reason as Error);
-      asked.then((verdict) => giveBack(request, verdict)).catch(() => undefined);
+      giveBackWhen(request, asked);
     };
     signal.addEventListener("abort", abort);
     // In the turn in which the verdict becomes the caller's: it cannot go back any more.
@@ -92,9 +99,13 @@ function unlessAborted(request: Request, signal: AbortSignal | undefined): Promi
   });
 }
 
-async function giveBack({ limiter, algorithm, key, quotas, cost }: Request, verdict: Verdict): Promise<void> {
-  if (!verdict.allowed || cost === 0) return;
-  await sentOnce(limiter)[algorithm](key, quotas, { cost: -cost, at: verdict.at });
+/** Gives back in the background. */
+function giveBackWhen({ limiter, algorithm, key, quotas, cost }: Request, asked: Promise<Verdict>): void {
+  asked
+    .then(({ allowed, at }) => {
+      if (allowed && cost > 0) return sentOnce(limiter)[algorithm](key, quotas, { cost: -cost, at });
+    })
+    .catch(() => undefined);
 }
 
 async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {

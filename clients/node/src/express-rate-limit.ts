@@ -11,19 +11,19 @@ import { Timeout } from "./timeout.js";
 
 export interface StoreOptions {
   /** Begins each key; `redis-rl:` if left out. */
-  prefix?: string;
+  prefix?: string | undefined;
   /** `log` if left out; `fixed` where refused requests count. */
-  algorithm?: Algorithm;
+  algorithm?: Algorithm | undefined;
   /** Whether refused requests count too; if left out, where `limit` is 0, as of express-slow-down, or a function. */
-  countRefused?: boolean;
+  countRefused?: boolean | undefined;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
-  remember?: Window;
+  remember?: Window | undefined;
   /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
-  lease?: number;
+  lease?: number | undefined;
   /** The time, in Unix milliseconds; the limiter's clock if left out. */
-  clock?: Clock;
+  clock?: Clock | undefined;
 }
 
 /** What the store wants to know of the options of the middleware. */

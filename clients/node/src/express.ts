@@ -28,9 +28,9 @@ export type { AppliedPolicy, Choose, KeyOf, Policies, Policy, Request } from "./
 /** An answer of the application's own. */
 export interface Reply {
   status: number;
-  fields?: Readonly<Record<string, string>>;
+  fields?: Readonly<Record<string, string>> | undefined;
   /** Text as it is, or what is sent as JSON. */
-  body?: string | object;
+  body?: string | object | undefined;
 }
 
 export interface Options<R extends Request = Request, S extends ServerResponse = ServerResponse> {
@@ -38,26 +38,26 @@ export interface Options<R extends Request = Request, S extends ServerResponse =
    * Whose quotas they are, of policies without a key of their own. If left out, those whom limits further out count the
    * request for, or else the client's address.
    */
-  key?: KeyOf<R>;
+  key?: KeyOf<R> | undefined;
   /** While Redis is away: `open` lets requests pass, `closed` answers 503. `open` if left out. */
-  fail?: "open" | "closed";
+  fail?: "open" | "closed" | undefined;
   /** Instead of `fail`: lets a request pass, or answers it. */
-  onAway?: (request: R, error: Error) => MaybePromise<Reply | undefined>;
+  onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
   /**
    * How long Redis may take to answer before it is away; 100 if left out. Time hardly counts in which this process was
    * too busy to read the answer.
    */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** Is told of each request why Redis was away; at most one warning a second on the console if left out. */
-  onError?: (error: Error) => void;
+  onError?: ((error: Error) => void) | undefined;
   /** Is told of each decision, also of those that are made here, and of the policies that it was made by. */
-  onDecision?: (request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void;
+  onDecision?: ((request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void) | undefined;
   /** Answers a request that is refused: status and header fields are set already, and may be replaced. */
-  onLimited?: (request: R, response: S, answer: Answer) => unknown;
+  onLimited?: ((request: R, response: S, answer: Answer) => unknown) | undefined;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
-  remember?: Window;
+  remember?: Window | undefined;
   /** The time, in Unix milliseconds; the limiter's clock if left out. */
-  clock?: Clock;
+  clock?: Clock | undefined;
 }
 
 export interface RateLimit<R extends Request = Request, S extends ServerResponse = ServerResponse> {

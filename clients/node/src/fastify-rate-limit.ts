@@ -9,13 +9,13 @@ import { Timeout } from "./timeout.js";
 
 export interface StoreOptions {
   /** Begins each key; `redis-rl:` if left out. */
-  prefix?: string;
+  prefix?: string | undefined;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
-  remember?: Window;
+  remember?: Window | undefined;
   /** The time, in Unix milliseconds; the limiter's clock if left out. */
-  clock?: Clock;
+  clock?: Clock | undefined;
 }
 
 /** What the store wants to know of the options of the plugin, or of a route. */

@@ -18,4 +18,5 @@ export {
   type Words,
 } from "./commands.js";
 export { type LeaseOptions, type Leases, leases } from "./leases.js";
+export { withTimeout } from "./patient.js";
 export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./quota.js";

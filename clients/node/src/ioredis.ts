@@ -183,7 +183,7 @@ function gather(socket: Socket): void {
 
 export interface LimiterOptions {
   /** The time of each command, in Unix milliseconds; the server's if left out. */
-  clock?: Clock;
+  clock?: Clock | undefined;
 }
 
 /** The commands on a connection of ioredis. */

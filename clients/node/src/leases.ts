@@ -1,5 +1,6 @@
 // A limiter that asks the server only now and then.
 
+import { inspect } from "node:util";
 import { type Clock, processTime } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
 import { Driver, type Machine } from "./driver.js";
@@ -17,20 +18,20 @@ export interface LeaseOptions {
   /** All must allow a request, or nothing is counted in any. */
   quotas: Quotas;
   /** `log` if left out. */
-  algorithm?: Algorithm;
+  algorithm?: Algorithm | undefined;
   /**
    * The largest lease of a key: so many units may be counted and not used, by each process. A hundredth of the smallest
    * limit if left out; with 0 every request is asked for, unless a refusal is remembered.
    */
-  units?: number;
+  units?: number | undefined;
   /** How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. What is left goes back. */
-  for?: Window;
+  for?: Window | undefined;
   /** How old a refusal may be that is repeated without asking; `1s` if left out, with 0 none is. */
-  remember?: Window;
+  remember?: Window | undefined;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** The time, in Unix milliseconds; the limiter's clock if left out. */
-  clock?: Clock;
+  clock?: Clock | undefined;
 }
 
 /** A limiter for hot keys and floods. */
@@ -130,7 +131,8 @@ export class LocalLimiter {
   }
 
   take(key: Key, rules: Rules, cost: number): Verdict | Promise<Verdict> {
-    if (!Number.isSafeInteger(cost)) throw new RangeError("a cost must be an integer");
+    if (!Number.isSafeInteger(cost))
+      throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
     const known = this.#decider.known(this.#now(), key, rules, cost);
     if (known !== undefined) return known;
     return new Promise((resolve, reject) => {

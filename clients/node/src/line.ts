@@ -10,7 +10,7 @@ export interface Connection {
   slotOf?: ((key: Key) => number) | undefined;
 }
 
-/** Of limiters of ioredis. */
+/** Of limiters that are not node-redis's own. */
 export const connections = new WeakMap<RateLimiter, Connection>();
 
 /** One connection to one server. */

@@ -6,7 +6,7 @@ import type { RateLimiter } from "./commands.js";
 import { type Connection, connections } from "./line.js";
 import { ofNodeRedis } from "./node-redis.js";
 import { setTimeout } from "./realtime.js";
-import { type Timeout, WAITING, type Waiting } from "./timeout.js";
+import { Timeout, WAITING, type Waiting } from "./timeout.js";
 
 const POLL_MS = 5;
 
@@ -66,12 +66,20 @@ export function patiently(limiter: RateLimiter, timeout: Timeout, clock?: Clock)
     );
   }
   const [to, connection] = connected(withoutClock(limiter));
-  const patient = withTimeout(to, connection, timeout);
+  const patient = timely(to, connection, timeout);
   const slotOf = connection?.slotOf;
   const time = clock ?? clockOf(limiter);
   if (time === undefined) return { limiter: patient, clock: time, slotOf };
   const timed = withClock(patient, time);
   return { limiter: timed, clock: clockOf(timed), slotOf };
+}
+
+/**
+ * The same limiter, but each command fails if Redis has not answered it after so many milliseconds. A timeout of
+ * node-redis ends only what it has not sent yet.
+ */
+export function withTimeout(limiter: RateLimiter, timeoutMs: number): RateLimiter {
+  return patiently(limiter, new Timeout(timeoutMs)).limiter;
 }
 
 /** The same limiter at the server's time. What gives back is sent once, whatever its client tries again. */
@@ -86,12 +94,12 @@ function connected(limiter: RateLimiter): [RateLimiter, Connection?] {
 }
 
 /** The same limiter, but a command fails once Redis had the timeout to answer it. */
-function withTimeout(to: RateLimiter, connection: Connection | undefined, timeout: Timeout): RateLimiter {
+function timely(to: RateLimiter, connection: Connection | undefined, timeout: Timeout): RateLimiter {
   const gate = new Gate(connection);
   function ask<T>(send: (waiting: { [WAITING]: Waiting }) => Promise<T>): Promise<T> {
     return timeout.wait((waiting) => gate.pass(waiting, () => send({ [WAITING]: waiting })));
   }
-  return {
+  const limited: RateLimiter = {
     fixed: (key, quotas, options) => ask((waiting) => to.fixed(key, quotas, { ...options, ...waiting })),
     sliding: (key, quotas, options) => ask((waiting) => to.sliding(key, quotas, { ...options, ...waiting })),
     log: (key, quotas, options) => ask((waiting) => to.log(key, quotas, { ...options, ...waiting })),
@@ -100,4 +108,6 @@ function withTimeout(to: RateLimiter, connection: Connection | undefined, timeou
     all: (rows, options) => ask((waiting) => to.all(rows, { ...options, ...waiting })),
     reset: (key) => ask(() => to.reset(key)),
   };
+  if (connection !== undefined) connections.set(limited, connection);
+  return limited;
 }

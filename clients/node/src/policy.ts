@@ -1,6 +1,7 @@
 // Policies: what a middleware limits, and what that comes to for one request.
 
 import type { IncomingMessage } from "node:http";
+import { inspect } from "node:util";
 import type { Algorithm, Verdict } from "./commands.js";
 import { client } from "./address.js";
 import { type Item, Policy as NamedQuotas } from "./http.js";
@@ -25,20 +26,20 @@ export interface Policy<R extends Request = Request> {
   /** All must allow the request, or nothing is counted in any. */
   quotas: Quotas;
   /** Names the items of the header fields, as `requests-10s`, and begins the stored key; `requests` if left out. */
-  name?: string;
+  name?: string | undefined;
   /** What is counted, if not requests. */
-  unit?: string;
+  unit?: string | undefined;
   /** `log` if left out, which never allows more than a limit in any span of its window. */
-  algorithm?: Algorithm;
+  algorithm?: Algorithm | undefined;
   /** What follows the name in the stored key, `name:key`: text is one quota for all. The middleware's key if left out. */
-  key?: KeyOf<R> | string;
+  key?: KeyOf<R> | string | undefined;
   /** Units that a request takes; 1 if left out, 0 takes nothing. */
-  cost?: number | ((request: R) => MaybePromise<number>);
+  cost?: number | ((request: R) => MaybePromise<number>) | undefined;
   /**
    * How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. Limits of one
    * policy must differ then, and `RateLimit` tells of the tightest alone.
    */
-  lease?: number;
+  lease?: number | undefined;
 }
 
 /** Text is the quotas of a policy. */
@@ -132,7 +133,9 @@ export class CheckedPolicy<R extends Request> extends NamedQuotas {
  */
 export function units(cost: number): number {
   if (!Number.isSafeInteger(cost) || cost < 0) {
-    throw new RangeError(`a cost must be an integer from 0 to ${Number.MAX_SAFE_INTEGER}`);
+    throw new RangeError(
+      `a cost must be an integer from 0 to ${Number.MAX_SAFE_INTEGER}, and not ${inspect(cost)}`,
+    );
   }
   return cost;
 }

@@ -8,14 +8,14 @@ import { delimiter, dirname, join, resolve as absolute } from "node:path";
 
 export interface TestServerOptions {
   /** The server's program. If left out: `REDIS_SERVER`, or `redis-server` or `valkey-server` on the path. */
-  server?: string;
+  server?: string | undefined;
   /**
    * The module's file. If left out: `REDIS_RL_MODULE`, or that of an installation, or of a clone of the repository in
    * which this runs or that is in `~/redis-rl`.
    */
-  module?: string;
+  module?: string | undefined;
   /** Settings of the server, as in `["--maxmemory", "100mb"]`. */
-  args?: readonly string[];
+  args?: readonly string[] | undefined;
 }
 
 /** A server of its own, on this machine. It ends with this process, in whatever way that ends. */

@@ -5,7 +5,7 @@ import type { ServerResponse } from "node:http";
 import { afterEach, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type RateLimiter, rl } from "redis-rl";
+import { acquire, type RateLimiter, rl, withTimeout } from "redis-rl";
 import { type Options, type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { type Hits, rateLimitStore } from "redis-rl/fastify-rate-limit";
@@ -134,6 +134,25 @@ for (const [name, connect] of Object.entries(clients)) {
     test("a server that is stopped while the client connects", async () => {
       server.freeze();
       await everyWaitEnds(client.limiter);
+      server.thaw();
+      await isWell(client.limiter);
+    });
+
+    test("a server that is stopped: with a timeout every call ends, and a wait for a limit", async () => {
+      await client.ping();
+      server.freeze();
+      const limiter = withTimeout(client.limiter, 50);
+      const asked = [
+        limiter.log("key", "5/h"),
+        limiter.fixed("key", "5/h"),
+        limiter.sliding("key", "5/h"),
+        limiter.all([{ key: "key", algorithm: "log", limit: 5, window: "1h" }]),
+        limiter.peek("key", "5/h"),
+        limiter.info("key"),
+        limiter.reset("key"),
+        acquire(limiter, "log", "key", "5/h"),
+      ];
+      for (const ended of await Promise.allSettled(asked)) assert.equal(ended.status, "rejected");
       server.thaw();
       await isWell(client.limiter);
     });

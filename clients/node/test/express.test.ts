@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { afterEach, describe, test } from "node:test";
 import express from "express";
-import { type RateLimiter } from "redis-rl";
+import { leases, type RateLimiter } from "redis-rl";
 import {
   type AppliedPolicy,
   type Choose,
@@ -842,7 +842,7 @@ describe("express", () => {
       [undefined as unknown as string, /a policy is missing/],
       [[], /a policy is missing/],
       [{ quotas: "5/m", key: 5 as unknown as () => string }, /text or a function/],
-      [{ quotas: "5/m", cost: -1 }, /an integer from 0/],
+      [{ quotas: "5/m", cost: -1 }, /an integer from 0 to 9007199254740991, and not -1/],
       [{ quotas: [5, "3651d"] }, /at most 3650d/],
       [{ quotas: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],
       [{ quotas: [-1, "1m"] }, /an integer/],
@@ -861,6 +861,40 @@ describe("express", () => {
     }
     const away = { fail: "closed", onAway: () => undefined } as const;
     assert.throws(() => rateLimit(client.rl, "5/m", away), /name one/);
+  });
+
+  test("a setting that is undefined is as if it were left out, in strict types too", async () => {
+    const unset = undefined;
+    const policy = {
+      quotas: "2/h",
+      name: unset,
+      unit: unset,
+      algorithm: unset,
+      key: unset,
+      cost: unset,
+      lease: unset,
+    };
+    const options = {
+      key: unset,
+      fail: unset,
+      onAway: unset,
+      onDecision: unset,
+      onLimited: unset,
+      remember: unset,
+    };
+    await limited(policy, { ...options, onError: unset, clock: unset, timeoutMs: unset });
+    assert.equal((await get()).limit, '"requests-1h";r=1;t=3600');
+    const local = {
+      units: unset,
+      for: unset,
+      remember: unset,
+      timeoutMs: unset,
+      clock: unset,
+      algorithm: unset,
+    };
+    const limiter = leases(client.rl, { quotas: "2/h", ...local });
+    assert.equal((await limiter.take("requests:127.0.0.1", { cost: unset })).remaining, 0);
+    await limiter.close();
   });
 
   test("an IPv6 client is its network", () => {

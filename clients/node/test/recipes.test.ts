@@ -55,7 +55,7 @@ function moduleOf(name: string, change: (code: string) => string): string {
 }
 
 for (const name of ["koa", "hono"]) {
-  test(`${name}: of a burst of 300 exactly the limit passes`, async () => {
+  test(`${name}: of a burst of 300 exactly the limit passes, and no request waits for a server that is stopped`, async () => {
     const port = await freePort();
     const file = moduleOf(name, (code) => code.replace(/\b3000\b/, String(port)).replace("requests", name));
     const application: ChildProcess = spawn("node", [file], { stdio: "inherit" });
@@ -85,6 +85,9 @@ for (const name of ["koa", "hono"]) {
         assert.match(headers.get("Retry-After") ?? "", /^\d+$/);
       }
     }
+    server.freeze();
+    open.push(() => server.thaw());
+    assert.equal((await fetch(`http://127.0.0.1:${port}/`)).status, 500);
   });
 }
 
