@@ -424,11 +424,16 @@ async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapp
     for units in used.values():
         http.check_cost(units)
     missing = dict(used)
-    async with lock:
-        for each in reversed(taken):
-            own = {name: missing.pop(name) for name in each.names if name in missing}
-            if own:
-                await each.correct(own)
+
+    async def correct() -> None:
+        async with lock:
+            for each in reversed(taken):
+                own = {name: missing.pop(name) for name in each.names if name in missing}
+                if own:
+                    await each.correct(own)
+
+    # Cancelled half way, it would not know what is counted, and the next one might count that again.
+    await asyncio.shield(correct())
     if missing:
         _check_exist(taken, missing)
     standings = [each.standing for each in taken if each.standing]
