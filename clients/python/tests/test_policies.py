@@ -170,7 +170,7 @@ def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redi
 @pytest.mark.parametrize(
     ("policies", "error"),
     [
-        ([FREE, Policy("free", "9/m")], "each policy of a request needs a name of its own"),
+        ([PAID, FREE, Policy("free", "9/m")], "each policy of a request needs a name of its own: free$"),
         ([FREE, "9/m"], "a Policy is needed: '9/m'"),
         ("5/ten", "is not a quota"),
         ([Policy(str(n), *((5, f"{s}s") for s in range(1, 9))) for n in range(9)], "may have 64 quotas together"),
