@@ -413,6 +413,11 @@ def test_equal_limits_cannot_be_leased() -> None:
         Policy("q", (5, "1m"), (5, "1h"), lease=1)
 
 
+def test_the_key_of_a_guard_is_a_function() -> None:
+    with pytest.raises(TypeError, match="the key of a Guard is a function of the request: 'bob'"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), "1/s", key="bob")  # type: ignore[arg-type]
+
+
 def test_fail_is_open_or_closed() -> None:
     with pytest.raises(ValueError, match="fail is open or closed"):
         Guard(AsyncRateLimiter(redis.asyncio.Redis()), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]

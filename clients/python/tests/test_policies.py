@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -170,7 +170,7 @@ def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redi
 @pytest.mark.parametrize(
     ("policies", "error"),
     [
-        ([FREE, Policy("free", "9/m")], "each policy of a request needs a name of its own"),
+        ([PAID, FREE, Policy("free", "9/m")], "each policy of a request needs a name of its own: free$"),
         ([FREE, "9/m"], "a Policy is needed: '9/m'"),
         ("5/ten", "is not a quota"),
         ([Policy(str(n), *((5, f"{s}s") for s in range(1, 9))) for n in range(9)], "may have 64 quotas together"),
@@ -545,6 +545,26 @@ def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> No
             taken = await guard.take(SCOPE)
             told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
             assert [each["RateLimit"].split(";")[1] for each in told] == ["r=41", "r=50", "r=43", "r=49", "r=46"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server, raw: redis.Redis, turns: int) -> None:
+    async def test() -> None:
+        policy = Policy("q", (1000, "1d"), cost=100, key="me")
+        async with redis.asyncio.Redis(port=server.port) as client:
+            taken = await Guard(AsyncRateLimiter(client), policy, timeout=PATIENT).take(SCOPE)
+            settling = asyncio.create_task(taken.settle(250))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            settling.cancel()
+            with suppress(asyncio.CancelledError):
+                await settling
+            await taken.settle(250)
+            assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 250
+            await taken.settle(30)
+            assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 30
 
     asyncio.run(test())
 

@@ -88,8 +88,10 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
 
 
 def _check_names_differ(policies: Sequence[Policy]) -> None:
-    if len({policy.name for policy in policies}) < len(policies):
-        raise ValueError("each policy of a request needs a name of its own")
+    names = [policy.name for policy in policies]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"each policy of a request needs a name of its own: {', '.join(twice)}")
 
 
 async def resolved(value: Any) -> Any:
@@ -164,6 +166,8 @@ class Guard:
             raise ValueError("fail or on_away says what happens while Redis is away, not both")
         if not isinstance(limiter, AsyncRateLimiter):
             raise TypeError(f"a Guard asks an AsyncRateLimiter: {limiter!r}")
+        if key is not None and not callable(key):
+            raise TypeError(f"the key of a Guard is a function of the request: {key!r}")
         if timeout is not None:
             check_seconds("timeout", timeout)
             if not timeout:
@@ -424,11 +428,16 @@ async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapp
     for units in used.values():
         http.check_cost(units)
     missing = dict(used)
-    async with lock:
-        for each in reversed(taken):
-            own = {name: missing.pop(name) for name in each.names if name in missing}
-            if own:
-                await each.correct(own)
+
+    async def correct() -> None:
+        async with lock:
+            for each in reversed(taken):
+                own = {name: missing.pop(name) for name in each.names if name in missing}
+                if own:
+                    await each.correct(own)
+
+    # Cancelled half way, it would not know what is counted, and the next one might count that again.
+    await asyncio.shield(correct())
     if missing:
         _check_exist(taken, missing)
     standings = [each.standing for each in taken if each.standing]
