@@ -43,11 +43,13 @@ mod tests {
         found
     }
 
-    /// The modules that a line names after `crate::`, alone or in braces.
-    fn named(line: &str) -> impl Iterator<Item = &str> {
-        let uses = line.split("crate::").skip(1);
+    /// The modules that code names after `crate::`, alone or in braces, on one line or several.
+    fn named(code: &str) -> impl Iterator<Item = &str> {
+        let uses = code.split("crate::").skip(1);
         uses.flat_map(|used| match used.strip_prefix('{') {
-            Some(several) => several.split(", ").collect::<Vec<_>>(),
+            Some(several) => {
+                several.split(';').next().unwrap_or_default().split(',').map(str::trim).collect()
+            }
             None => vec![used],
         })
         .map(|used| used.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default())
@@ -60,7 +62,8 @@ mod tests {
             assert!(!files.is_empty(), "{module}");
             for file in files {
                 let text = fs::read_to_string(&file).expect("a source file");
-                for used in text.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(named) {
+                let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+                for used in named(&code.collect::<Vec<_>>().join("\n")) {
                     let layer = LAYERS.iter().position(|layer| *layer == used);
                     assert!(layer.is_none_or(|layer| layer >= place), "{} calls {used}", file.display());
                 }

@@ -1,7 +1,8 @@
-//! Counters for INFO, since the module was loaded: requests allowed, limited and forced, and the units
-//! they counted.
+//! Counters for INFO, since the module was loaded: requests allowed, limited and forced, the units that they
+//! counted, and error replies.
 //!
-//! Only requests of clients count, not commands from a master or an append-only file.
+//! Only requests of clients count, not commands from a master or an append-only file. Errors count wherever they
+//! come from.
 
 // Inlined for single commands: see `command::take`.
 

@@ -23,7 +23,7 @@ pub struct Tour {
     /// The edge of a window at which a burst is planned. No other traffic is sent until then.
     pub burst_at: Option<u64>,
     /// One for each of `COMMANDS`.
-    pub lanes: [Lane; 3],
+    pub lanes: [Lane; COMMANDS.len()],
     /// All requests up to this time have been sent.
     now: u64,
     /// Thousandths of a request that are due, less than a whole request.
@@ -69,7 +69,7 @@ impl Tour {
     /// Starts at `now` with slightly more traffic than the limit allows.
     pub fn new(now: u64) -> Tour {
         let lane = Lane { remaining: LIMIT, ..Lane::default() };
-        Tour { rate: 6, burst_at: None, lanes: [(); 3].map(|()| lane.clone()), now, thousandths: 0 }
+        Tour { rate: 6, burst_at: None, lanes: COMMANDS.map(|_| lane.clone()), now, thousandths: 0 }
     }
 
     /// Starts over at the same rate.

@@ -9,10 +9,10 @@ use crate::state::{COMMANDS, LIMIT, Tour, WINDOW_MS};
 /// How long to wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends the same requests to three keys, one for each limiter.
+/// Sends the same requests to one key for each limiter.
 pub struct Traffic {
     connection: Connection,
-    keys: [String; 3],
+    keys: [String; COMMANDS.len()],
 }
 
 impl Traffic {
@@ -25,7 +25,7 @@ impl Traffic {
 
     /// Sends the requests due by `now`, records the replies, and asks for the remaining units.
     ///
-    /// Each request names its time with AT, so that all three limiters decide on the same traffic.
+    /// Each request names its time with AT, so that all limiters decide on the same traffic.
     pub fn send(&mut self, tour: &mut Tour, now: u64) -> RedisResult<()> {
         let due = tour.advance(now);
         let mut pipeline = redis::pipe();

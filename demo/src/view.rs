@@ -18,7 +18,9 @@ pub fn draw(frame: &mut Frame, tour: &Tour, place: &str) {
         Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)])
             .areas(frame.area());
     draw_head(frame, head, tour);
-    let columns = Layout::horizontal([Constraint::Ratio(1, 3); 3]).areas::<3>(body);
+    let columns =
+        Layout::horizontal([Constraint::Ratio(1, COMMANDS.len() as u32); COMMANDS.len()])
+            .areas::<{ COMMANDS.len() }>(body);
     // One scale for all charts, to make them comparable.
     let scale = tour.lanes.iter().flat_map(|lane| &lane.slices).map(|slice| slice.allowed.max(slice.refused));
     let scale = scale.max().unwrap_or(0).max(4);

@@ -78,17 +78,19 @@ impl<'a> Meant<'a> {
     }
 
     fn is(&self, names: &[&[u8]], all: &Rows) -> bool {
+        // Every field, so that a new one is asked for here.
+        let Rows { rows, force, at } = all;
         let is_meant = |(meant, row): (&Row, &request::Row)| {
             names[row.key] == meant.key
                 && row.algorithm == meant.algorithm
                 && row.quota == meant.quota
                 && i128::from(row.cost.get()) == meant.cost
         };
-        all.rows.len() == self.rows.len()
-            && self.rows.iter().zip(&all.rows).all(is_meant)
-            && (0..names.len()).all(|key| all.rows.iter().any(|row| row.key == key))
-            && all.force == self.force
-            && all.at.map(|at| i128::from(at.get())) == self.at
+        rows.len() == self.rows.len()
+            && self.rows.iter().zip(rows).all(is_meant)
+            && (0..names.len()).all(|key| rows.iter().any(|row| row.key == key))
+            && *force == self.force
+            && at.map(|at| i128::from(at.get())) == self.at
     }
 }
 

@@ -55,7 +55,7 @@ pub struct OpenKeys<'c, 'a> {
     call: &'c mut Call<'a>,
 }
 
-/// The server's handle on a key that is open for writing, or reached as if it were not. Only [`OpenKey`] and
+/// The server's handle on an open key. One that is open for reading is never lent mutably. Only [`OpenKey`] and
 /// [`OpenKeys`] hold one, and lend it: it is closed before they give back the call.
 pub struct Handle<'a> {
     key: *mut raw::RedisModuleKey,

@@ -305,7 +305,7 @@ impl Request {
 
     /// Looks up a tier.
     #[inline(always)]
-    pub fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
+    fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
         let Usage { used, place } = state.usage(quota.window(), self.time.now());
         let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
         Tier { quota, used, place, refuses }
@@ -382,7 +382,7 @@ impl Request {
 
     /// The outcome of a request that changes nothing.
     #[inline(always)]
-    pub fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
+    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
         let as_of = self.time.now();
         Outcome {
             change: Change::default(),
@@ -397,7 +397,7 @@ impl Request {
     /// The reply, with the numbers of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[inline(always)]
-    pub fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
+    fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
@@ -422,7 +422,7 @@ impl Request {
 
     /// The exact time until the tier allows the request, if no other comes.
     #[inline(always)]
-    pub fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
+    fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
         self.wait_for(state, tier, self.cost.taken())
     }
 

@@ -49,16 +49,6 @@ pub enum Expires {
     Untold,
 }
 
-impl Expires {
-    /// The time, if it is told.
-    pub fn moved(self) -> Option<UnixMs> {
-        match self {
-            Expires::At(at) => Some(at),
-            Expires::AsBefore | Expires::Untold => None,
-        }
-    }
-}
-
 impl From<Option<UnixMs>> for Expires {
     /// The time that a request moved the expiry to, if it did.
     #[inline(always)]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use redis_rl::encoding::{decode_effect, encode_effect};
 use redis_rl::limiter::{
-    Algorithm, Applied, Before, Cost, Counted, Decided, Decision, Effect, Limiter, MAX_SAFE_INTEGER, Quota,
-    TakeError, Tiers, Time, UnixMs, Verdict, WindowMs,
+    Algorithm, Applied, Before, Cost, Counted, Decided, Decision, Effect, Expires, Limiter, MAX_SAFE_INTEGER,
+    Quota, TakeError, Tiers, Time, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -146,7 +146,7 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
             let before = Before { is_new, expires_at: *expires_at };
             let done = copy.accept(&counted).expect("it fits, as it did").apply(before, || clock);
             assert!(done.changed && !done.emptied);
-            assert_eq!(done.moved, counted.expires.moved(), "it is told");
+            assert_eq!(Expires::from(done.moved), counted.expires, "it is told");
             *expires_at = done.moved.or(*expires_at);
         }
         Effect::Moved(at) => *expires_at = Some(at),

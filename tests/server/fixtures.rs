@@ -225,7 +225,7 @@ fn a_limiter_that_holds_nothing_loads_and_its_key_counts_as_missing() {
             restore.arg("restored").arg(0).arg(payload).exec(&mut connection).expect("it is restored");
             is_missing("restored");
             // It counts by any algorithm, and on copies too.
-            let other = COMMANDS[(nth + 1) % 3];
+            let other = COMMANDS[(nth + 1) % COMMANDS.len()];
             for key in [key, "again", "restored"] {
                 assert_eq!(server.figures(&format!("{other} {key} 5 1h"))[..3], [0, 5, 4], "{about}");
                 assert!(server.integer(&format!("PTTL {key}")) > 0, "{about}");

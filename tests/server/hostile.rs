@@ -12,8 +12,8 @@ use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
 use crate::helpers::errors::{
-    ALGORITHM, AT, COST, EFFECT, LIMIT, LIVE_WINDOWS, PAIRS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
-    ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
+    ALGORITHM, AT, COST, EFFECT, FORCE_AND_PARTIAL, LIMIT, LIVE_WINDOWS, PAIRS, PARTIAL, ROW, ROW_COST, ROWS,
+    ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::payload::{Payload, credulous_server, damage};
 use crate::helpers::requests::{REQUESTS, letter};
@@ -33,7 +33,7 @@ const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
 const PERSISTENT: &[u8] = b"persistent:";
 
 /// Prefixes of the errors that commands of the module get, from the module or the server.
-const REFUSALS: [&str; 23] = [
+const REFUSALS: [&str; 25] = [
     LIMIT,
     WINDOW,
     SAME_WINDOW,
@@ -41,6 +41,8 @@ const REFUSALS: [&str; 23] = [
     COST,
     AT,
     SYNTAX,
+    FORCE_AND_PARTIAL,
+    PARTIAL,
     WRONGTYPE,
     "WRONGTYPE key is counted by RL.",
     LIVE_WINDOWS,
@@ -75,7 +77,7 @@ fn words(line: &str) -> Words {
 /// The form of a command's reply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Five figures.
+    /// Five figures; with PARTIAL, two more.
     Figures,
     /// The map of RL.INFO.
     Info,
@@ -161,8 +163,8 @@ impl Hostile {
     fn nonsense(&mut self) -> Vec<u8> {
         let words = [
             "", "\0", "-", "+1", "-0", "00", "01", "1.5", "1e3", "0x10", " 1", "1 ", "1\0", "nan", "-1",
-            "0s", "s", "ms", "1w", "1sm", "3651d", "COST", "cost", "AT", "FORCE", "force", "FORC", "COSTS",
-            "%s%n", "\u{661}", "1\r\n",
+            "0s", "s", "ms", "1w", "1sm", "3651d", "COST", "cost", "AT", "FORCE", "force", "FORC", "PARTIAL",
+            "COSTS", "%s%n", "\u{661}", "1\r\n",
         ];
         // Just too large for an argument, for 64 bits and for 128.
         let numbers = [
@@ -192,9 +194,9 @@ impl Hostile {
         if self.chance(2) {
             args.extend([b"COST".to_vec(), self.cost().into_bytes()]);
         }
-        if self.chance(2) {
-            args.push(b"Force".to_vec());
-        }
+        let modes: [&[&[u8]]; 6] =
+            [&[], &[], &[b"Force"], &[b"Force"], &[b"Partial"], &[b"Force", b"Partial"]];
+        args.extend(self.random.of(&modes).iter().map(|mode| mode.to_vec()));
         if self.chance(3) {
             args.extend([b"at".to_vec(), self.at().into_bytes()]);
         }
@@ -296,11 +298,21 @@ impl Hostile {
             let name = self.random.of(&COMMANDS);
             let units =
                 self.random.of(&["", "", "2", "50", "-1", "-9", "9007199254740991", "-9007199254740991"]);
-            let (at, sign) = (self.at(), self.random.of(&["@", "AT"]));
+            let (at, until) = (self.at(), self.at());
+            // Two in three as they are sent, the others as version 1.1.0 sent them.
+            let (sign, expiry) = match self.random.below(6) {
+                0 => ("@", String::new()),
+                1 => ("AT", String::new()),
+                2 => (":", String::new()),
+                _ => (":", format!(">{until}")),
+            };
             let windows =
                 self.random.of(&["1s", "1m/1h", "100ms", "7s/3650d", "1s/2s/3s/4s/5s/6s/7s/8s", "1s/forget"]);
-            let effect = format!("{}{units}{sign}{at}/{windows}", letter(name));
-            let mut effect = if self.chance(10) { b"DEL".to_vec() } else { effect.into_bytes() };
+            let mut effect = match self.random.below(10) {
+                0 => b"DEL".to_vec(),
+                1 => format!(">{until}").into_bytes(),
+                _ => format!("{}{units}{sign}{at}/{windows}{expiry}", letter(name)).into_bytes(),
+            };
             if self.chance(6) {
                 damage(&mut self.random, &mut effect);
             }
@@ -455,6 +467,10 @@ fn assert_is_answer(kind: Kind, words: &Words, reply: &Value) {
             let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
             REFUSALS.iter().any(|refusal| text.starts_with(refusal))
         }
+        (Kind::Figures, Value::Array(items)) if items.len() == 7 => {
+            let is_partial = |word: &Vec<u8>| word.eq_ignore_ascii_case(b"PARTIAL");
+            words.iter().any(is_partial) && are_seven(items)
+        }
         (Kind::Figures, Value::Array(_)) => are_figures(reply),
         (Kind::Info, reply) => is_info(reply),
         (Kind::All, reply) => is_reply_to_all(reply),
@@ -485,6 +501,13 @@ fn are_figures(reply: &Value) -> bool {
         && (0..=limit).contains(&remaining)
         && (retry_after == -1 || limited == 1 && retry_after > 0 && waits.contains(&retry_after))
         && waits.contains(&reset_after)
+}
+
+/// The reply to PARTIAL: the five figures, the units taken and their time.
+fn are_seven(items: &[Value]) -> bool {
+    let (five, rest) = items.split_at(5);
+    let [Value::Int(taken), Value::Int(at)] = rest else { return false };
+    are_figures(&Value::Array(five.to_vec())) && (-MOST..=MOST).contains(taken) && (0..=MOST).contains(at)
 }
 
 fn is_reply_to_all(reply: &Value) -> bool {

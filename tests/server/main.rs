@@ -2,7 +2,7 @@
 //!
 //! What a caller sees:
 //!
-//! - `replies`: what the commands reply; `refusals`: every error, and that it changes nothing.
+//! - `replies`: what the commands reply; `refusals`: errors of single keys, and that they change nothing.
 //! - `limits`: what counts as used, and for how long; `refunds`: giving back as of a time; `partial`: as many units as fit.
 //! - `all`: several keys in one step, all or nothing.
 //! - `designs`: three well-known designs, replayed as their authors describe them.

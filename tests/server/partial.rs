@@ -3,6 +3,8 @@
 use harness::{COMMANDS, ReplicationStream, Server, command};
 use redis::Value;
 
+use crate::helpers::errors::{FORCE_AND_PARTIAL, PARTIAL, SYNTAX};
+
 /// The seven integers.
 #[track_caller]
 fn seven(server: &Server, line: &str) -> [i64; 7] {
@@ -126,17 +128,13 @@ fn partial_is_for_single_keys_that_take_and_not_with_force() {
     let server = Server::start();
     for name in COMMANDS {
         for line in [format!("{name} k 5 1h PARTIAL FORCE"), format!("{name} k 5 1h FORCE COST 2 PARTIAL")] {
-            assert_eq!(
-                server.error(&line),
-                "ERR FORCE and PARTIAL options at the same time are not compatible"
-            );
+            assert_eq!(server.error(&line), FORCE_AND_PARTIAL, "{line}");
         }
-        assert_eq!(server.error(&format!("{name} k 5 1h PARTIAL PARTIAL")), "ERR syntax error");
+        assert_eq!(server.error(&format!("{name} k 5 1h PARTIAL PARTIAL")), SYNTAX);
     }
     for line in ["RL.PEEK k 5 1h PARTIAL", "RL.ALL k LOG 5 1h 1 PARTIAL", "RL.ALL k LOG 5 1h 1 FORCE PARTIAL"]
     {
-        let refusal = "ERR PARTIAL is an option of RL.FIXED, RL.SLIDING and RL.LOG only";
-        assert_eq!(server.error(line), refusal, "{line}");
+        assert_eq!(server.error(line), PARTIAL, "{line}");
     }
     assert_eq!(server.integer("EXISTS k"), 0);
 }

@@ -1,4 +1,7 @@
-//! Every error: its text, and that it changes nothing.
+//! The errors of requests about one key: their texts, and that they change nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
 
 use harness::{COMMANDS, Server, error_text};
 use redis::Value;
@@ -145,6 +148,42 @@ fn errors_are_ascii_and_never_echo_arguments() {
         }
     }
     assert_eq!(server.value("PING"), Value::SimpleString("PONG".into()));
+}
+
+/// A file of this repository.
+fn source(path: &str) -> String {
+    fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).expect("a file")
+}
+
+#[test]
+fn the_errors_that_troubleshooting_explains_are_those_of_the_module() {
+    let (page, texts) = (source("docs/troubleshooting.md"), source("src/request.rs"));
+    let quoted = page.lines().filter_map(|line| line.strip_prefix("- `")?.split('`').next());
+    let of_the_server = ["ERR unknown command ", "ERR wrong number of arguments "];
+    let ours: Vec<&str> = quoted
+        .filter(|error| error.starts_with("ERR ") || error.starts_with("WRONGTYPE "))
+        .filter(|error| !of_the_server.iter().any(|start| error.starts_with(start)))
+        .collect();
+    assert!(ours.len() > 5, "{ours:?}");
+    for error in ours {
+        assert!(texts.contains(&format!("c\"{}", error.trim_end_matches(" ..."))), "{error}");
+    }
+}
+
+#[test]
+fn the_python_client_knows_each_argument_that_a_refusal_names() {
+    let (client, texts) = (source("clients/python/src/redis_rl/_wire.py"), source("src/request.rs"));
+    let (_, pattern) = client.split_once("_UNREADABLE = re.compile(").expect("its pattern");
+    let known =
+        pattern.split_once("((").and_then(|(_, rest)| rest.split_once(") must ")).expect("arguments").0;
+    let known: BTreeSet<&str> = known.split('|').collect();
+    let named = texts.split("c\"ERR ").skip(1).filter_map(|text| {
+        let text = text.split('"').next()?;
+        Some(text.split_once(" must ")?.0)
+    });
+    assert_eq!(named.collect::<BTreeSet<_>>(), known);
+    let syntax = SYNTAX.strip_prefix("ERR ").expect("its code");
+    assert!(pattern.contains(&format!("|{syntax}|")), "{syntax}");
 }
 
 #[test]
