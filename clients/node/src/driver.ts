@@ -61,7 +61,7 @@ export class Driver<Command, Request, Answer> {
     late.then(
       (reply) => {
         // What was given up before it was sent is answered `PONG`, which has no time.
-        const { at } = reply as { at: unknown };
+        const at = (reply as { at?: unknown } | null | undefined)?.at;
         if (typeof at === "number" && machine.late !== undefined)
           this.carryOut(machine.late(this.now(), command, reply));
       },

@@ -20,6 +20,7 @@ import {
   clock,
   command,
   connectTo,
+  gate,
   Forwarder,
   serve,
   Server,
@@ -684,8 +685,7 @@ describe("express", () => {
     });
 
     test("counts nothing if the request is refused further in meanwhile", async () => {
-      let reply = (): void => {};
-      const replied = new Promise<void>((resolve) => (reply = resolve));
+      const { opened: replied, open: reply } = gate();
       const slow: RateLimiter = {
         ...client.rl,
         async all(rows, options) {
@@ -709,9 +709,21 @@ describe("express", () => {
       await waitFor("what goes back", async () => (await used("outer:all")) === 0);
     });
 
+    test("a late reply without a decision, of a stand-in say, does no harm", async () => {
+      const { opened, open } = gate();
+      const nothing = (() => opened) as unknown as RateLimiter["all"] & RateLimiter["log"];
+      const limiter: RateLimiter = { ...client.rl, all: nothing, log: nothing };
+      const app = express();
+      app.use(rateLimit(limiter, "1/h", { fail: "closed", timeoutMs: 1, onError() {} }));
+      web = await serve(app);
+      assert.equal((await get()).status, 503);
+      open();
+      // What it fails is told in the next turn of the event loop.
+      await new Promise(setImmediate);
+    });
+
     test("counts in place of what a late reply says was taken", async () => {
-      let reply = (): void => {};
-      const replied = new Promise<void>((resolve) => (reply = resolve));
+      const { opened: replied, open: reply } = gate();
       const slow: RateLimiter = {
         ...client.rl,
         async all(rows, options) {

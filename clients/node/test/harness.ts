@@ -31,6 +31,13 @@ export async function waitFor<T>(what: string, condition: () => Promise<T | unde
   }
 }
 
+/** A promise that is kept when it is opened. */
+export function gate(): { opened: Promise<void>; open: () => void } {
+  let open = (): void => {};
+  const opened = new Promise<void>((resolve) => (open = resolve));
+  return { opened, open };
+}
+
 export class Server {
   readonly port: number;
   readonly #child: ChildProcess;
