@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -166,6 +167,16 @@ def test_a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(serve
 def test_client_address(peer: str | None, forwarded: str, proxies: int, client: str) -> None:
     scope = {"client": peer and (peer, 1234), "headers": [(b"x-forwarded-for", forwarded.encode())]}
     assert client_address(proxies)(scope) == client
+
+
+def test_long_addresses_are_not_remembered() -> None:
+    client = client_address(proxies=1)
+    tracemalloc.start()
+    for number in range(1000):
+        client({"client": ("192.0.2.1", 1234), "headers": [(b"x-forwarded-for", b"x" * 60_000 + b"%d" % number)]})
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_000_000
 
 
 def test_requests_pass_without_fields_while_redis_is_away(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:

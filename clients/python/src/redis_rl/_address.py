@@ -34,11 +34,16 @@ def client_address(proxies: int = 0) -> Callable[[MutableMapping[str, Any]], str
     return client
 
 
-# A busy client asks often.
-@lru_cache(maxsize=1024)
 def _network(address: str | None) -> str:
     if not address:
         return UNKNOWN
+    # A client may send long texts: to remember them could fill the memory.
+    return _canonical(address) if len(address) <= 64 else _canonical.__wrapped__(address)
+
+
+# A busy client asks often.
+@lru_cache(maxsize=1024)
+def _canonical(address: str) -> str:
     # Some proxies name the port too.
     bare = re.fullmatch(r"\[([^]]*)\](?::[0-9]+)?|([0-9.]+):[0-9]+", address)
     try:
