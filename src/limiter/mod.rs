@@ -242,6 +242,7 @@ impl Limiter {
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
             Limiter::Counters(counters) => {
+                // Not returned as it is: RL.APPLY drops the verdict, and would compute it then (`make bench`, loading).
                 let decision =
                     request.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?;
                 return Ok(decision);
