@@ -1,6 +1,6 @@
 //! What a request takes in an append-only file.
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use redis::Connection;
 
 use crate::bench::Counter;
@@ -23,12 +23,11 @@ impl InFile {
         let mut connection = counter.server.connect()?;
         let few = load(counter, &mut connection, workload, requests)?;
         let many = load(counter, &mut connection, workload, 3 * requests)?;
-        let (bytes, instructions) = (many.0 - few.0, many.1.saturating_sub(few.1));
-        let requests = 2 * requests;
-        Ok(InFile {
-            bytes: (bytes as f64 / requests as f64).round() as u64,
-            instructions: instructions as f64 / requests as f64,
-        })
+        let of_each = |many: u64, few: u64| -> Result<f64> {
+            let more = many.checked_sub(few).context("more requests take less in a file")?;
+            Ok(more as f64 / (2 * requests) as f64)
+        };
+        Ok(InFile { bytes: of_each(many.0, few.0)?.round() as u64, instructions: of_each(many.1, few.1)? })
     }
 }
 
@@ -43,11 +42,15 @@ fn load(
         flush(connection)?;
         command("BGREWRITEAOF").exec(connection)?;
         while is_rewriting(connection)? {}
+        let expired = info(connection, "expired_keys")?;
         workload.send(connection, requests)?;
-        let bytes = info(connection, "aof_current_size")?.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
         let instructions =
             counter.server.least_of_three(|| Ok(command("DEBUG LOADAOF").exec(connection)?))?;
-        Ok((bytes, instructions))
+        // Only now: the server may put off writing for two seconds, but writes everything before it loads.
+        let bytes = info(connection, "aof_current_size")?.context("no size of the append-only file")?;
+        // Such keys are deleted in the file too.
+        ensure!(info(connection, "expired_keys")? == expired, "{}: keys have expired", workload.name);
+        Ok((bytes.parse()?, instructions))
     })
 }
 
