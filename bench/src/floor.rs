@@ -4,7 +4,8 @@
 //! - `FLOOR.READ` opens its key for reading, and reads the value.
 //! - `FLOOR.OPEN` opens its key for writing, and reads the value.
 //! - `FLOOR.MARK` does so too, and marks the key as modified.
-//! - `FLOOR.ALL` takes the arguments of RL.ALL, marks each key, and replies as RL.ALL does.
+//! - `FLOOR.ALL` takes the arguments of RL.ALL, reads every word and the clock, opens each key for writing and reads the
+//!   value, marks each key, and replies as RL.ALL does.
 //!
 //! An argument of the module is its name; `floor` without one.
 //!
@@ -139,13 +140,36 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Marks a key and the data set as modified, for WATCH, client-side caching and snapshots.
+    /// Marks a key as modified, for WATCH and client-side caching.
     #[inline(always)]
     fn mark(self, key: *mut raw::RedisModuleString) {
         // SAFETY: context and name live as long as the call.
+        unsafe { api!(RedisModule_SignalModifiedKey(self.ctx, key)) };
+    }
+
+    /// Marks the data set as modified, for snapshots.
+    #[inline(always)]
+    fn count_change(self) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplicateVerbatim(self.ctx)) };
+    }
+
+    /// Has the server find the bytes of a word.
+    #[inline(always)]
+    fn read_word(self, word: *mut raw::RedisModuleString) {
+        // SAFETY: the word lives as long as the call.
+        unsafe { api!(RedisModule_StringPtrLen(word, &mut 0)) };
+    }
+
+    /// The Unix time in ms, from the same function as in redis-rl.
+    #[inline(always)]
+    fn now_ms(self) -> i64 {
+        // SAFETY: both functions only read.
         unsafe {
-            api!(RedisModule_SignalModifiedKey(self.ctx, key));
-            api!(RedisModule_ReplicateVerbatim(self.ctx));
+            match raw::RedisModule_CachedMicroseconds {
+                Some(cached_microseconds) => cached_microseconds() / 1000,
+                None => api!(RedisModule_Milliseconds()),
+            }
         }
     }
 
@@ -191,16 +215,20 @@ command!(open, call => call.answer(call.value_of(call.args[1], WRITE)));
 command!(mark, call => {
     let value = call.value_of(call.args[1], WRITE);
     call.mark(call.args[1]);
+    call.count_change();
     call.answer(value);
 });
 command!(all, call => {
-    let rows = call.args[1..].chunks_exact(ROW_WORDS);
+    let words = &call.args[1..];
+    words.iter().for_each(|word| call.read_word(*word));
     call.array(4);
-    [0, -1, 1_700_000_000_000].into_iter().for_each(|integer| call.integer(integer));
+    [0, -1, call.now_ms()].into_iter().for_each(|integer| call.integer(integer));
+    let rows = words.chunks_exact(ROW_WORDS);
     call.array(rows.len());
     for row in rows {
         let value = call.value_of(row[0], WRITE);
         call.mark(row[0]);
         call.answer(value);
     }
+    call.count_change();
 });

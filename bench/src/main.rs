@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let mut report = Report::default();
     let tools = Tools::find(&setup, &mut report);
     println!("{}\n", headline(&setup, &tools)?);
-    if setup.wants("instructions") {
+    if setup.wants("instructions") || setup.is_brief() {
         sections::instructions(&setup, &tools, &mut report)?;
     }
     if setup.wants("cache") {

@@ -20,7 +20,7 @@ const APPEND_ONLY: [(&str, &str); 3] =
     [("appendonly", "yes"), ("appendfsync", "everysec"), ("enable-debug-command", "local")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
 const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
-const BESIDE_TITLE: &str = "Three keys beside another module; to three commands in a pipeline, alone";
+const BESIDE_TITLE: &str = "Three keys beside another module; to the same alone";
 const REPLICA_TITLE: &str = "With a replica; to INCR";
 
 /// Workloads, each with the base of its ratio.
@@ -68,21 +68,22 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     let three_keys = [(three_fixed(), three_fixed())]
         .into_iter()
         .chain(pairs(Workload::three_keys, Workload::three_commands))
-        .chain([(Workload::three_keys_marked(), three_fixed())])
         .chain(scripts.three_keys().map(|script| (script, three_fixed())));
     let three_tiers = pairs(Workload::three_tiers, Workload::allowed)
         .into_iter()
         .chain([(Workload::three_tiers_marked(), Workload::key_marked())]);
-    let one_row = pairs(Workload::one_row, Workload::allowed)
-        .into_iter()
-        .chain([(Workload::one_row_marked(), fixed())]);
+    let one_row = pairs(Workload::one_row, Workload::allowed);
     let more = [Workload::no_op(), Workload::ping(), Workload::incr(), Workload::incr_expire()];
+    let allowed = beside_floor(
+        "Allowed; to the no-op that opens its key to write and marks it as modified",
+        Workload::key_marked,
+        Workload::allowed,
+    );
+    if setup.is_brief() {
+        return vec![allowed, several_keys()];
+    }
     vec![
-        beside_floor(
-            "Allowed; to the no-op that opens its key to write and marks it as modified",
-            Workload::key_marked,
-            Workload::allowed,
-        ),
+        allowed,
         beside_floor(
             "Limited; to the no-op that opens its key to write",
             Workload::key_to_write,
@@ -94,6 +95,7 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
             Workload::peek,
         ),
         Section::new("Three tiers; to one", three_tiers),
+        several_keys(),
         Section::new("Three keys; to three commands in a pipeline", three_keys),
         Section::new("RL.ALL with one row; to the single command", one_row),
         Section::beside(
@@ -104,20 +106,30 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     ]
 }
 
-/// Requests to a server that tells copies of each command.
-fn with_copies(title: &str, setup: &Setup, scripts: &Loaded) -> Section {
-    let workloads = [Workload::incr()]
-        .into_iter()
-        .chain(each(Workload::allowed))
-        .chain([Workload::three_tiers(Algorithm::FIXED), Workload::three_keys(Algorithm::FIXED)])
-        .chain(others(setup, scripts));
-    Section::beside(title, Workload::incr, workloads)
+/// RL.ALL beside the least that any such command has the server do.
+fn several_keys() -> Section {
+    let rows = [2, 3, 5, 8].into_iter().flat_map(|number| {
+        let floor = || Workload::keys_marked(number);
+        [(floor(), floor()), (Workload::keys(number, Algorithm::FIXED), floor())]
+    });
+    let title = "Several keys; to the no-op with as many, the same words and the same reply";
+    Section::new(title, rows)
 }
 
-/// The commands whose part in an append-only file is measured.
-fn in_a_file() -> impl Iterator<Item = Workload> {
-    let several = [Workload::three_tiers(Algorithm::FIXED), Workload::three_keys(Algorithm::FIXED)];
-    [Workload::incr()].into_iter().chain(each(Workload::allowed)).chain(several)
+/// Requests to a server that tells copies of each command.
+fn with_copies(title: &str, setup: &Setup, scripts: &Loaded) -> Section {
+    let others = others(setup, scripts).filter(|_| !setup.is_brief());
+    Section::beside(title, Workload::incr, told(setup).into_iter().chain(others))
+}
+
+/// The commands that copies are told of.
+fn told(setup: &Setup) -> Vec<Workload> {
+    let (incr, three_keys) = (Workload::incr(), Workload::three_keys(Algorithm::FIXED));
+    if setup.is_brief() {
+        return vec![incr, Workload::allowed(Algorithm::FIXED), three_keys];
+    }
+    let several = [Workload::three_tiers(Algorithm::FIXED), three_keys];
+    [incr].into_iter().chain(each(Workload::allowed)).chain(several).collect()
 }
 
 /// Instructions of each server for a request.
@@ -166,8 +178,8 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
     }
     drop(with_others);
     rows.push((bold(BESIDE_TITLE), [String::new(), String::new()]));
-    let (three_keys, base) =
-        (Workload::three_keys(Algorithm::FIXED), counter.cost(&Workload::three_commands(Algorithm::FIXED))?);
+    let three_keys = Workload::three_keys(Algorithm::FIXED);
+    let base = counter.cost(&three_keys)?;
     for (which, name) in [("one of the Redis 8 images", "search"), ("any other", "floor")] {
         let own = Counter::start(&setup.beside(name), tools, program, &[])?.cost(&three_keys)?;
         rows.push((format!("{}, beside {which}", three_keys.name), [grouped(own), two_places(own / base)]));
@@ -178,12 +190,15 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
     rows.extend(count_section(&section, |workload| counter.cost(workload))?);
     rows.push((bold(LOADING_TITLE), [String::new(), String::new()]));
     let mut incr = None;
-    for workload in in_a_file() {
+    for workload in told(setup) {
         let InFile { bytes, instructions } = InFile::of(&counter, &workload)?;
         let ratio = two_places(instructions / *incr.get_or_insert(instructions));
         rows.push((format!("{}, {bytes} bytes", workload.name), [grouped(instructions), ratio]));
     }
     drop(counter);
+    if setup.is_brief() {
+        return Ok(Counted { version, rows });
+    }
     let counter = Counter::start(alone, tools, program, &[])?;
     let _replica = counter.server.replica(alone, program)?;
     let section = with_copies(REPLICA_TITLE, alone, &counter.scripts);

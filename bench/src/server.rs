@@ -16,7 +16,7 @@ pub use harness::{clock_ms, command, info, pipeline};
 pub struct Setup {
     /// The servers' programs, at least one. Throughput, time and memory are measured on the first.
     pub servers: Vec<PathBuf>,
-    /// redis-rl, the floor, and redis-cell if there is one.
+    /// redis-rl (`MODULE`, or the one beside this program), the floor, and redis-cell if there is one.
     modules: Vec<PathBuf>,
     /// The name of the floor as a module.
     floor_name: &'static str,
@@ -35,7 +35,8 @@ impl Setup {
         let folder = env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
         let cell = set("REDIS_CELL").map(PathBuf::from);
         let has_cell = cell.is_some();
-        let modules = [folder.join("libredis_rl.so"), folder.join("libfloor.so")].into_iter().chain(cell);
+        let module = set("MODULE").map_or(folder.join("libredis_rl.so"), PathBuf::from);
+        let modules = [module, folder.join("libfloor.so")].into_iter().chain(cell);
         // Absolute paths, since the server loads them from its own folder.
         let absolute = |path: PathBuf| path.canonicalize().with_context(|| format!("no {}", path.display()));
         let modules = modules.map(absolute).collect::<Result<_>>()?;
@@ -57,6 +58,11 @@ impl Setup {
     /// Whether to measure a part: `instructions`, `cache`, `throughput`, `logs` or `memory`.
     pub fn wants(&self, part: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == part)
+    }
+
+    /// `BENCH_ONLY=brief`: of the instructions, only the rows to watch while one changes what every request runs.
+    pub fn is_brief(&self) -> bool {
+        self.only.as_deref() == Some("brief")
     }
 
     /// The same with redis-rl alone.

@@ -15,8 +15,20 @@ pub const NUMBER: &str = "__rand_int__";
 /// The key of a request: 15 bytes.
 pub const KEY: &str = "ip:__rand_int__";
 
-/// The keys of a request with three keys.
-const THREE_KEYS: [&str; 3] = ["id:__rand_int__", "co:__rand_int__", "ai:__rand_int__"];
+/// The keys of a request with several keys: as many as it has.
+const SEVERAL_KEYS: [&str; 8] = [
+    "id:__rand_int__",
+    "co:__rand_int__",
+    "ai:__rand_int__",
+    "db:__rand_int__",
+    "eu:__rand_int__",
+    "fn:__rand_int__",
+    "gw:__rand_int__",
+    "os:__rand_int__",
+];
+
+/// Numbers of keys in words, from zero.
+const IN_WORDS: [&str; 9] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"];
 
 /// A limit and a window.
 pub struct Tier {
@@ -183,17 +195,10 @@ impl Workload {
         Workload::new(name, format!("{command} {KEY} {}", words(ONE_TIER)), Answer::Allowed)
     }
 
-    /// The no-op that marks three keys, with the arguments and the reply of RL.ALL.
-    pub fn three_keys_marked() -> Workload {
-        Workload::marked("no-op, three keys opened to write and marked, reply of RL.ALL", &THREE_KEYS)
-    }
-
-    /// The same with one key.
-    pub fn one_row_marked() -> Workload {
-        Workload::marked("no-op, key opened to write and marked, reply of RL.ALL", &[KEY])
-    }
-
-    fn marked(name: &str, keys: &[&str]) -> Workload {
+    /// The no-op that reads its words, opens so many keys and marks them, with the arguments and the reply of RL.ALL.
+    pub fn keys_marked(number: usize) -> Workload {
+        let (name, keys) = (IN_WORDS[number], &SEVERAL_KEYS[..number]);
+        let name = format!("no-op, {name} keys opened to write and marked");
         Workload::new(name, format!("FLOOR.ALL {}", rows(keys, Algorithm::FIXED)), Answer::Allowed)
     }
 
@@ -234,15 +239,20 @@ impl Workload {
         let command = |key| format!("{} {key} {}", algorithm.command, words(ONE_TIER));
         let name = format!("{} three times, in a pipeline", algorithm.command);
         Workload {
-            commands: THREE_KEYS.iter().map(command).collect(),
+            commands: SEVERAL_KEYS[..3].iter().map(command).collect(),
             ..Workload::new(name, "", Answer::Allowed)
         }
-        .after(move |now_ms| algorithm.histories(&THREE_KEYS, now_ms))
+        .after(move |now_ms| algorithm.histories(&SEVERAL_KEYS[..3], now_ms))
     }
 
     /// The same in one step.
     pub fn three_keys(algorithm: Algorithm) -> Workload {
-        Workload::all("three keys", &THREE_KEYS, algorithm)
+        Workload::keys(3, algorithm)
+    }
+
+    /// An allowed request by RL.ALL with so many keys.
+    pub fn keys(number: usize, algorithm: Algorithm) -> Workload {
+        Workload::all(&format!("{} keys", IN_WORDS[number]), &SEVERAL_KEYS[..number], algorithm)
     }
 
     /// An allowed request by RL.ALL with one key.
