@@ -11,9 +11,6 @@
 //!            then for each later entry: ms since the previous one, units
 //! ```
 //!
-//! A tag alone is a limiter that holds nothing. No request leaves one behind, but versions before 2.0.0 did, and no server
-//! starts from a file with a payload that it cannot load.
-//!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
 //! no time between two entries is, then its units, then the time. A log holds its entries in the same form, so
 //! they are copied.
@@ -28,8 +25,10 @@ use crate::limiter::counters::{Counter, Counters, Method};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
-use crate::limiter::{Algorithm, Cost, Counted, Effect, Expires, Form, Limiter, MAX_TIERS, UnixMs, WindowMs};
-use crate::request::leading_integer;
+use crate::limiter::state::Form;
+use crate::limiter::{
+    Algorithm, Cost, Counted, Effect, Limiter, MAX_TIERS, QuotaList, UnixMs, WindowMs, leading_integer,
+};
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
@@ -83,9 +82,6 @@ pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     let (tag, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
     let mut input = Input(bytes);
     match *tag {
-        FIXED if input.is_empty() => Ok(Limiter::new(Algorithm::Fixed)),
-        SLIDING if input.is_empty() => Ok(Limiter::new(Algorithm::Sliding)),
-        LOG if input.is_empty() => Ok(Limiter::new(Algorithm::Log)),
         FIXED => decode_counters(&mut input, Method::Fixed).map(Limiter::Counters),
         SLIDING => decode_counters(&mut input, Method::Sliding).map(Limiter::Counters),
         LOG => decode_log(&mut input).map(Limiter::from),
@@ -213,15 +209,13 @@ impl Input<'_> {
 ///
 /// The letter of the algorithm; the units, unless it is one; the time in milliseconds; each window in its largest whole
 /// unit. Each effect has exactly one word.
-///
-/// Version 1.1.0 never told when the key expires. Before the time it wrote `@`, or `AT` if a caller had named it; both
-/// are read alike.
 pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
 
 /// A letter, units with a sign, a time, eight windows in milliseconds, `/forget`, and the time at which the key expires.
 const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * 15 + 7 + 17;
 
 const DELETED: &[u8] = b"DEL";
+const AT: &[u8] = b":";
 const FORGET: &[u8] = b"forget";
 const EXPIRES: u8 = b'>';
 
@@ -232,11 +226,6 @@ fn letter(algorithm: Algorithm) -> u8 {
         Algorithm::Log => b'L',
     }
 }
-
-/// What stands before the time.
-const AT: u8 = b':';
-const AT_IN_1_1_0: u8 = b'@';
-const GIVEN_AT_IN_1_1_0: &[u8] = b"AT";
 
 /// Returns the word of an effect.
 pub fn encode_effect(effect: &Effect) -> EffectWord {
@@ -250,17 +239,17 @@ pub fn encode_effect(effect: &Effect) -> EffectWord {
 }
 
 fn put_counted(word: &mut EffectWord, counted: &Counted) {
-    let Counted { algorithm, units, at, windows, forgets, expires } = counted;
+    let Counted { algorithm, units, at, quotas, forgets, expires } = counted;
     word.push(letter(*algorithm));
     if *units != Cost::ONE {
         put(word, if units.get() < 0 { b"-" } else { b"" });
         put_integer(word, units.get().unsigned_abs());
     }
-    word.push(if *expires == Expires::Untold { AT_IN_1_1_0 } else { AT });
+    put(word, AT);
     put_integer(word, at.get());
-    for window in windows {
+    for quota in quotas {
         word.push(b'/');
-        let (number, unit) = in_largest_unit(*window);
+        let (number, unit) = in_largest_unit(quota.window());
         put_integer(word, number);
         put(word, unit);
     }
@@ -268,7 +257,7 @@ fn put_counted(word: &mut EffectWord, counted: &Counted) {
         word.push(b'/');
         put(word, FORGET);
     }
-    if let Expires::At(at) = expires {
+    if let Some(at) = expires {
         put_expiry(word, *at);
     }
 }
@@ -308,7 +297,7 @@ fn put_integer(word: &mut EffectWord, integer: u64) {
     put(word, &digits[start..]);
 }
 
-/// Returns the effect of this word; `None` if neither [`encode_effect`] nor version 1.1.0 can have written it.
+/// Returns the effect of this word; `None` if [`encode_effect`] cannot have written it.
 ///
 /// In one pass: to accept any numbers, and then only what encodes to the same bytes, takes a copy 900 instructions more of
 /// 5,800.
@@ -323,11 +312,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         b'-' | b'0'..=b'9' => take_units(&mut word)?,
         _ => Cost::ONE,
     };
-    let tells_expiry = word.first() == Some(&AT);
-    word = match word {
-        [AT | AT_IN_1_1_0, rest @ ..] => rest,
-        _ => word.strip_prefix(GIVEN_AT_IN_1_1_0)?,
-    };
+    word = word.strip_prefix(AT)?;
     let at = UnixMs::new(take_integer(&mut word)?)?;
     let (mut windows, mut forgets) = (ArrayVec::<_, MAX_TIERS>::new(), false);
     while let Some(rest) = word.strip_prefix(b"/") {
@@ -346,13 +331,13 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         windows.try_push(window).ok()?;
     }
     let expires = match word {
-        [] if tells_expiry => Expires::AsBefore,
-        [] => Expires::Untold,
-        [EXPIRES, at @ ..] if tells_expiry => Expires::At(parse_time(at)?),
+        [] => None,
+        [EXPIRES, at @ ..] => Some(parse_time(at)?),
         _ => return None,
     };
-    let counted = Counted { algorithm, units, at, windows, forgets, expires };
-    (!counted.windows.is_empty()).then_some(Effect::Counted(counted))
+    let quotas: QuotaList = windows.into_iter().map(|window| Counted::quota(window, forgets)).collect();
+    let counted = Counted { algorithm, units, at, quotas, forgets, expires };
+    (!counted.quotas.is_empty()).then_some(Effect::Counted(counted))
 }
 
 /// Takes units off the start of `word`; not 0 and not 1, which is never written.
@@ -405,7 +390,10 @@ mod tests {
         for algorithm in Algorithm::ALL {
             let limiter = decode(spent(algorithm)).expect("it is valid");
             assert_eq!(limiter.algorithm(), algorithm);
-            assert_eq!(limiter.used(WindowMs::MIN, UnixMs::saturating(2)), 0);
+            assert_eq!(
+                limiter.windows(UnixMs::saturating(2)).iter().map(|window| window.used).sum::<u64>(),
+                0
+            );
             assert_eq!(encode(&limiter), spent(algorithm));
         }
     }

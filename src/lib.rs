@@ -10,13 +10,18 @@
 //! - [`request`]: parses arguments, and holds every error text.
 //! - [`limiter`]: the algorithms. Pure, as are the two modules above it.
 
+#[cfg(feature = "server")]
 mod command;
 pub mod encoding;
+#[cfg(feature = "server")]
 mod keyspace;
 pub mod limiter;
+#[cfg(feature = "server")]
 mod module;
 pub mod request;
+#[cfg(feature = "server")]
 mod server;
+#[cfg(feature = "server")]
 mod stats;
 
 #[cfg(test)]

@@ -5,13 +5,10 @@
 // Inlined where that saves an RL.ALL of three rows 150 of its 24,000 instructions.
 
 use std::ffi::CStr;
-use std::hash::{BuildHasher, RandomState};
-use std::ops::Deref;
 
-use smallvec::SmallVec;
-
+use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};
 use crate::limiter::{
-    Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, TakeError, UnixMs, WindowMs,
+    Algorithm, Cost, MAX_TIERS, Mode, Quota, QuotaList, TakeError, UnixMs, WindowMs, leading_integer,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -88,18 +85,6 @@ pub enum Options {
     Force,
 }
 
-/// What becomes of a request that is over the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// It counts nothing.
-    #[default]
-    AllOrNothing,
-    /// FORCE: it counts all of its units.
-    Force,
-    /// PARTIAL: it counts the units that fit.
-    Partial,
-}
-
 /// The options as parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ParsedOptions {
@@ -160,14 +145,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Parses `limit window` alone, as in nearly every request.
-    #[inline(always)]
-    pub fn of_one_tier(limit: &[u8], window: &[u8]) -> Result<Self, Refusal> {
-        let mut quotas = QuotaList::new();
-        quotas.push(parse_quota(limit, Some(window))?);
-        Ok(Request { quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, at: None })
-    }
-
     /// Parses `limit window [limit window ...]` and options.
     pub fn parse<W: AsRef<[u8]>>(mut words: &[W], options: Options) -> Result<Self, Refusal> {
         let mut request =
@@ -179,7 +156,8 @@ impl Request {
             if !request.quotas.is_empty() && !looks_like_a_number(limit) {
                 break;
             }
-            add_tier(&mut request.quotas, parse_quota(limit, rest.first().map(W::as_ref))?)?;
+            let [window, ..] = rest else { return Err(refusal_of_half_a_pair(limit)) };
+            add_tier(&mut request.quotas, parse_quota(limit, window.as_ref())?)?;
             words = &rest[1..];
         }
         if request.quotas.is_empty() {
@@ -194,9 +172,6 @@ impl Request {
     }
 }
 
-/// The most rows, and so keys, in an RL.ALL request.
-pub const MAX_ROWS: usize = 64;
-
 /// Words in a row: `key algorithm limit window cost`.
 pub const ROW_WORDS: usize = 5;
 
@@ -206,133 +181,78 @@ const MOST_OPTION_WORDS: usize = 3;
 // The number of words alone tells how many are rows, so the options must be fewer than a row.
 const _: () = assert!(MOST_OPTION_WORDS < ROW_WORDS);
 
-/// A value for each key, or for each row, of an RL.ALL request.
-pub type SmallList<T> = SmallVec<[T; 4]>;
-
-/// An RL.ALL request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// The rows, in the caller's order.
-    pub rows: SmallList<Row>,
+/// The options of RL.ALL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllOptions {
     /// Count every row even if some refuse.
     pub force: bool,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
 }
 
-/// A row of RL.ALL: one tier of one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Index of its key, in order of first mention.
-    pub key: usize,
-    /// The algorithm of the key.
-    pub algorithm: Algorithm,
-    /// The limit and window.
-    pub quota: Quota,
-    /// Units to take, or to give back if negative.
-    pub cost: Cost,
-}
-
-impl Row {
-    /// Parses `key algorithm limit window cost`, where the key has this index.
-    #[inline(always)]
-    pub fn parse<W: AsRef<[u8]>>(words: &[W], key: usize) -> Result<Row, Refusal> {
-        let [_, algorithm, limit, window, cost] = words else { return Err(Refusal::Arity) };
+/// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`: they are too large to be moved.
+#[inline]
+pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
+    words: &[W],
+    rows: &mut Parts<W, K, Row>,
+) -> Result<AllOptions, Refusal> {
+    let count = count_rows(words.len())?;
+    let (row_words, options) = words.split_at(count * ROW_WORDS);
+    for words in row_words.chunks_exact(ROW_WORDS) {
+        let [name, algorithm, limit, window, cost] = words else { return Err(Refusal::Arity) };
         let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
-        let quota = parse_quota(limit.as_ref(), Some(window.as_ref()))?;
+        let quota = parse_quota(limit.as_ref(), window.as_ref())?;
         let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
-        Ok(Row { key, algorithm, quota, cost })
+        let first = rows.add(*name, Row::new(algorithm, quota, cost));
+        if first < rows.len() - 1 {
+            check_row(rows, first)?;
+            rows[first].what.tiers += 1;
+        }
     }
+    let [first, ..] = options else { return Ok(AllOptions::default()) };
+    let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
+    if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") {
+        return Err(Refusal::ROW);
+    }
+    let parsed = ParsedOptions::parse(options, Options::Force)?;
+    Ok(AllOptions { force: parsed.mode == Mode::Force, at: parsed.at })
 }
 
-impl Rows {
-    /// The number of rows among `words` words after the command's name; the rest are options.
-    ///
-    /// It depends on nothing but the number of words, as does the key range that clients and ACL rules use.
-    pub fn count(words: usize) -> Result<usize, Refusal> {
-        match (words / ROW_WORDS, words % ROW_WORDS) {
-            (0, _) => Err(Refusal::Arity),
-            (_, rest) if rest > MOST_OPTION_WORDS => Err(Refusal::ROW),
-            (rows @ 1..=MAX_ROWS, _) => Ok(rows),
-            _ => Err(Refusal::ROWS),
-        }
-    }
-
-    /// Parses `key algorithm limit window cost [...]` and options. `key_of_row` is the index of each row's
-    /// key, from [`distinct`].
-    pub fn parse<W: AsRef<[u8]>>(words: &[W], key_of_row: &[usize]) -> Result<Rows, Refusal> {
-        let mut all = Rows { rows: SmallList::new(), force: false, at: None };
-        let rows = words.chunks_exact(ROW_WORDS);
-        let options = rows.remainder();
-        for (words, key) in rows.zip(key_of_row) {
-            all.add(Row::parse(words, *key)?)?;
-        }
-        if let [first, ..] = options {
-            let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
-            if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") {
-                return Err(Refusal::ROW);
-            }
-            let parsed = ParsedOptions::parse(options, Options::Force)?;
-            (all.force, all.at) = (parsed.mode == Mode::Force, parsed.at);
-        }
-        Ok(all)
-    }
-
-    fn add(&mut self, row: Row) -> Result<(), Refusal> {
-        let mut tiers = 0;
-        for other in self.rows.iter().filter(|other| other.key == row.key) {
-            if (other.algorithm, other.cost) != (row.algorithm, row.cost) {
-                return Err(Refusal::ROWS_DIFFER);
-            }
-            if other.quota.window() == row.quota.window() {
-                return Err(Refusal::ROWS_OF_A_WINDOW);
-            }
-            tiers += 1;
-        }
-        if tiers == MAX_TIERS {
-            return Err(Refusal::ROWS_OF_A_KEY);
-        }
-        self.rows.push(row);
-        Ok(())
-    }
-}
-
-/// Names of which no two are equal, in order of first mention. Only [`distinct`] makes it.
-#[derive(Clone, Debug)]
-pub struct Distinct<N>(SmallList<N>);
-
-impl<N> Deref for Distinct<N> {
-    type Target = [N];
-
-    fn deref(&self) -> &[N] {
-        &self.0
-    }
-}
-
-/// The distinct names, and for each name its index among them.
+/// The number of rows among `words` words after the command's name; the rest are options.
 ///
-/// Long names are compared by a keyed hash first, so that names that differ only in their last byte are not
-/// all compared byte by byte.
-pub fn distinct<N: AsRef<[u8]>>(names: impl Iterator<Item = N>) -> (Distinct<N>, SmallList<usize>) {
-    let (mut known, mut hashes) = (SmallList::<N>::new(), SmallList::<u64>::new());
-    let hasher = RandomState::new();
-    let indexes = names.map(|name| {
-        let bytes = name.as_ref();
-        let hash = if bytes.len() > 64 { hasher.hash_one(bytes) } else { 0 };
-        let mut alike = (0..hashes.len()).filter(|index| hashes[*index] == hash);
-        alike.find(|index| known[*index].as_ref() == bytes).unwrap_or_else(|| {
-            known.push(name);
-            hashes.push(hash);
-            known.len() - 1
-        })
-    });
-    let indexes = indexes.collect();
-    (Distinct(known), indexes)
+/// It depends on nothing but the number of words, as does the key range that clients and ACL rules use.
+fn count_rows(words: usize) -> Result<usize, Refusal> {
+    match (words / ROW_WORDS, words % ROW_WORDS) {
+        (0, _) => Err(Refusal::Arity),
+        (_, rest) if rest > MOST_OPTION_WORDS => Err(Refusal::ROW),
+        (rows @ 1..=MAX_ROWS, _) => Ok(rows),
+        _ => Err(Refusal::ROWS),
+    }
 }
 
+/// Checks the last row, of the key whose first row this is.
+fn check_row<W, K>(rows: &[Part<W, K, Row>], first: usize) -> Result<(), Refusal> {
+    let [others @ .., last] = rows else { return Ok(()) };
+    let last = &last.what;
+    for other in others.iter().filter(|other| other.first() == first).map(|other| &other.what) {
+        if (other.algorithm, other.cost) != (last.algorithm, last.cost) {
+            return Err(Refusal::ROWS_DIFFER);
+        }
+        if other.quota.window() == last.quota.window() {
+            return Err(Refusal::ROWS_OF_A_WINDOW);
+        }
+    }
+    if rows[first].what.tiers == MAX_TIERS { Err(Refusal::ROWS_OF_A_KEY) } else { Ok(()) }
+}
+
+/// The name of an algorithm, as in its command, in either case.
+#[inline(always)]
 fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
-    let named = |algorithm: &Algorithm| arg.eq_ignore_ascii_case(algorithm.name().as_bytes());
-    Algorithm::ALL.into_iter().find(named)
+    let by_name = |equals: fn(&[u8], &[u8]) -> bool| {
+        Algorithm::ALL.into_iter().find(|algorithm| equals(&algorithm.command().to_bytes()[3..], arg))
+    };
+    // Nearly everybody writes it so.
+    by_name(|name, arg| name == arg).or_else(|| by_name(<[u8]>::eq_ignore_ascii_case))
 }
 
 fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
@@ -342,14 +262,20 @@ fn add_tier(quotas: &mut QuotaList, quota: Quota) -> Result<(), Refusal> {
     quotas.try_push(quota).map_err(|_| Refusal::PAIRS)
 }
 
+/// A limit without a window.
+fn refusal_of_half_a_pair(limit: &[u8]) -> Refusal {
+    if parse_safe_integer(limit).is_some() { Refusal::Arity } else { Refusal::LIMIT }
+}
+
 fn looks_like_a_number(arg: &[u8]) -> bool {
     arg.first().is_some_and(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.'))
 }
 
+/// Parses `limit window`.
 #[inline(always)]
-fn parse_quota(limit: &[u8], window: Option<&[u8]>) -> Result<Quota, Refusal> {
+pub fn parse_quota(limit: &[u8], window: &[u8]) -> Result<Quota, Refusal> {
     let limit = parse_safe_integer(limit).ok_or(Refusal::LIMIT)?;
-    let window = parse_window(window.ok_or(Refusal::Arity)?).ok_or(Refusal::WINDOW)?;
+    let window = parse_window(window).ok_or(Refusal::WINDOW)?;
     Quota::new(limit, window).ok_or(Refusal::LIMIT)
 }
 
@@ -379,24 +305,6 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
 
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
-}
-
-/// The decimal integer from 0 to 2^53 - 1 at the start of `arg`, without leading zeros, and the rest.
-#[inline(always)]
-pub(crate) fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
-    let (mut value, mut rest) = (0_u64, arg);
-    while let [byte, after @ ..] = rest {
-        let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));
-        if digit > 9 {
-            break;
-        }
-        // Up to 16 digits cannot overflow; more are refused below.
-        value = value.wrapping_mul(10).wrapping_add(digit);
-        rest = after;
-    }
-    let digits = arg.len() - rest.len();
-    let valid = (1..=16).contains(&digits) && value <= MAX_SAFE_INTEGER && (digits == 1 || arg[0] != b'0');
-    valid.then_some((value, rest))
 }
 
 #[cfg(test)]
@@ -557,7 +465,7 @@ mod tests {
         }
         assert_eq!(parse_with("1 1s PARTIAL", Options::Cost), Err(Refusal::PARTIAL));
         let row = ["k", "LOG", "1", "1s", "1", "PARTIAL"];
-        assert_eq!(Rows::parse(&row, &[0]), Err(Refusal::PARTIAL));
+        assert_eq!(parse_rows(&row, &mut Parts::<_, (), _>::default()), Err(Refusal::PARTIAL));
     }
 
     #[test]

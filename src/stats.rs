@@ -86,17 +86,10 @@ pub static FIGURES: [(&CStr, &Counter); 17] = [
     (c"errors", &ERRORS),
 ];
 
-/// Notes the outcome of a request.
+/// Notes the outcome of a request; [`units`] is called for what it counted.
 #[inline(always)]
-pub fn taken(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
-    outcomes(algorithm).note(limited, change.units > 0);
-    units(cost, change);
-}
-
-/// Notes the outcome of a request with PARTIAL: limited if not all units were taken.
-pub fn taken_in_part(algorithm: Algorithm, cost: Cost, limited: bool, change: Change) {
-    outcomes(algorithm).note(limited, false);
-    units(cost, change);
+pub fn taken(algorithm: Algorithm, limited: bool, changed: bool) {
+    outcomes(algorithm).note(limited, changed);
 }
 
 #[inline(always)]

@@ -11,9 +11,7 @@ use crate::naive::{Model, Search};
 pub fn check(payload: &[u8]) {
     let Ok(limiter) = decode(payload) else { return };
     assert_eq!(encode(&limiter), payload, "each content has one encoding");
-    if limiter.is_empty() {
-        return assert_eq!(payload.len(), 2, "nothing but the algorithm");
-    }
+    assert!(!limiter.is_empty(), "a payload that holds nothing is not valid");
     let held = Held::by(&limiter);
     let windows = [held.window, WindowMs::MIN, WindowMs::MAX].map(WindowMs::get);
     let model = held.model(limiter.algorithm());
@@ -30,6 +28,9 @@ pub fn check(payload: &[u8]) {
 }
 
 fn assert_can_be_stored(limiter: &Limiter) {
+    if limiter.is_empty() {
+        return;
+    }
     let bytes = encode(limiter);
     let copy = decode(&bytes).expect("what was encoded is decoded");
     assert!(encode(&copy) == bytes && copy.algorithm() == limiter.algorithm());

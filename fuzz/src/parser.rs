@@ -1,8 +1,9 @@
 //! Any arguments after the key, one a line, are parsed as documented or refused, and likewise all of them as rows
 //! of RL.ALL.
 
+use redis_rl::limiter::Mode;
 use redis_rl::limiter::{MAX_TIERS, Quota};
-use redis_rl::request::{Mode, Options, Request};
+use redis_rl::request::{Options, Request};
 
 use super::rows;
 use super::words::{MOST, can_be_shown, integer, window_of};

@@ -1,24 +1,19 @@
 //! Any words are parsed as rows of RL.ALL as documented, or refused.
 
+use redis_rl::limiter::several::{self, MAX_ROWS, Part, Parts};
 use redis_rl::limiter::{Algorithm, MAX_TIERS, Quota};
-use redis_rl::request::{self, Distinct, MAX_ROWS, ROW_WORDS, Refusal, Rows, distinct};
+use redis_rl::request::{AllOptions, parse_rows};
 
 use super::words::{MOST, can_be_shown, integer, window_of};
 
 /// Checks the parser of rows against [`Meant`].
 pub fn check(words: &[&[u8]]) {
-    match (read(words), Meant::by(words)) {
-        (Ok((names, all)), Some(meant)) => assert!(meant.is(&names, &all), "{meant:?} is parsed as {all:?}"),
+    let mut rows = Parts::<_, (), _>::default();
+    match (parse_rows(words, &mut rows), Meant::by(words)) {
+        (Ok(options), Some(meant)) => assert!(meant.is(&rows, options), "{meant:?} is parsed otherwise"),
         (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
-        (read, meant) => panic!("{meant:?} is parsed as {read:?}"),
+        (options, meant) => panic!("{meant:?} is parsed as {options:?}"),
     }
-}
-
-/// Parses the words as the command does. Returns the names of the keys too.
-fn read<'a>(words: &[&'a [u8]]) -> Result<(Distinct<&'a [u8]>, Rows), Refusal> {
-    let rows = words.chunks_exact(ROW_WORDS).take(Rows::count(words.len())?);
-    let (names, key_of_row) = distinct(rows.map(|row| row[0]));
-    Rows::parse(words, &key_of_row).map(|all| (names, all))
 }
 
 /// The documented meaning of words, by a parser of its own.
@@ -77,19 +72,22 @@ impl<'a> Meant<'a> {
         Some(meant)
     }
 
-    fn is(&self, names: &[&[u8]], all: &Rows) -> bool {
+    fn is(&self, rows: &[Part<&[u8], (), several::Row>], options: AllOptions) -> bool {
         // Every field, so that a new one is asked for here.
-        let Rows { rows, force, at } = all;
-        let is_meant = |(meant, row): (&Row, &request::Row)| {
-            names[row.key] == meant.key
-                && row.algorithm == meant.algorithm
-                && row.quota == meant.quota
-                && i128::from(row.cost.get()) == meant.cost
+        let AllOptions { force, at } = options;
+        let is_meant = |(index, meant): (usize, &Row)| {
+            let row = &rows[index];
+            let first = self.rows.iter().position(|other| other.key == meant.key);
+            let tiers = self.rows.iter().filter(|other| other.key == meant.key).count();
+            (row.name, Some(row.first())) == (meant.key, first)
+                && (row.first() < index || row.what.tiers == tiers)
+                && row.what.algorithm == meant.algorithm
+                && row.what.quota == meant.quota
+                && i128::from(row.what.cost.get()) == meant.cost
         };
         rows.len() == self.rows.len()
-            && self.rows.iter().zip(rows).all(is_meant)
-            && (0..names.len()).all(|key| rows.iter().any(|row| row.key == key))
-            && *force == self.force
+            && self.rows.iter().enumerate().all(is_meant)
+            && force == self.force
             && at.map(|at| i128::from(at.get())) == self.at
     }
 }

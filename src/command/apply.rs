@@ -2,10 +2,11 @@
 
 use super::commit;
 use crate::encoding::decode_effect;
-use crate::keyspace::{Handle, OpenKey, OpenKeys};
-use crate::limiter::{Accepted, Applied, Before, Effect, Expires, Limiter, UnixMs};
-use crate::request::{self, MAX_ROWS, Refusal, SmallList};
-use crate::server::{self, Arg, Call, Command};
+use crate::keyspace::{OpenKey, OpenKeys};
+use crate::limiter::several::{self, MAX_ROWS, Parts};
+use crate::limiter::{Applied, Effect, key};
+use crate::request::Refusal;
+use crate::server::{Arg, Call, Command};
 
 /// RL.APPLY.
 pub struct Apply;
@@ -29,12 +30,14 @@ fn apply_one(call: &mut Call, effect: &Effect) -> Result<(), Refusal> {
     let name = call.key();
     let mut key = OpenKey::to_change(call, name)?;
     let mut fresh = None;
-    let done = Step::of(effect, key.handle_mut(), &mut fresh)?.apply();
-    let replicate = |call: &Call| match says_all(effect, &done) {
-        true => call.replicate_verbatim(),
-        false => call.replicate(name, || told(effect, &done)),
-    };
-    commit::close_and_tell(key, fresh, done, replicate, |_| u64::MAX);
+    let applied = key::apply(effect, key.handle_mut(), &mut fresh)?;
+    if applied.is_told_first() {
+        match says_all(effect, &applied) {
+            true => key.call().replicate_verbatim(),
+            false => key.call().replicate(name, || told(effect, &applied)),
+        }
+    }
+    commit::carry_out(key, fresh, applied);
     Ok(())
 }
 
@@ -47,88 +50,34 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     if pairs.len() > MAX_ROWS {
         return Err(Refusal::EFFECT);
     }
-    let mut effects = SmallList::new();
-    for pair in pairs.clone() {
-        effects.push(parse(pair[1])?);
+    let mut parts = Parts::default();
+    for (index, pair) in pairs.enumerate() {
+        if parts.add(pair[0], parse(pair[1])?) < index {
+            return Err(Refusal::EFFECT);
+        }
     }
-    let (names, _) = request::distinct(pairs.map(|pair| pair[0]));
-    if names.len() < effects.len() {
-        return Err(Refusal::EFFECT);
-    }
-    let mut keys = OpenKeys::to_write(call, &names)?;
-    let mut fresh: SmallList<Option<Limiter>> = effects.iter().map(|_| None).collect();
-    let mut steps: SmallList<Step> = SmallList::new();
-    for ((key, fresh), effect) in keys.handles().iter_mut().zip(&mut fresh).zip(&effects) {
-        steps.push(Step::of(effect, key, fresh)?);
-    }
-    // From here on nothing fails.
-    let done: SmallList<Applied> = steps.into_iter().map(Step::apply).collect();
-
-    let mut changes = SmallList::new();
-    for (index, (key, fresh)) in keys.handles().iter_mut().zip(fresh).enumerate() {
-        changes.extend(commit::change(key, index, done[index], fresh));
-    }
-    let call = keys.close();
-    let says_all = effects.iter().zip(&done).all(|(effect, done)| says_all(effect, done));
-    commit::tell(call, changes, says_all, |change| told(&effects[change.index], &change.done));
+    let mut keys = OpenKeys::to_write(call, &mut parts)?;
+    several::apply(keys.parts())?;
+    keys.move_expiries_and_close();
+    let says_all = parts.iter().all(|part| says_all(&part.what, &part.applied));
+    commit::carry_out_all(call, &mut parts, says_all, |parts, index| {
+        told(&parts[index].what, &parts[index].applied)
+    });
     Ok(())
 }
 
-/// An effect on one of several keys, which cannot fail any more.
-enum Step<'s> {
-    Count(Before, Accepted<'s>),
-    Done(Applied),
-}
-
-impl<'s> Step<'s> {
-    fn of(effect: &'s Effect, key: &'s mut Handle, fresh: &'s mut Option<Limiter>) -> Result<Self, Refusal> {
-        Ok(match effect {
-            Effect::Counted(counted) => {
-                let before = before(key, counted.expires);
-                Step::Count(before, key.limiter_or(fresh, counted.algorithm).accept(counted)?)
-            }
-            Effect::Moved(at) => Step::Done(moved(key, *at)),
-            Effect::Deleted => Step::Done(deleted(key)),
-        })
-    }
-
-    fn apply(self) -> Applied {
-        match self {
-            Step::Count(before, accepted) => accepted.apply(before, server::now),
-            Step::Done(done) => done,
-        }
-    }
-}
-
-/// What an effect that counts units has to know of the key.
-fn before(key: &Handle, expires: Expires) -> Before {
-    // One that holds nothing counts as missing, but a time to live that it has is the master's.
-    let is_new = key.limiter().is_none_or(|limiter| limiter.is_empty() && key.expires_at().is_none());
-    Before { is_new, expires_at: if expires == Expires::Untold { key.expires_at() } else { None } }
-}
-
-fn moved(key: &Handle, at: UnixMs) -> Applied {
-    Applied { moved: key.limiter().map(|_| at), ..Applied::default() }
-}
-
-fn deleted(key: &Handle) -> Applied {
-    let emptied = key.limiter().is_some();
-    Applied { changed: emptied, emptied, moved: None }
-}
-
-/// Whether copies can get the effect as it came. If it does not tell when the key expires, they would work that out by
-/// their own clocks.
-fn says_all(effect: &Effect, done: &Applied) -> bool {
+/// Whether copies can get the effect as it came. If it creates a key and does not tell when that expires, they cannot.
+fn says_all(effect: &Effect, applied: &Applied) -> bool {
     match effect {
-        Effect::Counted(counted) => counted.expires == done.moved.into(),
+        Effect::Counted(counted) => counted.expires == applied.moved,
         Effect::Moved(_) | Effect::Deleted => true,
     }
 }
 
 /// The effect as copies get it, with the time at which the key expires.
-fn told(effect: &Effect, done: &Applied) -> Effect {
+fn told(effect: &Effect, applied: &Applied) -> Effect {
     match effect {
-        Effect::Counted(counted) => done.effect(|| counted.clone()),
+        Effect::Counted(counted) => applied.effect(|| counted.clone()),
         Effect::Moved(_) | Effect::Deleted => effect.clone(),
     }
 }

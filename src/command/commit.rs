@@ -1,231 +1,187 @@
-//! What follows from a decision or an effect on one open key: its time to live, copies, events.
+//! What follows from a decision or an effect on the server: the expiry is set, copies and other modules are told.
 //!
 //! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
 //! Copies get each effect before that, so that they see everything in the order in which it happened.
 
 // Inlined for single commands: see `command::take`.
 
-use crate::keyspace::{Handle, OpenKey, ToWrite};
-use crate::limiter::{
-    Algorithm, Applied, Before, Cost, Counted, Effect, ExpiryFacts, Limiter, Outcome, Quota, Time, UnixMs,
-};
-use crate::request::SmallList;
+use crate::encoding;
+use crate::keyspace::{KeyPart, OpenKey, ToWrite};
+use crate::limiter::{Applied, Effect, Key, Limiter, UnixMs};
 use crate::server::{self, Arg, Call, Event, neighbors};
 
-/// The time that units were counted at: for windows ahead of the clock, their own newest time.
-pub fn counted_at(limiter: &Limiter, quotas: &[Quota], cost: Cost, time: Time, outcome: &Outcome) -> UnixMs {
-    if outcome.changed() && cost.taken() > 0 && outcome.ahead {
-        limiter.newest_in(quotas).max(time.now())
-    } else {
-        time.now()
-    }
-}
-
-/// What a request asked of a key: the algorithm, the tiers and the cost.
-pub type Asked<'r> = (Algorithm, &'r [Quota], Cost);
-
-/// Finishes a decided request on its key: moves the expiry, sends the effect to copies, closes the key and tells other
-/// modules. Returns the call, and an upper bound on the waits in the reply, in milliseconds.
+/// Carries out what was done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
+/// moved, deletes an emptied key, closes it, and tells other modules. Copies were told before, but for a deletion: see
+/// [`Applied::is_told_first`].
 #[inline(always)]
-pub fn close_decided<'c, 'a>(
-    mut key: OpenKey<'c, 'a, ToWrite>,
-    mut fresh: Option<Limiter>,
-    (algorithm, quotas, cost): Asked,
-    time: Time,
-    outcome: &Outcome,
-) -> (&'c mut Call<'a>, u64) {
-    let name = key.name();
-    let done = applied(key.handle_mut(), fresh.as_mut(), time, outcome);
-    let replicate = |call: &Call| {
-        call.replicate(name, || done.effect(|| Counted::of(algorithm, quotas, cost, outcome)));
-    };
-    close_and_tell(key, fresh, done, replicate, |key| longest_wait_ms(key, time, outcome))
-}
-
-/// Sends what was done to copies by `replicate`, while the key is open: that calls no other module. Stores `fresh` in an
-/// empty key if anything was counted, sets the expiry if it moved, closes the key, and tells other modules. Returns the
-/// call, and what `longest_wait_ms` says of the key.
-#[inline(always)]
-pub fn close_and_tell<'c, 'a>(
+pub fn carry_out<'c, 'a>(
     mut key: OpenKey<'c, 'a, ToWrite>,
     fresh: Option<Limiter>,
-    done: Applied,
-    replicate: impl FnOnce(&Call),
-    longest_wait_ms: impl FnOnce(&Handle) -> u64,
-) -> (&'c mut Call<'a>, u64) {
+    applied: Applied,
+) -> &'c mut Call<'a> {
     let name = key.name();
-    if done.is_any() {
-        replicate(key.call());
-    }
-    if done.emptied {
-        return (delete(key), u64::MAX);
+    if applied.emptied {
+        return delete(key);
     }
     if let Some(fresh) = fresh
-        && done.changed
+        && applied.changed
     {
-        return create(key, fresh, done.moved, longest_wait_ms);
+        return create(key, fresh, applied.moved);
     }
-    if let Some(moved) = done.moved {
+    if let Some(moved) = applied.moved {
         key.handle_mut().expire_at(moved);
     }
-    let longest_wait_ms = longest_wait_ms(&key);
     let call = key.close();
-    if done.changed {
+    if applied.changed {
         call.signal_modified(name);
     }
-    (call, longest_wait_ms)
+    call
 }
 
-/// What happened to one of several keys.
-pub struct Change<'a> {
-    /// The key.
-    pub name: Arg<'a>,
-    /// Its index among the keys of the call.
-    pub index: usize,
-    /// What was done to it.
-    pub done: Applied,
-    /// The limiter to store if the key is empty.
-    pub fresh: Option<Limiter>,
-}
-
-/// Moves the expiry of what was in one of several keys before. Returns what happened to the key, if anything.
-pub fn change<'a>(
-    key: &mut Handle<'a>,
-    index: usize,
-    done: Applied,
-    fresh: Option<Limiter>,
-) -> Option<Change<'a>> {
-    if let (Some(moved), false) = (done.moved, done.emptied || fresh.is_some()) {
-        key.expire_at(moved);
-    }
-    done.is_any().then(|| Change { name: key.name(), index, done, fresh })
-}
-
-/// Sends the effects on several keys to copies, in one command if that is possible: as it was called, if that `says_all`.
-/// Deletes the emptied keys, stores the new limiters, and tells other modules of all.
-///
-/// A module that is told of a key may write to any other, and copies must see everything in the order in which it
-/// happened. So if there are other modules, and several new keys, copies get the effect on each of these just before the
-/// server tells of it. An emptied limiter must not be seen, so it is deleted before anything is told.
-pub fn tell<'a>(
-    call: &mut Call<'a>,
-    changes: SmallList<Change<'a>>,
-    says_all: bool,
-    effect: impl Fn(&Change) -> Effect,
-) {
-    if changes.is_empty() {
-        return;
-    }
-    let one_by_one = neighbors::any() && changes.iter().filter(|change| change.fresh.is_some()).count() > 1;
-    if one_by_one {
-        for change in changes.iter().filter(|change| change.fresh.is_none()) {
-            call.replicate(change.name, || effect(change));
-        }
-    } else if says_all {
-        call.replicate_verbatim();
-    } else {
-        call.replicate_all(changes.iter().map(|change| (change.name, effect(change))));
-    }
-    let mut deleted: SmallList<Arg> = SmallList::new();
-    for change in changes.iter().filter(|change| change.done.emptied) {
-        if let Ok(key) = OpenKey::to_write(call, change.name)
-            && key.limiter().is_some()
-        {
-            key.delete();
-            deleted.push(change.name);
-        }
-    }
-    for change in changes.iter().filter(|change| change.done.changed && change.fresh.is_none()) {
-        call.signal_modified(change.name);
-    }
-    for change in changes {
-        if change.fresh.is_some()
-            && let Effect::Counted(counted) = effect(&change)
-        {
-            create_among_others(call, change, counted, one_by_one);
-        }
-    }
-    for name in deleted {
-        call.notify(Event::Deleted, name);
-    }
-}
-
-/// Stores the new limiter, or counts its units if another module has put some there. Sends that just before if it
-/// `replicates`.
-fn create_among_others<'a>(call: &mut Call<'a>, change: Change<'a>, counted: Counted, replicates: bool) {
-    let Change { name, done, fresh, .. } = change;
-    // Another module may have put a value of another type there meanwhile.
-    let Ok(mut key) = OpenKey::to_change(call, name) else { return };
-    let current = key.expires_at();
-    let before = Before { is_new: false, expires_at: current };
-    let (done, fresh) = match key.handle_mut().limiter_mut() {
-        None => (done, fresh),
-        Some(limiter) => {
-            let Ok(accepted) = limiter.accept(&counted) else { return };
-            let mut done = accepted.apply(before, server::now);
-            // It lives as long as either needs it.
-            done.moved = done.moved.filter(|moved| current.is_none_or(|current| *moved > current));
-            (done, None)
-        }
-    };
-    let replicate = |call: &Call| {
-        if replicates {
-            call.replicate(name, || done.effect(|| counted));
-        }
-    };
-    close_and_tell(key, fresh, done, replicate, |_| u64::MAX);
-}
-
-/// Deletes the key, which has given back the last unit that counts.
+/// Deletes the key, and tells copies then: newer servers tell other modules before, and what these do to the key is gone
+/// with it.
 #[cold]
 fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
     let call = key.delete();
+    call.replicate(name, || Effect::Deleted);
     call.signal_modified(name);
     call.notify(Event::Deleted, name);
     call
 }
 
-/// Stores a limiter in the empty key, which is to expire at `moved`. Returns the call, and what `longest_wait_ms` says of
-/// the key.
+/// Stores a limiter in the empty key, which is to expire at `moved`.
 #[cold]
-fn create<'c, 'a>(
-    key: OpenKey<'c, 'a, ToWrite>,
-    fresh: Limiter,
-    moved: Option<UnixMs>,
-    longest_wait_ms: impl FnOnce(&Handle) -> u64,
-) -> (&'c mut Call<'a>, u64) {
+fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<UnixMs>) -> &'c mut Call<'a> {
     let name = key.name();
+    // What other modules may do to it as they are told of it shows in its bytes.
+    let stored = if neighbors::is_alone() { None } else { Some(encoding::encode(&fresh)) };
     let call = key.insert(fresh);
-    // Another module may have deleted, renamed or replaced it meanwhile.
-    let longest_wait_ms = OpenKey::to_write(call, name).map_or(u64::MAX, |mut key| {
-        // If another module has set a time to live, copies got that after this one.
-        if let (Some(moved), None) = (moved, key.expires_at()) {
-            key.handle_mut().expire_at(moved);
-        }
-        longest_wait_ms(&key)
-    });
+    match OpenKey::to_write(call, name) {
+        Ok(key) => set_expiry(key, moved, stored),
+        // Another module has put another value there. If that was to expire, the server has dropped that.
+        Err(_) => call.replicate_persist(name),
+    }
     call.signal_modified(name);
-    (call, longest_wait_ms)
+    call
 }
 
-/// What a decided request did to an open key, or to the `fresh` limiter for an empty one. The expiry is not set yet.
-#[inline(always)]
-pub fn applied(key: &mut Handle, fresh: Option<&mut Limiter>, time: Time, outcome: &Outcome) -> Applied {
-    let (changed, emptied, facts) = (outcome.changed(), outcome.emptied, outcome.expiry_facts(time));
-    let moved = if emptied || !facts.may_move_expiry() { None } else { new_expiry(key, fresh, facts) };
-    Applied { changed, emptied, moved }
+/// Makes a new key expire at `moved`. If it is not as it was `stored`, another module has counted in it: then the key lives
+/// as long as it counts, and copies are told, since the server has dropped the expiry that the key got meanwhile.
+fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<Vec<u8>>) {
+    let (Some(limiter), Some(mut end)) = (key.limiter(), moved) else { return };
+    if stored.is_some_and(|stored| encoding::encode(limiter) != stored) {
+        let now = server::now();
+        end = end.max(now.plus_up_to_max(limiter.lifetime(now, 0).ms));
+        key.call().replicate(key.name(), || Effect::Moved(end));
+    }
+    key.handle_mut().expire_at(end);
 }
 
-/// The time that the expiry moves to; `None` if it does not.
+/// Tells copies what was done to several keys, in one command if that is possible: as it was called, if that `says_all`.
+/// Deletes the emptied keys, stores the new limiters, and tells other modules.
+///
+/// A module that is told of a key may write to any other, and copies must see everything in the order in which it happened.
+/// So beside a module that may write, copies get the effect on each key that is stored just before that, and on each key
+/// that is deleted just after it, if there are several.
+pub fn carry_out_all<'a, T>(
+    call: &mut Call<'a>,
+    parts: &mut [KeyPart<'a, T>],
+    says_all: bool,
+    effect: impl Fn(&[KeyPart<'a, T>], usize) -> Effect,
+) {
+    let (mut changed, mut new, mut emptied) = (0, 0, 0);
+    for part in &*parts {
+        changed += usize::from(part.applied.is_any());
+        new += usize::from(is_new(part));
+        emptied += usize::from(part.applied.emptied);
+    }
+    if changed == 0 {
+        return;
+    }
+    let one_by_one = (new > 1 || emptied > 0) && changed > 1 && neighbors::may_write();
+    if one_by_one {
+        for index in 0..parts.len() {
+            let Applied { emptied, .. } = parts[index].applied;
+            if parts[index].applied.is_any() && !emptied && !is_new(&parts[index]) {
+                call.replicate(parts[index].name, || effect(parts, index));
+            }
+        }
+    }
+    if emptied > 0 {
+        for part in &mut *parts {
+            if part.applied.emptied && !delete_among_others(call, part.name, one_by_one) {
+                part.applied.emptied = false;
+            }
+        }
+    }
+    if !one_by_one {
+        if says_all {
+            call.replicate_verbatim();
+        } else {
+            let done = (0..parts.len()).filter(|index| parts[*index].applied.is_any());
+            call.replicate_all(|| done.map(|index| (parts[index].name, effect(parts, index))));
+        }
+    }
+    for index in 0..parts.len() {
+        if is_new(&parts[index]) {
+            let effect = effect(parts, index);
+            create_among_others(call, &mut parts[index], effect, one_by_one);
+        } else if parts[index].applied.changed {
+            call.signal_modified(parts[index].name);
+        }
+    }
+    if emptied > 0 {
+        for part in parts.iter().filter(|part| part.applied.emptied) {
+            call.notify(Event::Deleted, part.name);
+        }
+    }
+}
+
+/// Whether a limiter is to be stored in an empty key.
+fn is_new<T>(part: &KeyPart<T>) -> bool {
+    part.applied.changed && part.fresh.is_some()
+}
+
+/// Deletes an emptied key. Returns whether another module has left it there.
 #[cold]
-#[inline(never)]
-fn new_expiry(key: &mut Handle, fresh: Option<&mut Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
-    let current = key.expires_at();
-    let limiter = key.limiter_mut().or(fresh)?;
-    let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
-    limiter.set_source(expiry.source);
-    expiry.moves_to
+fn delete_among_others<'a>(call: &mut Call<'a>, name: Arg<'a>, replicates: bool) -> bool {
+    let Ok(key) = OpenKey::to_write(call, name) else { return false };
+    if key.limiter().is_none() {
+        return false;
+    }
+    let call = key.delete();
+    if replicates {
+        call.replicate(name, || Effect::Deleted);
+    }
+    true
+}
+
+/// Stores the new limiter, or counts its units if another module has put some there. Sends that just before if it
+/// `replicates`.
+#[cold]
+fn create_among_others<'a, T>(
+    call: &mut Call<'a>,
+    part: &mut KeyPart<'a, T>,
+    effect: Effect,
+    replicates: bool,
+) {
+    let (name, mut applied, mut fresh) = (part.name, part.applied, part.fresh.take());
+    // Another module may have put a value of another type there meanwhile.
+    let Ok(mut key) = OpenKey::to_change(call, name) else { return };
+    let (current, Effect::Counted(counted)) = (key.expires_at(), effect) else { return };
+    if let Some(limiter) = key.handle_mut().limiter_mut() {
+        let Ok(again) = counted.apply(limiter, false) else { return };
+        // It lives as long as either needs it.
+        applied = Applied { moved: again.moved.max(current), ..again };
+        fresh = None;
+    }
+    match applied.moved {
+        _ if replicates => key.call().replicate(name, || applied.effect(|| counted)),
+        Some(moved) if fresh.is_none() => key.call().replicate(name, || Effect::Moved(moved)),
+        _ => {}
+    }
+    carry_out(key, fresh, applied);
 }
 
 /// Publishes `rl.limited` if the request was limited. Only the server that decided does so, never a copy.
@@ -234,19 +190,4 @@ pub fn publish_if_limited(call: &mut Call, key: Arg, limited: bool) {
     if limited {
         call.notify(Event::Limited, key);
     }
-}
-
-/// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is
-/// over, `u64::MAX` otherwise. A request with AT is not bounded: its time is not the server's.
-#[inline(always)]
-pub fn longest_wait_ms(key: &Handle, time: Time, outcome: &Outcome) -> u64 {
-    if time.at.is_none() && outcome.may_expire_early() { ms_until_expired(key, time.clock) } else { u64::MAX }
-}
-
-/// Milliseconds until the key has expired by the server's clock; `u64::MAX` if it never does.
-#[cold]
-#[inline(never)]
-pub fn ms_until_expired(key: &Handle, clock: UnixMs) -> u64 {
-    // The server still serves a key in the millisecond it expires at.
-    key.expires_at().map_or(u64::MAX, |end| end.since(clock) + 1)
 }

@@ -1,9 +1,8 @@
 //! RL.INFO: shows what a key counts.
 
-use super::commit::ms_until_expired;
 use super::reply::integer;
 use crate::keyspace::OpenKey;
-use crate::limiter::{Parts, TimeSource};
+use crate::limiter::{Parts, key};
 use crate::request::Refusal;
 use crate::server::{self, Call, Command};
 
@@ -15,14 +14,12 @@ impl Command for Info {
         let now = server::now();
         let name = call.key();
         let key = OpenKey::to_read(call, name)?;
-        let Some(limiter) = key.limiter().filter(|limiter| !limiter.is_empty()) else {
-            key.close().reply_null();
+        let info = key::info(&*key, now);
+        let call = key.close();
+        let Some(key::Info { algorithm, windows, entries }) = info else {
+            call.reply_null();
             return Ok(());
         };
-        let may_expire_early = limiter.is_ahead_of(now) || limiter.source() == TimeSource::Loaded;
-        let longest_wait = if may_expire_early { ms_until_expired(&key, now) } else { u64::MAX };
-        let (algorithm, windows, entries) = (limiter.algorithm(), limiter.windows(now), limiter.entries(now));
-        let call = key.close();
 
         call.reply_map(2 + usize::from(entries.is_some()));
         call.reply_text("algorithm");
@@ -36,7 +33,7 @@ impl Command for Info {
             call.reply_text("used");
             call.reply_integer(integer(usage.used));
             call.reply_text("reset_after_ms");
-            call.reply_integer(integer(usage.reset_after_ms.min(longest_wait)));
+            call.reply_integer(integer(usage.reset_after_ms));
             if let Some(Parts { current, previous }) = usage.parts {
                 call.reply_text("current");
                 call.reply_integer(integer(current));

@@ -3,6 +3,7 @@
 
 use crate::encoding;
 use crate::keyspace::OpenKey;
+use crate::limiter::Key;
 use crate::request::Refusal;
 use crate::server::{Call, Command};
 
@@ -18,16 +19,9 @@ impl Command for Load {
             return Err(Refusal::BUSY_KEY);
         }
         let limiter = encoding::decode(payload.bytes()).map_err(|_| Refusal::PAYLOAD)?;
-        let call = match limiter.is_empty() {
-            // It counts as a missing key.
-            true => key.close(),
-            false => {
-                key.call().replicate_verbatim();
-                let call = key.insert(limiter);
-                call.signal_modified(name);
-                call
-            }
-        };
+        key.call().replicate_verbatim();
+        let call = key.insert(limiter);
+        call.signal_modified(name);
         call.reply_ok();
         Ok(())
     }

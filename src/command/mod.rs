@@ -1,11 +1,10 @@
-//! The commands: parse, open, decide, commit, replicate, reply.
+//! The commands: parse, open, decide by `limiter`, carry out, reply.
 
 mod all;
 mod apply;
 mod commit;
 mod info;
 mod load;
-mod partial;
 mod peek;
 mod reply;
 mod take;

@@ -1,8 +1,8 @@
 //! RL.PEEK: replies whether a request would be allowed, and counts nothing.
 
-use super::{commit, reply};
+use super::reply;
 use crate::keyspace::OpenKey;
-use crate::limiter::{Algorithm, Decision, Limiter, Time};
+use crate::limiter::{Time, key};
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command};
 use crate::stats;
@@ -12,18 +12,11 @@ pub struct Peek;
 
 impl Command for Peek {
     fn run(call: &mut Call) -> Result<(), Refusal> {
-        let request = match call.args_after_key() {
-            [limit, window] => Request::of_one_tier(limit.bytes(), window.bytes()),
-            args => Request::parse(args, Options::Cost),
-        }?;
+        let request = Request::parse(call.args_after_key(), Options::Cost)?;
         let time = Time { clock: server::now(), at: request.at };
         let name = call.key();
         let key = OpenKey::to_read(call, name)?;
-        // A missing key counts nothing, whatever the algorithm.
-        let nothing = Limiter::new(Algorithm::Fixed);
-        let limiter = key.limiter().unwrap_or(&nothing);
-        let Decision { verdict, outcome } = limiter.peek(&request.quotas, request.cost, time)?;
-        let verdict = verdict.within(commit::longest_wait_ms(&key, time, &outcome));
+        let verdict = key::peek(&*key, &request.quotas, request.cost, time)?;
         drop(key);
         stats::peeked(&verdict);
         reply::verdict(call, &verdict);

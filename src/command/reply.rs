@@ -2,7 +2,8 @@
 
 // Inlined for single commands: see `command::take`.
 
-use crate::limiter::{UnixMs, Verdict};
+use crate::limiter::several::TakenAll;
+use crate::limiter::{Cost, UnixMs, Verdict};
 use crate::server::Call;
 
 /// Replies with five integers: limited, limit, remaining, retry after, reset after.
@@ -13,10 +14,11 @@ pub fn verdict(call: &Call, verdict: &Verdict) {
 }
 
 /// Replies to PARTIAL: the five integers, the units taken, and as of when.
-pub fn partial(call: &Call, verdict: &Verdict, taken: i64, at: UnixMs) {
+#[cold]
+pub fn partial(call: &Call, verdict: &Verdict, taken: Cost, at: UnixMs) {
     call.reply_array(7);
     five_integers(call, verdict);
-    call.reply_integer(taken);
+    call.reply_integer(taken.get());
     call.reply_integer(integer(at.get()));
 }
 
@@ -31,11 +33,11 @@ fn five_integers(call: &Call, verdict: &Verdict) {
 
 /// Replies to RL.ALL: limited, retry after, at, and the five integers of each row.
 #[inline(always)]
-pub fn all(call: &Call, limited: bool, retry_after_ms: Option<u64>, at: UnixMs, rows: &[Verdict]) {
+pub fn all<'v>(call: &Call, taken: &TakenAll, rows: impl ExactSizeIterator<Item = &'v Verdict>) {
     call.reply_array(4);
-    call.reply_integer(i64::from(limited));
-    call.reply_integer(retry_after_ms.map_or(-1, integer));
-    call.reply_integer(integer(at.get()));
+    call.reply_integer(i64::from(taken.limited));
+    call.reply_integer(taken.retry_after_ms.map_or(-1, integer));
+    call.reply_integer(integer(taken.at.get()));
     call.reply_array(rows.len());
     for row in rows {
         verdict(call, row);

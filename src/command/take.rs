@@ -3,10 +3,11 @@
 // Inlined, here and in what a single command calls of `command`, `keyspace`, `server` and `stats`: all together that saves an
 // RL.FIXED 300 of its 6,800 instructions. RL.PEEK and RL.ALL gain nothing by it.
 
-use super::{commit, partial, reply};
+use super::{commit, reply};
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::{Algorithm, Decision, Limiter, TakeError, Time};
-use crate::request::{Mode, Options, Refusal, Request};
+use crate::limiter::key::{Take, Taken};
+use crate::limiter::{Algorithm, Applied, Cost, Counted, Key, Limiter, Mode, Outcome, Quota, Time};
+use crate::request::{self, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
 
@@ -39,79 +40,94 @@ impl Command for Log {
 fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
     match call.args_after_key() {
         // Nearly every request: compiled apart, so that the options it lacks cost nothing.
-        [limit, window] => decide(call, algorithm, &Request::of_one_tier(limit.bytes(), window.bytes())?),
+        [limit, window] => {
+            let quotas = [request::parse_quota(limit.bytes(), window.bytes())?];
+            let time = Time { clock: server::now(), at: None };
+            decide(call, Take { algorithm, quotas: &quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, time })
+        }
         args => take_with_options(call, algorithm, args),
     }
 }
 
 #[inline(never)]
 fn take_with_options(call: &mut Call, algorithm: Algorithm, args: &[Arg]) -> Result<(), Refusal> {
-    let request = Request::parse(args, Options::CostAndMode)?;
-    match request.mode {
-        Mode::AllOrNothing | Mode::Force => decide(call, algorithm, &request),
-        Mode::Partial => partial::take_what_fits(call, algorithm, &request),
-    }
+    let Request { quotas, cost, mode, at } = Request::parse(args, Options::CostAndMode)?;
+    let time = Time { clock: server::now(), at };
+    decide(call, Take { algorithm, quotas: &quotas, cost, mode, time })
 }
 
 #[inline(always)]
-fn decide(call: &mut Call, algorithm: Algorithm, request: &Request) -> Result<(), Refusal> {
-    let time = Time { clock: server::now(), at: request.at };
+fn decide(call: &mut Call, take: Take) -> Result<(), Refusal> {
     let name = call.key();
     let mut key = OpenKey::to_write(call, name)?;
-    let Some(limiter) = key.handle_mut().limiter_mut() else {
-        // A copy, so that other requests stay in registers.
-        return take_from_empty(key, algorithm, request.clone(), time);
-    };
-    let decision = count(limiter, algorithm, request, time)?;
-    close_and_reply(key, None, algorithm, request, time, decision)
+    if key.limiter().is_none() {
+        let Take { algorithm, quotas, cost, mode, time } = take;
+        return take_from_empty(key, algorithm, quotas, cost, mode, time);
+    }
+    let taken = take.run(key.handle_mut(), &mut None)?;
+    carry_out_and_reply(key, None, take, taken)
 }
 
-/// Creates the key if anything is counted.
+/// Creates the key if anything is counted. The request comes in pieces, so that others keep it in registers.
 #[cold]
 #[inline(never)]
 fn take_from_empty(
     key: OpenKey<ToWrite>,
     algorithm: Algorithm,
-    request: Request,
+    quotas: &[Quota],
+    cost: Cost,
+    mode: Mode,
     time: Time,
 ) -> Result<(), Refusal> {
-    let mut fresh = None;
     let mut key = key.open_again()?;
-    let limiter = key.handle_mut().limiter_or(&mut fresh, algorithm);
-    let decision = count(limiter, algorithm, &request, time)?;
-    close_and_reply(key, fresh, algorithm, &request, time, decision)
+    let (take, mut fresh) = (Take { algorithm, quotas, cost, mode, time }, None);
+    let taken = take.run(key.handle_mut(), &mut fresh)?;
+    carry_out_and_reply(key, fresh, take, taken)
 }
 
 #[inline(always)]
-fn count(
-    limiter: &mut Limiter,
-    algorithm: Algorithm,
-    request: &Request,
-    time: Time,
-) -> Result<Decision, TakeError> {
-    let force = request.mode == Mode::Force;
-    limiter.decide_and_commit(algorithm, &request.quotas, request.cost, force, time)
-}
-
-#[inline(always)]
-fn close_and_reply(
+fn carry_out_and_reply(
     key: OpenKey<ToWrite>,
     fresh: Option<Limiter>,
-    algorithm: Algorithm,
-    request: &Request,
-    time: Time,
-    Decision { verdict, outcome }: Decision,
+    take: Take,
+    taken: Taken,
 ) -> Result<(), Refusal> {
-    let name = key.name();
-    // Version 1.0.0 sent its effects as requests with FORCE, so others spare the look-up.
-    let replayed = request.mode == Mode::Force && key.call().is_replayed();
-    let asked = (algorithm, request.quotas.as_slice(), request.cost);
-    let (call, longest_wait_ms) = commit::close_decided(key, fresh, asked, time, &outcome);
-    let verdict = verdict.within(longest_wait_ms);
-    if !replayed {
-        stats::taken(algorithm, request.cost, verdict.limited, outcome.change);
-        commit::publish_if_limited(call, name, verdict.limited);
+    let (name, verdict) = (key.name(), taken.reply());
+    // What PARTIAL counts is within the limit.
+    let at = match take.mode {
+        Mode::Partial => Some(take.counted_at(&taken.outcome, &*key, &fresh)),
+        Mode::AllOrNothing | Mode::Force => None,
+    };
+    let (Take { algorithm, quotas, cost, .. }, Taken { outcome, applied, .. }) = (take, taken);
+    if applied.is_told_first() {
+        if key.call().has_copies() {
+            send(key.call(), name, algorithm, quotas, cost, outcome, applied);
+        } else {
+            key.call().replicate_verbatim();
+        }
     }
-    reply::verdict(call, &verdict);
+    let call = commit::carry_out(key, fresh, applied);
+    stats::taken(algorithm, verdict.limited, at.is_none() && outcome.changed());
+    stats::units(cost, outcome.change);
+    commit::publish_if_limited(call, name, verdict.limited);
+    match at {
+        None => reply::verdict(call, &verdict),
+        Some(at) => reply::partial(call, &verdict, cost.at_most(outcome.change.units), at),
+    }
     Ok(())
+}
+
+/// Sends the effect to copies: apart, so that a request without copies stays in registers.
+#[cold]
+#[inline(never)]
+fn send(
+    call: &Call,
+    name: Arg,
+    algorithm: Algorithm,
+    quotas: &[Quota],
+    cost: Cost,
+    outcome: Outcome,
+    applied: Applied,
+) {
+    call.replicate(name, || applied.effect(|| Counted::of(algorithm, quotas, cost, &outcome)));
 }

@@ -7,14 +7,16 @@ mod ffi;
 
 use std::ffi::{c_int, c_longlong};
 use std::marker::PhantomData;
+use std::mem;
 use std::ops::Deref;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
 
-use crate::limiter::{Algorithm, Limiter, UnixMs};
-use crate::request::{Distinct, Refusal, SmallList};
+use crate::limiter::several::{Part, Parts};
+use crate::limiter::{Applied, Key, Limiter, UnixMs};
+use crate::request::Refusal;
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
 
@@ -47,13 +49,16 @@ pub struct OpenKey<'c, 'a, Mode> {
     mode: PhantomData<Mode>,
 }
 
-/// The distinct keys of a call, all open for writing. Dropping it closes them.
+/// The keys of several parts of a call, all open for writing. Dropping it closes them.
 ///
 /// It keeps the call to itself, like [`OpenKey`].
-pub struct OpenKeys<'c, 'a> {
-    handles: SmallList<Handle<'a>>,
+pub struct OpenKeys<'c, 'a, 'p, T> {
+    parts: &'p mut [KeyPart<'a, T>],
     call: &'c mut Call<'a>,
 }
+
+/// A part of a call about several keys.
+pub type KeyPart<'a, T> = Part<Arg<'a>, Handle<'a>, T>;
 
 /// The server's handle on an open key. One that is open for reading is never lent mutably. Only [`OpenKey`] and
 /// [`OpenKeys`] hold one, and lend it: it is closed before they give back the call.
@@ -105,36 +110,28 @@ impl<'a> Handle<'a> {
         self.name
     }
 
-    /// The limiter in the key; `None` if the key is empty.
+    /// Makes the key expire at `at` by the server's clock.
+    pub fn expire_at(&mut self, at: UnixMs) {
+        // SAFETY: the handle is open for writing.
+        unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
+    }
+}
+
+impl Key for Handle<'_> {
     #[inline(always)]
-    pub fn limiter(&self) -> Option<&Limiter> {
+    fn limiter(&self) -> Option<&Limiter> {
         // SAFETY: null, or a limiter that only this handle reaches while the key is open; changing it needs
         // the handle mutably.
         unsafe { self.limiter.as_ref() }
     }
 
-    /// The limiter in the key, mutably; `None` if the key is empty.
     #[inline(always)]
-    pub fn limiter_mut(&mut self) -> Option<&mut Limiter> {
+    fn limiter_mut(&mut self) -> Option<&mut Limiter> {
         // SAFETY: as in `limiter`, and this borrow is the only one.
         unsafe { self.limiter.as_mut() }
     }
 
-    /// The limiter in the key. If the key is empty, a new one of `algorithm`, placed in `fresh`.
-    #[inline(always)]
-    pub fn limiter_or<'s>(
-        &'s mut self,
-        fresh: &'s mut Option<Limiter>,
-        algorithm: Algorithm,
-    ) -> &'s mut Limiter {
-        match self.limiter_mut() {
-            Some(limiter) => limiter,
-            None => fresh.get_or_insert_with(|| Limiter::new(algorithm)),
-        }
-    }
-
-    /// When the key expires by the server's clock; `None` if it is empty or never expires.
-    pub fn expires_at(&self) -> Option<UnixMs> {
+    fn expires_at(&self) -> Option<UnixMs> {
         if self.limiter.is_null() {
             return None;
         }
@@ -142,12 +139,6 @@ impl<'a> Handle<'a> {
         let at = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
         // Negative: no time to live.
         u64::try_from(at).ok().map(UnixMs::saturating)
-    }
-
-    /// Makes the key expire at `at` by the server's clock.
-    pub fn expire_at(&mut self, at: UnixMs) {
-        // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
     }
 }
 
@@ -178,7 +169,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
     ///
     /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
     pub fn open_again(self) -> Result<Self, Refusal> {
-        if !neighbors::any() {
+        if neighbors::is_alone() {
             return Ok(self);
         }
         let name = self.name();
@@ -248,75 +239,89 @@ impl<'c, 'a, Mode> Deref for OpenKey<'c, 'a, Mode> {
     }
 }
 
-impl<'c, 'a> OpenKeys<'c, 'a> {
-    /// Opens keys for reading and writing. Refuses a value of another type.
+impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
+    /// Opens the keys of all parts for reading and writing, each once. Refuses a value of another type.
     ///
-    /// No other module runs once the first of them is open. Their names differ, so no two handles reach one limiter.
-    pub fn to_write(call: &'c mut Call<'a>, names: &Distinct<Arg<'a>>) -> Result<Self, Refusal> {
-        if neighbors::any() {
-            // SAFETY: the keys keep the call to themselves until all handles are closed.
-            if let Some(handles) = unsafe { open_unexpired(call, names) }? {
-                return Ok(OpenKeys { handles, call });
+    /// No other module runs once the first of them is open. The names of first parts differ, so no two handles reach one
+    /// limiter.
+    #[inline]
+    pub fn to_write(
+        call: &'c mut Call<'a>,
+        parts: &'p mut Parts<Arg<'a>, Handle<'a>, T>,
+    ) -> Result<Self, Refusal> {
+        let mut keys = OpenKeys { parts, call };
+        if !neighbors::is_alone() {
+            // SAFETY: a command runs, so the module is loaded.
+            let no_expire = unsafe { functions() }.no_expire;
+            if no_expire != 0 {
+                keys.open(WRITE | no_expire)?;
+                // The server shows an expired key as an empty one.
+                if keys.parts.iter().all(|part| part.key.as_ref().is_none_or(|key| key.limiter().is_some())) {
+                    return Ok(keys);
+                }
+                keys.close_all();
             }
-            delete_expired(call, names)?;
+            keys.delete_expired()?;
         }
-        // SAFETY: the keys keep the call to themselves until all handles are closed.
-        let handles = unsafe { open_all(call, names, WRITE) }?;
-        Ok(OpenKeys { handles, call })
+        keys.open(WRITE)?;
+        Ok(keys)
     }
 
-    /// The handles, in the order of the names.
-    pub fn handles(&mut self) -> &mut [Handle<'a>] {
-        &mut self.handles
+    #[inline]
+    fn open(&mut self, mode: u32) -> Result<(), Refusal> {
+        for index in 0..self.parts.len() {
+            let part = &mut self.parts[index];
+            if part.first() == index {
+                // SAFETY: this keeps the call to itself until all handles are closed.
+                part.key = Some(unsafe { Handle::open(self.call, part.name, mode) }?);
+            }
+        }
+        Ok(())
     }
 
-    /// Closes the keys, and returns the call.
-    pub fn close(self) -> &'c mut Call<'a> {
-        self.call
+    /// Deletes expired keys, until none has expired and no other module has run: time stands still during a command.
+    fn delete_expired(&mut self) -> Result<(), Refusal> {
+        // More than once only if another module lets one of these keys expire.
+        for _ in 0..=self.parts.len() {
+            let touch =
+                || self.parts.iter().try_for_each(|part| OpenKey::to_write(self.call, part.name).map(drop));
+            if !neighbors::may_run_during(touch)? {
+                return Ok(());
+            }
+        }
+        Err(Refusal::INTERNAL)
     }
-}
 
-/// # Safety
-///
-/// The call is not used again until all handles are closed.
-unsafe fn open_all<'a>(
-    call: &mut Call<'a>,
-    names: &Distinct<Arg<'a>>,
-    mode: u32,
-) -> Result<SmallList<Handle<'a>>, Refusal> {
-    // SAFETY: the caller's promise.
-    names.iter().map(|name| unsafe { Handle::open(call, *name, mode) }).collect()
-}
-
-/// Opens keys for writing if all hold a limiter that has not expired: then none is deleted, and no other module runs.
-/// Always `None` on Redis 7.0, which deletes every expired key that it opens.
-///
-/// # Safety
-///
-/// The call is not used again until all handles are closed.
-unsafe fn open_unexpired<'a>(
-    call: &mut Call<'a>,
-    names: &Distinct<Arg<'a>>,
-) -> Result<Option<SmallList<Handle<'a>>>, Refusal> {
-    // SAFETY: the function takes nothing, and only reads.
-    let modes = unsafe { raw::RedisModule_GetOpenKeyModesAll.map_or(0, |modes| modes()) } as u32;
-    if modes & raw::REDISMODULE_OPEN_KEY_NOEXPIRE == 0 {
-        return Ok(None);
+    /// The parts, with their keys open.
+    pub fn parts(&mut self) -> &mut [KeyPart<'a, T>] {
+        self.parts
     }
-    // SAFETY: the caller's promise.
-    let handles = unsafe { open_all(call, names, WRITE | raw::REDISMODULE_OPEN_KEY_NOEXPIRE) }?;
-    // The server shows an expired key as an empty one.
-    Ok(handles.iter().all(|handle| handle.limiter().is_some()).then_some(handles))
-}
 
-/// Deletes expired keys, until none has expired and no other module has run: time stands still during a command.
-fn delete_expired<'a>(call: &mut Call<'a>, names: &[Arg<'a>]) -> Result<(), Refusal> {
-    let mut touch = || names.iter().try_for_each(|name| OpenKey::to_write(call, *name).map(drop));
-    // More than once only if another module lets one of these keys expire.
-    for _ in 0..=names.len() {
-        if !neighbors::may_run_during(&mut touch)? {
-            return Ok(());
+    /// Moves the expiries of what is in the keys, and closes them.
+    #[inline]
+    pub fn move_expiries_and_close(self) {
+        for Part { key, applied: Applied { moved, emptied, .. }, .. } in &mut *self.parts {
+            if let (Some(moved), false, Some(key)) = (moved, *emptied, &mut *key)
+                && key.limiter().is_some()
+            {
+                key.expire_at(*moved);
+            }
+            *key = None;
+        }
+        // All are closed.
+        mem::forget(self);
+    }
+
+    fn close_all(&mut self) {
+        for part in &mut *self.parts {
+            part.key = None;
         }
     }
-    Err(Refusal::INTERNAL)
+}
+
+impl<T> Drop for OpenKeys<'_, '_, '_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.close_all();
+    }
 }

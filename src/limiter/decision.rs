@@ -4,13 +4,14 @@
 
 // Inlined, since that saves an RL.FIXED 240 of its 6,800 instructions.
 
-use std::slice;
+use std::error::Error;
+use std::{fmt, slice};
 
 use arrayvec::ArrayVec;
-use smallvec::SmallVec;
 
+use super::algorithm::{Algorithm, WindowUsage};
 use super::lifetime::{ExpiryFacts, Lifetime, TimeSource};
-use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
+use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
 
 /// How long until a request fits. `Never` compares greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +41,7 @@ impl Wait {
 }
 
 /// The reply to a request, with the numbers of one tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether the request was over a limit.
     pub limited: bool,
@@ -82,17 +83,25 @@ impl RowVerdict {
     }
 }
 
-/// The verdicts on the tiers of a request, each on its own.
-pub type Rows = SmallVec<[RowVerdict; 4]>;
-
 /// Why a request cannot be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeError {
     /// The key is counted by this algorithm, not by the requested one.
-    OtherAlgorithm(super::Algorithm),
+    OtherAlgorithm(Algorithm),
     /// The key would have more than [`MAX_TIERS`] windows that still count.
     TooManyWindows,
 }
+
+impl fmt::Display for TakeError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            TakeError::OtherAlgorithm(algorithm) => write!(f, "the key is counted as {}", algorithm.name()),
+            TakeError::TooManyWindows => write!(f, "more than {MAX_TIERS} windows of the key would count"),
+        }
+    }
+}
+
+impl Error for TakeError {}
 
 /// What a request counted or gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,7 +121,8 @@ pub struct Outcome {
     pub change: Change,
     /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
     pub as_of: UnixMs,
-    /// Whether it gave back the last units that counted.
+    /// Whether it gave back the last units that counted. Then the state still holds them: the key is to be deleted as it
+    /// is, so that nobody sees a limiter that holds nothing.
     pub emptied: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
@@ -158,17 +168,37 @@ pub struct Usage<F> {
     pub place: F,
 }
 
+/// Units to give back.
+#[derive(Clone, Copy)]
+pub struct Refund {
+    /// How many, at least one.
+    pub units: u64,
+    /// Only units that were counted at this time or before.
+    pub as_of: UnixMs,
+    /// What has ended by this time does not count any more.
+    pub ended_by: UnixMs,
+}
+
+/// Units that were given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refunded {
+    /// How many, in the window with the most.
+    pub units: u64,
+    /// Whether they were the last that count. Then the state is as it was.
+    pub emptied: bool,
+}
+
 /// The state of one key, for reading.
 pub trait State {
     /// Where the units of a window are counted: its counter, or the place in the log where it begins.
     type Place: Copy;
 
-    /// Looks up what counts in `window` at `now`.
-    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Self::Place>;
+    /// Looks up what counts in the window of `quota` at `now`.
+    fn usage(&self, quota: Quota, now: UnixMs) -> Usage<Self::Place>;
 
-    /// The exact time from `now` until at most `room` units count in `window`, in milliseconds. More must count now, in
-    /// this place.
-    fn wait_until(&self, window: WindowMs, place: &Self::Place, room: u64, now: UnixMs) -> u64;
+    /// The exact time from `now` until at most `room` units count in the window of `quota`, in milliseconds. More must
+    /// count now, in this place.
+    fn wait_until(&self, quota: Quota, place: &Self::Place, room: u64, now: UnixMs) -> u64;
 
     /// Whether the key can hold the windows of these quotas beside those that still count.
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool;
@@ -185,19 +215,19 @@ pub trait State {
     /// Whether it holds no units, not even expired ones.
     fn is_empty(&self) -> bool;
 
-    /// Whether no unit counts at `now` or later, in the windows that it holds and in those of `quotas`.
-    fn counts_nothing(&self, quotas: &[Quota], now: UnixMs) -> bool;
-
     /// See [`Limiter::lifetime`](super::Limiter::lifetime).
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime;
 
     /// Whether units are kept for less time than the window of `quota`.
     fn retention_too_short_for(&self, quota: Quota) -> bool;
 
-    /// Milliseconds from `now` until nothing counts in `window`.
-    fn reset_after_ms(&self, window: WindowMs, now: UnixMs) -> u64 {
-        let Usage { used, place } = self.usage(window, now);
-        if used == 0 { 0 } else { self.wait_until(window, &place, 0, now) }
+    /// The windows that can still count at `now`, as RL.INFO shows them: shortest first.
+    fn windows(&self, now: UnixMs) -> Vec<WindowUsage>;
+
+    /// Milliseconds from `now` until nothing counts in the window of `quota`.
+    fn reset_after_ms(&self, quota: Quota, now: UnixMs) -> u64 {
+        let Usage { used, place } = self.usage(quota, now);
+        if used == 0 { 0 } else { self.wait_until(quota, &place, 0, now) }
     }
 }
 
@@ -207,9 +237,9 @@ pub trait StateMut: State {
     /// [`MAX_COUNT`](super::MAX_COUNT).
     fn add(&mut self, tiers: &mut [Tier<Self::Place>], units: u64, now: UnixMs) -> Change;
 
-    /// Gives back up to `units` in the windows of all quotas, the newest first, among those that were counted at
-    /// `as_of` or before and still count. Returns how many, in the window with the most.
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64;
+    /// Gives back as many of the units as still count in the windows of all quotas, the newest first. Changes nothing if
+    /// no unit would count any more, in the windows that it holds and in those of `quotas`.
+    fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded;
 }
 
 /// A quota, and what counts in its window at the time of a request.
@@ -242,26 +272,33 @@ impl<F: Copy> Tier<F> {
 }
 
 /// The tiers of a request, in the caller's order.
-pub type TierList<F> = ArrayVec<Tier<F>, MAX_TIERS>;
+type Tiers<F> = ArrayVec<Tier<F>, MAX_TIERS>;
 
-/// A request about one key: the same steps for every [`State`].
+/// What is asked of one key: the same steps for every [`State`].
 #[derive(Clone, Copy)]
-pub struct Request {
+pub struct Claim {
     /// Units to take, or to give back if negative.
     pub cost: Cost,
     /// When it is decided.
     pub time: Time,
 }
 
-impl Request {
+impl Claim {
     /// Checks that the key can hold the windows of a request that takes units.
     #[inline(always)]
-    pub fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TakeError> {
+    fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TakeError> {
         if self.cost.taken() == 0 || state.windows_fit(quotas, self.time.now()) {
             Ok(())
         } else {
             Err(TakeError::TooManyWindows)
         }
+    }
+
+    /// Whether a tier refuses.
+    #[inline(always)]
+    pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, TakeError> {
+        self.check_windows_fit(state, quotas)?;
+        Ok(quotas.iter().any(|quota| self.tier(state, *quota).refuses))
     }
 
     /// Decides, and commits the request if it is allowed or forced.
@@ -273,70 +310,13 @@ impl Request {
         force: bool,
     ) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
+        // A single tier, as nearly every request has, needs no list.
         if let [quota] = quotas {
-            let mut tiers = [self.tier(state, *quota)];
-            return Ok(self.commit_if_allowed(state, &mut tiers, force));
+            return Ok(self.commit_if_allowed(state, &mut [self.tier(state, *quota)], force));
         }
-        let mut tiers = TierList::new();
-        self.look_up(state, quotas, &mut tiers);
-        Ok(self.commit_if_allowed(state, &mut tiers, force))
+        Ok(self.commit_if_allowed(state, &mut self.tiers(state, quotas), force))
     }
 
-    /// Decides on a request that will not be committed.
-    #[inline(always)]
-    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
-        self.check_windows_fit(state, quotas)?;
-        if let [quota] = quotas {
-            return Ok(self.decision(state, &[self.tier(state, *quota)]));
-        }
-        let mut tiers = TierList::new();
-        self.look_up(state, quotas, &mut tiers);
-        Ok(self.decision(state, &tiers))
-    }
-
-    /// Looks up every tier. Returns whether one of them refuses.
-    #[inline(always)]
-    pub fn look_up<S: State>(&self, state: &S, quotas: &[Quota], tiers: &mut TierList<S::Place>) -> bool {
-        for quota in quotas {
-            tiers.push(self.tier(state, *quota));
-        }
-        any_refuses(tiers)
-    }
-
-    /// Looks up a tier.
-    #[inline(always)]
-    fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
-        let Usage { used, place } = state.usage(quota.window(), self.time.now());
-        let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
-        Tier { quota, used, place, refuses }
-    }
-
-    /// Counts the units of a request that gives none back.
-    #[inline(always)]
-    fn add<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
-        let mut change = Change::default();
-        if self.cost.taken() > 0 {
-            change = state.add(tiers, self.cost.taken(), self.time.now());
-        }
-        Outcome { change, ..self.outcome(state, tiers) }
-    }
-
-    /// Gives units back.
-    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
-        let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
-        // Without AT, everything there can be given back, even if it is ahead of the clock.
-        let as_of = self.time.at.unwrap_or_else(|| state.newest_in(&quotas).max(self.time.clock));
-        let units = state.refund(&quotas, self.cost.get().unsigned_abs(), as_of);
-        let emptied = units > 0 && state.counts_nothing(&quotas, self.time.earlier());
-        for tier in tiers.iter_mut() {
-            tier.set_usage(state.usage(tier.quota.window(), self.time.now()));
-        }
-        // Fewer units never need the key for longer.
-        let change = Change { units, ..Change::default() };
-        Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
-    }
-
-    /// Commits the request if the tiers allow it, or if it is forced.
     #[inline(always)]
     fn commit_if_allowed<S: StateMut>(
         &self,
@@ -345,39 +325,112 @@ impl Request {
         force: bool,
     ) -> Decision {
         let limited = any_refuses(tiers);
-        let outcome = if force || !limited { self.add(state, tiers) } else { self.outcome(state, tiers) };
+        let outcome = if force || !limited { self.commit(state, tiers) } else { self.outcome(state, tiers) };
         Decision { verdict: self.verdict(state, tiers, limited), outcome }
     }
 
-    /// Commits a decided request if it `counts`. Appends the verdict on each tier to `rows`.
-    pub fn finish<S: StateMut>(
+    /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
+    #[inline(always)]
+    pub fn commit_if<S: StateMut>(
+        &self,
+        state: &mut S,
+        quotas: &[Quota],
+        counts: bool,
+        verdicts: impl FnMut(RowVerdict),
+    ) -> Outcome {
+        if let [quota] = quotas {
+            return self.commit_tiers_if(state, &mut [self.tier(state, *quota)], counts, verdicts);
+        }
+        self.commit_tiers_if(state, &mut self.tiers(state, quotas), counts, verdicts)
+    }
+
+    #[inline(always)]
+    fn commit_tiers_if<S: StateMut>(
         &self,
         state: &mut S,
         tiers: &mut [Tier<S::Place>],
-        limited: bool,
         counts: bool,
-        rows: &mut Rows,
-    ) -> Decision {
-        let outcome = match counts {
-            true if self.cost.get() < 0 => self.refund(state, tiers),
-            true => self.add(state, tiers),
-            false => self.outcome(state, tiers),
-        };
+        mut verdicts: impl FnMut(RowVerdict),
+    ) -> Outcome {
+        let outcome = if counts { self.commit(state, tiers) } else { self.outcome(state, tiers) };
         for tier in &*tiers {
             let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
-            rows.push(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
+            verdicts(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
         }
-        let verdict = match (&*tiers, rows.last()) {
-            ([_], Some(row)) => row.verdict,
-            _ => self.verdict(state, tiers, limited),
-        };
-        Decision { verdict, outcome }
+        outcome
+    }
+
+    /// Commits without a verdict.
+    #[inline(always)]
+    pub fn record<S: StateMut>(&self, state: &mut S, quotas: &[Quota]) -> Result<Outcome, TakeError> {
+        self.check_windows_fit(state, quotas)?;
+        Ok(match quotas {
+            [quota] => self.commit(state, &mut [self.tier(state, *quota)]),
+            _ => self.commit(state, &mut self.tiers(state, quotas)),
+        })
+    }
+
+    /// Decides on a request that will not be committed.
+    #[inline(always)]
+    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
+        self.check_windows_fit(state, quotas)?;
+        Ok(match quotas {
+            [quota] => self.decision(state, &[self.tier(state, *quota)]),
+            _ => self.decision(state, &self.tiers(state, quotas)),
+        })
     }
 
     #[inline(always)]
     fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Decision {
         let verdict = self.verdict(state, tiers, any_refuses(tiers));
         Decision { verdict, outcome: self.outcome(state, tiers) }
+    }
+
+    #[inline(always)]
+    fn tiers<S: State>(&self, state: &S, quotas: &[Quota]) -> Tiers<S::Place> {
+        quotas.iter().map(|quota| self.tier(state, *quota)).collect()
+    }
+
+    /// Looks up a tier.
+    #[inline(always)]
+    fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
+        let Usage { used, place } = state.usage(quota, self.time.now());
+        let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
+        Tier { quota, used, place, refuses }
+    }
+
+    /// Counts the units, or gives them back.
+    #[inline(always)]
+    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
+        if self.cost.get() < 0 {
+            return self.refund(state, tiers);
+        }
+        let mut change = Change::default();
+        if self.cost.taken() > 0 {
+            change = state.add(tiers, self.cost.taken(), self.time.now());
+        }
+        Outcome { change, ..self.outcome(state, tiers) }
+    }
+
+    /// Gives units back.
+    #[cold]
+    #[inline(never)]
+    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
+        let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
+        // Without AT, everything there can be given back, even if it is ahead of the clock.
+        let as_of = self.time.at.unwrap_or_else(|| state.newest_in(&quotas).max(self.time.clock));
+        let units = self.cost.get().unsigned_abs();
+        let refund = Refund { units, as_of, ended_by: self.time.earlier() };
+        let Refunded { units, emptied } = state.refund(&quotas, refund);
+        for tier in tiers.iter_mut() {
+            tier.set_usage(state.usage(tier.quota, self.time.now()));
+            if emptied {
+                tier.used = 0;
+            }
+        }
+        // Fewer units never need the key for longer.
+        let change = Change { units, ..Change::default() };
+        Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
 
     /// The outcome of a request that changes nothing.
@@ -433,7 +486,7 @@ impl Request {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
             Some(room) if units == 0 || tier.used <= room => Wait::Ms(0),
-            Some(room) => Wait::Ms(state.wait_until(tier.quota.window(), &tier.place, room, self.time.now())),
+            Some(room) => Wait::Ms(state.wait_until(tier.quota, &tier.place, room, self.time.now())),
         }
     }
 }

@@ -1,13 +1,10 @@
 //! What a request did to a key, and how a copy of the key does the same: without deciding again.
 
-use arrayvec::ArrayVec;
-
-use super::decision::Request;
-use super::lifetime::{TimeSource, untold_expiry};
-use super::{
-    Algorithm, Cost, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Outcome, Quota, QuotaList, TakeError, Time,
-    UnixMs, WindowMs,
-};
+use super::algorithm::Algorithm;
+use super::decision::{Outcome, TakeError};
+use super::lifetime::TimeSource;
+use super::quota::{Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, WindowMs};
+use super::state::Limiter;
 
 /// What a request did to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,69 +26,75 @@ pub struct Counted {
     pub units: Cost,
     /// The time as of which that was done.
     pub at: UnixMs,
-    /// The windows: at least one, each different.
-    pub windows: ArrayVec<WindowMs, MAX_TIERS>,
+    /// Where: at least one quota, each with a different window. See [`Counted::quota`] for the limits.
+    pub quotas: QuotaList,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
     pub forgets: bool,
-    /// When the key expires from then on.
-    pub expires: Expires,
-}
-
-/// When a key expires, as its copies are told. They do not work it out: only the server that decides knows where the
-/// time to live that the key had came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expires {
-    /// When it did before.
-    AsBefore,
-    /// At this time.
-    At(UnixMs),
-    /// Version 1.1.0 did not tell.
-    Untold,
-}
-
-impl From<Option<UnixMs>> for Expires {
-    /// The time that a request moved the expiry to, if it did.
-    #[inline(always)]
-    fn from(moved: Option<UnixMs>) -> Expires {
-        moved.map_or(Expires::AsBefore, Expires::At)
-    }
+    /// When the key expires from then on; `None` if it does when it did before.
+    pub expires: Option<UnixMs>,
 }
 
 impl Counted {
     /// What a request has counted or given back, in a key that expires when it did before.
     #[inline(always)]
     pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
+        let forgets = outcome.change.forgot;
         Counted {
             algorithm,
             units: cost.at_most(outcome.change.units),
             at: outcome.as_of,
-            windows: quotas.iter().map(|quota| quota.window()).collect(),
-            forgets: outcome.change.forgot,
-            expires: Expires::AsBefore,
+            quotas: quotas.iter().map(|quota| Counted::quota(quota.window(), forgets)).collect(),
+            forgets,
+            expires: None,
         }
     }
 
-    /// The tiers of a forced request with the same effect.
-    ///
-    /// A log that forgot an entry has so many that a limit of 0 makes it forget one; at the largest limit it forgets none
-    /// that the original request left.
-    fn quotas(&self) -> QuotaList {
-        let limit = if self.forgets { 0 } else { MAX_SAFE_INTEGER };
-        self.windows.iter().filter_map(|window| Quota::new(limit, *window)).collect()
+    /// The quota of a copy. No limit is told, since none matters to what is counted: only a log that forgot an entry has so
+    /// many that a limit of 0 makes it forget one; at the largest limit it forgets none that the original request left.
+    #[inline(always)]
+    pub fn quota(window: WindowMs, forgets: bool) -> Quota {
+        Quota::new(if forgets { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
-    /// That request. It counts by its time alone, whatever the clock of the copy.
-    fn request(&self) -> Request {
-        Request { cost: self.units, time: Time { clock: self.at, at: Some(self.at) } }
+    /// It counts by its own time alone, whatever the clock of the copy. Nothing has ended for a copy until it is told so.
+    fn time(&self) -> Time {
+        Time { clock: UnixMs::default(), at: Some(self.at) }
+    }
+
+    /// Whether the limiter can count the units, or give them back. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The key is counted by another algorithm, or cannot hold the windows.
+    pub fn check(&self, limiter: &Limiter) -> Result<(), TakeError> {
+        limiter.is_limited(self.algorithm, &self.quotas, self.units, self.time()).map(drop)
+    }
+
+    /// Counts the units, or gives them back. `is_new`: there was no such key.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`check`](Self::check). An error changes nothing.
+    #[inline]
+    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Applied, TakeError> {
+        let outcome = limiter.record(self.algorithm, &self.quotas, self.units, self.time())?;
+        let changed = outcome.changed();
+        limiter.set_source(TimeSource::Loaded);
+        let moved = match self.expires {
+            // A request tells of every key that it creates. Without that, no key may live forever.
+            None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime(self.at, 0).ms)),
+            told => told,
+        };
+        Ok(Applied { changed, emptied: outcome.emptied, moved: moved.filter(|_| changed || !is_new) })
     }
 }
 
-/// What a request or an effect did to a key.
+/// What a request or an effect did to a key, for its host to carry out: see [`Key`](super::Key).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Whether anything was counted or given back.
     pub changed: bool,
-    /// Whether nothing is left.
+    /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
     /// When the key expires, if that changes.
     pub moved: Option<UnixMs>,
@@ -103,64 +106,18 @@ impl Applied {
         self.changed || self.moved.is_some()
     }
 
+    /// Whether copies are told of it before the host carries it out: of a deletion they are told after it.
+    pub fn is_told_first(&self) -> bool {
+        self.is_any() && !self.emptied
+    }
+
     /// What copies are told of it; `counted` is what was counted or given back.
     #[inline(always)]
     pub fn effect(&self, counted: impl FnOnce() -> Counted) -> Effect {
         match self.moved {
             _ if self.emptied => Effect::Deleted,
             Some(moved) if !self.changed => Effect::Moved(moved),
-            moved => Effect::Counted(Counted { expires: moved.into(), ..counted() }),
+            expires => Effect::Counted(Counted { expires, ..counted() }),
         }
-    }
-}
-
-/// A key before an effect that counts units.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Before {
-    /// Whether there was no such key.
-    pub is_new: bool,
-    /// When it was to expire. Matters only if the effect does not tell: [`Expires::Untold`].
-    pub expires_at: Option<UnixMs>,
-}
-
-/// Units that a limiter can count, or give back.
-#[must_use = "they are not counted yet"]
-pub struct Accepted<'a> {
-    limiter: &'a mut Limiter,
-    counted: &'a Counted,
-}
-
-impl Limiter {
-    /// Checks that it can count the units, or give them back. Changes nothing that counts.
-    #[inline]
-    pub fn accept<'a>(&'a mut self, counted: &'a Counted) -> Result<Accepted<'a>, TakeError> {
-        self.check(counted.algorithm, &counted.quotas(), counted.request())?;
-        Ok(Accepted { limiter: self, counted })
-    }
-}
-
-impl Accepted<'_> {
-    /// Counts the units, or gives them back. The `clock` is read only if the effect does not tell when the key expires.
-    #[inline]
-    pub fn apply(self, before: Before, clock: impl FnOnce() -> UnixMs) -> Applied {
-        let Accepted { limiter, counted } = self;
-        let Counted { algorithm, units, expires, .. } = *counted;
-        let Request { time, .. } = counted.request();
-        let Ok(decision) = limiter.decide_and_commit(algorithm, &counted.quotas(), units, true, time) else {
-            unreachable!("`accept` has checked it")
-        };
-        let changed = decision.outcome.changed();
-        limiter.set_source(TimeSource::Loaded);
-        let moved = match expires {
-            Expires::At(at) => Some(at).filter(|_| changed || !before.is_new),
-            Expires::AsBefore if !before.is_new => None,
-            // A request tells of every key that it creates. Without that, no key may live forever.
-            Expires::AsBefore | Expires::Untold => {
-                let end_moved = decision.outcome.change.end_moved;
-                let lifetime = limiter.lifetime(counted.at, 0);
-                untold_expiry(before.expires_at, end_moved, lifetime, clock()).filter(|_| changed)
-            }
-        };
-        Applied { changed, emptied: changed && limiter.is_empty(), moved }
     }
 }

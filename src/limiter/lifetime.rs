@@ -6,7 +6,7 @@
 //! lifetime from now, and never extend that.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
-//! [`Expires`](super::Expires).
+//! [`Counted::expires`](super::Counted::expires).
 
 use super::quota::{Time, UnixMs};
 
@@ -100,21 +100,6 @@ impl ExpiryFacts {
         };
         Expiry { moves_to: moves.then_some(end), source }
     }
-}
-
-/// When a copy's key expires after an effect that does not tell: long enough, plus a minute. `None` if that does not
-/// change.
-///
-/// Version 1.1.0 left that to each copy. `lifetime` is as of the effect's time.
-pub fn untold_expiry(
-    current: Option<UnixMs>,
-    end_moved: bool,
-    lifetime: Lifetime,
-    clock: UnixMs,
-) -> Option<UnixMs> {
-    let end = clock.plus_up_to_max(lifetime.ms + EXTRA_WITH_AT_MS);
-    // After PERSIST the key stays until the end of what counts moves.
-    current.map_or(end_moved, |current| end > current).then_some(end)
 }
 
 /// A key's expiry after a request.

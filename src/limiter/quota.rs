@@ -8,6 +8,30 @@ use arrayvec::ArrayVec;
 /// The largest limit, cost and time: 2^53 - 1, which every client language represents exactly.
 pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 
+/// The decimal integer from 0 to [`MAX_SAFE_INTEGER`] at the start of `arg`, without leading zeros, and the rest.
+///
+/// ```
+/// # use redis_rl::limiter::leading_integer;
+/// assert_eq!(leading_integer(b"60s"), Some((60, b"s".as_slice())));
+/// assert_eq!(leading_integer(b"060s"), None);
+/// ```
+#[inline(always)]
+pub fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
+    let (mut value, mut rest) = (0_u64, arg);
+    while let [byte, after @ ..] = rest {
+        let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));
+        if digit > 9 {
+            break;
+        }
+        // Up to 16 digits cannot overflow; more are refused below.
+        value = value.wrapping_mul(10).wrapping_add(digit);
+        rest = after;
+    }
+    let digits = arg.len() - rest.len();
+    let valid = (1..=16).contains(&digits) && value <= MAX_SAFE_INTEGER && (digits == 1 || arg[0] != b'0');
+    valid.then_some((value, rest))
+}
+
 /// Counts saturate at 2^63 - 1.
 pub const MAX_COUNT: u64 = i64::MAX as u64;
 

@@ -1,82 +1,266 @@
-//! A request about several keys: all of them allow it, or nothing is counted in any.
+//! A command about several keys: all of them allow it, or nothing is counted in any.
 
-use smallvec::SmallVec;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::{Deref, DerefMut};
 
-use super::{Algorithm, Cost, Decided, Limiter, Outcome, Quota, Rows, TakeError, Tiers, Time};
+use arrayvec::ArrayVec;
 
-/// What is requested of one key.
-pub struct KeyRequest<'a> {
-    /// The key's limiter.
-    pub limiter: &'a mut Limiter,
-    /// The algorithm named.
+use super::algorithm::Algorithm;
+use super::decision::{Outcome, RowVerdict, TakeError, Verdict, Wait};
+use super::effect::{Applied, Counted, Effect};
+use super::key::{self, Key};
+use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
+use super::state::Limiter;
+
+/// The most rows, and so keys, of a command.
+pub const MAX_ROWS: usize = 64;
+
+/// One of several keys, and what is to be done to it. Only [`Parts::add`] makes one.
+pub struct Part<N, K, T> {
+    /// The name of the key.
+    pub name: N,
+    /// See [`Parts::mark`].
+    mark: u64,
+    first: usize,
+    /// The key while its host holds it open. Of several parts with one key, the first has it.
+    pub key: Option<K>,
+    /// The limiter to store if the key is empty.
+    pub fresh: Option<Limiter>,
+    /// What was done, for the host to carry out.
+    pub applied: Applied,
+    /// What is to be done.
+    pub what: T,
+}
+
+impl<N, K, T> Part<N, K, T> {
+    /// The index of the first part with the same key: what concerns the whole key stands there.
+    #[inline(always)]
+    pub fn first(&self) -> usize {
+        self.first
+    }
+}
+
+/// The parts of a command about several keys, in the caller's order; at most [`MAX_ROWS`], without an allocation.
+pub struct Parts<N, K, T> {
+    parts: ArrayVec<Part<N, K, T>, MAX_ROWS>,
+    hasher: Option<RandomState>,
+}
+
+impl<N, K, T> Default for Parts<N, K, T> {
+    #[inline(always)]
+    fn default() -> Self {
+        Parts { parts: ArrayVec::new(), hasher: None }
+    }
+}
+
+impl<N: AsRef<[u8]>, K, T> Parts<N, K, T> {
+    /// Adds a part whose key is not open. Returns the index of the first part with the same key, which may be this one.
+    ///
+    /// # Panics
+    ///
+    /// If there are [`MAX_ROWS`] already.
+    #[inline]
+    pub fn add(&mut self, name: N, what: T) -> usize {
+        let mark = self.mark(name.as_ref());
+        let is_equal = |part: &Part<N, K, T>| part.mark == mark && part.name.as_ref() == name.as_ref();
+        let first = self.parts.iter().position(is_equal).unwrap_or(self.parts.len());
+        let (key, fresh, applied) = (None, None, Applied::default());
+        self.parts.push(Part { name, mark, first, key, fresh, applied, what });
+        first
+    }
+
+    /// A number that differs for most names that differ: the last eight bytes. Of a long name a keyed hash, so that names
+    /// that differ only in their first byte are not all compared byte by byte.
+    #[inline]
+    fn mark(&mut self, name: &[u8]) -> u64 {
+        match name.last_chunk() {
+            Some(_) if name.len() > 64 => self.hasher.get_or_insert_default().hash_one(name),
+            Some(last) => u64::from_le_bytes(*last),
+            None => name.iter().fold(0, |mark, byte| mark << 8 | u64::from(*byte)),
+        }
+    }
+}
+
+impl<N, K, T> Deref for Parts<N, K, T> {
+    type Target = [Part<N, K, T>];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Part<N, K, T>] {
+        &self.parts
+    }
+}
+
+impl<N, K, T> DerefMut for Parts<N, K, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Part<N, K, T>] {
+        &mut self.parts
+    }
+}
+
+/// A row of RL.ALL: one tier of one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The number of rows of the key, in its first row.
+    pub tiers: usize,
+    /// The algorithm of the key.
     pub algorithm: Algorithm,
-    /// The tiers.
-    pub quotas: &'a [Quota],
+    /// The limit and window.
+    pub quota: Quota,
     /// Units to take, or to give back if negative.
     pub cost: Cost,
-    /// Room for what is looked up.
-    pub tiers: &'a mut Tiers,
-}
-
-/// A value for each key.
-type Keys<T> = SmallVec<[T; 4]>;
-
-/// A decided request. No limiter can change before it is committed or dropped.
-#[must_use = "it is not counted yet"]
-pub struct Several<'a> {
-    keys: Keys<Decided<'a>>,
-    limited: bool,
-}
-
-/// Decides. Changes nothing.
-pub fn decide<'a>(
-    requests: impl IntoIterator<Item = KeyRequest<'a>>,
-    time: Time,
-) -> Result<Several<'a>, TakeError> {
-    let mut several = Several { keys: Keys::new(), limited: false };
-    for KeyRequest { limiter, algorithm, quotas, cost, tiers } in requests {
-        let decided = limiter.decide(algorithm, quotas, cost, time, tiers)?;
-        several.limited |= decided.is_limited();
-        several.keys.push(decided);
-    }
-    Ok(several)
-}
-
-impl Several<'_> {
-    /// Whether a key refuses.
-    pub fn is_limited(&self) -> bool {
-        self.limited
-    }
-
-    /// Counts the units in every key, or gives them back, if all keys allow it or if `force` is set. Otherwise leaves every
-    /// limiter as it is.
-    pub fn settle(self, force: bool) -> Finished {
-        let counts = force || !self.limited;
-        let mut finished = Finished { keys: Keys::new(), rows: Rows::new() };
-        for decided in self.keys {
-            let (limited, first_row) = (decided.limited, finished.rows.len());
-            let outcome = decided.finish(counts, &mut finished.rows).outcome;
-            finished.keys.push(FinishedKey { limited, outcome, first_row });
-        }
-        finished
-    }
-}
-
-/// A request that was counted in every key, or in none.
-pub struct Finished {
-    /// The keys, in the order of the requests.
-    pub keys: Keys<FinishedKey>,
-    /// The verdicts on all tiers, in the order of the keys.
-    pub rows: Rows,
-}
-
-/// What happened to one key.
-#[derive(Clone, Copy, Debug)]
-pub struct FinishedKey {
-    /// Whether it refuses the request.
+    /// Whether the key refuses.
     pub limited: bool,
-    /// The effects.
+    /// The reply of a request about this tier alone.
+    pub verdict: Verdict,
+    /// What was changed in the key.
     pub outcome: Outcome,
-    /// The index of its first tier in the rows.
-    pub first_row: usize,
+}
+
+impl Row {
+    /// A row that is not decided yet, and whose key has no other.
+    #[inline(always)]
+    pub fn new(algorithm: Algorithm, quota: Quota, cost: Cost) -> Row {
+        let (verdict, outcome) = (Verdict::default(), Outcome::default());
+        Row { tiers: 1, algorithm, quota, cost, limited: false, verdict, outcome }
+    }
+}
+
+/// What became of a request about several keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenAll {
+    /// Whether a key refused.
+    pub limited: bool,
+    /// Milliseconds until all keys allow the same request; `None` if it was allowed or never will be.
+    pub retry_after_ms: Option<u64>,
+    /// The time that units were counted at: for keys ahead of the clock, their own newest time.
+    pub at: UnixMs,
+}
+
+/// Decides on all rows, and counts the units of all or gives them back if no key refuses or if `force` is set.
+///
+/// # Errors
+///
+/// A key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
+#[inline]
+pub fn take<N, K: Key>(rows: &mut [Part<N, K, Row>], force: bool, time: Time) -> Result<TakenAll, TakeError> {
+    let mut limited = false;
+    for index in 0..rows.len() {
+        if rows[index].first == index {
+            limited |= decide(rows, index, time)?;
+        }
+    }
+    // From here on nothing fails.
+    let (mut retry_after, mut at) = (Wait::Ms(0), UnixMs::default());
+    for index in 0..rows.len() {
+        if rows[index].first == index {
+            let (wait, counted_at) = commit_if(rows, index, force || !limited, time);
+            retry_after = retry_after.max(wait);
+            at = at.max(counted_at);
+        }
+    }
+    let retry_after_ms = if limited { retry_after.ms() } else { None };
+    Ok(TakenAll { limited, retry_after_ms, at })
+}
+
+/// The quotas of all rows of the key whose first row this is, of which there are several.
+#[cold]
+fn quotas<N, K>(rows: &[Part<N, K, Row>], first: usize) -> QuotaList {
+    rows[first..].iter().filter(|part| part.first == first).map(|part| part.what.quota).collect()
+}
+
+/// Whether a key refuses.
+#[inline(always)]
+fn decide<N, K: Key>(rows: &mut [Part<N, K, Row>], first: usize, time: Time) -> Result<bool, TakeError> {
+    let several = if rows[first].what.tiers > 1 { quotas(rows, first) } else { QuotaList::new() };
+    let Part { key, fresh, what, .. } = &mut rows[first];
+    let limiter = key.limiter_or(fresh, what.algorithm);
+    what.limited = match what.tiers {
+        1 => limiter.is_limited(what.algorithm, &[what.quota], what.cost, time)?,
+        _ => limiter.is_limited(what.algorithm, &several, what.cost, time)?,
+    };
+    Ok(what.limited)
+}
+
+/// Commits what concerns one key, if it `counts`. Returns its longest wait, and the time that it was counted at.
+#[inline(always)]
+fn commit_if<N, K: Key>(
+    rows: &mut [Part<N, K, Row>],
+    first: usize,
+    counts: bool,
+    time: Time,
+) -> (Wait, UnixMs) {
+    if rows[first].what.tiers > 1 {
+        return commit_tiers_if(rows, first, counts, time);
+    }
+    let (part, mut verdict) = (&mut rows[first], None);
+    let quota = part.what.quota;
+    let (longest_wait_ms, at) = commit_key_if(part, &[quota], counts, time, |row| verdict = Some(row));
+    let Some(RowVerdict { verdict, retry_after }) = verdict else { unreachable!("there is a tier") };
+    part.what.verdict = verdict.within(longest_wait_ms);
+    (retry_after.within(longest_wait_ms), at)
+}
+
+/// The same for a key with several rows.
+#[cold]
+fn commit_tiers_if<N, K: Key>(
+    rows: &mut [Part<N, K, Row>],
+    first: usize,
+    counts: bool,
+    time: Time,
+) -> (Wait, UnixMs) {
+    let (quotas, mut verdicts) = (quotas(rows, first), ArrayVec::<_, MAX_TIERS>::new());
+    let (longest_wait_ms, at) =
+        commit_key_if(&mut rows[first], &quotas, counts, time, |row| verdicts.push(row));
+    let mut longest = Wait::Ms(0);
+    let of_key = rows[first..].iter_mut().filter(|part| part.first == first);
+    for (RowVerdict { verdict, retry_after }, part) in verdicts.iter().zip(of_key) {
+        part.what.verdict = verdict.within(longest_wait_ms);
+        longest = longest.max(retry_after.within(longest_wait_ms));
+    }
+    (longest, at)
+}
+
+/// Passes on the verdicts. Returns an upper bound on their waits, and the time that units were counted at.
+#[inline(always)]
+fn commit_key_if<N, K: Key>(
+    Part { key, fresh, applied, what, .. }: &mut Part<N, K, Row>,
+    quotas: &[Quota],
+    counts: bool,
+    time: Time,
+    verdicts: impl FnMut(RowVerdict),
+) -> (u64, UnixMs) {
+    let limiter = key.limiter_or(fresh, what.algorithm);
+    what.outcome = limiter.commit_if(quotas, what.cost, counts, time, verdicts);
+    let at = key::counted_at(Some(limiter), quotas, what.cost, time, &what.outcome);
+    *applied = key::applied(key, fresh.as_mut(), time, &what.outcome);
+    (key::longest_wait_ms(key, time, &what.outcome, applied.moved), at)
+}
+
+/// What copies of the key whose first row this is are told.
+#[inline]
+pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize) -> Effect {
+    let Part { applied, what: Row { algorithm, quota, tiers, cost, outcome, .. }, .. } = &rows[first];
+    applied.effect(|| match tiers {
+        1 => Counted::of(*algorithm, &[*quota], *cost, outcome),
+        _ => Counted::of(*algorithm, &quotas(rows, first), *cost, outcome),
+    })
+}
+
+/// Does to several keys what a request did to those of which they are copies.
+///
+/// # Errors
+///
+/// A key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
+#[inline]
+pub fn apply<N, K: Key>(parts: &mut [Part<N, K, Effect>]) -> Result<(), TakeError> {
+    for Part { key, what, .. } in &*parts {
+        if let (Some(limiter), Effect::Counted(counted)) = (key.limiter(), what) {
+            counted.check(limiter)?;
+        }
+    }
+    // From here on nothing fails.
+    for Part { key, fresh, applied, what, .. } in parts {
+        *applied = key::apply(what, key, fresh)?;
+    }
+    Ok(())
 }

@@ -3,12 +3,12 @@
 // Inlined for single commands: see `command::take`.
 
 use std::ffi::{c_int, c_long, c_longlong};
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
 use redis_module::raw;
 
+use super::arg::Arg;
 use super::{OK, api, functions, replication};
 use crate::limiter::Effect;
 use crate::request::Refusal;
@@ -18,40 +18,6 @@ use crate::stats;
 pub trait Command {
     /// Runs the command and replies, or refuses.
     fn run(call: &mut Call) -> Result<(), Refusal>;
-}
-
-/// An argument: a server string that lives as long as the call.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct Arg<'a> {
-    string: *mut raw::RedisModuleString,
-    call: PhantomData<&'a ()>,
-}
-
-impl AsRef<[u8]> for Arg<'_> {
-    #[inline(always)]
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
-impl<'a> Arg<'a> {
-    /// Its bytes.
-    #[inline(always)]
-    pub fn bytes(self) -> &'a [u8] {
-        let mut len = 0;
-        // SAFETY: the string lives as long as the call, and its bytes do not change.
-        unsafe {
-            let bytes = (functions().string_ptr_len)(self.string, &mut len);
-            slice::from_raw_parts(bytes.cast::<u8>(), len)
-        }
-    }
-
-    /// The argument as a server string.
-    #[inline(always)]
-    pub(crate) fn server_string(self) -> *mut raw::RedisModuleString {
-        self.string
-    }
 }
 
 /// The current call.
@@ -127,7 +93,7 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn signal_modified(&mut self, key: Arg) {
         // SAFETY: both live as long as the call.
-        unsafe { (functions().signal_modified_key)(self.ctx, key.string) };
+        unsafe { (functions().signal_modified_key)(self.ctx, key.server_string()) };
     }
 
     /// Publishes a keyspace event about a key.
@@ -137,7 +103,13 @@ impl<'a> Call<'a> {
             Event::Deleted => (raw::REDISMODULE_NOTIFY_GENERIC, c"del"),
         };
         // SAFETY: all live as long as the call.
-        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.string)) };
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.server_string())) };
+    }
+
+    /// Whether there may be copies: a replica, or an append-only file.
+    #[inline(always)]
+    pub fn has_copies(&self) -> bool {
+        replication::is_listened_to()
     }
 
     /// Sends the effect on a key to replicas and the append-only file, once the call has ended. Calls no other module.
@@ -152,12 +124,21 @@ impl<'a> Call<'a> {
     }
 
     /// Sends the effects on several keys, in one command.
-    pub fn replicate_all<'e>(&self, effects: impl Iterator<Item = (Arg<'e>, Effect)>) {
+    #[inline]
+    pub fn replicate_all<'e, I: Iterator<Item = (Arg<'e>, Effect)>>(&self, effects: impl FnOnce() -> I) {
         if replication::is_listened_to() {
-            replication::send(self.ctx, effects);
+            replication::send(self.ctx, effects());
         } else {
             self.replicate_verbatim();
         }
+    }
+
+    /// Sends that a key does not expire.
+    pub fn replicate_persist(&self, key: Arg) {
+        // SAFETY: the arguments match the format: s is a server string. The server takes its own reference.
+        unsafe {
+            api!(RedisModule_Replicate(self.ctx, c"PERSIST".as_ptr(), c"s".as_ptr(), key.server_string()))
+        };
     }
 
     /// Sends this command to replicas and the append-only file as it was called.
@@ -165,14 +146,6 @@ impl<'a> Call<'a> {
     pub fn replicate_verbatim(&self) {
         // SAFETY: the context lives as long as the call.
         unsafe { (functions().replicate_verbatim)(self.ctx) };
-    }
-
-    /// Whether the command comes from a master or an append-only file.
-    pub fn is_replayed(&self) -> bool {
-        let replayed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
-        // SAFETY: the context lives as long as the call.
-        let flags = unsafe { api!(RedisModule_GetContextFlags(self.ctx)) } as u32;
-        flags & replayed != 0
     }
 
     /// Replies with an array, whose `len` elements follow.

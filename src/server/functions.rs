@@ -23,6 +23,9 @@ pub(crate) struct Functions {
     pub milliseconds: unsafe extern "C" fn() -> c_longlong,
     /// In Redis 7.2 and newer, and in Valkey.
     pub cached_microseconds: Option<unsafe extern "C" fn() -> c_longlong>,
+    /// The mode in which opening an expired key does not delete it, so that no other module runs; 0 on Redis 7.0, which
+    /// has none.
+    pub no_expire: u32,
 }
 
 static mut FUNCTIONS: MaybeUninit<Functions> = MaybeUninit::uninit();
@@ -36,6 +39,7 @@ pub(super) unsafe fn find() -> Option<()> {
     let functions = &raw mut FUNCTIONS;
     // SAFETY: the caller's promise: the crate's pointers are set, and nothing else reads the functions yet.
     unsafe {
+        let modes = raw::RedisModule_GetOpenKeyModesAll.map_or(0, |modes| modes()) as u32;
         (*functions).write(Functions {
             open_key: raw::RedisModule_OpenKey?,
             close_key: raw::RedisModule_CloseKey?,
@@ -48,6 +52,7 @@ pub(super) unsafe fn find() -> Option<()> {
             reply_with_long_long: raw::RedisModule_ReplyWithLongLong?,
             milliseconds: raw::RedisModule_Milliseconds?,
             cached_microseconds: raw::RedisModule_CachedMicroseconds,
+            no_expire: modes & raw::REDISMODULE_OPEN_KEY_NOEXPIRE,
         });
     }
     Some(())

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod allocator;
+mod arg;
 mod call;
 mod functions;
 pub mod info;
@@ -17,7 +18,8 @@ use redis_module::raw;
 
 use crate::limiter::UnixMs;
 
-pub use call::{Arg, Call, Command, Event};
+pub use arg::Arg;
+pub use call::{Call, Command, Event};
 
 /// The name that the module registers.
 pub const MODULE_NAME: &CStr = c"rl";

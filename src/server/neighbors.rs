@@ -10,24 +10,33 @@ use redis_module::raw;
 use super::registration::Loading;
 use super::{MODULE_NAME, OK, api};
 
-/// Modules that never write to a key while they are told of one, so that they count as parts of the server.
+/// Modules that, by their sources, never write to a key while they are told of one. Beside no others, effects on several new
+/// keys are sent in one command: see [`may_write`]. Nothing else depends on a name.
 ///
 /// - `vectorset` of Redis 8 and `lua` of Valkey 9.1 ask to be told of no key.
-/// - The official images of Redis 8 load four more. By the sources of their versions 8.0 to 8.10, `bf` and `ReJSON` ask to
-///   be told of no key; `search` and `timeseries` update an index in memory, and open no key but the one that they are
-///   told of. The same holds for the modules of Valkey that have two of these names: `search` 1.0 to 1.2, and `bf`.
+/// - The official images of Redis 8 load four more. In their versions 8.0 to 8.10, `bf` and `ReJSON` ask to be told of no
+///   key; `search` and `timeseries` update an index in memory. The same holds for the modules of Valkey that have two of
+///   these names: `search` 1.0 to 1.2, and `bf`.
 const HARMLESS: [&[u8]; 6] = [b"vectorset", b"lua", b"search", b"ReJSON", b"timeseries", b"bf"];
 
-/// Whether another module is loaded, or was since this one; those that are [`HARMLESS`] do not count.
+/// Whether another module is loaded, or was since this one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// How many keys have expired since.
+/// Whether one is that is not [`HARMLESS`].
+static MAY_WRITE: AtomicBool = AtomicBool::new(false);
+
+/// How many keys have expired since there are others.
 static EXPIRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Whether another module may be told of events.
+/// Whether there is no other module, so that none is told of events.
 #[inline]
-pub fn any() -> bool {
-    ANY.load(Ordering::Relaxed)
+pub fn is_alone() -> bool {
+    !ANY.load(Ordering::Relaxed)
+}
+
+/// Whether another module may write to a key while it is told of one.
+pub fn may_write() -> bool {
+    MAY_WRITE.load(Ordering::Relaxed)
 }
 
 /// Runs `f`, which opens keys. Returns whether another module may have run meanwhile, since a key has expired.
@@ -46,24 +55,25 @@ pub fn watch(loading: &Loading) {
     unsafe {
         let watched = api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_change))) == OK;
         let list = api!(RedisModule_Call(loading.ctx, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
-        // This module is not in the list yet.
-        let alone =
-            !list.is_null() && (0..api!(RedisModule_CallReplyLength(list))).all(|nth| is_harmless(list, nth));
-        if !list.is_null() {
-            api!(RedisModule_FreeCallReply(list));
+        if !watched || list.is_null() {
+            expect_neighbor(loading.ctx, b"");
         }
-        if !alone || !watched {
-            expect_neighbors(loading.ctx);
+        // This module is not in the list yet.
+        if !list.is_null() {
+            for nth in 0..api!(RedisModule_CallReplyLength(list)) {
+                expect_neighbor(loading.ctx, name(list, nth));
+            }
+            api!(RedisModule_FreeCallReply(list));
         }
     }
 }
 
-/// Whether an element of MODULE LIST is [`HARMLESS`].
+/// The name of a module; nothing if it cannot be read.
 ///
 /// # Safety
 ///
 /// `list` is the reply of MODULE LIST: for each module an array or map, which begins with `name` and the name.
-unsafe fn is_harmless(list: *mut raw::RedisModuleCallReply, nth: usize) -> bool {
+unsafe fn name<'a>(list: *mut raw::RedisModuleCallReply, nth: usize) -> &'a [u8] {
     // SAFETY: the caller's promise; elements live as long as the list, and the server accepts null.
     unsafe {
         let module = api!(RedisModule_CallReplyArrayElement(list, nth));
@@ -72,14 +82,17 @@ unsafe fn is_harmless(list: *mut raw::RedisModuleCallReply, nth: usize) -> bool 
             api!(RedisModule_CallReplyArrayElement(module, 1)),
             &mut length
         ));
-        !name.is_null() && HARMLESS.contains(&slice::from_raw_parts(name.cast(), length))
+        if name.is_null() { b"" } else { slice::from_raw_parts(name.cast(), length) }
     }
 }
 
 /// # Safety
 ///
 /// `ctx` is valid, and of this module.
-unsafe fn expect_neighbors(ctx: *mut raw::RedisModuleCtx) {
+unsafe fn expect_neighbor(ctx: *mut raw::RedisModuleCtx, name: &[u8]) {
+    if !HARMLESS.contains(&name) {
+        MAY_WRITE.store(true, Ordering::Relaxed);
+    }
     if !ANY.swap(true, Ordering::Relaxed) {
         let class = raw::REDISMODULE_NOTIFY_EXPIRED as c_int;
         // SAFETY: the caller's promise; the callback lives as long as the module.
@@ -106,8 +119,8 @@ unsafe extern "C" fn on_change(
     // SAFETY: with this event the server passes the name of the module, and a context of this one.
     unsafe {
         let name = CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name);
-        if name != MODULE_NAME && !HARMLESS.contains(&name.to_bytes()) {
-            expect_neighbors(ctx);
+        if name != MODULE_NAME {
+            expect_neighbor(ctx, name.to_bytes());
         }
     }
 }

@@ -5,12 +5,14 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use arrayvec::ArrayVec;
 use redis_module::raw;
-use smallvec::SmallVec;
 
-use super::{Arg, api};
+use super::api;
+use super::arg::Arg;
 use crate::encoding;
 use crate::limiter::Effect;
+use crate::limiter::several::MAX_ROWS;
 
 /// Whether anything may listen to the replication stream: see `listeners`.
 static LISTENED_TO: AtomicBool = AtomicBool::new(true);
@@ -42,10 +44,11 @@ pub(super) fn send_one(ctx: *mut raw::RedisModuleCtx, key: Arg, effect: Effect) 
 #[inline(never)]
 pub(super) fn send<'a>(ctx: *mut raw::RedisModuleCtx, effects: impl Iterator<Item = (Arg<'a>, Effect)>) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut words, mut owned) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
+    let (mut words, mut owned) = (ArrayVec::<_, { 2 * MAX_ROWS }>::new(), ArrayVec::<_, MAX_ROWS>::new());
     for (key, effect) in effects {
         let word = last.word(effect).clone();
-        words.extend([key.server_string(), word.0]);
+        words.push(key.server_string());
+        words.push(word.0);
         owned.push(word);
     }
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"v".as_ptr());

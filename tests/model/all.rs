@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::encode;
-use redis_rl::limiter::several::{self, KeyRequest};
-use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Tiers, Time, UnixMs, Verdict};
+use redis_rl::limiter::several::{self, Parts, Row};
+use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs, Verdict};
 
-use crate::calls::{Call, History, answer, expected};
+use crate::calls::{Call, History, MemoryKey, answer, expected};
 use crate::cases;
 use crate::history::{Shape, history, huge, small};
 use crate::naive::{Model, Search};
@@ -37,6 +37,9 @@ impl Keys {
         let last = histories.iter_mut().map(|history| history.calls.pop().expect("a history has a call"));
         let last: Vec<Call> = last.collect();
         let now = whose_time.get(&last).now;
+        // Waits without AT end when a key expires: early if it is ahead of the clock, and at the last time of all.
+        let is_ahead = |key: &History| key.limiter().is_ahead_of(UnixMs::saturating(now));
+        let at = at || now > MAX_SAFE_INTEGER / 2 || histories.iter().any(is_ahead);
         let requests = last.into_iter().map(|Call { quotas, cost, .. }| Request { quotas, cost }).collect();
         Keys { histories, requests, force, at, now }
     }
@@ -68,22 +71,28 @@ struct Answer {
 fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> Option<Answer> {
     let now = UnixMs::saturating(now);
     let time = Time { clock: now, at: keys.at.then_some(now) };
-    let mut looked_up: Vec<Tiers> = limiters.iter().map(|_| Tiers::default()).collect();
-    let requests = limiters.iter_mut().zip(&keys.requests).zip(&mut looked_up);
-    let requests = requests.map(|((limiter, Request { quotas, cost }), tiers)| {
+    let mut expiries = vec![None; limiters.len()];
+    let mut rows = Parts::default();
+    let keys = limiters.iter_mut().zip(&mut expiries).zip(&keys.requests).enumerate();
+    for (name, ((limiter, expires_at), Request { quotas, cost })) in keys {
         let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
-        KeyRequest { limiter, algorithm, quotas, cost, tiers }
-    });
-    let decided = several::decide(requests, time).ok()?;
-    let limited = decided.is_limited();
-    let finished = decided.settle(force);
-    let retry_after = finished.rows.iter().map(|row| row.retry_after).max()?;
-    Some(Answer {
-        limited,
-        retry_after: retry_after.ms().filter(|_| limited),
-        rows: finished.rows.iter().map(|row| row.verdict).collect(),
-        changed: finished.keys.iter().map(|key| key.outcome.changed()).collect(),
-    })
+        let first = rows.len();
+        for quota in quotas {
+            rows.add(vec![name as u8], Row::new(algorithm, *quota, cost));
+        }
+        rows[first].what.tiers = quotas.len();
+        rows[first].key = Some(MemoryKey { limiter, expires_at });
+    }
+    let taken = several::take(&mut rows, force, time).ok()?;
+    let verdicts = rows.iter().map(|row| row.what.verdict).collect();
+    let mut changed = Vec::new();
+    for row in rows.iter_mut() {
+        if let Some(key) = &mut row.key {
+            changed.push(row.applied.changed);
+            key.carry_out(row.fresh.take(), row.applied);
+        }
+    }
+    Some(Answer { limited: taken.limited, retry_after: taken.retry_after_ms, rows: verdicts, changed })
 }
 
 /// The models' answer.

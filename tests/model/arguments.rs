@@ -2,8 +2,9 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use redis_rl::limiter::Mode;
 use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
-use redis_rl::request::{Mode, Options, Request};
+use redis_rl::request::{Options, Request};
 
 use crate::calls::quota;
 use crate::cases;

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use redis_rl::encoding::{decode_effect, encode_effect};
+use redis_rl::limiter::key::{self, Take};
 use redis_rl::limiter::{
-    Algorithm, Applied, Before, Cost, Counted, Decided, Decision, Effect, Expires, Limiter, MAX_SAFE_INTEGER,
-    Quota, TakeError, Tiers, Time, UnixMs, Verdict, WindowMs,
+    Algorithm, Applied, Cost, Counted, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mode, Quota,
+    TakeError, Time, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -70,7 +71,42 @@ pub struct Answer {
     pub taken: Option<i64>,
 }
 
-/// Does what a command does between its arguments and its reply. An emptied key is deleted.
+/// A key in memory. A limiter that holds nothing stands for a missing key.
+pub struct MemoryKey<'k> {
+    pub limiter: &'k mut Limiter,
+    pub expires_at: &'k mut Option<UnixMs>,
+}
+
+impl Key for MemoryKey<'_> {
+    fn limiter(&self) -> Option<&Limiter> {
+        Some(&*self.limiter).filter(|limiter| !limiter.is_empty())
+    }
+
+    fn limiter_mut(&mut self) -> Option<&mut Limiter> {
+        Some(&mut *self.limiter).filter(|limiter| !limiter.is_empty())
+    }
+
+    fn expires_at(&self) -> Option<UnixMs> {
+        *self.expires_at
+    }
+}
+
+impl MemoryKey<'_> {
+    /// Does what is left to do after a request or an effect.
+    pub fn carry_out(&mut self, fresh: Option<Limiter>, applied: Applied) {
+        if applied.emptied {
+            (*self.limiter, *self.expires_at) = (Limiter::new(self.limiter.algorithm()), None);
+            return;
+        }
+        if let Some(fresh) = fresh.filter(|_| applied.changed) {
+            *self.limiter = fresh;
+        }
+        assert!(!applied.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
+        *self.expires_at = applied.moved.or(*self.expires_at);
+    }
+}
+
+/// Does what a command does between its arguments and its reply.
 pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TakeError> {
     answer_and_send(limiter, &mut None, call, |_| {})
 }
@@ -88,34 +124,21 @@ pub fn answer_and_send(
         return Ok(Answer { verdict, changed: None, taken: None });
     }
     let algorithm = limiter.algorithm();
+    let mut key = MemoryKey { limiter, expires_at };
     let mut take = |now| {
-        let time = call.time(now);
-        let decision = match call.act {
-            Act::Partial => limiter.take_what_fits(algorithm, &call.quotas, cost, time),
-            _ => limiter.decide_and_commit(algorithm, &call.quotas, cost, call.forces(), time),
-        };
-        let Decision { verdict, outcome } = decision?;
-        let facts = outcome.expiry_facts(time);
-        let mut moved = None;
-        if !outcome.emptied && facts.may_move_expiry() {
-            let expiry = facts.expiry(*expires_at, |now, slack_ms| limiter.lifetime(now, slack_ms));
-            limiter.set_source(expiry.source);
-            moved = expiry.moves_to;
-            *expires_at = moved.or(*expires_at);
+        let take = Take { algorithm, quotas: &call.quotas, cost, mode: call.mode(), time: call.time(now) };
+        let mut fresh = None;
+        let taken = take.run(&mut key, &mut fresh)?;
+        if taken.applied.is_any() {
+            let counted = || Counted::of(algorithm, &call.quotas, cost, &taken.outcome);
+            send(taken.applied.effect(counted));
         }
-        if outcome.changed() || moved.is_some() {
-            let done = Applied { changed: outcome.changed(), emptied: outcome.emptied, moved };
-            send(done.effect(|| Counted::of(algorithm, &call.quotas, cost, &outcome)));
-        }
-        if outcome.emptied {
-            *limiter = Limiter::new(algorithm);
-            *expires_at = None;
-        }
-        let taken = call.cost.signum() * outcome.change.units as i64;
+        key.carry_out(fresh, taken.applied);
+        let (outcome, verdict) = (taken.outcome, taken.verdict);
         Ok(Answer {
             verdict,
             changed: outcome.changed().then_some(outcome.as_of.get()),
-            taken: (call.act == Act::Partial).then_some(taken),
+            taken: (call.act == Act::Partial).then_some(cost.at_most(outcome.change.units).get()),
         })
     };
     let mut answer = take(call.now)?;
@@ -125,33 +148,22 @@ pub fn answer_and_send(
     Ok(answer)
 }
 
-/// The decision on a call.
-pub fn decide<'a>(
-    limiter: &'a mut Limiter,
-    tiers: &'a mut Tiers,
-    call: &Call,
-) -> Result<Decided<'a>, TakeError> {
-    let cost = Cost::new(call.cost).expect("a cost");
-    limiter.decide(limiter.algorithm(), &call.quotas, cost, call.time(call.now), tiers)
-}
-
-/// Does what a copy does with an effect, as it is sent. The copy's clock shows another time than the master's.
+/// Does what a copy does with an effect, as it is sent.
 pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effect) {
     let word = encode_effect(effect);
     let received = decode_effect(&word).expect("what was encoded is decoded");
     assert_eq!(received, *effect, "{}", String::from_utf8_lossy(&word));
-    match received {
+    let (mut key, mut fresh) = (MemoryKey { limiter: copy, expires_at }, None);
+    let applied = key::apply(effect, &mut key, &mut fresh).expect("it fits, as it did");
+    match effect {
         Effect::Counted(counted) => {
-            let (is_new, clock) = (copy.is_empty(), UnixMs::saturating(1));
-            let before = Before { is_new, expires_at: *expires_at };
-            let done = copy.accept(&counted).expect("it fits, as it did").apply(before, || clock);
-            assert!(done.changed && !done.emptied);
-            assert_eq!(Expires::from(done.moved), counted.expires, "it is told");
-            *expires_at = done.moved.or(*expires_at);
+            assert!(applied.changed && !applied.emptied);
+            assert_eq!(applied.moved, counted.expires, "it is told");
         }
-        Effect::Moved(at) => *expires_at = Some(at),
-        Effect::Deleted => (*copy, *expires_at) = (Limiter::new(copy.algorithm()), None),
+        Effect::Moved(at) => assert_eq!(applied.moved, Some(*at)),
+        Effect::Deleted => assert!(applied.emptied),
     }
+    key.carry_out(fresh, applied);
 }
 
 /// The verdict that a request would get.
@@ -163,6 +175,11 @@ pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict
 
 pub fn quota(limit: u64, window: WindowMs) -> Quota {
     Quota::new(limit, window).expect("a limit")
+}
+
+/// A quota of this window, where no limit matters.
+pub fn any_limit(window_ms: u64) -> Quota {
+    quota(1, WindowMs::new(window_ms).expect("a window"))
 }
 
 /// The model's answer.
@@ -198,15 +215,19 @@ fn expected_of_partial(model: &mut Model, call: &Call) -> Result<Answer, TakeErr
 }
 
 impl Call {
-    fn forces(&self) -> bool {
-        matches!(self.act, Act::Force | Act::Flood { .. })
-    }
-
     pub fn counts(&self, limited: bool) -> bool {
-        self.act != Act::Peek && self.cost != 0 && (!limited || self.forces())
+        self.act != Act::Peek && self.cost != 0 && (!limited || self.mode() == Mode::Force)
     }
 
-    fn time(&self, now: u64) -> Time {
+    fn mode(&self) -> Mode {
+        match self.act {
+            Act::Force | Act::Flood { .. } => Mode::Force,
+            Act::Partial => Mode::Partial,
+            Act::Peek | Act::Take => Mode::AllOrNothing,
+        }
+    }
+
+    pub fn time(&self, now: u64) -> Time {
         let now = UnixMs::saturating(now);
         Time { clock: now, at: self.at.then_some(now) }
     }
@@ -249,7 +270,7 @@ impl fmt::Debug for Call {
 pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64) {
     let at = UnixMs::saturating(now);
     for &window in windows {
-        let used = limiter.used(WindowMs::new(window).expect("a window"), at);
+        let used = limiter.used(any_limit(window), at);
         assert_eq!(used, model.used(window, now), "units in {window} ms at {now}");
     }
     assert_eq!(limiter.windows(at), model.windows(now), "at {now}");

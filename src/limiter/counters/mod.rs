@@ -9,10 +9,10 @@ use std::ops::Deref;
 
 pub use counter::{Counter, Method};
 
-use super::decision::{Change, State, StateMut, Tier, Usage};
+use super::algorithm::{Algorithm, Mover, Parts, WindowUsage};
+use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
-use super::{Algorithm, Mover, Parts};
 use packed::Packed;
 
 /// The counters of one key, at most [`MAX_TIERS`], shortest window first.
@@ -140,20 +140,9 @@ impl Counters {
         }
     }
 
-    /// The windows that can still count at `now`, shortest first.
-    pub fn live_windows(&self, now: UnixMs) -> impl Iterator<Item = WindowMs> + '_ {
-        self.iter().filter(move |counter| self.is_live(counter, now)).map(|counter| counter.window)
-    }
-
-    /// The two counts of a sliding window at `now`; `None` for RL.FIXED.
-    pub fn parts(&self, window: WindowMs, now: UnixMs) -> Option<Parts> {
-        match self.method() {
-            Method::Fixed => None,
-            method @ Method::Sliding => {
-                let Counter { current, previous, .. } = self.find(window)?.advance(method, now);
-                Some(Parts { current, previous })
-            }
-        }
+    /// Those that can still count at `now`, shortest window first.
+    fn live(&self, now: UnixMs) -> impl Iterator<Item = Counter> + '_ {
+        self.iter().filter(move |counter| self.is_live(counter, now))
     }
 
     fn is_live(&self, counter: &Counter, now: UnixMs) -> bool {
@@ -271,7 +260,8 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     type Place = Counter;
 
     #[inline(always)]
-    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Counter> {
+    fn usage(&self, quota: Quota, now: UnixMs) -> Usage<Counter> {
+        let window = quota.window();
         let counter = match self.counters.find(window) {
             Some(counter) => counter.advance(self.method, now),
             None => Counter::new(window, now),
@@ -280,7 +270,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     }
 
     #[inline(always)]
-    fn wait_until(&self, _window: WindowMs, counter: &Counter, room: u64, now: UnixMs) -> u64 {
+    fn wait_until(&self, _quota: Quota, counter: &Counter, room: u64, now: UnixMs) -> u64 {
         counter.wait_until(self.method, room, now)
     }
 
@@ -289,7 +279,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
             return true;
         }
         let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
-        let others = self.counters.live_windows(now).filter(|window| !is_named(window)).count();
+        let others = self.counters.live(now).filter(|counter| !is_named(&counter.window)).count();
         quotas.len() + others <= MAX_TIERS
     }
 
@@ -314,10 +304,6 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         self.counters.len() == 0
     }
 
-    fn counts_nothing(&self, _quotas: &[Quota], now: UnixMs) -> bool {
-        self.counters.live_windows(now).next().is_none()
-    }
-
     /// The lifetime of the counter that counts longest.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let method = self.method;
@@ -331,6 +317,21 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     /// Counters live exactly as long as they count.
     fn retention_too_short_for(&self, _quota: Quota) -> bool {
         false
+    }
+
+    fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
+        let shown = |counter: Counter| {
+            let counter = counter.advance(self.method, now);
+            let Counter { window, current, previous, .. } = counter;
+            let used = counter.used(now);
+            WindowUsage {
+                window,
+                used,
+                reset_after_ms: if used == 0 { 0 } else { counter.wait_until(self.method, 0, now) },
+                parts: (self.method == Method::Sliding).then_some(Parts { current, previous }),
+            }
+        };
+        self.counters.live(now).map(shown).collect()
     }
 }
 
@@ -349,17 +350,21 @@ impl StateMut for ByMethod<&mut Counters> {
         change
     }
 
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
+    fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
         let method = self.method;
-        let mut most = 0;
+        let (mut left, mut units) = (self.counters.clone(), 0);
         for quota in quotas {
-            let Some(mut counter) = self.counters.find(quota.window()) else { continue };
-            let refunded = counter.refund(method, units, as_of);
+            let Some(mut counter) = left.find(quota.window()) else { continue };
+            let refunded = counter.refund(method, refund.units, refund.as_of);
             if refunded > 0 {
-                self.counters.put_or_remove(counter);
-                most = most.max(refunded);
+                left.put_or_remove(counter);
+                units = units.max(refunded);
             }
         }
-        most
+        let emptied = units > 0 && left.live(refund.ended_by).next().is_none();
+        if !emptied {
+            *self.counters = left;
+        }
+        Refunded { units, emptied }
     }
 }

@@ -1,7 +1,7 @@
 //! A log of many units.
 
-use super::super::Mover;
-use super::super::decision::{Change, StateMut, Tier, Usage};
+use super::super::algorithm::Mover;
+use super::super::decision::{Change, Refund, Refunded, StateMut, Tier, Usage};
 use super::super::lifetime::TimeSource;
 use super::super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::entry::{Cursor, Entry, Mark};
@@ -188,7 +188,7 @@ impl StateMut for Large {
         Change { units, end_moved, forgot }
     }
 
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
-        EntriesMut::refund(self, quotas, units, as_of)
+    fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
+        EntriesMut::refund(self, quotas, refund)
     }
 }

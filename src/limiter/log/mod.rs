@@ -14,7 +14,8 @@ pub mod varint;
 
 pub use entry::{Cursor, Entry};
 
-use super::decision::{State, Tier, Usage};
+use super::algorithm::WindowUsage;
+use super::decision::{Refund, Refunded, State, Tier, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{Quota, UnixMs, WindowMs};
 use entry::Mark;
@@ -84,15 +85,17 @@ pub trait EntriesMut: Entries {
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>);
 
     /// See [`StateMut::refund`](super::decision::StateMut::refund).
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
-        let Some(retention) = self.retention_with(quotas) else { return 0 };
+    fn refund(&mut self, quotas: &[Quota], Refund { units, as_of, ended_by }: Refund) -> Refunded {
+        let Some(retention) = self.retention_with(quotas) else { return Refunded::default() };
         let from = self.in_window(retention, as_of).place;
         let (to, _) = self.seek(from, |mark| mark.at_ms <= as_of.get());
         let counted = to.mark.units_since(&from.mark);
-        let refunded = units.min(counted);
-        if refunded > 0 {
+        let units = units.min(counted);
+        // This window begins no later than that of `as_of`, so it holds all that is given back.
+        let emptied = units > 0 && self.in_window(retention, ended_by).used == units;
+        if units > 0 && !emptied {
             // The entry before the refunded ones may keep a part of its units.
-            let kept = counted - refunded;
+            let kept = counted - units;
             let (place, after) = self.seek(from, |mark| mark.units_since(&from.mark) < kept);
             let partly = after.filter(|_| kept > 0).map(|after| Entry {
                 at: UnixMs::saturating(after.mark.at_ms),
@@ -100,7 +103,7 @@ pub trait EntriesMut: Entries {
             });
             self.replace(place, to, partly);
         }
-        refunded
+        Refunded { units, emptied }
     }
 }
 
@@ -109,20 +112,20 @@ impl<L: Entries> State for L {
     type Place = Cursor;
 
     #[inline(always)]
-    fn usage(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
-        self.in_window(window, now)
+    fn usage(&self, quota: Quota, now: UnixMs) -> Usage<Cursor> {
+        self.in_window(quota.window(), now)
     }
 
     /// Finds the newest entry that must expire before the units fit.
     #[inline(always)]
-    fn wait_until(&self, window: WindowMs, place: &Cursor, room: u64, now: UnixMs) -> u64 {
+    fn wait_until(&self, quota: Quota, place: &Cursor, room: u64, now: UnixMs) -> u64 {
         let last_to_expire = if room == 0 {
             self.newest()
         } else {
             let (_, after) = self.seek(*place, |mark| self.units_after(mark) > room);
             after.map_or(self.newest(), |after| UnixMs::saturating(after.mark.at_ms))
         };
-        (last_to_expire + window).since(now)
+        (last_to_expire + quota.window()).since(now)
     }
 
     /// A log serves any number of windows: it keeps its units for the longest.
@@ -146,10 +149,6 @@ impl<L: Entries> State for L {
         self.units() == 0
     }
 
-    fn counts_nothing(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        self.retention_with(quotas).is_none_or(|retention| self.in_window(retention, now).used == 0)
-    }
-
     /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
     /// of an eighth of the window, so that it moves eight times a window, not at every request.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
@@ -160,6 +159,16 @@ impl<L: Entries> State for L {
 
     fn retention_too_short_for(&self, quota: Quota) -> bool {
         self.retention().is_some_and(|retention| retention < quota.window())
+    }
+
+    /// One window: the longest.
+    fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
+        let shown = |window| {
+            let used = self.in_window(window, now).used;
+            let reset_after_ms = if used == 0 { 0 } else { (self.newest() + window).since(now) };
+            WindowUsage { window, used, reset_after_ms, parts: None }
+        };
+        self.retention().map(shown).into_iter().collect()
     }
 }
 

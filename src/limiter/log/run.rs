@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::super::Mover;
+use super::super::algorithm::Mover;
 use super::entry::{self, Cursor, FIRST_SINCE, MOST_BYTES, Mark};
 
 /// Bytes in a full block: large enough to make its 48 bytes of bookkeeping negligible, small enough that a walk

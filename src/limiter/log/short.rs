@@ -25,8 +25,7 @@
 
 use std::ops::Deref;
 
-use super::super::Limiter;
-use super::super::decision::{Change, StateMut, Tier, Usage};
+use super::super::decision::{Change, Refund, Refunded, StateMut, Tier, Usage};
 use super::super::lifetime::TimeSource;
 use super::super::quota::{Quota, UnixMs, WindowMs};
 use super::entry::{self, Cursor, Entry, FIRST_SINCE, MOST_BYTES as ENTRY_BYTES, Mark};
@@ -34,8 +33,8 @@ use super::large::Large;
 use super::{Entries, EntriesMut, longest, rounded_end};
 
 /// The smallest and the largest allocation.
-const LEAST_BYTES: usize = 32;
-const MOST_BYTES: usize = 256;
+pub const LEAST_BYTES: usize = 32;
+pub const MOST_BYTES: usize = 256;
 
 const HEAD_BYTES: usize = 22;
 
@@ -140,28 +139,38 @@ impl Head {
     }
 }
 
-/// A short log in its limiter, which must hold one.
-pub struct Short<L> {
-    limiter: L,
+/// What holds the allocation of a short log: a limiter, whose variant is the size of the allocation.
+pub trait Holder: Sized {
+    /// The smallest that holds `size` bytes, beginning with `bytes`; the rest is 0.
+    fn allocate(bytes: &[u8], size: usize) -> Self;
+    /// The allocation.
+    fn bytes(&self) -> &[u8];
+    /// The allocation, to change.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+/// A short log in its holder.
+pub struct Short<H> {
+    holder: H,
     head: Head,
 }
 
-impl<L: Deref<Target = Limiter>> Short<L> {
-    /// The short log of `limiter`.
+impl<H: Deref<Target: Holder>> Short<H> {
+    /// The short log in `holder`.
     #[inline(always)]
-    pub fn in_limiter(limiter: L) -> Short<L> {
-        let head = Head::read(limiter.short_bytes());
-        Short { limiter, head }
+    pub fn new(holder: H) -> Short<H> {
+        let head = Head::read(holder.bytes());
+        Short { holder, head }
     }
 
     /// The bytes of all entries.
     #[inline(always)]
     fn bytes(&self) -> &[u8] {
-        self.limiter.short_bytes().get(HEAD_BYTES..self.head.size()).unwrap_or_default()
+        self.holder.bytes().get(HEAD_BYTES..self.head.size()).unwrap_or_default()
     }
 }
 
-impl<L: Deref<Target = Limiter>> Entries for Short<L> {
+impl<H: Deref<Target: Holder>> Entries for Short<H> {
     fn retention(&self) -> Option<WindowMs> {
         WindowMs::new(self.head.retention_ms)
     }
@@ -218,11 +227,11 @@ impl<L: Deref<Target = Limiter>> Entries for Short<L> {
     }
 }
 
-impl Short<&mut Limiter> {
+impl<H: Holder> Short<&mut H> {
     /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.head.source = source;
-        self.head.write(self.limiter.short_bytes_mut());
+        self.head.write(self.holder.bytes_mut());
     }
 
     /// Whether `units` at `now` fit for certain, even if nothing has expired.
@@ -232,9 +241,14 @@ impl Short<&mut Limiter> {
     }
 
     /// Makes room for `units` at `now` by dropping what has expired. Returns whether they fit.
-    pub fn make_room(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> bool {
+    pub fn make_room(&mut self, quotas: &[Quota], units: u64, now: UnixMs) -> bool {
         self.surely_has_room(units, now) || {
-            self.drop_expired(tiers, now);
+            let tier = |quota: &Quota| {
+                let Usage { used, place } = self.in_window(quota.window(), now);
+                Tier { quota: *quota, used, place, refuses: false }
+            };
+            let mut longest = quotas.iter().max_by_key(|quota| quota.window()).map(tier);
+            self.drop_expired(longest.as_mut_slice(), now);
             self.with(units, now).0.fits()
         }
     }
@@ -266,8 +280,8 @@ impl Short<&mut Limiter> {
         let usage = if retention == named { longest.usage() } else { self.in_window(retention, now) };
         if usage.used < self.head.units {
             let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.place;
-            drop_before(self.limiter, offset, at_ms, units);
-            self.head = Head::read(self.limiter.short_bytes());
+            drop_before(self.holder, offset, at_ms, units);
+            self.head = Head::read(self.holder.bytes());
             for tier in tiers {
                 tier.set_usage(self.in_window(tier.quota.window(), now));
             }
@@ -279,13 +293,13 @@ impl Short<&mut Limiter> {
 // The two functions below do not take the header by reference, so that a request keeps it in registers.
 
 /// Moves the first `kept` bytes to the smallest allocation that holds `size`.
-fn resize(limiter: &mut Limiter, kept: usize, size: usize) {
-    *limiter = allocate(&limiter.short_bytes()[..kept], size);
+fn resize<H: Holder>(holder: &mut H, kept: usize, size: usize) {
+    *holder = H::allocate(&holder.bytes()[..kept], size);
 }
 
 /// Drops all entries before a place with this offset, time and units.
-fn drop_before(limiter: &mut Limiter, offset: usize, at_ms: u64, units: u64) {
-    let bytes = limiter.short_bytes_mut();
+fn drop_before(holder: &mut impl Holder, offset: usize, at_ms: u64, units: u64) {
+    let bytes = holder.bytes_mut();
     let head = Head::read(bytes);
     let mut new = Head { units: head.units - units, ..head.emptied() };
     if new.units > 0
@@ -303,7 +317,7 @@ fn drop_before(limiter: &mut Limiter, offset: usize, at_ms: u64, units: u64) {
     new.write(bytes);
 }
 
-impl StateMut for Short<&mut Limiter> {
+impl<H: Holder> StateMut for Short<&mut H> {
     /// There must be room: see [`Short::make_room`].
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
@@ -311,16 +325,16 @@ impl StateMut for Short<&mut Limiter> {
         let (retention, used) = self.drop_expired(tiers, now);
         let (mut new, since, entry_units) = self.with(units, now);
         new.retention_ms = retention.get();
-        if new.size() > self.limiter.short_bytes().len() {
-            resize(self.limiter, new.newest_offset(), new.size());
+        if new.size() > self.holder.bytes().len() {
+            resize(self.holder, new.newest_offset(), new.size());
         }
-        let bytes = self.limiter.short_bytes_mut();
+        let bytes = self.holder.bytes_mut();
         new.write(bytes);
         entry::write(&mut bytes[new.newest_offset()..], since, entry_units);
         let (allocated, expired) = (bytes.len(), used < old.units);
         self.head = new;
         if expired && is_wasteful(new.size(), allocated) {
-            resize(self.limiter, new.size(), new.size());
+            resize(self.holder, new.size(), new.size());
         }
         for tier in tiers {
             if used == 0 {
@@ -335,21 +349,21 @@ impl StateMut for Short<&mut Limiter> {
         Change { units, end_moved, forgot: false }
     }
 
-    fn refund(&mut self, quotas: &[Quota], units: u64, as_of: UnixMs) -> u64 {
-        EntriesMut::refund(self, quotas, units, as_of)
+    fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
+        EntriesMut::refund(self, quotas, refund)
     }
 }
 
-impl EntriesMut for Short<&mut Limiter> {
+impl<H: Holder> EntriesMut for Short<&mut H> {
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>) {
         let before = self.iter().take(from.mark.entries as usize);
         let after = self.iter().skip(to.mark.entries as usize);
         // Fewer entries always fit.
         let Some((size, bytes)) = written(self.head, before.chain(kept).chain(after)) else { return };
-        let allocated = self.limiter.short_bytes().len();
+        let allocated = self.holder.bytes().len();
         let size = if is_wasteful(size, allocated) { size } else { allocated };
-        *self.limiter = allocate(&bytes[..size], size);
-        self.head = Head::read(self.limiter.short_bytes());
+        *self.holder = H::allocate(&bytes[..size], size);
+        self.head = Head::read(self.holder.bytes());
     }
 }
 
@@ -360,7 +374,7 @@ pub fn lengthened(short: &impl Entries) -> Box<Large> {
 
 /// Returns `log` as a short log; `None` if it is too large. One that `has_shrunk` must fit half of the largest
 /// size.
-pub fn shortened(log: &Large, has_shrunk: bool) -> Option<Limiter> {
+pub fn shortened<H: Holder>(log: &Large, has_shrunk: bool) -> Option<H> {
     let (most_bytes, most_units) =
         if has_shrunk { (MOST_BYTES / 2, BITS_32 / 2) } else { (MOST_BYTES, BITS_32) };
     if log.units() == 0 || log.units() > most_units || log.bytes_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
@@ -368,7 +382,7 @@ pub fn shortened(log: &Large, has_shrunk: bool) -> Option<Limiter> {
         return None;
     }
     let (size, bytes) = written(Head::like(log), log.iter())?;
-    (size <= most_bytes).then(|| allocate(&bytes[..size], size))
+    (size <= most_bytes).then(|| H::allocate(&bytes[..size], size))
 }
 
 /// Writes a short log of these entries, oldest first, with the rest of its header from `head`. Returns its size
@@ -392,24 +406,7 @@ fn is_wasteful(size: usize, allocated: usize) -> bool {
     2 * size <= allocated && allocated > LEAST_BYTES
 }
 
-/// Copies `bytes` to the smallest allocation that holds `size`.
-fn allocate(bytes: &[u8], size: usize) -> Limiter {
-    fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
-        let mut filled = Box::new([0; N]);
-        filled[..bytes.len()].copy_from_slice(bytes);
-        filled
-    }
-    match size {
-        0..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
-        33..=48 => Limiter::Short48(filled(bytes)),
-        49..=64 => Limiter::Short64(filled(bytes)),
-        65..=128 => Limiter::Short128(filled(bytes)),
-        129..=MOST_BYTES => Limiter::Short256(filled(bytes)),
-        _ => unreachable!("a short log fits the largest allocation"),
-    }
-}
-
 /// An empty short log.
-pub fn empty() -> Limiter {
-    Limiter::Short32(Box::new([0; LEAST_BYTES]))
+pub fn empty<H: Holder>() -> H {
+    H::allocate(&[], LEAST_BYTES)
 }

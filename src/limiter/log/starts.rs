@@ -3,7 +3,7 @@
 
 use std::ops::Deref;
 
-use super::super::Mover;
+use super::super::algorithm::Mover;
 use super::super::quota::{MAX_TIERS, WindowMs};
 use super::entry::Cursor;
 use super::run::Run;

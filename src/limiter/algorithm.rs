@@ -1,0 +1,69 @@
+//! The algorithms, and how a limiter shows itself to whoever asks.
+
+use std::ffi::CStr;
+
+use super::quota::WindowMs;
+
+/// How units are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// One count for each window, aligned to the Unix epoch.
+    Fixed,
+    /// This window's count, plus the previous one's weighted by how much of it still overlaps.
+    Sliding,
+    /// Every unit with its own time.
+    Log,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+
+    /// The name of its command.
+    pub const fn command(self) -> &'static CStr {
+        match self {
+            Algorithm::Fixed => c"RL.FIXED",
+            Algorithm::Sliding => c"RL.SLIDING",
+            Algorithm::Log => c"RL.LOG",
+        }
+    }
+
+    /// Its name in RL.INFO; in RL.ALL, in either case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Fixed => "fixed",
+            Algorithm::Sliding => "sliding",
+            Algorithm::Log => "log",
+        }
+    }
+}
+
+/// One window of a limiter, as RL.INFO shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowUsage {
+    /// Its length.
+    pub window: WindowMs,
+    /// Units that count now.
+    pub used: u64,
+    /// Milliseconds until none do.
+    pub reset_after_ms: u64,
+    /// The two counts behind `used`, for a sliding window.
+    pub parts: Option<Parts>,
+}
+
+/// The two counts of a sliding window: all of `current` and a share of `previous` are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Units counted in this window.
+    pub current: u64,
+    /// Units counted in the window before.
+    pub previous: u64,
+}
+
+/// Moves allocations without changing their content, for active defrag.
+pub trait Mover {
+    /// Returns the same box, reallocated if that helps.
+    fn move_box<T>(&mut self, piece: Box<T>) -> Box<T>;
+    /// Returns the same vector, reallocated if that helps.
+    fn move_vec<T>(&mut self, piece: Vec<T>) -> Vec<T>;
+}

@@ -1,0 +1,237 @@
+//! What a command does to a key, whatever holds it: a server, or a map in memory.
+//!
+//! A host opens the key, and lends it as a [`Key`]. A function below decides, changes the limiter, and returns what is left
+//! to do: [`Applied`]. The host then deletes the key if it was emptied; else it stores a fresh limiter that has changed, and
+//! sets the expiry if that moved. It sends the effect to copies, if it has any, and replies.
+
+// Inlined for single commands of the server: see `command::take`.
+
+use super::algorithm::{Algorithm, WindowUsage};
+use super::decision::{Decision, Outcome, TakeError, Verdict};
+use super::effect::{Applied, Effect};
+use super::lifetime::{ExpiryFacts, TimeSource};
+use super::quota::{Cost, Quota, Time, UnixMs};
+use super::state::Limiter;
+
+/// A key that a host holds open.
+pub trait Key {
+    /// The limiter in it; `None` if it is empty.
+    fn limiter(&self) -> Option<&Limiter>;
+
+    /// The limiter in it, mutably; `None` if it is empty.
+    fn limiter_mut(&mut self) -> Option<&mut Limiter>;
+
+    /// When it expires by the host's clock; `None` if it is empty or never expires.
+    fn expires_at(&self) -> Option<UnixMs>;
+
+    /// The limiter in it. If it is empty, a new one of `algorithm`, placed in `fresh`.
+    #[inline(always)]
+    fn limiter_or<'s>(&'s mut self, fresh: &'s mut Option<Limiter>, algorithm: Algorithm) -> &'s mut Limiter {
+        match self.limiter_mut() {
+            Some(limiter) => limiter,
+            None => fresh.get_or_insert_with(|| Limiter::new(algorithm)),
+        }
+    }
+}
+
+/// A key that is not open counts as empty.
+impl<K: Key> Key for Option<K> {
+    #[inline(always)]
+    fn limiter(&self) -> Option<&Limiter> {
+        self.as_ref()?.limiter()
+    }
+
+    #[inline(always)]
+    fn limiter_mut(&mut self) -> Option<&mut Limiter> {
+        self.as_mut()?.limiter_mut()
+    }
+
+    fn expires_at(&self) -> Option<UnixMs> {
+        self.as_ref()?.expires_at()
+    }
+}
+
+/// What becomes of a request that is over the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It counts nothing.
+    #[default]
+    AllOrNothing,
+    /// FORCE: it counts all of its units.
+    Force,
+    /// PARTIAL: it counts the units that fit.
+    Partial,
+}
+
+/// A request about one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Take<'r> {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The tiers: at least one, each with a different window.
+    pub quotas: &'r [Quota],
+    /// Units to take, or to give back if negative.
+    pub cost: Cost,
+    /// What becomes of it if it is over the limit.
+    pub mode: Mode,
+    /// When it is decided.
+    pub time: Time,
+}
+
+/// What became of a request about one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// The verdict, as if the key lived as long as anything in it counts.
+    pub verdict: Verdict,
+    /// What it changed.
+    pub outcome: Outcome,
+    /// What the host has to do.
+    pub applied: Applied,
+    longest_wait_ms: u64,
+}
+
+impl Taken {
+    /// The reply: no wait is longer than the key lives.
+    #[inline(always)]
+    pub fn reply(&self) -> Verdict {
+        self.verdict.within(self.longest_wait_ms)
+    }
+}
+
+impl Take<'_> {
+    /// Decides, and counts the units or gives them back. If the key is empty, in a `fresh` limiter.
+    ///
+    /// # Errors
+    ///
+    /// The key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
+    #[inline(always)]
+    pub fn run(&self, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Taken, TakeError> {
+        let Take { algorithm, quotas, cost, mode, time } = *self;
+        let limiter = key.limiter_or(fresh, algorithm);
+        let Decision { verdict, outcome } = if mode == Mode::Partial {
+            limiter.take_what_fits(algorithm, quotas, cost, time)?
+        } else {
+            limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
+        };
+        let applied = applied(key, fresh.as_mut(), time, &outcome);
+        let longest_wait_ms = longest_wait_ms(key, time, &outcome, applied.moved);
+        Ok(Taken { verdict, outcome, applied, longest_wait_ms })
+    }
+
+    /// The time that the units were counted at: for windows ahead of the clock, their own newest time.
+    #[inline(always)]
+    pub fn counted_at(&self, outcome: &Outcome, key: &impl Key, fresh: &Option<Limiter>) -> UnixMs {
+        counted_at(key.limiter().or(fresh.as_ref()), self.quotas, self.cost, self.time, outcome)
+    }
+}
+
+/// Decides on a request that will not be counted. A missing key counts nothing, whatever the algorithm.
+///
+/// # Errors
+///
+/// The key cannot hold the windows.
+#[inline]
+pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, TakeError> {
+    let nothing = Limiter::new(Algorithm::Fixed);
+    let Decision { verdict, outcome } = key.limiter().unwrap_or(&nothing).peek(quotas, cost, time)?;
+    Ok(verdict.within(longest_wait_ms(key, time, &outcome, None)))
+}
+
+/// What RL.INFO shows of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// How it counts.
+    pub algorithm: Algorithm,
+    /// The windows that can still count, shortest first.
+    pub windows: Vec<WindowUsage>,
+    /// Of a log, the number of distinct timestamps.
+    pub entries: Option<u64>,
+}
+
+/// What RL.INFO shows of a key; `None` if it is empty.
+pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
+    let limiter = key.limiter()?;
+    let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() == TimeSource::Loaded;
+    let longest_wait_ms = if may_expire_early { ms_until(key.expires_at(), clock) } else { u64::MAX };
+    let mut windows = limiter.windows(clock);
+    for window in &mut windows {
+        window.reset_after_ms = window.reset_after_ms.min(longest_wait_ms);
+    }
+    Some(Info { algorithm: limiter.algorithm(), windows, entries: limiter.entries(clock) })
+}
+
+/// Does to a key what a request did to the key of which it is a copy.
+///
+/// # Errors
+///
+/// The key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
+#[inline(always)]
+pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Applied, TakeError> {
+    let is_new = key.limiter().is_none();
+    match effect {
+        Effect::Counted(counted) => counted.apply(key.limiter_or(fresh, counted.algorithm), is_new),
+        Effect::Moved(at) => Ok(Applied { moved: (!is_new).then_some(*at), ..Applied::default() }),
+        Effect::Deleted => Ok(Applied { changed: !is_new, emptied: !is_new, moved: None }),
+    }
+}
+
+/// What a decided request did to an open key, or to the `fresh` limiter for an empty one. The expiry is not set yet.
+#[inline(always)]
+pub(super) fn applied(
+    key: &mut impl Key,
+    fresh: Option<&mut Limiter>,
+    time: Time,
+    outcome: &Outcome,
+) -> Applied {
+    let (changed, emptied, facts) = (outcome.changed(), outcome.emptied, outcome.expiry_facts(time));
+    let moved = if emptied || !facts.may_move_expiry() { None } else { new_expiry(key, fresh, facts) };
+    Applied { changed, emptied, moved }
+}
+
+/// The time that the expiry moves to; `None` if it does not.
+#[cold]
+#[inline(never)]
+fn new_expiry(key: &mut impl Key, fresh: Option<&mut Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
+    let current = key.expires_at();
+    let limiter = key.limiter_mut().or(fresh)?;
+    let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
+    limiter.set_source(expiry.source);
+    expiry.moves_to
+}
+
+/// See [`Take::counted_at`].
+#[inline(always)]
+pub(super) fn counted_at(
+    limiter: Option<&Limiter>,
+    quotas: &[Quota],
+    cost: Cost,
+    time: Time,
+    outcome: &Outcome,
+) -> UnixMs {
+    match limiter {
+        Some(limiter) if outcome.changed() && cost.taken() > 0 && outcome.ahead => {
+            limiter.newest_in(quotas).max(time.now())
+        }
+        _ => time.now(),
+    }
+}
+
+/// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is over,
+/// `u64::MAX` otherwise. A request with AT is not bounded: its time is not the host's. The expiry has `moved` to that
+/// time, if it did.
+#[inline(always)]
+pub(super) fn longest_wait_ms(key: &impl Key, time: Time, outcome: &Outcome, moved: Option<UnixMs>) -> u64 {
+    if time.at.is_none() && outcome.may_expire_early() {
+        ms_until(moved.or_else(|| key.expires_at()), time.clock)
+    } else {
+        u64::MAX
+    }
+}
+
+/// Milliseconds until a key has expired by the host's clock; `u64::MAX` if it never does.
+#[cold]
+#[inline(never)]
+fn ms_until(expires_at: Option<UnixMs>, clock: UnixMs) -> u64 {
+    // It is still served in the millisecond it expires at.
+    expires_at.map_or(u64::MAX, |end| end.since(clock) + 1)
+}
