@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs};
+use redis_rl::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs, WindowUsage};
 
-use crate::calls::{Call, History, any_limit, peek};
+use crate::calls::{Call, History, peek};
 use crate::cases;
 use crate::history::{history, huge, small};
 
@@ -102,8 +102,8 @@ fn lives_long_enough(history: &History) -> TestCaseResult {
             prop_assert!(lifetime == 0 || live(lifetime - 1), "stays after the last of its windows");
         }
         None => {
-            let Some(window) = limiter.retention() else { return Ok(()) };
-            let exact = limiter.reset_after_ms(any_limit(window.get()), UnixMs::saturating(now));
+            let windows = limiter.windows(UnixMs::saturating(now));
+            let [WindowUsage { window, reset_after_ms: exact, .. }] = windows[..] else { return Ok(()) };
             prop_assert!(lifetime >= exact, "expires {} ms after, before {}", lifetime, exact);
             prop_assert!(lifetime <= exact + window.get() / 8, "expires {} ms after {}", lifetime, exact);
         }
