@@ -17,6 +17,7 @@
 //!
 //! And an effect as one word of text, for replicas and append-only files: see [`EffectWord`].
 
+use std::error::Error;
 use std::fmt;
 
 use arrayvec::ArrayVec;
@@ -62,7 +63,9 @@ impl fmt::Display for Invalid {
     }
 }
 
-/// Returns the bytes of a limiter.
+impl Error for Invalid {}
+
+/// Returns the bytes of a limiter, which must not be empty.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION];
     match limiter.form() {
@@ -73,7 +76,11 @@ pub fn encode(limiter: &Limiter) -> Vec<u8> {
     out
 }
 
-/// Returns the limiter of these bytes, or why they are not valid.
+/// Returns the limiter of these bytes.
+///
+/// # Errors
+///
+/// Why [`encode`] cannot have written them.
 pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     let (version, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
     if *version != VERSION {

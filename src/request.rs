@@ -2,8 +2,6 @@
 //!
 //! Every error text of the module is in this file.
 
-// Inlined where that saves an RL.ALL of three rows 150 of its 24,000 instructions.
-
 use std::ffi::CStr;
 
 use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};

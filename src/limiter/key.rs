@@ -4,8 +4,6 @@
 //! to do: [`Applied`]. The host then deletes the key if it was emptied; else it stores a fresh limiter that has changed, and
 //! sets the expiry if that moved. It sends the effect to copies, if it has any, and replies.
 
-// Inlined for single commands of the server: see `command::take`.
-
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, Outcome, TakeError, Verdict};
 use super::effect::{Applied, Effect};

@@ -12,6 +12,8 @@
 //! - `effect`: what a request did to a key, for its copies.
 //! - [`key`]: what a command does to a key, for its host to carry out.
 //! - [`several`]: the same for several keys, all or nothing.
+//!
+//! `inline(always)` stands where it spares a request instructions: see DESIGN.md, Decisions.
 
 pub(crate) mod algorithm;
 pub(crate) mod counters;

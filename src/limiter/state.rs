@@ -1,7 +1,5 @@
 //! The state of a key: decide, then commit.
 
-// Inlined where that saves an RL.FIXED 100 of its 6,800 instructions.
-
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::counters::{ByMethod, Counters, Method};
 use super::decision::{Claim, Decision, Outcome, RowVerdict, State, TakeError};

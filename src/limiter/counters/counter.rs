@@ -4,8 +4,6 @@
 //! overlap with a window that ends now: `current + floor(previous * (window - elapsed) / window)`. Everything is
 //! exact: a count of 63 bits times a window of 39 bits fits in 128 bits.
 
-// Inlined where that saves a limited RL.SLIDING 50 of its 6,400 instructions.
-
 use super::super::quota::{MAX_COUNT, UnixMs, WindowMs};
 
 /// How a counter is read: an [`Algorithm`](crate::limiter::Algorithm) other than the log.

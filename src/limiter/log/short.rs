@@ -21,8 +21,6 @@
 //! - The oldest entry is older than the newest by less than the longest window, which fits 5 bytes.
 //! - The allocation has the smallest size that fits, or is less than twice as large as needed.
 
-// Inlined where that saves an RL.LOG 200 of its 6,800 instructions.
-
 use std::ops::Deref;
 
 use super::super::decision::{Change, Refund, Refunded, StateMut, Tier, Usage};
