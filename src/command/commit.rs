@@ -111,7 +111,7 @@ pub fn carry_out_all<'a, T>(
     if emptied > 0 {
         for part in &mut *parts {
             if part.applied.emptied && !delete_among_others(call, part.name, one_by_one) {
-                part.applied.emptied = false;
+                part.applied = Applied::default();
             }
         }
     }
