@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -17,7 +19,7 @@ from redis_rl import testing
 
 REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
-PATIENCE = 120.0
+PATIENCE = 10.0
 _SLOTS = 16384
 
 
@@ -79,6 +81,36 @@ def cluster(*, module: bool = True, replica: bool = False) -> Iterator[list[Serv
         if replica:
             _replicate(nodes[0], nodes[3])
         yield nodes
+
+
+class Monitor:
+    """The commands that a server carries out, as MONITOR tells them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._lines = self._socket.makefile("rb")
+        self._socket.sendall(b"MONITOR\r\n")
+        self._lines.readline()
+        self._told: list[list[str]] = []
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Those about limits, until now."""
+        marker = f"marker-{time.monotonic_ns()}"
+        with redis.Redis(port=self._port) as client:
+            client.echo(marker)
+        for line in self._lines:
+            words = shlex.split(line.decode().split("] ", 1)[1])
+            if words == ["ECHO", marker]:
+                break
+            if words[0].startswith("RL."):
+                self._told.append(words)
+        return self._told
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
 
 
 @contextlib.contextmanager

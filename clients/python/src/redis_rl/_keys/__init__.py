@@ -6,6 +6,19 @@ the repository has the rules, ``clients/local.json`` the cases.
 
 from .key import Key, Lease, Refusal
 from .keys import Keys
-from .request import Answer, Command, Request, Rules, Share, Step
+from .request import Answer, Command, Request, Rules, Share, Step, tightest, without
 
-__all__ = ["Answer", "Command", "Key", "Keys", "Lease", "Refusal", "Request", "Rules", "Share", "Step"]
+__all__ = [
+    "Answer",
+    "Command",
+    "Key",
+    "Keys",
+    "Lease",
+    "Refusal",
+    "Request",
+    "Rules",
+    "Share",
+    "Step",
+    "tightest",
+    "without",
+]

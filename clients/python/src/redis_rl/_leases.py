@@ -1,0 +1,247 @@
+"""Limiters for keys that are asked for often."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic_ns
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet, finalize
+
+from . import _wire
+from ._asking import CLOSE_SECONDS, Driver, Loop, PerLoop, check_seconds
+from ._asking.own import socket_timeout
+from ._client import AsyncRateLimiter, RateLimiter
+from ._keys import Answer, Request, Rules, Share, tightest
+from ._wire import MAX_COST, Algorithm, Clock, Key, Quota, Verdict
+
+_Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
+_Result = TypeVar("_Result")
+
+# If the application's client waits for ever.
+_TIMEOUT_SECONDS = 5.0
+
+
+class _Leased(Generic[_Limiter]):
+    """A limiter that leases, and what it is told."""
+
+    _asks: type
+
+    def __init__(
+        self,
+        limiter: _Limiter,
+        algorithm: Algorithm,
+        *quotas: Quota,
+        units: int | None = None,
+        duration: float = 0.1,
+        remember: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Counts by ``algorithm``, and leases at most ``units`` of a key, for ``duration`` seconds.
+
+        ``units`` is a hundredth of the smallest limit by default; with 0 every request is asked for.
+        A refusal is repeated without asking for ``remember`` seconds at most.
+        By ``clock``, or that of the limiter if it has one, the server decides and so does this process: a lease that is
+        over goes back with the next request.
+        """
+        if not isinstance(limiter, self._asks):
+            raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
+        _wire.check_algorithm(algorithm)
+        pairs = _wire.checked_pairs(quotas)
+        if units is None:
+            units = min(limit for limit, _ in pairs) // 100
+        if not _wire.is_whole(units) or units < 0:
+            raise ValueError(f"the units of a lease are a whole number from 0: {units!r}")
+        check_seconds("duration", duration)
+        check_seconds("remember", remember)
+        self._client: Any = limiter.client
+        self._clock = clock or limiter.clock
+        self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
+        self._remember = remember
+        self._timeout = socket_timeout(self._client) or _TIMEOUT_SECONDS
+        self._is_closed = False
+
+    def _new_driver(self, loop: Loop) -> Driver:
+        driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
+        if self._is_closed:
+            driver.keys.close()
+        return driver
+
+    def _share(self, key: Key, cost: int) -> Share:
+        if type(cost) is not int:
+            _check_cost(cost)
+        return Share(key, self._rules, cost)
+
+    def _known(self, driver: Driver, share: Share) -> Verdict | None:
+        clock = self._clock
+        return driver.keys.known(monotonic_ns() // 1_000_000 if clock is None else clock(), share)
+
+
+class AsyncLeases(_Leased[AsyncRateLimiter]):
+    """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
+
+    _asks = AsyncRateLimiter
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """See :class:`Leases`."""
+        super().__init__(*arguments, **options)
+        self._drivers = PerLoop(self._new_driver)
+
+    async def take(self, key: Key, cost: int = 1) -> Verdict:
+        """Takes units, of the lease if it has them."""
+        driver = self._drivers.here()
+        share = self._share(key, cost)
+        verdict = self._known(driver, share)
+        return verdict if verdict is not None else await _ask(driver, share)
+
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Gives back what is left, within so many seconds. From then on every request is asked for."""
+        self._is_closed = True
+        await self._drivers.here().close(timeout)
+
+    async def __aenter__(self) -> AsyncLeases:
+        """Itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        await self.close()
+
+
+class Leases(_Leased[RateLimiter]):
+    """A limiter for keys that are asked for often: it takes units in advance, and repeats refusals.
+
+    So most decisions need no command, and at most ``units`` of a key are counted and not used. Threads may share it: a
+    thread of its own asks for them, with an event loop and connections of its own.
+    ``close`` gives back what is left; so does the end of a ``with`` block. A key has one lease if it is always named
+    as text, or always as bytes.
+    """
+
+    _asks = RateLimiter
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Asks nothing yet."""
+        super().__init__(*arguments, **options)
+        self.begin()
+
+    def begin(self) -> None:
+        """Knows nothing: at the start, and in a process that is forked."""
+        self._starting = threading.Lock()
+        self._thread: _Thread | None = None
+        _all.add(self)
+
+    def take(self, key: Key, cost: int = 1) -> Verdict:
+        """Takes units, of the lease if it has them."""
+        share = self._share(key, cost)
+        thread = self._thread or self._start()
+        with thread.lock:
+            verdict = self._known(thread.driver, share)
+        return verdict if verdict is not None else thread.ask(share)
+
+    def _start(self) -> _Thread:
+        with self._starting:
+            if self._thread is None:
+                self._thread = _Thread(self, self._new_driver)
+            return self._thread
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Gives back what is left, within so many seconds. From then on every request is asked for."""
+        self._is_closed = True
+        if self._thread:
+            self._thread.close(timeout)
+
+    def __enter__(self) -> Leases:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Closes it."""
+        self.close()
+
+
+class _Thread:
+    """An event loop in a thread of its own, so that no exception of a signal handler ends anything halfway.
+
+    Such exceptions are raised in the thread that called :meth:`Leases.take`, and that does no more than wait.
+    """
+
+    def __init__(self, leases: Leases, make: Callable[[Loop], Driver]) -> None:
+        self.lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self.driver = make(self._loop)
+        self.driver.lock = self.lock
+        thread = threading.Thread(target=_run, args=(self._loop,), name="redis_rl", daemon=True)
+        thread.start()
+        finalize(leases, _stop, self._loop, thread)
+
+    def ask(self, share: Share) -> Verdict:
+        return self._run(_ask(self.driver, share), None)
+
+    def close(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            self._run(self.driver.close(timeout), timeout)
+
+    def _run(self, work: Coroutine[Any, Any, _Result], timeout: float | None) -> _Result:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _run(loop: Loop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    # What keeps connections closes them.
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.close()
+
+
+def _stop(loop: Loop, thread: threading.Thread) -> None:
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(CLOSE_SECONDS)
+
+
+_all: WeakSet[Leases] = WeakSet()
+
+
+def _begin_all() -> None:
+    for each in list(_all):
+        each.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_all)
+
+
+async def _ask(driver: Driver, share: Share) -> Verdict:
+    if not -MAX_COST <= share.cost <= MAX_COST:
+        _check_cost(share.cost)
+    request = Request([share])
+    return _verdict(request, await driver.ask(request))
+
+
+def _verdict(request: Request, answer: Answer) -> Verdict:
+    [rows], [share] = answer.rows, request.shares
+    assert rows
+    return tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
+
+
+def _check_cost(cost: int) -> None:
+    """Refuses what the server would."""
+    if not _wire.is_whole(cost):
+        raise TypeError(f"a cost must be a whole number: {cost!r}")
+    if not -MAX_COST <= cost <= MAX_COST:
+        raise ValueError(f"a cost must be a whole number from {-MAX_COST} to {MAX_COST}: {cost!r}")
