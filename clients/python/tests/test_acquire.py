@@ -140,19 +140,6 @@ def test_a_task_that_is_cancelled_before_it_asks_takes_nothing(server: Server, r
     assert raw.keys() == []
 
 
-def test_tasks_that_are_cancelled_at_once_leave_the_units_to_the_others(server: Server) -> None:
-    async def test() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            tasks = [asyncio.ensure_future(limiter.acquire("log", "k", "5/1h")) for _ in range(10)]
-            await asyncio.sleep(0)
-            for task in tasks[:5]:
-                task.cancel()
-            assert all(await asyncio.gather(*tasks[5:]))
-
-    run(test())
-
-
 @pytest.mark.parametrize("cost", [1, 3])
 def test_what_is_on_its_way_to_a_cancelled_task_goes_back(server: Server, raw: redis.Redis, cost: int) -> None:
     async def test() -> None:

@@ -172,6 +172,8 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
+        if policies is None:
+            raise TypeError("a Guard needs policies: without them only routes are limited, and it takes no None")
         self.choice = Choice(policies)
         self._key = key
         self._address = client_address()
@@ -214,6 +216,8 @@ class Guard:
         policies = choice.fixed
         if policies is None:
             policies = await choice.of(scope)
+        if before:
+            _check_names_differ([*(policy for taken in before for policy in taken.policies), *policies])
         if cost is not None and not isinstance(cost, Mapping) and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
         if cost is not None:
@@ -374,6 +378,11 @@ class Taken:
     def answer(self) -> Answer:
         """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
         return self._refusal or Answer(200, self.standing.fields() if self.standing else {})
+
+    @property
+    def policies(self) -> list[Policy]:
+        """Those that limit the request."""
+        return [share.policy for share in self._shares]
 
     @property
     def names(self) -> list[str]:

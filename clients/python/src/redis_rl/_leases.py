@@ -199,11 +199,11 @@ class _Thread:
 def _run(loop: Loop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    # What keeps connections closes them.
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 
 

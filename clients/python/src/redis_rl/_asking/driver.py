@@ -89,7 +89,8 @@ class Driver:
             if command.size or not command.awaits_reply:
                 self._under_way.add(command)
             as_of = None if self.clock is None else self.clock()
-            self.sender.send(command.shares[0].key, command.words(as_of), partial(self._end, command))
+            done = partial(self._end, command)
+            self.sender.send(command.shares[0].key, command.words(as_of), done, command.is_wanted)
         self._set_timer()
 
     def _end(self, command: Command, reply: Any) -> None:

@@ -41,7 +41,14 @@ class Library:
         """Those that a class takes, without what is about sending again."""
         accepted = set(signature(kind.__init__).parameters) - {"self", "retry_on_timeout", "retry_on_error"}
         options = {name: value for name, value in given.items() if name in accepted and value is not None}
-        for name in ("maint_notifications_config", "event_dispatcher", "max_connections", "health_check_interval"):
+        options = {name: value for name, value in options.items() if not name.endswith("_connect_func")}
+        for name in (
+            "redis_connect_func",
+            "maint_notifications_config",
+            "event_dispatcher",
+            "max_connections",
+            "health_check_interval",
+        ):
             options.pop(name, None)
         return {**options, "retry": self.retry(self.no_backoff(), 0), "socket_timeout": None}
 
@@ -57,32 +64,55 @@ def socket_timeout(client: Any) -> float | None:
     return timeout
 
 
-def own_client(client: Any) -> Any:
-    """For one server, perhaps named by Sentinel, with one connection."""
-    library, pool = Library(client), client.connection_pool
-    given = dict(pool.connection_kwargs)
+def own_client(client: Any, node: tuple[str, int] | None = None) -> Any:
+    """For one server, perhaps named by Sentinel, or for a node of a cluster; with one connection."""
+    library = Library(client)
+    given = dict(client.get_connection_kwargs())
     options = {**library.options(library.client, given), "socket_connect_timeout": None}
+    connections = library.connections
+    if node:
+        options.update(host=node[0], port=node[1])
+        if parser := getattr(library.cluster, "ClusterParser", None):
+            # In older libraries it alone knows the errors of a cluster.
+            options["parser_class"] = parser
+        kind = connections.SSLConnection if _is_ssl(given) else connections.Connection
+        pool = connections.ConnectionPool(connection_class=kind, **options)
+        return library.client(connection_pool=pool)
+    pool = client.connection_pool
     if "path" in given:
         options["path"] = given["path"]
     if hasattr(pool, "sentinel_manager"):
         return library.client(connection_pool=_sentinel_pool(library, pool, options))
     kind = pool.connection_class
-    if not issubclass(kind, library.connections.AbstractConnection):
+    if not issubclass(kind, connections.AbstractConnection):
         # That of threads. One that an application has derived from it does not come along.
-        kind = next(each for each in kind.__mro__ if each.__name__ in _CONNECTIONS)
-        kind = getattr(library.connections, kind.__name__)
+        kind = getattr(connections, next(each.__name__ for each in kind.__mro__ if each.__name__ in _CONNECTIONS))
     elif kind.__name__ not in _CONNECTIONS:
         options = {**given, **options}
-    return library.client(connection_pool=library.connections.ConnectionPool(connection_class=kind, **options))
+    else:
+        options.update({name: value for name, value in given.items() if name.endswith("_connect_func")})
+    return library.client(connection_pool=connections.ConnectionPool(connection_class=kind, **options))
+
+
+def _is_ssl(given: dict[str, Any]) -> bool:
+    kind = given.get("connection_class")
+    return bool(given.get("ssl")) or (kind is not None and "SSL" in kind.__name__)
+
+
+def errors_of(client: Any) -> Any:
+    """The exceptions of its library."""
+    return Library(client).errors
 
 
 def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
     manager = pool.sentinel_manager
+    options = {name: value for name, value in options.items() if name not in ("host", "port")}
     sentinels = [each.connection_pool.connection_kwargs for each in manager.sentinels]
+    of_sentinels = library.options(library.client, {**sentinels[0], "host": None, "port": None})
     own = library.sentinel.Sentinel(
         [(each["host"], each["port"]) for each in sentinels],
         min_other_sentinels=manager.min_other_sentinels,
-        sentinel_kwargs={**library.options(library.client, sentinels[0]), "socket_timeout": _TOPOLOGY_SECONDS},
+        sentinel_kwargs={**of_sentinels, "socket_timeout": _TOPOLOGY_SECONDS},
     )
     is_ssl = "SSL" in pool.connection_class.__name__
     kind = library.sentinel.SentinelManagedSSLConnection if is_ssl else library.sentinel.SentinelManagedConnection
@@ -94,9 +124,9 @@ def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
 def own_cluster_client(client: Any, *, without: Any = None) -> Any:
     """For a cluster, which it learns from nodes that are known; at last from the one that is not well."""
     library, manager = Library(client), client.nodes_manager
-    options = library.options(library.cluster_client, dict(client.get_connection_kwargs()))
-    kind = client.get_connection_kwargs().get("connection_class")
-    if (kind is not None and "SSL" in kind.__name__) or client.get_connection_kwargs().get("ssl"):
+    given = dict(client.get_connection_kwargs())
+    options = library.options(library.cluster_client, given)
+    if _is_ssl(given):
         options["ssl"] = True
     accepted = signature(library.cluster_client.__init__).parameters
     if "connection_error_retry_attempts" in accepted:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 from .._wire import Key
-from .own import is_cluster, own_client, own_cluster_client
+from .own import errors_of, is_cluster, own_client, own_cluster_client
 
 Loop: TypeAlias = asyncio.AbstractEventLoop
 Done: TypeAlias = Callable[[Any], None]
 """Is told the reply to a command, or the error."""
+Wanted: TypeAlias = Callable[[], bool]
+"""Whether anybody waits for it."""
 
 # Pipelines under way to a node at once, and commands in each at most.
-_LANES = 4
+_LANES = 8
 _COMMANDS = 1000
 # A timeout is counted in so many ticks: one that fires late counts for no more than one that does not.
 _TICKS = 20
@@ -26,6 +28,11 @@ _CONNECTING = 5
 # How often the nodes of a cluster are asked for at most, and how long a client that is replaced may still be in use.
 _RENEW_SECONDS = 0.5
 _LINGER_SECONDS = 5.0
+
+
+def always() -> bool:
+    """Of a command that is sent in any case."""
+    return True
 
 
 class Sender:
@@ -40,22 +47,38 @@ class Sender:
         self._cluster: Any = None
         self._learning: asyncio.Task[None] | None = None
         self._renewed = -_RENEW_SECONDS
-        self._unrouted: list[tuple[Key, Sequence[Key | int], Done]] = []
+        self._unrouted: list[tuple[Key, Sequence[Key | int], Done, Wanted]] = []
         self._replaced: list[Any] = []
+        self._redirected: set[asyncio.Task[Any]] = set()
+        errors: Any = errors_of(client)
+        self.moved: tuple[type[Exception], ...] = (
+            (errors.MovedError, errors.AskError, errors.TryAgainError) if is_cluster(client) else ()
+        )
+        # Those of a connection that is to be given up.
+        self.lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         # Ends with the event loop, and closes the connections then.
-        self._keeper = loop.create_task(self._keep())
+        self._keeper = self._keep()
+        self._beginning = loop.create_task(anext(self._keeper))
 
     @property
     def slot_of(self) -> Callable[[Key], int] | None:
         """The slot of a key, on a cluster: keys of one slot can be asked for in one command."""
         return self._client.keyslot if is_cluster(self._client) else None
 
-    def send(self, key: Key, words: Sequence[Key | int], done: Done) -> None:
-        """Sends a command, with all that wait."""
+    def send(self, key: Key, words: Sequence[Key | int], done: Done, is_wanted: Wanted = always) -> None:
+        """Sends a command, with all that wait, if it is still wanted when it can leave."""
+        try:
+            for word in words:
+                if isinstance(word, str) and not word.isascii():
+                    word.encode()
+        except UnicodeEncodeError as error:
+            # Of this command alone.
+            self.loop.call_soon(done, error)
+            return
         if not is_cluster(self._client):
-            self._node(None).put(words, done)
+            self._node(None).put(words, done, is_wanted)
         elif self._cluster is None:
-            self._unrouted.append((key, words, done))
+            self._unrouted.append((key, words, done, is_wanted))
             self.renew()
         else:
             try:
@@ -64,7 +87,7 @@ class Sender:
                 self.renew()
                 self.loop.call_soon(done, error)
             else:
-                self._node((node.host, node.port)).put(words, done)
+                self._node((node.host, node.port)).put(words, done, is_wanted)
 
     def _node(self, name: Any) -> _Node:
         node = self._nodes.get(name)
@@ -72,27 +95,29 @@ class Sender:
             node = self._nodes[name] = _Node(self, name)
         return node
 
-    async def connect(self, node: Any) -> Any:
+    async def connect(self, node: tuple[str, int] | None) -> Any:
         """A client with a connection to this node."""
-        if node is None:
-            client = own_client(self._client)
-            try:
-                await client.ping()
-            except BaseException:
-                await _close(client)
-                raise
-            return client
-        client = self._cluster
-        target = client.get_node(*node)
-        if target is None:
-            raise ConnectionError(f"no node of the cluster any more: {node}")
-        await client.execute_command("PING", target_nodes=[target])
+        client = own_client(self._client, node)
+        try:
+            await client.ping()
+        except BaseException:
+            await close_client(client)
+            raise
         return client
 
-    async def drop(self, client: Any) -> None:
-        """A connection was given up."""
-        if client is not None and not is_cluster(self._client):
-            await _close(client)
+    def redirect(self, words: Sequence[Key | int], done: Done) -> None:
+        """Asks where the cluster says that a slot is now."""
+        task = self.loop.create_task(self._ask_cluster(self._cluster, words))
+        self._redirected.add(task)
+
+        def end(_: Any) -> None:
+            self._redirected.discard(task)
+            done(asyncio.CancelledError() if task.cancelled() else task.exception() or task.result())
+
+        task.add_done_callback(end)
+
+    async def _ask_cluster(self, cluster: Any, words: Sequence[Key | int]) -> Any:
+        return await asyncio.wait_for(cluster.execute_command(*words), self.timeout)
 
     def renew(self, without: Any = None) -> None:
         """Learns the nodes of the cluster, again if one is not well."""
@@ -108,9 +133,9 @@ class Sender:
         try:
             await client.initialize()
         except Exception as error:
-            await _close(client)
+            await close_client(client)
             waiting, self._unrouted = self._unrouted, []
-            for _, _, done in waiting:
+            for _, _, done, _ in waiting:
                 done(error)
             return
         if self._cluster is not None:
@@ -123,29 +148,22 @@ class Sender:
 
     def _end_linger(self, client: Any) -> None:
         self._replaced.remove(client)
-        self.loop.create_task(_close(client))
-
-    def is_current(self, client: Any) -> bool:
-        """Whether a client may be used for the next commands."""
-        return self._cluster is None or client is self._cluster
+        self.loop.create_task(close_client(client))
 
     async def close(self) -> None:
         """Closes the connections that rest. Others are made if more is sent."""
         for node in self._nodes.values():
             await node.close()
-        if self._cluster is not None and not any(node.is_busy for node in self._nodes.values()):
-            client, self._cluster = self._cluster, None
-            await _close(client)
 
-    async def _keep(self) -> None:
+    async def _keep(self) -> AsyncGenerator[None, None]:
         try:
-            await asyncio.Event().wait()
+            yield
         finally:
             for node in self._nodes.values():
                 await node.close()
             for client in (*self._replaced, self._cluster):
                 if client is not None:
-                    await _close(client)
+                    await close_client(client)
 
 
 class _Node:
@@ -153,7 +171,7 @@ class _Node:
 
     def __init__(self, sender: Sender, name: Any) -> None:
         self._sender, self._name = sender, name
-        self._queue: deque[tuple[Sequence[Key | int], Done]] = deque()
+        self._queue: deque[tuple[Sequence[Key | int], Done, Wanted]] = deque()
         self._lanes: list[_Lane] = []
         self._is_flushing = False
         # Whether it has not answered since something went wrong: then nothing waits for a new connection for long.
@@ -164,12 +182,8 @@ class _Node:
         self._tick = None if timeout is None else max(timeout / _TICKS, _SHORTEST_TICK)
         self.ticks = 0 if timeout is None or self._tick is None else round(timeout / self._tick)
 
-    @property
-    def is_busy(self) -> bool:
-        return any(lane.task for lane in self._lanes)
-
-    def put(self, words: Sequence[Key | int], done: Done) -> None:
-        self._queue.append((words, done))
+    def put(self, words: Sequence[Key | int], done: Done, is_wanted: Wanted) -> None:
+        self._queue.append((words, done, is_wanted))
         if not self._is_flushing:
             self._is_flushing = True
             self._sender.loop.call_soon(self.flush)
@@ -182,7 +196,8 @@ class _Node:
                 return
             if lane.is_ready and not lane.task:
                 self._queued_ticks = 0
-                lane.start(lane.exchange([self._queue.popleft() for _ in range(min(len(self._queue), _COMMANDS))]))
+                if commands := self._next():
+                    lane.start(lane.exchange(commands))
         if self._queue and not any(lane.task and not lane.is_ready for lane in self._lanes):
             free = next((lane for lane in self._lanes if not lane.task), None)
             if not free and len(self._lanes) < _LANES:
@@ -191,6 +206,16 @@ class _Node:
             if free:
                 free.start(free.connect())
         self.watch()
+
+    def _next(self) -> list[tuple[Sequence[Key | int], Done]]:
+        commands: list[tuple[Sequence[Key | int], Done]] = []
+        while self._queue and len(commands) < _COMMANDS:
+            words, done, is_wanted = self._queue.popleft()
+            if is_wanted():
+                commands.append((words, done))
+            else:
+                self._sender.loop.call_soon(done, ConnectionError("nobody waits for the reply"))
+        return commands
 
     def watch(self) -> None:
         """Counts the time of what is under way."""
@@ -213,7 +238,7 @@ class _Node:
 
     def fail_queue(self, error: Exception) -> None:
         queue, self._queue, self._queued_ticks = self._queue, deque(), 0
-        for _, done in queue:
+        for _, done, _ in queue:
             done(error)
 
     def is_well(self) -> None:
@@ -257,7 +282,7 @@ class _Lane:
 
     async def connect(self) -> None:
         try:
-            await self._sender.drop(self._client)
+            await close_client(self._client)
             self._client = await self._sender.connect(self._name)
         except (Exception, asyncio.CancelledError) as error:
             self.task = None
@@ -273,11 +298,9 @@ class _Lane:
     async def exchange(self, commands: list[tuple[Sequence[Key | int], Done]]) -> None:
         replies: list[Any]
         pipeline = self._client.pipeline(transaction=False)
-        # Its keys tell a cluster's client the node too, after a look at each.
-        options = {} if self._name is None else {"target_nodes": [self._client.get_node(*self._name)]}
         try:
             for words, _ in commands:
-                pipeline.execute_command(*words, **options)
+                pipeline.execute_command(*words)
             replies = await pipeline.execute(raise_on_error=False)
         except (Exception, asyncio.CancelledError) as error:
             replies = [self._error(error)] * len(commands)
@@ -285,15 +308,17 @@ class _Lane:
             if not self._is_late and isinstance(error, asyncio.CancelledError):
                 raise
         else:
-            self._end(is_well=not all(map(_is_lost, replies)))
-        for (_, done), reply in zip(commands, replies, strict=True):
-            done(reply)
+            self._end(is_well=not isinstance(replies[-1], self._sender.lost))
+        for (words, done), reply in zip(commands, replies, strict=True):
+            if isinstance(reply, self._sender.moved):
+                self._sender.redirect(words, done)
+            else:
+                done(reply)
 
     def _end(self, *, is_well: bool) -> None:
         self.task = None
         if is_well:
             self._node.is_well()
-            self.is_ready = self._sender.is_current(self._client)
         else:
             self.is_ready = False
             self._node.is_not_well()
@@ -305,23 +330,17 @@ class _Lane:
     async def close(self) -> None:
         if not self.task:
             self.is_ready, client, self._client = False, self._client, None
-            await self._sender.drop(client)
+            await close_client(client)
 
 
-def _is_lost(reply: Any) -> bool:
-    """Whether it is no reply: a cluster's pipeline tells so of each command."""
-    return isinstance(reply, Exception) and not hasattr(reply, "status_code") and _is_of_connection(reply)
-
-
-def _is_of_connection(error: Exception) -> bool:
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"ConnectionError", "TimeoutError", "OSError"})
-
-
-async def _close(client: Any) -> None:
+async def close_client(client: Any) -> None:
     """As far as its connections can be closed."""
+    pool = getattr(client, "connection_pool", None)
+    if hasattr(pool, "sentinel_manager"):
+        for each in pool.sentinel_manager.sentinels:
+            await close_client(each)
     with suppress(Exception):
-        await (client.aclose if hasattr(client, "aclose") else client.close)()
-        pool = getattr(client, "connection_pool", None)
         if pool is not None:
             await pool.disconnect()
+        elif client is not None:
+            await (client.aclose if hasattr(client, "aclose") else client.close)()

@@ -190,6 +190,12 @@ class Command:
         """Whether it corrects what is counted of its request."""
         return self.request is not None and (self.force or self.at is not None)
 
+    def is_wanted(self) -> bool:
+        """Whether it is to be sent, if it has not been: not if all that waited for it are cancelled."""
+        if not self.request or not self.request.gives_back or self.settles:
+            return True
+        return self.key is not None and bool(self.key.waiting)
+
     @property
     def _is_single(self) -> bool:
         # Of one unit by one quota the single command tells all, and is cheaper.
