@@ -127,8 +127,9 @@ class Guard:
     ``key`` names whose quotas a request takes: a function of the request for all policies that have none. Redis is away
     if there is no connection, no answer in time, or an error as the answer. Then requests pass without limits if
     ``fail`` is "open", and are answered 503 if it is "closed"; a warning is logged, at most one a second. ``timeout``
-    is in seconds in which Redis could answer: while this process is busy with something else, they do not count. In
-    timeouts of the client, as ``socket_timeout``, they do: leave those long.
+    is in seconds in which Redis could answer: while this process is busy with something else, they do not count.
+
+    It asks on connections of its own, made from the client of the limiter.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
@@ -139,8 +140,6 @@ class Guard:
     is away, in place of ``fail``; None lets the request pass. The latter two may be asynchronous.
 
     ``clock`` returns the Unix time in milliseconds as of which to decide, for tests; by default it is the limiter's.
-
-    Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
     """
 
     def __init__(

@@ -71,14 +71,11 @@ class _Leased(Generic[_Limiter]):
             driver.keys.close()
         return driver
 
-    def _share(self, key: Key, cost: int) -> Share:
+    def _known(self, driver: Driver, key: Key, cost: int) -> Verdict | None:
         if type(cost) is not int:
             _check_cost(cost)
-        return Share(key, self._rules, cost)
-
-    def _known(self, driver: Driver, share: Share) -> Verdict | None:
-        clock = self._clock
-        return driver.keys.known(monotonic_ns() // 1_000_000 if clock is None else clock(), share)
+        now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
+        return driver.keys.known(now_ms, key, self._rules, cost)
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
@@ -94,9 +91,8 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
         driver = self._drivers.here()
-        share = self._share(key, cost)
-        verdict = self._known(driver, share)
-        return verdict if verdict is not None else await _ask(driver, share)
+        verdict = self._known(driver, key, cost)
+        return verdict if verdict is not None else await _ask(driver, Share(key, self._rules, cost))
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
@@ -138,11 +134,10 @@ class Leases(_Leased[RateLimiter]):
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
-        share = self._share(key, cost)
         thread = self._thread or self._start()
         with thread.lock:
-            verdict = self._known(thread.driver, share)
-        return verdict if verdict is not None else thread.ask(share)
+            verdict = self._known(thread.driver, key, cost)
+        return verdict if verdict is not None else thread.ask(Share(key, self._rules, cost))
 
     def _start(self) -> _Thread:
         with self._starting:

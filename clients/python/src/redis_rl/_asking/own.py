@@ -34,6 +34,7 @@ class Library:
         self.cluster = import_module(f"{name}.asyncio.cluster")
         self.client: Any = getattr(aio, client_name)
         self.cluster_client: Any = getattr(aio, f"{client_name}Cluster")
+        self.name = name
         self.retry: Any = import_module(f"{name}.asyncio.retry").Retry
         self.no_backoff: Any = import_module(f"{name}.backoff").NoBackoff
 
@@ -42,14 +43,12 @@ class Library:
         accepted = set(signature(kind.__init__).parameters) - {"self", "retry_on_timeout", "retry_on_error"}
         options = {name: value for name, value in given.items() if name in accepted and value is not None}
         options = {name: value for name, value in options.items() if not name.endswith("_connect_func")}
-        for name in (
-            "redis_connect_func",
-            "maint_notifications_config",
-            "event_dispatcher",
-            "max_connections",
-            "health_check_interval",
-        ):
+        for name in ("maint_notifications_config", "event_dispatcher", "max_connections", "health_check_interval"):
             options.pop(name, None)
+        if "maint_notifications_config" in accepted:
+            # With these, redis-py 7 and newer do not see that a connection which rests has been closed.
+            notifications = import_module(f"{self.name}.maint_notifications").MaintNotificationsConfig
+            options["maint_notifications_config"] = notifications(enabled=False)
         return {**options, "retry": self.retry(self.no_backoff(), 0), "socket_timeout": None}
 
 

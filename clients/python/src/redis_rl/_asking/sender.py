@@ -198,14 +198,23 @@ class _Node:
                 self._queued_ticks = 0
                 if commands := self._next():
                     lane.start(lane.exchange(commands))
-        if self._queue and not any(lane.task and not lane.is_ready for lane in self._lanes):
+        if self._queue:
+            self._connect()
+        self.watch()
+
+    def _connect(self) -> None:
+        """One more, then twice as many as there are."""
+        connecting = sum(lane.task is not None and not lane.is_ready for lane in self._lanes)
+        wanted = max(1, sum(lane.is_ready for lane in self._lanes)) - connecting
+        while wanted > 0:
             free = next((lane for lane in self._lanes if not lane.task), None)
             if not free and len(self._lanes) < _LANES:
                 free = _Lane(self, self._sender, self._name)
                 self._lanes.append(free)
-            if free:
-                free.start(free.connect())
-        self.watch()
+            if not free:
+                return
+            free.start(free.connect())
+            wanted -= 1
 
     def _next(self) -> list[tuple[Sequence[Key | int], Done]]:
         commands: list[tuple[Sequence[Key | int], Done]] = []
@@ -335,7 +344,7 @@ class _Lane:
 
 async def close_client(client: Any) -> None:
     """As far as its connections can be closed."""
-    pool = getattr(client, "connection_pool", None)
+    pool: Any = getattr(client, "connection_pool", None)
     if hasattr(pool, "sentinel_manager"):
         for each in pool.sentinel_manager.sentinels:
             await close_client(each)

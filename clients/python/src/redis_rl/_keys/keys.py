@@ -31,13 +31,14 @@ class Keys:
         self._ends: list[tuple[int, int, Key, Lease]] = []
         self._leases = 0
 
-    def known(self, now_ms: int, share: Share) -> Verdict | None:
+    def known(self, now_ms: int, name: Name, rules: Rules, cost: int) -> Verdict | None:
         """What a request of one share is told without asking, if that is known. It is a quicker :meth:`take`."""
-        key = self._keys.get(share[:2])
+        known_by = (name, rules)
+        key = self._keys.get(known_by)
         if key is None:
             return None
-        cost, lease = share.cost, key.lease
-        self._keys.move_to_end(share[:2])
+        self._keys.move_to_end(known_by)
+        lease = key.lease
         if lease is not None and 0 < cost <= lease.left and now_ms < lease.ends_ms:
             key.asked += cost
             return lease.serve(now_ms, cost)

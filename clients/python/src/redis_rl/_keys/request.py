@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _wire
@@ -15,27 +16,22 @@ if TYPE_CHECKING:
     from .key import Key, Lease
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """How a key is counted, and how many units of it are leased."""
+    """How a key is counted, and how many units of it are leased. Equal ones are the same."""
 
     algorithm: Algorithm
     quotas: tuple[Pair, ...]
-    for_ms: int = field(compare=False)
-    units: int = field(compare=False)
-    smallest_limit: int = field(compare=False)
-    _hash: int = field(compare=False)
+    for_ms: int
+    units: int
+    smallest_limit: int
 
-    @classmethod
-    def of(cls, algorithm: Algorithm, quotas: tuple[Pair, ...], for_ms: int, units: int) -> Rules:
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(algorithm: Algorithm, quotas: tuple[Pair, ...], for_ms: int, units: int) -> Rules:
         """Leases of at most ``units`` last for ``for_ms``, at most for a twentieth of the shortest window."""
         longest_ms = min(_wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
-        smallest = min(limit for limit, _ in quotas)
-        return cls(algorithm, quotas, min(for_ms, longest_ms), units, smallest, hash((algorithm, quotas)))
-
-    def __hash__(self) -> int:
-        """Computed once."""
-        return self._hash
+        return Rules(algorithm, quotas, min(for_ms, longest_ms), units, min(limit for limit, _ in quotas))
 
 
 class Share(NamedTuple):
