@@ -19,7 +19,7 @@ from redis_rl import testing
 
 REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
-PATIENCE = 10.0
+PATIENCE = 120.0
 _SLOTS = 16384
 
 

@@ -188,3 +188,25 @@ def test_close_ends_within_its_timeout_though_the_server_is_silent_to_tasks(netw
             assert time.monotonic() - begun < 1
 
     run(test())
+
+
+@both
+def test_from_afar_with_a_lease_exactly_the_limit_passes_and_nothing_undecided(server: Server, lease: int) -> None:
+    limit, undecided = 100, list[Exception]()
+
+    async def test(port: int) -> None:
+        async with as_in_the_readme(port) as client:
+            policy = Policy("q", f"{limit}/h", key="all", lease=lease)
+            guard = Guard(AsyncRateLimiter(client), policy, timeout=5 * TIMEOUT, on_error=undecided.append)
+            asked = []
+            for _ in range(2 * limit):
+                asked.append(asyncio.ensure_future(guard.take(SCOPE)))
+                await asyncio.sleep(0.01)
+            taken = [await each for each in asked]
+            assert sum(not each.refused for each in taken) == limit
+            await guard.close()
+
+    # Five times as far and as long as in life: a busy machine stalls a test for 20 ms and more.
+    with forwarding(server.port, 3.5 * DISTANCE) as network:
+        run(test(network.port))
+    assert undecided == []

@@ -415,6 +415,33 @@ def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async:
     asyncio.run(test())
 
 
+def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw: redis.Redis) -> None:
+    """Two middlewares of one name would count in one key."""
+
+    async def test() -> None:
+        async with guarded(server, "3/h") as (outer, _), guarded(server, "5/h") as (inner, _):
+
+            async def application(scope: Any, receive: Any, send: Any) -> None:
+                raise AssertionError("it is not asked")
+
+            async def receive() -> Any:
+                raise NotImplementedError
+
+            async def send(message: Any) -> None:
+                raise AssertionError("nothing is answered")
+
+            app = RateLimit(RateLimit(application, inner), outer)
+            with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
+                await app(dict(SCOPE), receive, send)
+
+    asyncio.run(test())
+
+
+def test_a_guard_of_no_policy_is_an_error() -> None:
+    with pytest.raises(TypeError, match="a Guard needs policies"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), None)  # type: ignore[arg-type]
+
+
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
         Guard(AsyncRateLimiter(redis.asyncio.Redis()), FREE, fail="open", on_away=lambda *_: None)

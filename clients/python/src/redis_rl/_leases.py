@@ -20,7 +20,6 @@ from ._keys import Answer, Request, Rules, Share, tightest
 from ._wire import MAX_COST, Algorithm, Clock, Key, Quota, Verdict
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
-_Result = TypeVar("_Result")
 
 # If the application's client waits for ever.
 _TIMEOUT_SECONDS = 5.0
@@ -77,6 +76,10 @@ class _Leased(Generic[_Limiter]):
         now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
         return driver.keys.known(now_ms, key, self._rules, cost)
 
+    def _share(self, key: Key, cost: int) -> Share:
+        _check_cost(cost)
+        return Share(key, self._rules, cost)
+
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
     """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
@@ -92,7 +95,10 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         """Takes units, of the lease if it has them."""
         driver = self._drivers.here()
         verdict = self._known(driver, key, cost)
-        return verdict if verdict is not None else await _ask(driver, Share(key, self._rules, cost))
+        if verdict is not None:
+            return verdict
+        request = Request([self._share(key, cost)])
+        return _verdict(request, await driver.ask(request))
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
@@ -137,7 +143,7 @@ class Leases(_Leased[RateLimiter]):
         thread = self._thread or self._start()
         with thread.lock:
             verdict = self._known(thread.driver, key, cost)
-        return verdict if verdict is not None else thread.ask(Share(key, self._rules, cost))
+        return verdict if verdict is not None else thread.ask(self._share(key, cost))
 
     def _start(self) -> _Thread:
         with self._starting:
@@ -171,33 +177,65 @@ class _Thread:
         self._loop = asyncio.new_event_loop()
         self.driver = make(self._loop)
         self.driver.lock = self.lock
-        thread = threading.Thread(target=_run, args=(self._loop,), name="redis_rl", daemon=True)
+        thread = threading.Thread(target=_run, args=(self._loop, self.driver), name="redis_rl", daemon=True)
         thread.start()
         finalize(leases, _stop, self._loop, thread)
 
     def ask(self, share: Share) -> Verdict:
-        return self._run(_ask(self.driver, share), None)
+        request = Request([share])
+        turn = _Turn(self.driver.ask(request))
+        try:
+            self._loop.call_soon_threadsafe(turn.begin, self._loop)
+            turn.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(turn.leave)
+            # Also if the answer has come meanwhile.
+            self._loop.call_soon_threadsafe(self.driver.give_back, request)
+            raise
+        return _verdict(request, turn.result())
 
     def close(self, timeout: float) -> None:
-        with suppress(TimeoutError):
-            self._run(self.driver.close(timeout), timeout)
-
-    def _run(self, work: Coroutine[Any, Any, _Result], timeout: float | None) -> _Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout)
-        except BaseException:
-            future.cancel()
-            raise
+        turn = _Turn(self.driver.close(timeout))
+        self._loop.call_soon_threadsafe(turn.begin, self._loop)
+        turn.wait()
 
 
-def _run(loop: Loop) -> None:
+class _Turn:
+    """What a thread waits for, by nothing that an exception of a signal handler leaves halfway."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._task: asyncio.Task[Any] | None = None
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def begin(self, loop: Loop) -> None:
+        self._task = loop.create_task(self._work)
+        self._task.add_done_callback(lambda _: self._asleep.release())
+
+    def leave(self) -> None:
+        if self._task:
+            self._task.cancel()
+        else:
+            self._work.close()
+
+    def wait(self) -> None:
+        self._asleep.acquire()
+
+    def result(self) -> Any:
+        assert self._task
+        return self._task.result()
+
+
+def _run(loop: Loop, driver: Driver) -> None:
+    """With what keeps the connections."""
     asyncio.set_event_loop(loop)
     loop.run_forever()
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(driver.sender.close())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 
@@ -219,13 +257,6 @@ def _begin_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_all)
-
-
-async def _ask(driver: Driver, share: Share) -> Verdict:
-    if not -MAX_COST <= share.cost <= MAX_COST:
-        _check_cost(share.cost)
-    request = Request([share])
-    return _verdict(request, await driver.ask(request))
 
 
 def _verdict(request: Request, answer: Answer) -> Verdict:

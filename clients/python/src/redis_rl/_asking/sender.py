@@ -154,16 +154,18 @@ class Sender:
         """Closes the connections that rest. Others are made if more is sent."""
         for node in self._nodes.values():
             await node.close()
+        # Transports are closed in the next turn.
+        await asyncio.sleep(0)
 
     async def _keep(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            for node in self._nodes.values():
-                await node.close()
-            for client in (*self._replaced, self._cluster):
-                if client is not None:
+            # Else they are lost with the loop.
+            if not self.loop.is_closed():
+                for client in (*self._replaced, self._cluster):
                     await close_client(client)
+                await self.close()
 
 
 class _Node:
