@@ -131,6 +131,8 @@ def own_cluster_client(client: Any, *, without: Any = None) -> Any:
     if "connection_error_retry_attempts" in accepted:
         # An older library, which does not ask its Retry.
         options.update(cluster_error_retry_attempts=0, connection_error_retry_attempts=0)
+    # A slot that has moved is no reason to close connections.
+    options["reinitialize_steps"] = 0
     remap = getattr(manager, "address_remap", None)
     if remap and "address_remap" in accepted:
         options["address_remap"] = remap

@@ -132,8 +132,10 @@ class Sender:
         self._renewed = self.loop.time()
         try:
             await client.initialize()
-        except Exception as error:
+        except BaseException as error:
             await close_client(client)
+            if not isinstance(error, Exception):
+                raise
             waiting, self._unrouted = self._unrouted, []
             for _, _, done, _ in waiting:
                 done(error)
