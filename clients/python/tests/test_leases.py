@@ -332,6 +332,7 @@ def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
         AsyncLeases(limiter, "log", (5, "1m"))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("abandoned")
 @pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster], ids=["redis", "valkey"])
 def test_leases_on_a_cluster(cluster: list[Server], kind: Any) -> None:
     with (

@@ -235,7 +235,7 @@ def _run(loop: Loop, driver: Driver) -> None:
     for task in tasks:
         task.cancel()
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(driver.sender.close())
+    loop.run_until_complete(driver.sender.end())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 

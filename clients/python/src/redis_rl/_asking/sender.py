@@ -149,7 +149,8 @@ class Sender:
             self.send(*each)
 
     def _end_linger(self, client: Any) -> None:
-        self._replaced.remove(client)
+        if client in self._replaced:
+            self._replaced.remove(client)
         self.loop.create_task(close_client(client))
 
     async def close(self) -> None:
@@ -159,15 +160,21 @@ class Sender:
         # Transports are closed in the next turn.
         await asyncio.sleep(0)
 
+    async def end(self) -> None:
+        """Closes all."""
+        replaced, self._replaced = self._replaced, []
+        cluster, self._cluster = self._cluster, None
+        for client in (*replaced, cluster):
+            await close_client(client)
+        await self.close()
+
     async def _keep(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             # Else they are lost with the loop.
             if not self.loop.is_closed():
-                for client in (*self._replaced, self._cluster):
-                    await close_client(client)
-                await self.close()
+                await self.end()
 
 
 class _Node:
