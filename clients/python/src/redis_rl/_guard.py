@@ -308,8 +308,6 @@ class Guard:
         """What Redis decided, or why it did not."""
         try:
             told = await answer
-        except asyncio.TimeoutError:
-            error: Exception = asyncio.TimeoutError("no answer in time")
         except Exception as reason:
             if _wire.is_mistake(reason):
                 raise

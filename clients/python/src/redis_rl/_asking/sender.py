@@ -54,11 +54,17 @@ class Sender:
         self.moved: tuple[type[Exception], ...] = (
             (errors.MovedError, errors.AskError, errors.TryAgainError) if is_cluster(client) else ()
         )
+        self._errors = errors
         # Those of a connection that is to be given up.
         self.lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         # Ends with the event loop, and closes the connections then.
         self._keeper = self._keep()
         self._beginning = loop.create_task(anext(self._keeper))
+
+    def late(self) -> Exception:
+        """What is told of a command that was not answered in time."""
+        error: Exception = self._errors.TimeoutError("no answer in time")
+        return error
 
     @property
     def slot_of(self) -> Callable[[Key], int] | None:
@@ -252,7 +258,7 @@ class _Node:
         if self._queue and self._is_away:
             self._queued_ticks += 1
             if self._queued_ticks > self.ticks and not any(lane.is_ready for lane in self._lanes):
-                self.fail_queue(asyncio.TimeoutError())
+                self.fail_queue(self._sender.late())
         if is_busy or self._queue:
             self.watch()
 
@@ -345,7 +351,7 @@ class _Lane:
         self._node.flush()
 
     def _error(self, error: BaseException) -> Exception:
-        return asyncio.TimeoutError() if self._is_late or not isinstance(error, Exception) else error
+        return self._sender.late() if self._is_late or not isinstance(error, Exception) else error
 
     async def close(self) -> None:
         if not self.task:
