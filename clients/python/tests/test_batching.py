@@ -234,38 +234,6 @@ def test_a_limiter_of_a_cluster_may_be_used_by_one_event_loop_after_another(clus
     assert [sum(status == 200 for status in run(each_twice())) for _ in range(4)] == [18, 18, 9, 0]
 
 
-@pytest.mark.usefixtures("abandoned")
-@pytest.mark.parametrize(
-    "kind",
-    [redis.asyncio.Redis, valkey.asyncio.Valkey, redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster],
-    ids=["redis", "valkey", "redis-cluster", "valkey-cluster"],
-)
-def test_a_loop_that_is_closed_while_requests_wait_keeps_no_connection(
-    kind: Any, request: pytest.FixtureRequest
-) -> None:
-    on_cluster = hasattr(kind, "get_node_from_key")
-    nodes = request.getfixturevalue("cluster") if on_cluster else [request.getfixturevalue("own_server")]
-    limited = guard(kind(host="127.0.0.1", port=nodes[0].port, max_connections=1), fail="closed", timeout=PATIENT)
-
-    async def leave_requests_waiting() -> asyncio.Task[Any]:
-        await statuses(limited, 1)
-        with contextlib.ExitStack() as stack:
-            raw = [stack.enter_context(node.client()) for node in nodes]
-            for node in nodes:
-                stack.enter_context(paused(node))
-            waiting = asyncio.ensure_future(statuses(limited, 2))
-            while not any(each.info("clients")["blocked_clients"] for each in raw):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            return waiting
-
-    loop = asyncio.new_event_loop()
-    waiting: Any = loop.run_until_complete(leave_requests_waiting())
-    loop.close()
-    # It would say that it was destroyed, and that is so.
-    waiting._log_destroy_pending = False
-    assert Counter(run(statuses(limited, 20, "/another"))) == allowed(LIMIT, 20)
-
-
 cluster_clients = pytest.mark.parametrize(
     "kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"]
 )
