@@ -63,6 +63,11 @@ class _Leased(Generic[_Limiter]):
         self._remember = remember
         self._timeout = socket_timeout(self._client) or _TIMEOUT_SECONDS
         self._is_closed = False
+        self.begin()
+
+    def begin(self) -> None:
+        """At the start."""
+        raise NotImplementedError
 
     def _new_driver(self, loop: Loop) -> Driver:
         driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
@@ -86,9 +91,8 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 
     _asks = AsyncRateLimiter
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """See :class:`Leases`."""
-        super().__init__(*arguments, **options)
+    def begin(self) -> None:
+        """Knows nothing."""
         self._drivers = PerLoop(self._new_driver)
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
@@ -126,11 +130,6 @@ class Leases(_Leased[RateLimiter]):
     """
 
     _asks = RateLimiter
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Asks nothing yet."""
-        super().__init__(*arguments, **options)
-        self.begin()
 
     def begin(self) -> None:
         """Knows nothing: at the start, and in a process that is forked."""

@@ -240,7 +240,8 @@ class _Node:
             if is_wanted():
                 commands.append((words, done))
             else:
-                self._sender.loop.call_soon(done, ConnectionError("nobody waits for the reply"))
+                # At once: whoever comes now is not to wait for it.
+                done(ConnectionError("nobody waits for the reply"))
         return commands
 
     def watch(self) -> None:
