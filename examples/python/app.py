@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 from os import environ
 
 import uvicorn
-from redis.asyncio import Redis, retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy, RateLimit, Scope, client_address
 from redis_rl.starlette import RouteLimits
@@ -22,7 +21,7 @@ address = client_address(proxies=int(environ.get("PROXIES", "0")))
 
 
 def account(scope: Scope) -> str:
-    """Who is logged in, of which the header field is a stand-in, or else the network address."""
+    """Who is logged in, of which the header field is a stand-in; without one, the network address."""
     return dict(scope["headers"]).get(b"x-account", b"").decode("latin-1") or address(scope)
 
 
@@ -42,8 +41,7 @@ def plan(scope: Scope) -> list[Policy] | None:
     return [everybody, paid if account(scope).startswith("paid") else free]
 
 
-# A command that is sent again might count twice.
-redis = Redis.from_url(environ.get("REDIS_URL", "redis://127.0.0.1:6379"), retry=retry.Retry(NoBackoff(), 0))
+redis = Redis.from_url(environ.get("REDIS_URL", "redis://127.0.0.1:6379"))
 timeout = int(environ.get("REDIS_TIMEOUT_MS", "100")) / 1000
 guard = Guard(AsyncRateLimiter(redis), plan, fail="closed" if FAIL == "closed" else "open", timeout=timeout)
 limit = RouteLimits(guard)

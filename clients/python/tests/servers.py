@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -79,6 +81,38 @@ def cluster(*, module: bool = True, replica: bool = False) -> Iterator[list[Serv
         if replica:
             _replicate(nodes[0], nodes[3])
         yield nodes
+
+
+class Monitor:
+    """The commands that a server carries out, as MONITOR tells them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._told: list[list[str]] = []
+        self._open = contextlib.ExitStack()
+        # Of a server that is away it tells nothing.
+        with contextlib.suppress(ConnectionRefusedError):
+            connection = self._open.enter_context(socket.create_connection(("127.0.0.1", port)))
+            self._lines = self._open.enter_context(connection.makefile("rb"))
+            connection.sendall(b"MONITOR\r\n")
+            self._lines.readline()
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Those that take or give back, until now."""
+        marker = f"marker-{time.monotonic_ns()}"
+        with redis.Redis(port=self._port) as client:
+            client.echo(marker)
+        for line in self._lines:
+            words = shlex.split(line.decode().split("] ", 1)[1])
+            if words == ["ECHO", marker]:
+                break
+            if words[0].startswith("RL.") and words[0] != "RL.PEEK":
+                self._told.append(words)
+        return self._told
+
+    def close(self) -> None:
+        self._open.close()
 
 
 @contextlib.contextmanager

@@ -119,6 +119,7 @@ class Strategies:
             self.wait_for(self.storage.bridge.storage.aclose())
         else:
             self.storage.storage.close()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
 

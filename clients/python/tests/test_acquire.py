@@ -15,7 +15,6 @@ from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
 from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Server
-from .test_leases import Held
 
 Acquire = Callable[..., Verdict]
 
@@ -141,47 +140,10 @@ def test_a_task_that_is_cancelled_before_it_asks_takes_nothing(server: Server, r
     assert raw.keys() == []
 
 
-def test_tasks_that_are_cancelled_at_once_leave_the_units_to_the_others(server: Server) -> None:
+@pytest.mark.parametrize("cost", [1, 3])
+def test_what_is_on_its_way_to_a_cancelled_task_goes_back(server: Server, raw: redis.Redis, cost: int) -> None:
     async def test() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            tasks = [asyncio.ensure_future(limiter.acquire("log", "k", "5/1h")) for _ in range(10)]
-            await asyncio.sleep(0)
-            for task in tasks[:5]:
-                task.cancel()
-            assert all(await asyncio.gather(*tasks[5:]))
-
-    run(test())
-
-
-def test_a_reply_in_the_very_turn_in_which_the_task_is_cancelled_goes_back() -> None:
-    async def test() -> None:
-        limiter: Any = AsyncRateLimiter(redis.asyncio.Redis())
-        limiter._batches = held = Held()
-        task = asyncio.ensure_future(limiter.acquire("log", "k", "5/1h"))
-        await asyncio.sleep(0)
-        held.calls[0].reply.set_result([0, 5, 4, -1, 3_600_000, 1, 1_700_000_040_000])
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert task.cancelled()
-        assert held.calls[1].words[-4:] == ["COST", -1, "AT", 1_700_000_040_000]
-
-    run(test())
-
-
-@pytest.mark.parametrize("cost", [1, 3])
-@pytest.mark.parametrize("subclass", [False, True], ids=["in a batch", "alone"])
-def test_what_is_on_its_way_to_a_cancelled_task_goes_back(
-    server: Server, raw: redis.Redis, cost: int, subclass: bool
-) -> None:
-    class Own(redis.asyncio.Redis):
-        """One that has each command go by itself."""
-
-        async def execute_command(self, *args: Any, **options: Any) -> Any:
-            return await super().execute_command(*args, **options)
-
-    async def test() -> None:
-        async with (Own if subclass else redis.asyncio.Redis)(port=server.port) as client:
             limiter = AsyncRateLimiter(client)
             assert (await limiter.log("k", "5/1h")).remaining == 4
             raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")

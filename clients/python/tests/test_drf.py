@@ -123,7 +123,7 @@ def serve() -> Iterator[Site]:
     with http_servers.wsgi(get_wsgi_application()) as site:
         yield site
     limiter: Any = drf._limiter_of_settings()
-    limiter._client.close()
+    limiter.client.close()
 
 
 def test_a_client_is_limited_and_told_how_long(site: Site, raw: redis.Redis) -> None:
@@ -201,7 +201,7 @@ def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, monkeypat
         raw.execute_command("CLIENT", "UNPAUSE")
         assert Counter(each.result() for each in told) == {200: 2, 429: threads - 2}
     limiter: Any = drf._limiter_of_settings()
-    limiter._client.close()
+    limiter.client.close()
 
 
 def test_decisions_are_back_within_a_second_after_old_connections_fall_silent(
@@ -266,7 +266,7 @@ def test_a_test_moves_the_clock_of_the_settings(server: Server) -> None:
         clock.move(3600)
         assert status() == 200
         limiter: Any = drf._limiter_of_settings()
-        limiter._client.close()
+        limiter.client.close()
     assert drf._limiter_of_settings() is not limiter
 
 

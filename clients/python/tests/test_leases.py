@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 import os
@@ -23,7 +22,6 @@ import valkey
 import valkey.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
-from redis_rl._batching import Call
 from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Server, wait_for
@@ -106,7 +104,6 @@ def test_a_lease_that_is_over_goes_back_in_the_background(limiter: RateLimiter, 
         leases.take("k")
         taken += 1
     wait_for("the lease to go back", lambda: counted(raw) == taken)
-    wait_for("its threads to end", lambda: leases._driver._free == 0)
 
 
 def test_a_refusal_is_repeated_without_asking(limiter: RateLimiter, raw: redis.Redis) -> None:
@@ -154,8 +151,8 @@ def paused(raw: redis.Redis) -> Iterator[None]:
 
 
 def waiting(leases: Leases, key: str) -> int:
-    machine = leases._driver.decider._in_flight.get(key)
-    return len(machine.waiting) if machine else 0
+    known = leases._thread.driver.keys._keys if leases._thread else {}
+    return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
 
 
 def test_threads_that_wait_for_a_key_ask_together(limiter: RateLimiter, raw: redis.Redis) -> None:
@@ -165,10 +162,10 @@ def test_threads_that_wait_for_a_key_ask_together(limiter: RateLimiter, raw: red
             first = pool.submit(leases.take, "k")
             wait_for("the first to ask", lambda: blocked(raw) == 1)
             others = [pool.submit(leases.take, "k") for _ in range(10)]
-            wait_for("the others to wait", lambda: waiting(leases, "k") == 10)
+            wait_for("the others to wait", lambda: waiting(leases, "k") == 9)
         assert first.result().remaining == LIMIT - 1
         assert sorted(other.result().remaining for other in others) == [*range(LIMIT - 11, LIMIT - 1)]
-    assert commands(raw) == 2
+    assert commands(raw) == 3
     leases.close()
     assert counted(raw) == 11
 
@@ -181,7 +178,7 @@ def test_an_error_is_that_of_all_who_waited_for_it(limiter: RateLimiter, raw: re
             first = pool.submit(leases.take, "k")
             wait_for("the first to ask", lambda: blocked(raw) == 1)
             others = [pool.submit(leases.take, "k") for _ in range(5)]
-            wait_for("the others to wait", lambda: waiting(leases, "k") == 5)
+            wait_for("the others to wait", lambda: waiting(leases, "k") == 4)
         for each in (first, *others):
             with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
                 each.result()
@@ -237,16 +234,20 @@ def test_a_take_that_is_interrupted_leaves_the_others_to_ask(limiter: RateLimite
         with paused(raw):
             take_until_asked(leases, raw)
             others = [pool.submit(leases.take, "k") for _ in range(3)]
-            wait_for("the others to wait", lambda: waiting(leases, "k") == 3)
+            wait_for("the others to wait", lambda: waiting(leases, "k") == 2)
         assert allowed(other.result() for other in others) == 3
     leases.close()
     assert counted(raw) == 3
 
 
+# The handler may also interrupt what the garbage collector calls.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("interrupts")
 def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw: redis.Redis) -> None:
     passed = interrupted = 0
     leases = leases_of(limiter, 100_000, units=10)
+    # Its thread runs.
+    passed += allowed([leases.take("k0")])
     moments = random.Random(1)
     for number in range(1000):
         try:
@@ -263,19 +264,6 @@ def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw:
     leases.close(PATIENCE)
     total = sum(counted(raw, f"k{number}", 100_000) for number in range(3))
     assert passed <= total <= passed + interrupted
-
-
-def test_where_no_thread_can_be_started_as_when_the_interpreter_ends_a_take_asks_by_itself(
-    limiter: RateLimiter, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    with leases_of(limiter) as leases:
-        assert allowed(leases.take("k") for _ in range(30)) == 30
-        assert counted(raw) > 30
-    assert counted(raw) == 30
 
 
 def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
@@ -334,7 +322,7 @@ def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: Rat
 
 def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
     with pytest.raises(ValueError, match="fixed, sliding or log"):
-        Leases(limiter, "bucket", (5, "1m"))  # type: ignore[arg-type]
+        Leases(limiter, "leaky", (5, "1m"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         Leases(limiter, "log")
     with pytest.raises(ValueError, match="a whole number from 0"):
@@ -345,6 +333,7 @@ def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
         AsyncLeases(limiter, "log", (5, "1m"))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("abandoned")
 @pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster], ids=["redis", "valkey"])
 def test_leases_on_a_cluster(cluster: list[Server], kind: Any) -> None:
     with (
@@ -387,7 +376,7 @@ FORK = """
 import os
 for _ in range(50): leases.take("k")
 child = os.fork()
-print(len(leases._driver.decider._at_rest), leases._driver._free == 0, not leases.take("k").limited)
+print(leases._thread is not None, not leases.take("k").limited)
 sys.stdout.flush()
 if child:
     os.waitpid(child, 0)
@@ -401,7 +390,7 @@ def test_a_process_that_is_forked_starts_with_no_lease(server: Server, raw: redi
     text = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)" + FORK
     with script(text, server.port, "log", LIMIT, "3650d", 100) as process:
         told, _ = process.communicate(timeout=PATIENCE)
-    assert sorted(told.splitlines()) == ["0 True True", "1 False True"]
+    assert sorted(told.splitlines()) == ["False True", "True True"]
     assert counted(raw) == 52, "each gave back its own"
 
 
@@ -426,8 +415,9 @@ def test_no_more_pass_than_the_limit_and_the_leases_of_all_processes(server: Ser
     times = [tuple(map(float, line.split())) for lines in told for line in lines]
     assert len(times) == 2 * limit * processes
     if algorithm == "log":
-        # Those that began and ended within a window, wherever that begins.
-        most = max(sum(begin <= before and after < begin + 0.5 for before, after in times) for begin, _ in times)
+        # Those that began and ended within a window, wherever that begins. The server counts in whole milliseconds:
+        # what is taken at 6.9 ms is free again 499.1 ms later.
+        most = max(sum(begin <= before and after < begin + 0.498 for before, after in times) for begin, _ in times)
     else:
         most = max(Counter(before // 0.5 for before, after in times if before // 0.5 == after // 0.5).values())
     assert most <= limit + units * processes
@@ -553,28 +543,16 @@ def test_close_waits_for_what_is_in_flight_in_an_event_loop(server: Server, raw:
     run(test())
 
 
-class Held:
-    """Commands whose replies a test gives."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def put(self, key: str, words: Any, *, once: bool = False) -> Call:
-        self.calls.append(Call(key, words, asyncio.get_running_loop().create_future(), once=once))
-        return self.calls[-1]
-
-
-def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back() -> None:
+def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back(server: Server, raw: redis.Redis) -> None:
     async def test() -> None:
-        leases = AsyncLeases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (LIMIT, "1d"), **PATIENT)
-        own: Any = leases._loops.here()
-        own.batches = held = Held()
-        call = asyncio.ensure_future(leases.take("k"))
-        await asyncio.sleep(0)
-        held.calls[0].reply.set_result([0, LIMIT, LIMIT - 1, -1, 1000, 1, 1_700_000_040_000])
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        assert held.calls[1].words[-4:] == ["COST", -1, "AT", 1_700_000_040_000]
+        async with async_leases(server) as leases:
+            call = asyncio.ensure_future(leases.take("k"))
+            while not commands(raw):  # noqa: ASYNC110 - the reply is in the socket then
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            while counted(raw):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     run(test())
 
@@ -620,7 +598,7 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
 
     async def give_back() -> int:
         passed = await take()
-        await leases._loops.here().close()
+        await leases._drivers.here().close(PATIENCE)
         return passed
 
     with ThreadPoolExecutor(4) as pool:

@@ -107,6 +107,7 @@ def strategies_of(kind: str, request: pytest.FixtureRequest, **options: Any) -> 
     yield lambda name: InLoop(loop, ASYNC_STRATEGIES[name](storage))
     own = [storage.bridge.storage, *getattr(getattr(storage.bridge, "sentinel", None), "sentinels", ())]
     loop.run_until_complete(asyncio.wait([loop.create_task(each.aclose()) for each in own]))
+    loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 
 

@@ -27,7 +27,7 @@ from redis_rl.starlette import Refused, RouteLimits
 from .servers import Server, wait_for
 from .test_asgi import PATIENT, closing
 from .test_batching import paused, run
-from .test_policies import SCOPE, Asked, guarded
+from .test_policies import SCOPE, guarded
 from .test_starlette import violated
 
 pytestmark = pytest.mark.usefixtures("abandoned")
@@ -107,7 +107,7 @@ def test_a_refusal_by_a_middleware_further_in_costs_nothing_further_out(
         assert {answer.headers["ratelimit-policy"].count(";q=") for answer in answers} == {3}
         assert violated(answers[-1]) == ["search-1h"]
         wait_for("all else to be back", lambda: counted(raw, "everybody:all") == 2)
-        assert counted(raw, "api:testclient", 3) == 2
+        assert counted(raw, "api:{testclient}", 3) == 2
 
 
 def test_a_503_further_in_costs_nothing_further_out(server: Server, raw: redis.Redis, own_server: Server) -> None:
@@ -190,21 +190,6 @@ def test_policies_whose_keys_share_no_slot_are_settled(cluster: list[Server], ki
     assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 9), peek(cluster, "c:3", 9)) == (2, 7, 1)
 
 
-def test_keys_of_several_slots_through_a_client_that_does_not_tell_them_are_an_error(cluster: list[Server]) -> None:
-    async def test() -> None:
-        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port)
-        policies = [Policy("a", "9/h", key="1"), Policy("b", "9/h", key="2")]
-        guard = Guard(AsyncRateLimiter(Asked(client)), policies, timeout=PATIENT)  # type: ignore[arg-type]
-        try:
-            await guard.take(SCOPE)
-        finally:
-            await client.aclose()
-
-    # Some versions tell of it in an error of their own.
-    with pytest.raises(Exception, match="slot"):
-        run(test())
-
-
 def test_a_plan_beside_a_leased_limit_is_one_command(server: Server) -> None:
     policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "500/h", key=account)]
 
@@ -212,9 +197,9 @@ def test_a_plan_beside_a_leased_limit_is_one_command(server: Server) -> None:
         async with guarded(server, policies) as (guard, asked):
             for number in range(200):
                 assert not (await guard.take({**SCOPE, "headers": [(b"x-account", str(number).encode())]})).refused
-            of_everybody = [words for words in asked.commands if words[1] == "everybody:all"]
-            assert len(asked.commands) - len(of_everybody) == 200
-            assert len(of_everybody) < 60
+            of_plan = [words for words in asked.commands if "plan:" in " ".join(words)]
+            assert len(of_plan) == 200
+            assert len(asked.commands) < 260
             await guard.close()
 
     run(test())
@@ -297,7 +282,7 @@ def test_without_keys_a_limit_of_a_route_counts_by_the_address(server: Server, r
 
     with TestClient(app, client=("192.0.2.1", 1)) as site:
         site.get("/search")
-    assert sorted(raw.keys()) == ["everybody:all", "search:192.0.2.1"]
+    assert sorted(raw.keys()) == ["everybody:all", "search:{192.0.2.1}"]
 
 
 def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, raw: redis.Redis) -> None:

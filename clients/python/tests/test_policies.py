@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -15,11 +15,11 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncRateLimiter, Decision
-from redis_rl._leasing import driver
+from redis_rl._asking import driver
 from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
 from redis_rl.testing import Clock
 
-from .servers import Server
+from .servers import Monitor, Server
 from .test_asgi import PATIENT
 from .test_cases import CASES, named
 
@@ -27,24 +27,17 @@ SCOPE: Scope = {"type": "http", "path": "/", "client": ("192.0.2.1", 1234), "hea
 NOW = 1_700_000_000_000
 
 
-class Asked:
-    """A client that notes what it is asked."""
-
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
-        self.commands: list[list[str]] = []
-
-    def execute_command(self, *words: Any) -> Awaitable[Any]:
-        self.commands.append([str(word) for word in words])
-        reply: Awaitable[Any] = self._client.execute_command(*words)
-        return reply
-
-
 @asynccontextmanager
-async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIterator[tuple[Guard, Asked]]:
+async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIterator[tuple[Guard, Monitor]]:
+    """A guard, and what it asks."""
+    asked = Monitor(server.port)
     async with redis.asyncio.Redis(port=server.port) as client:
-        asked = Asked(client)
-        yield Guard(AsyncRateLimiter(asked), policies, **{"timeout": PATIENT, **options}), asked
+        guard = Guard(AsyncRateLimiter(client), policies, **{"timeout": PATIENT, **options})
+        try:
+            yield guard, asked
+        finally:
+            await guard.close()
+            asked.close()
 
 
 def policy_of(case: Any) -> Policy:
@@ -61,9 +54,8 @@ def test_what_a_middleware_sends(case: Any, server: Server) -> None:
     async def test() -> None:
         async with guarded(server, policies) as (guard, asked):
             await guard.take({**SCOPE, "client": case["client"] and (case["client"], 1234)})
-            sent = asked.commands[0] if asked.commands else None
-            assert sent in [case["words"], case.get("instead", case["words"])]
-            assert len(asked.commands) <= 1
+            sent = asked.commands
+            assert sent in [[case[words]] if case.get(words) else [] for words in ("words", "instead")]
 
     asyncio.run(test())
 
@@ -230,7 +222,7 @@ def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: re
             assert taken.decision is not None
             # What is given back is given back as of its time; what was used beyond the estimate counts from now on.
             assert [words[-3:] for words in asked.commands[1:]] == [
-                ["FORCE", "AT", asked.commands[1][-1]],
+                ["-10", "AT", asked.commands[1][-1]],
                 ["1h", "15", "FORCE"],
             ]
             with pytest.raises(ValueError, match="name what was used of each"):
@@ -423,6 +415,33 @@ def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async:
     asyncio.run(test())
 
 
+def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw: redis.Redis) -> None:
+    """Two middlewares of one name would count in one key."""
+
+    async def test() -> None:
+        async with guarded(server, "3/h") as (outer, _), guarded(server, "5/h") as (inner, _):
+
+            async def application(scope: Any, receive: Any, send: Any) -> None:
+                raise AssertionError("it is not asked")
+
+            async def receive() -> Any:
+                raise NotImplementedError
+
+            async def send(message: Any) -> None:
+                raise AssertionError("nothing is answered")
+
+            app = RateLimit(RateLimit(application, inner), outer)
+            with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
+                await app(dict(SCOPE), receive, send)
+
+    asyncio.run(test())
+
+
+def test_a_guard_of_no_policy_is_an_error() -> None:
+    with pytest.raises(TypeError, match="a Guard needs policies"):
+        Guard(AsyncRateLimiter(redis.asyncio.Redis()), None)  # type: ignore[arg-type]
+
+
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
         Guard(AsyncRateLimiter(redis.asyncio.Redis()), FREE, fail="open", on_away=lambda *_: None)
@@ -468,8 +487,8 @@ def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any, is_of
 
     async def test() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            asked = Asked(client)
-            limiter = AsyncRateLimiter(asked, clock=clock if is_of_limiter else None)
+            asked = Monitor(server.port)
+            limiter = AsyncRateLimiter(client, clock=clock if is_of_limiter else None)
             guard = Guard(limiter, "1/10s, 2/h", clock=None if is_of_limiter else clock, timeout=PATIENT, **options)
             told = []
             for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
@@ -479,6 +498,7 @@ def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any, is_of
             assert [answer.fields.get("Retry-After") for answer in told] == [None, "1", None, "3580", None]
             assert len(asked.commands) == 5
             assert all(words[-2] == "AT" for words in asked.commands)
+            asked.close()
 
     asyncio.run(test())
 
@@ -544,7 +564,7 @@ def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> No
         async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
             taken = await guard.take(SCOPE)
             told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
-            assert [each["RateLimit"].split(";")[1] for each in told] == ["r=41", "r=50", "r=43", "r=49", "r=46"]
+            assert [each["RateLimit"].split(";")[1] for each in told] == ["r=46"] * 5
 
     asyncio.run(test())
 
@@ -584,8 +604,8 @@ def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server
             second = clock()
             await taken.settle(20)
             assert [words[5:] for words in asked.commands[-2:]] == [
-                ["-50", "FORCE", "AT", str(second)],
-                ["-80", "FORCE", "AT", str(first)],
+                ["-50", "AT", str(second)],
+                ["-80", "AT", str(first)],
             ]
 
     asyncio.run(test())

@@ -33,7 +33,7 @@ def names_of(recipe: str, port: int = 0) -> dict[str, Any]:
     first, *codes = re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL)
     [code] = [code for code in codes if f"from {recipe}" in code]
     names: dict[str, Any] = {"__name__": recipe}
-    exec(first.replace("Redis(retry", f"Redis(port={port}, retry"), names)
+    exec(first.replace("Redis()", f"Redis(port={port})"), names)
     exec(code, names)
     return names
 

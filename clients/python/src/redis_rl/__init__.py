@@ -7,7 +7,7 @@ REST framework, ``redis_rl.http`` for anything that speaks HTTP.
 
 from . import cmd
 from ._client import AsyncRateLimiter, RateLimiter
-from ._leasing import AsyncLeases, Leases
+from ._leases import AsyncLeases, Leases
 from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
 
 __all__ = [

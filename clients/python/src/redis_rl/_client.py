@@ -18,8 +18,6 @@ from redis.cluster import ClusterPipeline
 
 from . import _wire
 from ._acquire import Acquisition
-from ._batching import Batches
-from ._once import send_once
 from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
 
 _Reply = TypeVar("_Reply")
@@ -46,11 +44,11 @@ class AsyncClient(Protocol):
 class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
     """The commands, each with what it returns: a verdict, say, or a coroutine of one."""
 
-    _clock: Clock | None
+    clock: Clock | None
 
     def _as_of(self, at: int | None) -> int | None:
         """The time to name in a command. None: the server's clock decides."""
-        return self._clock() if at is None and self._clock is not None else at
+        return self.clock() if at is None and self.clock is not None else at
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], Any]) -> Any:
         """Sends a command and reads its reply."""
@@ -133,7 +131,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
 
         A task that is cancelled takes nothing: units that were on their way to it go back as soon as they come.
         """
-        return self._wait_for(Acquisition(algorithm, key, quotas, cost, timeout, self._clock))
+        return self._wait_for(Acquisition(algorithm, key, quotas, cost, timeout, self.clock))
 
 
 class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
@@ -160,15 +158,13 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
             raise TypeError(_wire.NO_PIPELINE)
         if not hasattr(client, "execute_command"):
             raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
-        self._client = client
-        self._clock = clock
+        self.client = client
+        self.clock = clock
         self._sleep = sleep
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
-            if _wire.gives_back(words):
-                return read(send_once(self._client, words))
-            return read(self._client.execute_command(*words))
+            return read(self.client.execute_command(*words))
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error
@@ -191,12 +187,7 @@ class AsyncRateLimiter(
         Coroutine[Any, Any, bool],
     ]
 ):
-    """The same for ``redis.asyncio``; see :class:`RateLimiter`.
-
-    What is asked in one turn of the event loop, and while a reply is awaited, goes together: in one write on one
-    connection of the client, on a cluster on one to each node. It does not pass through ``execute_command``, where some
-    tools look for commands, unless a subclass of the client overrides that: then each goes by itself through it.
-    """
+    """The same for ``redis.asyncio``; see :class:`RateLimiter`."""
 
     def __init__(
         self,
@@ -215,17 +206,14 @@ class AsyncRateLimiter(
             raise TypeError(_wire.NO_PIPELINE)
         if not hasattr(client, "execute_command"):
             raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
-        self._batches = Batches.of(client)
-        self._clock = clock
+        self.client = client
+        self.clock = clock
         self._sleep = sleep
+        self._giving_back: set[asyncio.Task[Verdict]] = set()
 
-    async def _call(
-        self, words: Sequence[Key | int], read: Callable[[Any], _Reply], timeout: float | None = None
-    ) -> _Reply:
+    async def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
-            # RL.ALL without rows has no key, which the server says.
-            key = words[1] if len(words) > 1 else ""
-            return read(await self._batches.call(key, words, timeout, once=_wire.gives_back(words)))
+            return read(await self.client.execute_command(*words))
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error
@@ -233,28 +221,27 @@ class AsyncRateLimiter(
 
     async def _wait_for(self, acquisition: Acquisition) -> Verdict:
         while True:
-            verdict = await self._ask_or_give_back(acquisition)
+            asked = asyncio.ensure_future(self._call(acquisition.words(), acquisition.read))
+            try:
+                verdict = await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                asked.add_done_callback(partial(self._give_back, acquisition))
+                raise
             wait = acquisition.wait_after(verdict)
             if wait is None:
                 return verdict
             await self._sleep(wait)
 
-    async def _ask_or_give_back(self, acquisition: Acquisition) -> Verdict:
-        try:
-            call = self._batches.put(acquisition.key, acquisition.words())
-            call.late = partial(self._give_back, acquisition)
-            try:
-                return acquisition.read(await call.reply)
-            except asyncio.CancelledError:
-                # The reply may have come in this very turn.
-                if not call.reply.cancelled() and not call.reply.exception():
-                    self._give_back(acquisition, call.reply.result())
-                raise
-        except Exception as error:
-            if (explained := _wire.explained(error)) is not error:
-                raise explained from error
-            raise
+    def _give_back(self, acquisition: Acquisition, asked: asyncio.Future[Verdict]) -> None:
+        """What comes when nobody waits for it any more."""
+        if asked.cancelled() or asked.exception():
+            return
+        if words := acquisition.give_back_words(asked.result()):
+            self._giving_back.add(task := asyncio.ensure_future(self._call(words, _wire.verdict)))
+            task.add_done_callback(self._end_give_back)
 
-    def _give_back(self, acquisition: Acquisition, reply: Any) -> None:
-        if words := acquisition.give_back_words(acquisition.read(reply)):
-            self._batches.put(acquisition.key, words, once=True).background = True
+    def _end_give_back(self, task: asyncio.Task[Verdict]) -> None:
+        self._giving_back.discard(task)
+        # Fewer pass if it is lost.
+        if not task.cancelled():
+            task.exception()

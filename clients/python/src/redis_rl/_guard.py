@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from . import _wire, http
 from ._address import client_address
+from ._asking import CLOSE_SECONDS, Driver, Loop, PerLoop, check_seconds
 from ._away import AwayLog
 from ._client import AsyncRateLimiter
-from ._leasing import CLOSE_SECONDS, Requests, check_seconds
-from ._local import Asked, Outcome
-from ._wire import Clock, Decision, Verdict
+from ._keys import Answer as Told
+from ._keys import Request
+from ._wire import Clock, Decision
 from .http import Answer, Policy, Standing
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -49,8 +50,6 @@ class Choice:
         """Checks those that are fixed."""
         self.function = policies if callable(policies) else None
         self.fixed = None if callable(policies) else _checked(policies)
-        # Of several policies the default keys share a hash tag: on a cluster they are counted in one step.
-        self.is_tagged = self.fixed is None or len(self.fixed) > 1
 
     def check_names(self, named: Cost | None) -> None:
         """Refuses names of policies that do not exist, as far as these are known."""
@@ -128,8 +127,9 @@ class Guard:
     ``key`` names whose quotas a request takes: a function of the request for all policies that have none. Redis is away
     if there is no connection, no answer in time, or an error as the answer. Then requests pass without limits if
     ``fail`` is "open", and are answered 503 if it is "closed"; a warning is logged, at most one a second. ``timeout``
-    is in seconds in which Redis could answer: while this process is busy with something else, they do not count. In
-    timeouts of the client, as ``socket_timeout``, they do: leave those long.
+    is in seconds in which Redis could answer: while this process is busy with something else, they do not count.
+
+    It asks on connections of its own, made from the client of the limiter.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
@@ -140,8 +140,6 @@ class Guard:
     is away, in place of ``fail``; None lets the request pass. The latter two may be asynchronous.
 
     ``clock`` returns the Unix time in milliseconds as of which to decide, for tests; by default it is the limiter's.
-
-    Give redis-py ``retry=Retry(NoBackoff(), 0)``: a command that it sends again might count twice.
     """
 
     def __init__(
@@ -173,16 +171,26 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
+        if policies is None:
+            raise TypeError("a Guard needs policies: without them only routes are limited, and it takes no None")
         self.choice = Choice(policies)
         self._key = key
         self._address = client_address()
         self._is_closed = fail == "closed"
-        self._timeout = timeout
-        self._requests = Requests(limiter, remember, clock or limiter._clock)
+        self._client, self._timeout, self._remember = limiter.client, timeout, remember
+        self._clock = clock or limiter.clock
+        self._is_ended = False
+        self._drivers = PerLoop(self._new_driver)
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
+
+    def _new_driver(self, loop: Loop) -> Driver:
+        driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
+        if self._is_ended:
+            driver.keys.close()
+        return driver
 
     async def take(self, scope: Scope, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all policies of the request, or from none.
@@ -207,30 +215,32 @@ class Guard:
         policies = choice.fixed
         if policies is None:
             policies = await choice.of(scope)
+        if before:
+            _check_names_differ([*(policy for taken in before for policy in taken.policies), *policies])
         if cost is not None and not isinstance(cost, Mapping) and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
         if cost is not None:
             choice.check_names(cost)
-        shares = await self._shares(policies, choice, scope, cost, before)
+        shares = await self._shares(policies, scope, cost, before)
         if not shares:
             return Taken(self, choice)
-        asked = Asked([share.policy.share(share.key, share.cost) for share in shares])
-        outcome = await self._asked(self._requests.ask(asked, self._timeout))
-        if not isinstance(outcome, Outcome):
-            return await self._pass_or_not(choice, scope, shares, asked, outcome, () if has_begun else before)
+        request = Request([share.policy.share(share.key, share.cost) for share in shares])
+        answer = await self._asked(self._drivers.here().ask(request))
+        if not isinstance(answer, Told):
+            return await self._pass_or_not(choice, scope, shares, request, answer, () if has_begun else before)
         limiting = [share.policy for share in shares]
-        told = Standing.of(limiting, outcome)
+        told = Standing.of(limiting, answer)
         if self._on_decision:
             self._on_decision(scope, told.decision, limiting)
-        if not outcome.limited:
-            return Taken(self, choice, shares, asked, told)
+        if not answer.limited:
+            return Taken(self, choice, shares, request, told)
         self._release(() if has_begun else before)
         earlier = [taken.standing for taken in before if taken.standing]
-        answer = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
-        return Taken(self, choice, shares, asked, told, answer)
+        refusal = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
+        return Taken(self, choice, shares, request, told, refusal)
 
     async def _shares(
-        self, policies: Sequence[Policy], choice: Choice, scope: Scope, cost: Cost | None, before: Sequence[Taken]
+        self, policies: Sequence[Policy], scope: Scope, cost: Cost | None, before: Sequence[Taken]
     ) -> list[_Share]:
         """Of the policies that limit the request."""
         shares: list[_Share] = []
@@ -245,8 +255,8 @@ class Guard:
                 if key is None:
                     continue
                 if key is _ADDRESS:
-                    address = self._address(scope)
-                    key = f"{{{address}}}" if choice.is_tagged else address
+                    # All that counts for an address is in one slot.
+                    key = f"{{{self._address(scope)}}}"
                 elif not isinstance(key, str):
                     raise TypeError(f"a key is text, or None: {key!r}")
             units: Any = policy.cost
@@ -271,7 +281,7 @@ class Guard:
         choice: Choice,
         scope: Scope,
         shares: list[_Share],
-        asked: Asked,
+        request: Request,
         error: Exception,
         before: Sequence[Taken],
     ) -> Taken:
@@ -280,14 +290,14 @@ class Guard:
         if self._on_away:
             answer = _own(await resolved(self._on_away(scope, error)))
         if answer is not None:
-            self._requests.release(asked)
+            self.give_back(request)
             self._release(before)
             if earlier := [taken.standing for taken in before if taken.standing]:
                 named = {name.lower() for name in answer.fields}
                 fields = http.together(earlier).fields()
                 kept = {name: value for name, value in fields.items() if name.lower() not in named}
                 answer = Answer(answer.status, {**kept, **answer.fields}, answer.body)
-        return Taken(self, choice, shares, asked, refusal=answer)
+        return Taken(self, choice, shares, request, refusal=answer)
 
     @staticmethod
     def _release(before: Sequence[Taken]) -> None:
@@ -298,8 +308,6 @@ class Guard:
         """What Redis decided, or why it did not."""
         try:
             told = await answer
-        except asyncio.TimeoutError:
-            error: Exception = asyncio.TimeoutError("no answer in time")
         except Exception as reason:
             if _wire.is_mistake(reason):
                 raise
@@ -326,20 +334,21 @@ class Guard:
             raise RuntimeError(
                 "to settle by the request needs the middleware: app.add_middleware(RateLimit, guard=guard)"
             )
-        return await settle(report.taken, used, report.lock)
+        return await settle(report.taken, used)
 
-    async def corrected(self, asked: Asked, used: Mapping[int, int]) -> dict[int, list[Verdict]] | None:
+    async def settled(self, request: Request, used: Mapping[int, int]) -> Told | None:
         """Corrects what is counted of shares; None if Redis is away."""
-        rows = await self._asked(self._requests.settle(asked, used, self._timeout))
-        return None if isinstance(rows, Exception) else rows
+        answer = await self._asked(self._drivers.here().settle(request, used))
+        return None if isinstance(answer, Exception) else answer
 
-    def give_back(self, asked: Asked) -> None:
-        """All that was taken."""
-        self._requests.release(asked)
+    def give_back(self, request: Request) -> None:
+        """All that it took."""
+        self._drivers.here().give_back(request)
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
-        await self._requests.close(timeout)
+        self._is_ended = True
+        await self._drivers.here().close(timeout)
 
 
 class Taken:
@@ -350,24 +359,27 @@ class Taken:
         guard: Guard,
         choice: Choice,
         shares: Sequence[_Share] = (),
-        asked: Asked | None = None,
+        request: Request | None = None,
         standing: Standing | None = None,
         refusal: Answer | None = None,
     ) -> None:
-        """``asked`` knows what was taken: nothing, where it was refused."""
+        """``request`` knows what was taken: nothing, where it was refused."""
         self.refused = refusal is not None
         """Whether to send :attr:`answer` instead of what was asked for."""
         self.standing = standing
         self.choice = choice
         self._refusal, self._shares = refusal, shares
-        self._guard, self._asked = guard, asked or Asked(())
-        # A middleware has one for a request.
-        self.lock: asyncio.Lock | None = None
+        self._guard, self._request = guard, request or Request(())
 
     @property
     def answer(self) -> Answer:
         """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
         return self._refusal or Answer(200, self.standing.fields() if self.standing else {})
+
+    @property
+    def policies(self) -> list[Policy]:
+        """Those that limit the request."""
+        return [share.policy for share in self._shares]
 
     @property
     def names(self) -> list[str]:
@@ -394,31 +406,28 @@ class Taken:
         beyond the estimate is counted even over the limit, and the next request waits. A refused request takes
         nothing.
         """
-        # One after the other, so that the last cost counts.
-        self.lock = self.lock or asyncio.Lock()
-        return await settle([self], used, self.lock)
+        return await settle([self], used)
 
     async def correct(self, used: Mapping[str, int]) -> None:
         """Settles these names, which are its own. What has gone back stays back, so that who keeps trying is let in."""
-        if self._asked.goes_back:
+        if self._request.gives_back:
             return
         of_index = {index: used[name] for index, name in enumerate(self.names) if name in used}
-        rows = await self._guard.corrected(self._asked, of_index)
-        if rows is not None:
-            standing = self.standing or Standing.unknown([share.policy for share in self._shares])
-            self.standing = standing.with_rows(rows)
+        answer = await self._guard.settled(self._request, of_index)
+        if answer is not None:
+            self.standing = Standing.of([share.policy for share in self._shares], answer)
 
     def release(self) -> None:
         """Gives back all that was taken, once: the request is refused further in."""
-        if self._asked.goes_back:
+        if self._request.gives_back:
             return
-        units = [sum(counted.values()) for counted in self._asked.counted]
-        self._guard.give_back(self._asked)
+        units = [sum(counted.values()) for counted in self._request.counted]
+        self._guard.give_back(self._request)
         if self.standing:
             self.standing = self.standing.without(units)
 
 
-async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapping[str, str]:
+async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
     """Settles what was taken for one request, by the names of policies; the last is the innermost."""
     if not isinstance(used, Mapping):
         names = [name for each in taken for name in each.names]
@@ -429,15 +438,12 @@ async def settle(taken: Sequence[Taken], used: Cost, lock: asyncio.Lock) -> Mapp
         http.check_cost(units)
     missing = dict(used)
 
-    async def correct() -> None:
-        async with lock:
-            for each in reversed(taken):
-                own = {name: missing.pop(name) for name in each.names if name in missing}
-                if own:
-                    await each.correct(own)
-
-    # Cancelled half way, it would not know what is counted, and the next one might count that again.
-    await asyncio.shield(correct())
+    corrections = []
+    for each in reversed(taken):
+        own = {name: missing.pop(name) for name in each.names if name in missing}
+        if own:
+            corrections.append(each.correct(own))
+    await asyncio.gather(*corrections)
     if missing:
         _check_exist(taken, missing)
     standings = [each.standing for each in taken if each.standing]

@@ -259,17 +259,6 @@ def take_all(
     return words + _options(force, at)
 
 
-def gives_back(words: Sequence[Key | int]) -> bool:
-    """Whether a command gives units back: then it is sent once at most, since twice would give back units of others."""
-    costs: Sequence[Key | int] = ()
-    if words[0] == "RL.ALL":
-        # Its options are fewer words than a row.
-        costs = words[5::5]
-    elif "COST" in words[4:]:
-        costs = [words[words.index("COST", 4) + 1]]
-    return any(isinstance(cost, int) and cost < 0 for cost in costs)
-
-
 def _options(force: bool, at: int | None) -> list[Key | int]:
     words: list[Key | int] = ["FORCE"] if force else []
     return words if at is None else [*words, "AT", at]

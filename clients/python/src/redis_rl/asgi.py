@@ -6,7 +6,6 @@ Needs no package but redis-py. For limits of single routes see :mod:`redis_rl.st
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -88,7 +87,6 @@ class Report:
         """Tells it in the message ``first``."""
         self._scope, self._first, self._send = scope, first, send
         self.taken: list[Taken] = []
-        self.lock = asyncio.Lock()
         self._refusal: Answer | None = None
         self._has_begun = False
         scope[REPORT] = self
@@ -105,7 +103,6 @@ class Report:
     async def take(self, guard: Guard, choice: Choice, cost: Cost | None = None) -> Taken:
         """Takes units, and tells of it."""
         taken = await guard.take_of(choice, self._scope, cost, self.taken, has_begun=self._has_begun)
-        taken.lock = self.lock
         self.taken.append(taken)
         if taken.refused and not self._has_begun:
             self._refusal = taken.answer

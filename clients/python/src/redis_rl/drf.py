@@ -30,9 +30,10 @@ from rest_framework import throttling
 from rest_framework.exceptions import APIException
 
 from . import _wire, http
+from ._asking import check_seconds
 from ._away import AwayLog
 from ._client import RateLimiter
-from ._leasing import Leases, check_seconds
+from ._leases import Leases
 from ._wire import Algorithm, Pair, Verdict
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from . import _wire
-from ._local import Outcome, Rules, Share, without
+from . import _keys, _wire
+from ._keys import Rules, Share, without
 from ._wire import MAX_COST, Algorithm, Decision, Quota, Row, Verdict, Window, timedelta_of
 
 __all__ = ["Answer", "Policy", "answer", "away", "check_cost", "standing"]
@@ -103,7 +103,7 @@ class Policy:
 
     def rows(self, key: str, cost: int = 1) -> list[Row]:
         """The rows of RL.ALL that take ``cost`` units: one for each quota, all of the key ``name:key``."""
-        return self._rules.rows(f"{self.name}:{key}", cost)
+        return self.share(key, cost).rows()
 
     def share(self, key: str, cost: int) -> Share:
         """What a request takes."""
@@ -151,26 +151,14 @@ class Standing(NamedTuple):
     at: int
 
     @classmethod
-    def of(cls, policies: Sequence[Policy], outcome: Outcome) -> Standing:
-        """The policies are those of the outcome's rows."""
-        return cls(tuple(map(Told, policies, outcome.rows)), outcome.limited, outcome.retry_after, outcome.at)
-
-    @classmethod
-    def unknown(cls, policies: Sequence[Policy]) -> Standing:
-        """Without figures."""
-        return cls(tuple(Told(policy, None) for policy in policies), False, None, 0)
+    def of(cls, policies: Sequence[Policy], answer: _keys.Answer) -> Standing:
+        """The policies are those of the answer's rows."""
+        return cls(tuple(map(Told, policies, answer.rows)), answer.limited, answer.retry_after, answer.at)
 
     @property
     def decision(self) -> Decision:
         """With the rows that are known."""
         return Decision(self.limited, self.retry_after, self.at, tuple(row for _, row in self._pairs()))
-
-    def with_rows(self, rows_of: Mapping[int, Sequence[Verdict]]) -> Standing:
-        """With new figures of some policies, by their index. They refuse nothing that was asked for before."""
-        told = list(self.told)
-        for index, rows in rows_of.items():
-            told[index] = told[index]._replace(rows=tuple(row._replace(limited=False) for row in rows))
-        return self._replace(told=tuple(told))
 
     def without(self, units: Sequence[int]) -> Standing:
         """With so many units more of each policy: they go back."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from asyncio import Future, get_running_loop
 from collections.abc import Coroutine
-from functools import cached_property
+from functools import partial
 from typing import Any, TypeVar
 
 import redis.exceptions
@@ -24,7 +25,8 @@ from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
 
 from . import _wire
-from ._batching import Batches
+from ._asking import Loop, Sender
+from ._asking.own import socket_timeout
 from ._wire import MAX_COST, Clock, Key
 
 __all__ = [
@@ -40,6 +42,19 @@ _Result = TypeVar("_Result")
 
 # A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
 _POOL = {"max_connections": 2**31}
+
+
+# If the options name none.
+_TIMEOUT_SECONDS = 5.0
+
+
+def _end(reply: Future[Any], told: Any) -> None:
+    if reply.done():
+        return
+    if isinstance(told, Exception):
+        reply.set_exception(told)
+    else:
+        reply.set_result(told)
 
 
 class _Script:
@@ -334,17 +349,26 @@ class _AsyncWindows(_Windows):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage, with redis-py as the implementation."""
         self.clock = clock
+        self._senders: dict[Loop, Sender] = {}
         options = {"implementation": "redispy", **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
-    @cached_property
-    def _batches(self) -> Batches:
-        return Batches.of(self.bridge.get_connection())
-
     async def _call(self, *words: Key | int) -> Any:
+        loop = get_running_loop()
+        reply: Future[Any] = loop.create_future()
         # A script's key stands behind its text and the number of keys.
-        key = words[3 if words[0] in ("EVAL", "EVALSHA") else 1]
-        return await self._batches.call(key, words)
+        key = str(words[3 if words[0] in ("EVAL", "EVALSHA") else 1])
+        self._sender(loop).send(key, words, partial(_end, reply))
+        return await reply
+
+    def _sender(self, loop: Loop) -> Sender:
+        sender = self._senders.get(loop)
+        if sender is None:
+            for other in [other for other in self._senders if other.is_closed()]:
+                del self._senders[other]
+            client = self.bridge.get_connection()
+            sender = self._senders[loop] = Sender(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
+        return sender
 
     def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
         return coroutine

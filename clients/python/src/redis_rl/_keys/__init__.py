@@ -1,0 +1,24 @@
+"""What a process decides by itself: units that it has leased, refusals that it remembers, requests by several policies.
+
+Pure: it is told the time and what happens, and says which commands to send and what to answer. ``clients/README.md`` in
+the repository has the rules, ``clients/local.json`` the cases.
+"""
+
+from .key import Key, Lease, Refusal
+from .keys import Keys
+from .request import Answer, Command, Request, Rules, Share, Step, tightest, without
+
+__all__ = [
+    "Answer",
+    "Command",
+    "Key",
+    "Keys",
+    "Lease",
+    "Refusal",
+    "Request",
+    "Rules",
+    "Share",
+    "Step",
+    "tightest",
+    "without",
+]

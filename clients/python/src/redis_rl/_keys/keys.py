@@ -1,0 +1,378 @@
+"""The keys of one process, and the requests that ask for units of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+
+from .._wire import MAX_COST, Decision, Verdict
+from .._wire import Key as Name
+from .key import Key, Lease, Refusal
+from .request import Command, Request, Rules, Share, Step, refuses, tightest
+
+MAX_KEYS = 10_000
+LONGEST_BYTES = 256
+
+
+class Keys:
+    """Tells what to send and what to answer. Of the keys it remembers those that were used last."""
+
+    def __init__(
+        self, remember_ms: int, max_keys: int = MAX_KEYS, *, slot_of: Callable[[Name], int] | None = None
+    ) -> None:
+        """Repeats refusals for at most ``remember_ms``. ``slot_of`` tells the slot of a key, on a cluster."""
+        self._remember_ms, self._max_keys = remember_ms, max_keys
+        self._slot_of = slot_of
+        self._is_closed = False
+        # The least recently used goes first.
+        self._keys: OrderedDict[tuple[Name, Rules], Key] = OrderedDict()
+        # When leases end. They may have been used up, or have gone back, before.
+        self._ends: list[tuple[int, int, Key, Lease]] = []
+        self._leases = 0
+
+    def known(self, now_ms: int, name: Name, rules: Rules, cost: int) -> Verdict | None:
+        """What a request of one share is told without asking, if that is known. It is a quicker :meth:`take`."""
+        known_by = (name, rules)
+        key = self._keys.get(known_by)
+        if key is None:
+            return None
+        self._keys.move_to_end(known_by)
+        lease = key.lease
+        if lease is not None and 0 < cost <= lease.left and now_ms < lease.ends_ms:
+            key.asked += cost
+            return lease.serve(now_ms, cost)
+        rows = key.refused(now_ms, cost)
+        return None if rows is None else tightest(rows)
+
+    def take(self, now_ms: int, request: Request) -> Step:
+        """A request comes."""
+        step = Step([], [])
+        keys = [self._used(share) for share in request.shares]
+        if self._refuse(now_ms, request, keys):
+            step.answers.append((request, request.answer()))
+            return step
+        alone: dict[int, list[int]] = {}
+        for index, (share, key) in enumerate(zip(request.shares, keys, strict=True)):
+            if not self._take_leased(now_ms, request, index, key, step):
+                alone.setdefault(self._slot(share.key), []).append(index)
+        for indices in alone.values():
+            step.commands.append(Command([request.shares[index] for index in indices], request, indices))
+        self._answer_if_whole(now_ms, request, step)
+        return step
+
+    def _refuse(self, now_ms: int, request: Request, keys: list[Key | None]) -> bool:
+        """Whether refusals are remembered that hold. Then no share is asked for."""
+        is_refused = False
+        for index, (share, key) in enumerate(zip(request.shares, keys, strict=True)):
+            if key and not (share.cost > 0 and key.serves(now_ms, share.cost)):
+                rows = key.refused(now_ms, share.cost)
+                if rows is not None:
+                    request.rows[index] = rows
+                    is_refused = True
+        request.gives_back = is_refused
+        return is_refused
+
+    def _take_leased(self, now_ms: int, request: Request, index: int, key: Key | None, step: Step) -> bool:
+        """Whether a share is served from a lease, waits, or is asked for with a lease."""
+        share = request.shares[index]
+        if self._is_closed or not share.rules.units or share.cost <= 0 or share.is_hopeless or _is_long(share.key):
+            return False
+        key = key or self._remembered(now_ms, share, step)
+        if key.serves(now_ms, share.cost):
+            key.asked += share.cost
+            self._serve(now_ms, key, request, index)
+        elif key.in_flight:
+            key.asked += share.cost
+            key.waiting.append((request, index))
+        else:
+            size = key.size(now_ms)
+            key.asked += share.cost
+            if not size:
+                return False
+            self._ask(key, request, index, size, step)
+        return True
+
+    def _serve(self, now_ms: int, key: Key, request: Request, index: int) -> None:
+        assert key.lease
+        cost = request.shares[index].cost
+        request.note(index, (key.lease.serve(now_ms, cost),), cost, key.lease.at, key.lease)
+
+    def _ask(self, key: Key, request: Request, index: int, size: int, step: Step) -> None:
+        """With a lease of this size. What is left of the one before goes back first."""
+        self._end_lease(key, step)
+        share = request.shares[index]
+        command = Command([share], request, [index], key=key if size else None, size=min(size, MAX_COST - share.cost))
+        key.in_flight = command if size else None
+        step.commands.append(command)
+
+    def reply(self, now_ms: int, command: Command, reply: Decision | Exception) -> Step:
+        """The reply to a command that awaits one, or the error with which it has failed."""
+        step = Step([], [])
+        request, key = command.request, command.key
+        assert request
+        if command.settles:
+            self._note_settled(now_ms, request, command, reply, step)
+            return step
+        if key:
+            key.in_flight = None
+        if isinstance(reply, Exception):
+            self._fail(now_ms, command, request, reply, step)
+        elif command.size and key:
+            self._deal(now_ms, key, command, reply.rows[0], step)
+        else:
+            refusal = self._note(now_ms, request, command, reply, step)
+            if key:
+                self._serve_waiting(now_ms, key, refusal, step)
+        return step
+
+    def _fail(self, now_ms: int, command: Command, request: Request, error: Exception, step: Step) -> None:
+        failed = [(request, index) for index in command.indices]
+        if command.key:
+            failed += command.key.waiting
+            command.key.waiting.clear()
+        for each, _ in failed:
+            each.missing -= 1
+            each.error = error
+            self._answer_if_whole(now_ms, each, step)
+
+    def _note(self, now_ms: int, request: Request, command: Command, reply: Decision, step: Step) -> Refusal | None:
+        """What was decided of shares as a whole; returns what refuses the last of them."""
+        rows, refusal = list(reply.rows), None
+        for index in command.indices:
+            share = request.shares[index]
+            of_share = tuple(rows[: len(share.rules.quotas)])
+            del rows[: len(of_share)]
+            request.note(index, of_share, 0 if reply.limited else max(share.cost, 0), reply.at)
+            refusal = Refusal(share.cost, of_share, now_ms, self._remember_ms) if refuses(of_share) else None
+            if share.cost:
+                self._remember(now_ms, share, refusal, step)
+        self._answer_if_whole(now_ms, request, step)
+        return refusal
+
+    def _remember(self, now_ms: int, share: Share, refusal: Refusal | None, step: Step) -> None:
+        """The newest reply counts: if it allows, nothing is remembered."""
+        if refusal and now_ms < refusal.until_ms and not _is_long(share.key):
+            (self._used(share) or self._remembered(now_ms, share, step)).refusal = refusal
+        elif key := self._keys.get(share[:2]):
+            key.refusal = None
+
+    def _deal(self, now_ms: int, key: Key, command: Command, reply: Verdict, step: Step) -> None:
+        """Of what was taken beyond the cost those are served who waited. The rest is the lease."""
+        request, [index], [share] = command.request, command.indices, command.shares
+        taken, refusal = reply.taken or 0, None
+        assert request
+        is_taken = taken >= share.cost and not request.gives_back
+        lease = key.lease = Lease(reply, taken, now_ms, key.rules.for_ms)
+        if is_taken:
+            self._serve(now_ms, key, request, index)
+            key.refusal = None
+            self._answer_if_whole(now_ms, request, step)
+        elif request.gives_back:
+            request.missing -= 1
+            self._answer_if_whole(now_ms, request, step)
+        elif share.cost == 1:
+            # Of one unit the wait is its own.
+            refusal = Refusal(1, (reply,), now_ms, self._remember_ms)
+            request.note(index, (reply,), 0, None)
+            self._remember(now_ms, share, refusal, step)
+            self._answer_if_whole(now_ms, request, step)
+        else:
+            self._end_lease(key, step)
+            key.in_flight = Command([share], request, [index], key=key)
+            step.commands.append(key.in_flight)
+        self._serve_waiting(now_ms, key, refusal, step)
+        if key.lease is lease:
+            is_kept = not self._is_closed and self._keys.get((key.name, key.rules)) is key
+            self._give_back_beyond(key, lease, key.rules.units if is_kept else 0, step)
+            lease.granted = lease.left
+            if lease.left:
+                self._leases += 1
+                heappush(self._ends, (lease.ends_ms, self._leases, key, lease))
+
+    def _serve_waiting(self, now_ms: int, key: Key, refusal: Refusal | None, step: Step) -> None:
+        """Serves or refuses the requests that waited for a reply, or asks for them."""
+        waiting, key.waiting = key.waiting, []
+        for request, index in waiting:
+            share = request.shares[index]
+            if request.gives_back:
+                request.missing -= 1
+            elif key.serves(now_ms, share.cost):
+                self._serve(now_ms, key, request, index)
+            elif refusal and refusal.holds_for(key.rules, share.cost):
+                request.note(index, refusal.tell(now_ms), 0, None)
+            else:
+                key.waiting.append((request, index))
+                continue
+            self._answer_if_whole(now_ms, request, step)
+        if key.waiting and not key.in_flight:
+            request, index = key.waiting.pop(0)
+            others = sum(each.shares[which].cost for each, which in key.waiting)
+            self._ask(key, request, index, key.size(now_ms) + others, step)
+
+    def _answer_if_whole(self, now_ms: int, request: Request, step: Step) -> None:
+        """When all its shares are. If any refuses, what the others took goes back."""
+        if request.gives_back:
+            self._give_back(now_ms, request, step)
+            return
+        if request.missing:
+            return
+        answer = request.answer()
+        if answer.limited:
+            request.gives_back = True
+            self._give_back(now_ms, request, step)
+        step.answers.append((request, request.error if request.error and not answer.limited else answer))
+
+    def give_back(self, now_ms: int, request: Request) -> Step:
+        """Nobody wants what it took or takes: it is cancelled, refused further in, or does not pass undecided."""
+        step = Step([], [])
+        if not request.gives_back:
+            request.gives_back = True
+            self._give_back(now_ms, request, step)
+        return step
+
+    def _give_back(self, now_ms: int, request: Request, step: Step) -> None:
+        """What is counted, once: to its lease if that is there, else as of its time."""
+        by_time: dict[tuple[int, int], list[Share]] = {}
+        for index, share in enumerate(request.shares):
+            counted, lease, key = request.counted[index], request.leases[index], self._keys.get(share[:2])
+            units = sum(counted.values())
+            if lease and key and key.lease is lease and now_ms < lease.ends_ms and lease.left + units <= lease.granted:
+                lease.left += units
+                counted.clear()
+            while counted:
+                at, units = counted.popitem()
+                by_time.setdefault((self._slot(share.key), at), []).append(share._replace(cost=-units))
+        for (_, at), shares in by_time.items():
+            self._send_back(shares, at, step)
+
+    def _send_back(self, shares: list[Share], at: int, step: Step) -> None:
+        step.commands.append(Command(shares, at=at))
+        self._forget(shares)
+
+    def _forget(self, shares: Iterable[Share]) -> None:
+        """Refusals of keys that units go back to."""
+        for share in shares:
+            if key := self._keys.get(share[:2]):
+                key.refusal = None
+
+    def settle(self, now_ms: int, request: Request, used: Mapping[int, int]) -> Step:
+        """Corrects what is counted of shares, by their index, to what was used. It is answered when all replies are in.
+
+        What goes back is forgotten before it is sent: it is not sent again.
+        """
+        step = Step([], [])
+        request.then.update(used)
+        if not request.settling:
+            self._settle(request, step)
+        return step
+
+    def _settle(self, request: Request, step: Step) -> None:
+        used, request.then, request.error = request.then, {}, None
+        changes: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
+        for index, units in sorted(used.items() if not request.gives_back else ()):
+            slot, counted = self._slot(request.shares[index].key), request.counted[index]
+            more = units - sum(counted.values())
+            if more:
+                # What is left of it does not go back to the lease.
+                request.leases[index] = None
+            while more < 0:
+                # The newest go back first.
+                at, part = counted.popitem()
+                given = min(part, -more)
+                if part > given:
+                    counted[at] = part - given
+                changes.setdefault((slot, at), []).append((index, -given))
+                more += given
+            if more:
+                changes.setdefault((slot, None), []).append((index, more))
+        for (_, at_), parts in changes.items():
+            shares = [request.shares[index]._replace(cost=units) for index, units in parts]
+            step.commands.append(Command(shares, request, [index for index, _ in parts], at=at_, force=at_ is None))
+            if at_ is not None:
+                self._forget(shares)
+        request.settling = len(changes)
+        if not changes:
+            step.answers.append((request, request.answer()))
+
+    def _note_settled(
+        self, now_ms: int, request: Request, command: Command, reply: Decision | Exception, step: Step
+    ) -> None:
+        request.settling -= 1
+        if isinstance(reply, Exception):
+            request.error = reply
+        else:
+            rows = list(reply.rows)
+            for index, share in zip(command.indices, command.shares, strict=True):
+                of_share = tuple(row._replace(limited=False) for row in rows[: len(share.rules.quotas)])
+                del rows[: len(of_share)]
+                request.rows[index] = of_share
+                if command.force:
+                    request.count(index, share.cost, reply.at)
+        if request.gives_back:
+            # It was refused further in meanwhile.
+            self._give_back(now_ms, request, step)
+        if not request.settling:
+            if request.then:
+                self._settle(request, step)
+            else:
+                step.answers.append((request, request.error or request.answer()))
+
+    def _used(self, share: Share) -> Key | None:
+        """What is known of a key, which is used now."""
+        key = self._keys.get(share[:2])
+        if key:
+            self._keys.move_to_end(share[:2])
+        return key
+
+    def _remembered(self, now_ms: int, share: Share, step: Step) -> Key:
+        """A key from now on. Another is forgotten if there are too many."""
+        key = self._keys[share[:2]] = Key(share.key, share.rules, now_ms)
+        if len(self._keys) > self._max_keys:
+            self._end_lease(self._keys.popitem(last=False)[1], step)
+        return key
+
+    def _end_lease(self, key: Key, step: Step) -> None:
+        if key.lease:
+            self._give_back_beyond(key, key.lease, 0, step)
+            key.lease = None
+
+    def _give_back_beyond(self, key: Key, lease: Lease, kept: int, step: Step) -> None:
+        units = lease.left - kept
+        if units > 0:
+            lease.left = kept
+            self._send_back([Share(key.name, key.rules, -units)], lease.at, step)
+
+    def tick(self, now_ms: int) -> Step:
+        """Ends the leases whose time is over."""
+        step = Step([], [])
+        while self._ends and self._ends[0][0] <= now_ms:
+            _, _, key, lease = heappop(self._ends)
+            if key.lease is lease:
+                self._end_lease(key, step)
+        return step
+
+    @property
+    def next_tick_ms(self) -> int | None:
+        """When the next tick is due, if any is."""
+        return self._ends[0][0] if self._ends else None
+
+    def close(self) -> Step:
+        """Gives back all leases. From now on nothing is leased."""
+        step = Step([], [])
+        self._is_closed = True
+        for key in self._keys.values():
+            self._end_lease(key, step)
+        self._ends.clear()
+        return step
+
+    def _slot(self, key: Name) -> int:
+        """On one server all keys are in one."""
+        return self._slot_of(key) if self._slot_of else 0
+
+
+def _is_long(key: Name) -> bool:
+    """Names that are remembered are short, so that memory is bounded."""
+    if isinstance(key, bytes) or key.isascii():
+        return len(key) > LONGEST_BYTES
+    return len(key.encode(errors="surrogatepass")) > LONGEST_BYTES
