@@ -1,55 +1,35 @@
 //! A request that may go on, and what it has taken.
 
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::UNIX_EPOCH;
 
 use http::HeaderMap;
 use redis::{RedisError, RedisResult};
 
-use crate::local::{Share, Taken};
+use crate::asker::Held;
+use crate::link::locked;
+use crate::local::Answer;
 use crate::web::Policy;
 use crate::web::answer::{Told, fields_of, write_fields};
+use crate::web::guard::Teller;
 use crate::web::policy::MAX_COST;
-use crate::{All, Decision, Verdict};
+use crate::{Decision, Verdict};
 
 /// A request that may go on. Clones are the same one.
-#[derive(Clone, Debug, Default)]
-pub struct Admission {
-    pub(crate) policies: Vec<Policy>,
-    pub(crate) standing: Arc<Mutex<Vec<Standing>>>,
-    pub(crate) back: Option<Back>,
-    pub(crate) decision: Option<Decision>,
-    pub(crate) fields: HeaderMap,
-    pub(crate) error: Option<RedisError>,
-}
+#[derive(Clone, Default)]
+pub struct Admission(Option<Arc<Inner>>);
 
-/// How a request stands with one policy.
-#[derive(Clone, Debug)]
-pub(crate) struct Standing {
-    /// Whose units they are.
-    pub client: Client,
-    /// What it has taken, or will have when it is settled.
-    pub share: Share,
-    /// What goes back if the request is refused after all.
-    pub taken: Option<Taken>,
+struct Inner {
+    policies: Vec<Policy>,
+    clients: Vec<Client>,
+    held: Held,
+    answer: Mutex<Option<Answer>>,
+    error: Option<RedisError>,
+    teller: Teller,
     /// Whether it is refused after all: nothing is settled any more.
-    pub is_over: bool,
-    /// Of each quota, or of the tightest; none if nothing is known.
-    pub rows: Vec<Verdict>,
-}
-
-impl Standing {
-    /// As if it had taken nothing; tells what it had.
-    fn give_back(&mut self) -> Option<Taken> {
-        self.is_over = true;
-        let taken = self.taken.take()?;
-        for row in &mut self.rows {
-            row.remaining = (row.remaining + taken.share.cost.max(0).unsigned_abs()).min(row.limit);
-        }
-        self.share.cost = 0;
-        Some(taken)
-    }
+    is_over: AtomicBool,
 }
 
 /// Whose units are counted.
@@ -63,159 +43,101 @@ pub(crate) enum Client {
     Everybody,
 }
 
-/// What an admission needs of the limiter that made it.
-#[derive(Clone)]
-pub(crate) struct Back(pub Arc<dyn Giving>);
-
-pub(crate) trait Giving: Send + Sync {
-    /// Gives back, once, in the background.
-    fn release(&self, taken: Vec<Taken>);
-
-    /// Sends it as of then, or counted even over the limit.
-    fn correct(
-        &self,
-        all: All,
-        at: Option<SystemTime>,
-    ) -> Pin<Box<dyn Future<Output = RedisResult<Decision>> + Send + '_>>;
-
-    /// What was refused of these may be over.
-    fn forget(&self, shares: &[Share]);
-}
-
-impl std::fmt::Debug for Back {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Back")
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decision = self.decision();
+        f.debug_struct("Admission").field("decision", &decision).field("error", &self.error()).finish()
     }
 }
 
 impl Admission {
+    pub(crate) fn new(
+        policies: Vec<Policy>,
+        clients: Vec<Client>,
+        held: Held,
+        answer: RedisResult<Answer>,
+        teller: Teller,
+    ) -> Admission {
+        let (answer, error) = match answer {
+            Ok(answer) => (Some(answer), None),
+            Err(error) => (None, Some(error)),
+        };
+        let (answer, is_over) = (Mutex::new(answer), AtomicBool::new(false));
+        Admission(Some(Arc::new(Inner { policies, clients, held, answer, error, teller, is_over })))
+    }
+
     /// What was decided; none while Redis is away, and for a request that no policy limits.
     #[must_use]
-    pub fn decision(&self) -> Option<&Decision> {
-        self.decision.as_ref()
+    pub fn decision(&self) -> Option<Decision> {
+        let answer = locked(&self.0.as_ref()?.answer).clone()?;
+        let Answer { limited, retry_after, at, rows, .. } = answer;
+        let rows = rows.into_iter().flatten().flatten().collect();
+        Some(Decision { limited, retry_after, at: at.unwrap_or(UNIX_EPOCH), rows })
     }
 
     /// The policies that took part.
+    #[must_use]
     pub fn policies(&self) -> &[Policy] {
-        &self.policies
+        self.0.as_ref().map_or(&[], |inner| &inner.policies)
+    }
+
+    pub(crate) fn clients(&self) -> &[Client] {
+        self.0.as_ref().map_or(&[], |inner| &inner.clients)
     }
 
     /// The header fields for the response; none if nothing was decided.
     #[must_use]
-    pub fn fields(&self) -> &HeaderMap {
-        &self.fields
+    pub fn fields(&self) -> HeaderMap {
+        let told = self.told(false);
+        if told.is_empty() { HeaderMap::new() } else { fields_of(&told, false) }
     }
 
     /// Why Redis could not be asked, if the request passes for that.
     #[must_use]
     pub fn error(&self) -> Option<&RedisError> {
-        self.error.as_ref()
+        self.0.as_ref()?.error.as_ref()
     }
 
     /// Adds the header fields to those of a response.
     pub fn write_fields(self, headers: &mut HeaderMap) {
-        write_fields(&self.fields, headers);
+        write_fields(&self.fields(), headers);
     }
 
-    pub(crate) fn standing(&self) -> MutexGuard<'_, Vec<Standing>> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is known of each policy.
-    pub(crate) fn told(&self) -> Vec<Told> {
-        self.told_by(&self.standing())
-    }
-
-    /// The same if the request is refused, and what it has taken goes back.
-    pub(crate) fn told_refused(&self) -> Vec<Told> {
-        let mut standing = self.standing().clone();
-        for standing in &mut standing {
-            standing.give_back();
-        }
-        self.told_by(&standing)
-    }
-
-    fn told_by(&self, standing: &[Standing]) -> Vec<Told> {
-        let told = self.policies.iter().zip(standing).filter(|(_, standing)| !standing.rows.is_empty());
-        told.map(|(policy, standing)| Told { policy: policy.clone(), rows: standing.rows.clone() }).collect()
+    /// What is known of each policy; if the request is refused after all, without what it has taken.
+    pub(crate) fn told(&self, is_refused: bool) -> Vec<Told> {
+        let Some(inner) = &self.0 else { return Vec::new() };
+        let Some(answer) = locked(&inner.answer).clone() else { return Vec::new() };
+        let is_back = is_refused || inner.is_over.load(Ordering::Relaxed);
+        let told = |(policy, (rows, taken)): (&Policy, (Option<Vec<Verdict>>, i64))| {
+            let back = if is_back { taken.max(0).unsigned_abs() } else { 0 };
+            let row = |row: Verdict| Verdict { remaining: (row.remaining + back).min(row.limit), ..row };
+            Some(Told { policy: policy.clone(), rows: rows?.into_iter().map(row).collect() })
+        };
+        inner.policies.iter().zip(answer.rows.into_iter().zip(answer.taken)).filter_map(told).collect()
     }
 
     /// Gives back what it has taken, once.
     pub(crate) fn release(&self) {
-        let Some(Back(back)) = &self.back else { return };
-        let taken = self.standing().iter_mut().filter_map(Standing::give_back).collect();
-        back.release(taken);
+        if let Some(inner) = &self.0 {
+            inner.is_over.store(true, Ordering::Relaxed);
+            inner.held.give_back();
+        }
     }
 
-    /// Corrects what was taken by the policy at this place.
-    pub(crate) async fn settle(&self, place: usize, used: i64) {
-        let Some(Back(back)) = &self.back else { return };
-        let used = used.min(MAX_COST);
-        let (before, shares) = {
-            let mut all = self.standing();
-            let before = all[place].clone();
-            if before.is_over {
-                return;
-            }
-            // Whoever settles again goes on from here: nothing is sent twice.
-            all[place].share.cost = used;
-            if let Some(taken) = &mut all[place].taken {
-                taken.share.cost = taken.share.cost.min(used);
-            }
-            (before, all.iter().map(|standing| standing.share.clone()).collect::<Vec<_>>())
+    /// Corrects what was taken by the policies that are named, or by each.
+    pub(crate) async fn settle(&self, used: &Costs) {
+        let Some(inner) = self.0.as_ref().filter(|inner| !inner.is_over.load(Ordering::Relaxed)) else {
+            return;
         };
-        let Standing { share, taken, .. } = before;
-        let more = used - share.cost;
-        if more == 0 {
-            return;
+        let policies = inner.policies.iter().enumerate();
+        let used: Vec<(usize, i64)> = policies
+            .filter_map(|(place, policy)| Some((place, used.of(policy.name())?.min(MAX_COST))))
+            .collect();
+        let settled = inner.held.settle(used).await;
+        inner.teller.tell(settled.as_ref().err());
+        if let Ok(answer) = settled {
+            *locked(&inner.answer) = Some(answer);
         }
-        let as_of = taken.as_ref().and_then(|taken| taken.at).filter(|_| more < 0);
-        if more < 0 && as_of.is_none() {
-            // Nobody knows as of when.
-            return;
-        }
-        let quotas = self.policies[place].quotas();
-        let all = All::new().key(&share.key[..], self.policies[place].counted_by(), quotas, more);
-        let settled = back.correct(all, as_of).await;
-        if more < 0 {
-            back.forget(&shares);
-        }
-        let mut all = self.standing();
-        let standing = &mut all[place];
-        match settled {
-            Ok(Decision { at, rows, .. }) => {
-                if standing.is_over {
-                    // Meanwhile what it had taken before went back.
-                    let late = Share { cost: more.max(0), ..share };
-                    drop(all);
-                    return back.release(vec![Taken::new(place, late, at)]);
-                }
-                let settled = Taken::new(place, Share { cost: used, ..share }, at);
-                standing.taken = Some(settled.at_latest(taken.and_then(|taken| taken.at)));
-                standing.rows = rows;
-            }
-            // It is not known whether more was counted.
-            Err(_) => standing.share.cost = share.cost.min(used),
-        }
-    }
-
-    /// With what is known by now.
-    pub(crate) fn renewed(mut self) -> Admission {
-        let told = self.told();
-        let rows: Vec<Verdict> = told.iter().flat_map(|told| told.rows.iter().copied()).collect();
-        if !rows.is_empty() {
-            let at = self.standing().iter().filter_map(|standing| standing.taken.as_ref()?.at).max();
-            let waits = rows.iter().filter(|row| row.limited).map(|row| row.retry_after);
-            let waits: Option<Vec<Duration>> = waits.collect();
-            self.fields = fields_of(&told, false);
-            self.decision = Some(Decision {
-                limited: rows.iter().any(|row| row.limited),
-                retry_after: waits.and_then(|waits| waits.into_iter().max()),
-                at: at.unwrap_or(UNIX_EPOCH),
-                rows,
-            });
-        }
-        self
     }
 }
 
@@ -238,22 +160,17 @@ impl Costs {
         }
     }
 
-    /// One number for all, or names with their units.
-    pub(crate) fn each(&self) -> Result<i64, &[(String, i64)]> {
-        match &self.0 {
-            Kind::Each(units) => Ok(*units),
-            Kind::Named(costs) => Err(costs),
-        }
+    pub(crate) fn is_one_number(&self) -> bool {
+        matches!(self.0, Kind::Each(_))
     }
 
     /// Whether all names are those of policies, and no cost is negative.
     pub(crate) fn check(&self, policies: &[Policy]) -> Result<(), String> {
-        let costs = match &self.0 {
-            Kind::Each(units) if *units < 0 => return Err("The cost of a request is negative".to_owned()),
-            Kind::Each(_) => return Ok(()),
-            Kind::Named(costs) => costs,
+        let (costs, units) = match &self.0 {
+            Kind::Each(units) => (&[][..], *units),
+            Kind::Named(costs) => (&costs[..], costs.iter().map(|(_, units)| *units).min().unwrap_or(0)),
         };
-        if costs.iter().any(|(_, units)| *units < 0) {
+        if units < 0 {
             return Err("The cost of a request is negative".to_owned());
         }
         match costs.iter().find(|(name, _)| policies.iter().all(|policy| policy.name() != name)) {

@@ -1,7 +1,7 @@
 //! Rate limits of a web service: middleware for tower, and what it is made of.
 //!
-//! [`RateLimitLayer`] takes units for each request by the [`Policies`] of its [`Limiter`]. Where the cost is known only
-//! later, or comes out of the body, ask the limiter in the handler.
+//! [`RateLimitLayer`] takes units for each request by the [`Policies`] of its [`Guard`]. Where the cost is known only
+//! later, or comes out of the body, ask the guard in the handler.
 //!
 //! # Answers
 //!
@@ -29,11 +29,10 @@
 
 mod admission;
 mod answer;
-mod asker;
 mod away;
 mod client;
+mod guard;
 mod layer;
-mod limiter;
 mod policies;
 mod policy;
 mod refusal;
@@ -42,8 +41,8 @@ mod reservation;
 pub use admission::{Admission, Costs};
 pub use answer::{answer, fields};
 pub use client::client_address;
+pub use guard::{Fail, Guard, InvalidFail};
 pub use layer::{RateLimit, RateLimitLayer};
-pub use limiter::{Fail, InvalidFail, Limiter};
 pub use policies::Policies;
 pub use policy::{InvalidPolicy, Policy};
 pub use refusal::Refusal;

@@ -1,13 +1,13 @@
 //! What all layers of a request have taken.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use http::{Extensions, HeaderMap};
-use redis::aio::ConnectionLike;
 
+use crate::link::locked;
 use crate::web::admission::{Admission, Client, Costs};
 use crate::web::answer::{Told, fields_of, write_fields};
-use crate::web::{Limiter, Policy, Refusal};
+use crate::web::{Guard, Policy, Refusal};
 
 /// What the [`RateLimitLayer`](crate::web::RateLimitLayer)s in front of a handler have taken for its request. Clones are
 /// the same one.
@@ -54,23 +54,20 @@ impl Reservation {
         self.address.is_none()
     }
 
-    /// Takes units by another limiter, as when the cost stands in the body, for whom the layers have counted.
+    /// Takes units by another guard, as when the cost stands in the body, for whom the layers have counted.
     ///
     /// A number is the cost by each of its policies; several may have costs of their own, by name. The refusal tells
     /// of all, and what was taken goes back if it is the answer; a request that is answered otherwise keeps it. It is
     /// settled like what the layers took.
-    pub async fn take<C>(&self, limiter: &Limiter<C>, costs: impl Into<Costs>) -> Result<Reservation, Refusal>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub async fn take(&self, guard: &Guard, costs: impl Into<Costs>) -> Result<Reservation, Refusal> {
         let client = self.client(|| self.address.clone().unwrap_or_default())?;
-        let admission = limiter.take_by(&client, &costs.into(), self).await?;
+        let admission = guard.take_by(&client, &costs.into(), self).await?;
         self.add(admission);
         Ok(self.clone())
     }
 
     /// Corrects what was taken to what was used, however late: by the names of policies, as in `[("tokens", 420)]`, or a
-    /// number if one policy limits the request. If several layers have a policy of one name, the innermost is meant.
+    /// number if one policy limits the request.
     ///
     /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
     /// counted even if it is over the limit, since it has been used. The last settled cost counts. If Redis is away,
@@ -79,32 +76,14 @@ impl Reservation {
     /// An error, answered 500, is a name that no policy has, a number for several, and a negative cost.
     pub async fn settle(&self, used: impl Into<Costs>) -> Result<Reservation, Refusal> {
         let used = used.into();
-        let misused = |why: String| Refusal::misused(&why);
+        let policies = self.policies();
+        let is_unclear = used.is_one_number() && policies.len() != 1;
+        let named = || format!("{} policies limit the request: name them", policies.len());
+        let checked = used.check(&policies).and_then(|()| if is_unclear { Err(named()) } else { Ok(()) });
+        checked.map_err(|why| Refusal::misused(&why))?;
         let admissions = self.admissions().clone();
-        let policies: Vec<Policy> =
-            admissions.iter().flat_map(|admission| admission.policies.clone()).collect();
-        used.check(&policies).map_err(misused)?;
-        match used.each() {
-            Ok(units) => {
-                if policies.len() != 1 {
-                    return Err(misused(format!("{} policies limit the request: name them", policies.len())));
-                }
-                for admission in admissions.iter().filter(|admission| !admission.policies.is_empty()) {
-                    admission.settle(0, units).await;
-                }
-            }
-            Err(named) => {
-                for (name, units) in named {
-                    let place = |admission: &Admission| {
-                        admission.policies.iter().position(|policy| policy.name() == name)
-                    };
-                    let innermost =
-                        admissions.iter().rev().find_map(|admission| Some((admission, place(admission)?)));
-                    if let Some((admission, place)) = innermost {
-                        admission.settle(place, *units).await;
-                    }
-                }
-            }
+        for admission in &admissions {
+            admission.settle(&used).await;
         }
         Ok(self.clone())
     }
@@ -112,12 +91,12 @@ impl Reservation {
     /// The header fields that tell of all policies, as they stand now.
     #[must_use]
     pub fn fields(&self) -> HeaderMap {
-        let told = self.told();
+        let told = self.told(false);
         if told.is_empty() { HeaderMap::new() } else { fields_of(&told, false) }
     }
 
     fn admissions(&self) -> MutexGuard<'_, Vec<Admission>> {
-        self.admissions.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.admissions)
     }
 
     pub(crate) fn add(&self, admission: Admission) {
@@ -129,23 +108,23 @@ impl Reservation {
         self.admissions().iter().for_each(Admission::release);
     }
 
-    /// What is known of each policy, the outermost first.
-    pub(crate) fn told(&self) -> Vec<Told> {
-        self.admissions().iter().flat_map(Admission::told).collect()
+    /// What is known of each policy, the outermost first; if the request is refused, without what it has taken.
+    pub(crate) fn told(&self, is_refused: bool) -> Vec<Told> {
+        self.admissions().iter().flat_map(|admission| admission.told(is_refused)).collect()
     }
 
-    /// The same if the request is refused, and what was taken goes back.
-    pub(crate) fn told_refused(&self) -> Vec<Told> {
-        self.admissions().iter().flat_map(Admission::told_refused).collect()
+    /// Those by which it was asked for.
+    pub(crate) fn policies(&self) -> Vec<Policy> {
+        self.admissions().iter().flat_map(|admission| admission.policies().to_vec()).collect()
     }
 
     /// Whose units the layers further out have counted, everybody's aside; if nobody's, whom the network address tells.
     pub(crate) fn client(&self, address: impl FnOnce() -> String) -> Result<Client, Refusal> {
         let mut clients: Vec<Client> = Vec::new();
         for admission in self.admissions().iter() {
-            for standing in admission.standing().iter() {
-                if standing.client != Client::Everybody && !clients.contains(&standing.client) {
-                    clients.push(standing.client.clone());
+            for client in admission.clients() {
+                if *client != Client::Everybody && !clients.contains(client) {
+                    clients.push(client.clone());
                 }
             }
         }
@@ -158,7 +137,7 @@ impl Reservation {
 
     /// Adds what is known to the response of whatever is further in.
     pub(crate) fn write_fields(&self, is_refused: bool, headers: &mut HeaderMap) {
-        let told = self.told();
+        let told = self.told(false);
         if !told.is_empty() {
             write_fields(&fields_of(&told, is_refused), headers);
         }
