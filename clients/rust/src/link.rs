@@ -111,7 +111,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
             }
         };
         life.due.send_modify(|due| *due += 1);
-        let _due = Due(&life.due);
+        let _due = Due(&life);
         let reply = tokio::select! {
             biased;
             reply = sent => reply,
@@ -144,11 +144,17 @@ impl<T> Life<T> {
 }
 
 /// A reply that is awaited.
-struct Due<'a>(&'a watch::Sender<u64>);
+struct Due<'a, T>(&'a Life<T>);
 
-impl Drop for Due<'_> {
+impl<T> Drop for Due<'_, T> {
     fn drop(&mut self) {
-        self.0.send_modify(|due| *due -= 1);
+        self.0.due.send_modify(|due| {
+            *due -= 1;
+            // It is not silent to those who ask next.
+            if *due == 0 {
+                self.0.is_heard.store(true, Ordering::Relaxed);
+            }
+        });
     }
 }
 

@@ -1,10 +1,13 @@
 //! What a process knows of one key.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::request::{RequestId, Rules, longest_wait};
+use lru::LruCache;
+
+use super::request::{RequestId, Rules, Share, longest_wait};
 use crate::{Decision, Verdict};
 
 /// Units that are counted and not yet used.
@@ -22,7 +25,8 @@ pub struct Lease {
 
 impl Lease {
     /// Of the reply to `PARTIAL`.
-    pub(super) fn new(reply: Verdict, at: SystemTime, left: u64, now: Duration, lasting: Duration) -> Lease {
+    pub(super) fn new(reply: Verdict, now: Duration, lasting: Duration) -> Lease {
+        let (left, at) = (reply.taken.unwrap_or(0).max(0).unsigned_abs(), reply.at.unwrap_or(UNIX_EPOCH));
         let verdict = Verdict { limited: false, retry_after: None, ..reply };
         Lease { left, granted: left, at, ends: now + lasting, verdict, replied: now }
     }
@@ -36,6 +40,14 @@ impl Lease {
             taken: Some(cost),
             ..self.verdict
         }
+    }
+
+    /// Whether units that were counted then are back in it, as if they had not been handed out.
+    pub(super) fn put_back(&mut self, now: Duration, at: SystemTime, units: i64) -> bool {
+        let left = self.left + units.max(0).unsigned_abs();
+        let is_its_own = at == self.at && now < self.ends && left <= self.granted;
+        self.left = if is_its_own { left } else { self.left };
+        is_its_own
     }
 }
 
@@ -77,7 +89,7 @@ impl Refusal {
 
     pub(super) fn verdict(&self, now: Duration) -> Option<Verdict> {
         let rows = self.told(now);
-        Decision { limited: true, retry_after: None, at: SystemTime::UNIX_EPOCH, rows }.tightest()
+        Decision { limited: true, retry_after: None, at: UNIX_EPOCH, rows }.tightest()
     }
 }
 
@@ -113,6 +125,11 @@ impl Key {
         }
     }
 
+    /// To give units back.
+    fn share(&self) -> Share {
+        Share { key: self.name.clone(), rules: self.rules.clone(), cost: 0 }
+    }
+
     /// Takes units of the lease, if it has them.
     pub(super) fn serve(&mut self, now: Duration, cost: i64) -> Option<Verdict> {
         self.serves(now, cost).then(|| self.lease.as_mut().map(|lease| lease.serve(now, cost))).flatten()
@@ -136,6 +153,78 @@ impl Key {
             (self.since, self.before, self.asked) = (now, share as u64, 0);
         }
         self.asked.max(self.before).min(self.rules.units)
+    }
+}
+
+/// The keys that were used last, by rules and name.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// The least recently used goes first.
+    keys: LruCache<Arc<[u8]>, Key>,
+    /// Those that went while a command of theirs was in flight.
+    leaving: HashMap<Arc<[u8]>, Key>,
+    /// The name that was looked up last.
+    name: Vec<u8>,
+}
+
+impl Known {
+    pub fn new(max: NonZeroUsize) -> Known {
+        Known { keys: LruCache::sparse(max), leaving: HashMap::new(), name: Vec::new() }
+    }
+
+    /// By what a key is remembered.
+    pub fn name(&mut self, rules: &Rules, key: &[u8]) -> &[u8] {
+        self.name.clear();
+        self.name.extend_from_slice(&rules.tag);
+        self.name.extend_from_slice(key);
+        &self.name
+    }
+
+    /// A key that is used now.
+    pub fn used(&mut self, rules: &Rules, key: &[u8]) -> Option<&mut Key> {
+        self.name(rules, key);
+        self.keys.get_mut(&self.name[..])
+    }
+
+    pub fn get(&mut self, share: &Share) -> Option<&mut Key> {
+        self.name(&share.rules, &share.key);
+        self.keys.peek_mut(&self.name[..]).or_else(|| self.leaving.get_mut(&self.name[..]))
+    }
+
+    /// From now on. Tells which one left for it.
+    pub fn remember(&mut self, share: &Share, now: Duration) -> Option<Share> {
+        if self.used(&share.rules, &share.key).is_some() {
+            return None;
+        }
+        let name: Arc<[u8]> = self.name[..].into();
+        let key = self.leaving.remove(&name);
+        let key = key.unwrap_or_else(|| Key::new(share.key.clone(), share.rules.clone(), now));
+        let (name, oldest) = self.keys.push(name, key)?;
+        let share = oldest.share();
+        self.leaving.insert(name, oldest);
+        Some(share)
+    }
+
+    /// Whether it is a key that waits for nothing, and is not remembered.
+    pub fn is_leaving(&mut self, share: &Share) -> bool {
+        self.name(&share.rules, &share.key);
+        self.leaving.get(&self.name[..]).is_some_and(|key| !key.is_in_flight)
+    }
+
+    pub fn leave(&mut self, share: &Share) {
+        self.name(&share.rules, &share.key);
+        self.leaving.remove(&self.name[..]);
+    }
+
+    /// The key of this name, if it has a lease that ends then.
+    pub fn leased_until(&self, name: &[u8], ends: Duration) -> Option<Share> {
+        let key = self.keys.peek(name).or_else(|| self.leaving.get(name))?;
+        (key.lease.as_ref()?.ends == ends).then(|| key.share())
+    }
+
+    /// The least recently used first.
+    pub fn all(&self) -> Vec<Share> {
+        self.keys.iter().rev().map(|(_, key)| key.share()).collect()
     }
 }
 

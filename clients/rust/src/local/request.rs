@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Value};
 
+use super::key::Key;
 use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 
 /// How a key is counted, and how many units of it are leased.
@@ -132,6 +133,15 @@ impl Request {
         self.missing -= 1;
     }
 
+    /// Whether the lease of the key serves a share.
+    pub(super) fn is_served(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
+        let cost = self.shares[place].share.cost;
+        let Some(verdict) = key.serve(now, cost) else { return false };
+        self.note(place, vec![verdict], cost, verdict.at);
+        self.shares[place].is_leased = true;
+        true
+    }
+
     /// Of the shares that are answered. A refused request costs nothing: the figures are those without it.
     pub(super) fn answer(&self) -> Answer {
         let waits: Vec<_> =
@@ -170,6 +180,16 @@ pub struct Command {
 }
 
 impl Command {
+    /// Asks for shares of a request; in flight of its key, for so many units beyond the cost.
+    pub(super) fn ask(
+        shares: Vec<Share>,
+        id: RequestId,
+        places: Vec<usize>,
+        in_flight: Option<u64>,
+    ) -> Command {
+        Command { shares, request: Some((id, places)), in_flight, at: None, force: false }
+    }
+
     /// Gives units back.
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
         Command { shares, request: None, in_flight: None, at: Some(at), force: false }
