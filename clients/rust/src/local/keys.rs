@@ -242,7 +242,7 @@ impl Keys {
             Some(request) if !request.gives_back => {
                 if taken >= share.cost.unsigned_abs() {
                     key.refusal = None;
-                    request.is_served(now, place, key);
+                    request.serve(now, place, key);
                 } else if share.cost == 1 {
                     // Of one unit the wait is its own.
                     request.note(place, vec![reply], 0, None);
@@ -259,13 +259,12 @@ impl Keys {
         self.serve_waiting(share, refusal.as_ref());
         let kept = if self.is_closed { 0 } else { share.rules.units };
         self.give_back_beyond(share, at, kept);
-        if let Some(lease) = self.keys.get(share).and_then(|key| key.lease.as_mut())
-            && lease.at == at
-            && lease.left > 0
-        {
+        let lease = self.keys.get(share).and_then(|key| key.lease.as_mut());
+        if let Some(lease) = lease.filter(|lease| lease.at == at) {
             lease.granted = lease.left;
-            let ends = lease.ends;
-            self.ends.push(Reverse((ends, self.keys.name(&share.rules, &share.key).into())));
+            let ends = (lease.left > 0).then_some(lease.ends);
+            let name = self.keys.name(&share.rules, &share.key);
+            self.ends.extend(ends.map(|ends| Reverse((ends, name.into()))));
         }
     }
 

@@ -135,10 +135,15 @@ impl Request {
 
     /// Whether the lease of the key serves a share.
     pub(super) fn is_served(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
-        let cost = self.shares[place].share.cost;
-        let Some(verdict) = key.serve(now, cost) else { return false };
-        self.note(place, vec![verdict], cost, verdict.at);
-        self.shares[place].is_leased = true;
+        key.serves(now, self.shares[place].share.cost) && self.serve(now, place, key)
+    }
+
+    pub(super) fn serve(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
+        let asked = &mut self.shares[place];
+        let Some(lease) = &mut key.lease else { return false };
+        let verdict = lease.serve(now, asked.share.cost);
+        asked.is_leased = true;
+        self.note(place, vec![verdict], verdict.taken.unwrap_or_default(), verdict.at);
         true
     }
 
