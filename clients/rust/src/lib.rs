@@ -75,7 +75,7 @@ pub use connection::RlCommands;
 pub use leases::Leases;
 pub use quota::{InvalidQuota, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
-pub use request::{Algorithm, All, Peek, Take};
+pub use request::{Algorithm, All, Take};
 #[cfg(feature = "leases")]
 pub use server::Redis;
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
-use redis_rl_client::{Algorithm, All, Decision, Info, Peek, Quota, Quotas, RlCommands, Take, Verdict, cmd};
+use redis_rl_client::{Algorithm, All, Decision, Info, Quota, Quotas, RlCommands, Take, Verdict, cmd};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use server::Server;
@@ -250,8 +250,8 @@ impl Step {
         self.at.map_or(take, |at| take.at(time(at)))
     }
 
-    fn peek(&self) -> Peek {
-        let peek = self.cost.map_or_else(Peek::default, Peek::cost);
+    fn peek(&self) -> Take {
+        let peek = self.cost.map_or_else(Take::default, Take::cost);
         self.at.map_or(peek, |at| peek.at(time(at)))
     }
 

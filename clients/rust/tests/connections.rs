@@ -63,7 +63,7 @@ fn a_part_of_a_millisecond_is_a_whole_one_in_a_window_and_none_in_a_time() {
     let verdict = connection.rl_log("a", quota, Take::cost(1).at(at)).expect("a verdict");
     assert_eq!(verdict.reset_after, Duration::from_millis(2));
     let verdict = connection.rl_log("b", HOURLY, Take::cost(1).at(at)).expect("a verdict");
-    assert_eq!(connection.rl_peek("b", HOURLY, redis_rl_client::Peek::default().at(noon())), Ok(verdict));
+    assert_eq!(connection.rl_peek("b", HOURLY, Take::default().at(noon())), Ok(verdict));
 }
 
 #[test]

@@ -153,8 +153,8 @@ async fn a_leased_policy_beside_a_plan_costs_one_command_for_each_request() {
     for number in 0..500 {
         assert!(admit(&format!("/{number}")).await.is_ok());
     }
-    assert_eq!(calls(&server, "RL.ALL"), 500);
-    assert!(calls(&server, "RL.LOG") < 100, "{}", calls(&server, "RL.LOG"));
+    let sent = calls(&server, "RL.LOG") + calls(&server, "RL.ALL");
+    assert!((500..600).contains(&sent), "{sent}");
     // What the plan refuses is back in the lease.
     for request in 0..50 {
         assert_eq!(admit("/same").await.is_ok(), request < 10);
@@ -347,4 +347,36 @@ async fn what_is_being_settled_while_the_request_is_refused_goes_back() {
     settling.await.expect("one policy");
     outer.close().await;
     wait_until_used(&server, "outer:{192.0.2.1}", 0);
+}
+
+#[tokio::test]
+async fn a_request_that_meets_two_policies_of_one_name_is_answered_500_and_costs_nothing() {
+    let server = Server::start();
+    let requests = || guard(&server, policy("requests", "3/1h"));
+    let (outer, own) = (requests(), requests());
+    let handler = async move |reserved: Reservation| reserved.take(&own, 1).await.map(|_| "");
+    let app = Router::new()
+        .route("/layers", get("hello").route_layer(layer(&requests())))
+        .route("/handler", get(handler))
+        .layer(layer(&outer));
+    for path in ["/layers", "/handler"] {
+        let response = ask(&app, path).await;
+        assert_eq!(response.status(), 500);
+        assert!(body(response).await.contains("two policies of a request have the name requests"));
+        outer.close().await;
+        wait_until_used(&server, "requests:{192.0.2.1}", 0);
+    }
+}
+
+#[tokio::test]
+async fn a_users_name_chooses_no_other_users_key_and_no_slot() {
+    let server = Server::start();
+    let by_account =
+        |head: &axum::http::request::Parts| Some(head.headers.get("account")?.to_str().ok()?.to_owned());
+    let guard = guard(&server, [policy("a", "1/1h"), policy("b", "1/1h")]).key(by_account);
+    let app = Router::new().route("/", get("hello")).layer(layer(&guard));
+    for account in ["bob", "{bob}", "{192.0.2.1}"] {
+        assert_eq!(ask_as(&app, "/", account).await.status(), 200, "{account}");
+        assert_eq!(used(server.connect(), &format!("a:{account}")), 1);
+    }
 }

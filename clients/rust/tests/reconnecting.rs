@@ -186,7 +186,7 @@ async fn used_after_a_lost_give_back(
     let guard = Guard::new(redis.timeout(PATIENCE), policy).fail(Fail::Closed);
     let reserved = guard.take("a", 5).await.expect("an admission");
     networks.iter().for_each(Forwarder::lose_a_reply);
-    guard.settle(reserved, 4).await;
+    reserved.settle(4).await.expect("it is settled");
     assert!(networks.iter().any(|network| !network.is_to_lose_a_reply()), "the reply is lost");
     assert!(guard.take("b", 1).await.is_ok() || guard.take("b", 1).await.is_ok());
     direct.rl_info("tokens:a").expect("a reply").expect("a key").windows[0].used

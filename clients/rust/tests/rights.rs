@@ -98,7 +98,7 @@ mod asynchronous {
             let guard = guard.timeout(server::PATIENCE).fail(Fail::Closed);
             let reserved = guard.take(client, 5).await.expect("an admission");
             assert_eq!(guard.take(client, 1).await.unwrap_err().status(), 429);
-            let settled = guard.settle(reserved, 2).await;
+            let settled = reserved.settle(2).await.expect("it is settled");
             assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
             guard.close().await;
         }

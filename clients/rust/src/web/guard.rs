@@ -11,12 +11,12 @@ use redis::RedisError;
 use crate::asker::Asker;
 use crate::clock::Clock;
 use crate::local::Share;
-use crate::web::admission::{Admission, Client, Costs};
 use crate::web::answer::refusal_of;
 use crate::web::away::AwayLog;
 use crate::web::client::{client_address, peer};
 use crate::web::policies::{Source, checked};
 use crate::web::policy::{KeyOf, MAX_COST};
+use crate::web::reservation::{Client, Costs, Part, decision_of};
 use crate::web::{Policies, Policy, RateLimitLayer, Refusal, Reservation};
 use crate::{Decision, Redis};
 
@@ -31,9 +31,10 @@ type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 /// let client = redis::Client::open("redis://127.0.0.1/")?;
 /// let guard = Guard::new(client, Policy::new("tokens", "100000/h")?);
 /// // Reserve an estimate, and settle when the cost is known.
-/// let Ok(reserved) = guard.take("192.0.2.1", 500).await else { return Ok(()) };
-/// let tokens_used = 420;
-/// let admission = guard.settle(reserved, tokens_used).await;
+/// if let Ok(reserved) = guard.take("192.0.2.1", 500).await {
+///     let tokens_used = 420;
+///     let _settled = reserved.settle(tokens_used).await;
+/// }
 /// # Ok(())
 /// # }
 /// ```
@@ -238,8 +239,8 @@ impl Guard {
     /// Takes units for a request, as [`RateLimitLayer`] does: by the keys and costs of its policies.
     ///
     /// If it is refused, the refusal tells of the layers further out too. What they took goes back if it is the answer.
-    pub async fn admit(&self, head: &Parts) -> Result<Admission, Refusal> {
-        let outer = Reservation::of(&head.extensions).unwrap_or_else(Reservation::apart);
+    pub async fn admit(&self, head: &Parts) -> Result<Reservation, Refusal> {
+        let outer = Reservation::of(&head.extensions).unwrap_or_else(|| Reservation::begun(None));
         let policies = match &self.policies.0 {
             Source::Fixed(policies) => policies.to_vec(),
             Source::Chosen(choose) => choose(head).await,
@@ -251,12 +252,10 @@ impl Guard {
             let cost = policy.cost_of(Some(head));
             asked.push(self.share(policy, client, cost)?);
         }
-        if asked.is_empty() {
-            return Ok(Admission::default());
+        if !asked.is_empty() {
+            self.ask(asked, Some(head), &outer).await?;
         }
-        let admission = self.ask(asked, Some(head), &outer).await?;
-        outer.add(admission.clone());
-        Ok(admission)
+        Ok(outer)
     }
 
     /// Whose units a policy counts: what its own function tells, or that of the guard; else whom the layers further out
@@ -281,14 +280,16 @@ impl Guard {
     /// A number is the cost by each policy. Several policies may have costs of their own, by name:
     /// `[("requests", 1), ("tokens", 500)]`.
     ///
-    /// A negative cost is refused with 500: it would give back what other requests took. See [`settle`](Guard::settle).
-    /// So is a request if the policies or their costs depend on its head: see [`admit`](Guard::admit).
+    /// A negative cost is refused with 500: it would give back what other requests took. So is a request if the policies
+    /// or their costs depend on its head: see [`admit`](Guard::admit).
     pub async fn take(
         &self,
         client: impl Into<String>,
         costs: impl Into<Costs>,
-    ) -> Result<Admission, Refusal> {
-        self.take_by(&Client::Key(client.into()), &costs.into(), &Reservation::apart()).await
+    ) -> Result<Reservation, Refusal> {
+        let reservation = Reservation::begun(None);
+        self.take_by(&Client::Key(client.into()), &costs.into(), &reservation).await?;
+        Ok(reservation)
     }
 
     /// The same for a client that is known by whom the layers further out have counted.
@@ -297,7 +298,7 @@ impl Guard {
         client: &Client,
         costs: &Costs,
         outer: &Reservation,
-    ) -> Result<Admission, Refusal> {
+    ) -> Result<(), Refusal> {
         let Source::Fixed(policies) = &self.policies.0 else {
             return Err(Refusal::misused("The policies depend on the request"));
         };
@@ -335,61 +336,37 @@ impl Guard {
         Ok((policy, client, share))
     }
 
-    /// Corrects what was taken to what was used, however late. Of several policies each may be named, as in
-    /// `[("tokens", 420)]`; the others stay as they are. Behind a layer, see [`Reservation::settle`].
-    ///
-    /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. The last settled cost counts. The header fields
-    /// tell the state thereafter; if Redis is away, that of before.
-    ///
-    /// # Panics
-    ///
-    /// If no policy has a name that is named, or if a cost is negative.
-    pub async fn settle(&self, admission: Admission, used: impl Into<Costs>) -> Admission {
-        let used = used.into();
-        if let Err(why) = used.check(admission.policies()) {
-            panic!("{why}");
-        }
-        admission.settle(&used).await;
-        admission
-    }
-
     /// Asks for all of it, and tells those who want to know.
     async fn ask(
         &self,
         asked: Vec<(Policy, Client, Share)>,
         head: Option<&Parts>,
         outer: &Reservation,
-    ) -> Result<Admission, Refusal> {
-        let shares = asked.iter().map(|(.., share)| share.clone()).collect();
+    ) -> Result<(), Refusal> {
+        let (asked, shares): (Vec<_>, Vec<_>) =
+            asked.into_iter().map(|(policy, client, share)| ((policy, client), share)).unzip();
         let (held, answer) = self.asker.take(shares).await;
         self.teller.tell(answer.as_ref().err());
-        let (policies, clients) = asked.into_iter().map(|(policy, client, _)| (policy, client)).unzip();
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) if self.fail == Some(Fail::Closed) => {
-                held.give_back();
-                return Err(Refusal::away(error));
-            }
-            Err(error) => {
-                return Ok(Admission::new(policies, clients, held, Err(error), self.teller.clone()));
-            }
+        let decision = answer.as_ref().map(decision_of).ok();
+        if let (Err(error), Some(Fail::Closed)) = (&answer, self.fail) {
+            held.give_back();
+            return Err(Refusal::away(error.clone()));
+        }
+        let part = Part::new(asked, held, answer, self.teller.clone());
+        let Some(decision) = decision else {
+            outer.add(part);
+            return Ok(());
         };
-        let limited = answer.limited;
-        let admission = Admission::new(policies, clients, held, Ok(answer), self.teller.clone());
-        let own = admission.told(false);
-        if let Some(decision) = admission.decision()
-            && let (Some(tell), Some(head)) = (&self.on_decision, head)
-        {
+        let own = part.told(false);
+        if let (Some(tell), Some(head)) = (&self.on_decision, head) {
             let known: Vec<Policy> = own.iter().map(|told| told.policy.clone()).collect();
             tell(head, &decision, &known);
         }
-        match admission.decision().filter(|_| limited) {
-            Some(decision) => {
-                let refusal = refusal_of(&[outer.told(true), own].concat(), &decision);
-                Err(refusal.telling_all(!outer.is_apart()))
-            }
-            None => Ok(admission),
+        if decision.limited {
+            let refusal = refusal_of(&[outer.told(true), own].concat(), &decision);
+            return Err(refusal.telling_all(!outer.is_apart()));
         }
+        outer.add(part);
+        Ok(())
     }
 }

@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use crate::Decision;
 use crate::web::refusal::{Refused, TellsAll};
-use crate::web::{Admission, Guard, Refusal, Reservation};
+use crate::web::{Guard, Refusal, Reservation};
 
 /// Takes units for each request, or refuses it.
 ///
@@ -142,8 +142,8 @@ impl<R> Answers<R> {
     }
 
     /// The answer in place of the service while Redis is away, if there is one.
-    fn away(&self, head: &Parts, admission: &Admission) -> Option<Response<R>> {
-        let mut response = self.on_away.as_ref()?(head, admission.error()?)?;
+    fn away(&self, head: &Parts, reservation: &Reservation) -> Option<Response<R>> {
+        let mut response = self.on_away.as_ref()?(head, &reservation.error()?)?;
         response.extensions_mut().insert(Refused);
         Some(response)
     }
@@ -198,7 +198,7 @@ where
         let (mut head, body) = request.into_parts();
         let outer = Reservation::of(&head.extensions);
         let is_outermost = outer.is_none();
-        let reservation = outer.unwrap_or_else(|| Reservation::begun(guard.address(&head)));
+        let reservation = outer.unwrap_or_else(|| Reservation::begun(Some(guard.address(&head))));
         if is_outermost {
             head.extensions.insert(reservation.clone());
         }
@@ -214,11 +214,10 @@ where
                 }
                 Ok(response)
             };
-            let admission = match guard.admit(&head).await {
-                Ok(admission) => admission,
-                Err(refusal) => return finished(answers.refused(&head, refusal)),
-            };
-            if let Some(response) = answers.away(&head, &admission) {
+            if let Err(refusal) = guard.admit(&head).await {
+                return finished(answers.refused(&head, refusal));
+            }
+            if let Some(response) = answers.away(&head, &reservation) {
                 return finished(response);
             }
             finished(inner.call(Request::from_parts(head, body)).await?)
