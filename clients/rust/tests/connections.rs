@@ -207,7 +207,7 @@ mod asynchronous {
         let server = Server::start();
         every_adapter_works_on(server.connect_async("resp3").await, server.redis()).await;
         let server = Server::start();
-        every_adapter_works_on(server.manager("resp2"), Redis::from(server.client("resp2"))).await;
+        every_adapter_works_on(server.manager("resp2").await, Redis::from(server.client("resp2"))).await;
         let server = Server::start();
         let sentinel = Sentinel::of(&server);
         let client = move || {
@@ -230,7 +230,7 @@ mod asynchronous {
         let server = Server::start();
         for protocol in ["resp2", "resp3"] {
             let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
-            let mut manager: ConnectionManager = server.manager(protocol);
+            let mut manager: ConnectionManager = server.manager(protocol).await;
             let take = Take::cost(1).at(noon());
             assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
             assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));

@@ -75,7 +75,7 @@ mod asynchronous {
         let server = server();
         for protocol in ["resp2", "resp3"] {
             call_all(&mut server.connect_async(protocol).await).await;
-            call_all(&mut server.manager(protocol)).await;
+            call_all(&mut server.manager(protocol).await).await;
         }
     }
 

@@ -138,13 +138,13 @@ impl Server {
 
     /// The same, for a connection that is made when it is needed, and again when it broke.
     #[cfg(feature = "tokio-comp")]
-    pub fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
+    pub async fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
         let config = redis::aio::ConnectionManagerConfig::new()
             .set_number_of_retries(0)
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(PATIENCE));
-        let manager = redis::aio::ConnectionManager::new_lazy_with_config(self.client(protocol), config);
-        manager.expect("an address")
+        let manager = redis::aio::ConnectionManager::new_with_config(self.client(protocol), config).await;
+        manager.expect("the server answers")
     }
 
     /// Stops it as it stands: connections stay, and nothing is answered.
