@@ -182,6 +182,7 @@ pub(crate) struct Held {
     is_answered: AtomicBool,
 }
 
+#[cfg(feature = "tower")]
 impl Held {
     /// Gives back what the request took, once, in the background.
     pub fn give_back(&self) {

@@ -399,7 +399,7 @@ impl Keys {
         // The last cost of a share counts.
         let used: BTreeMap<usize, i64> = mem::take(&mut request.then).into_iter().collect();
         request.error = None;
-        let mut changes: Vec<((u16, Option<SystemTime>), Vec<(usize, Share)>)> = Vec::new();
+        let mut changes: Vec<(Change, Vec<(usize, Share)>)> = Vec::new();
         for (place, units) in used.into_iter().filter(|_| !request.gives_back) {
             let asked = &mut request.shares[place];
             let slot = if is_cluster { slot(&asked.share.key) } else { 0 };
@@ -531,6 +531,9 @@ impl Keys {
         if self.is_cluster { slot(key) } else { 0 }
     }
 }
+
+/// A slot, and as of when units go back.
+type Change = (u16, Option<SystemTime>);
 
 /// What belongs to this, in the order in which it came.
 fn place_of<K: PartialEq, V: Default>(all: &mut Vec<(K, V)>, key: K) -> &mut V {
