@@ -25,7 +25,7 @@ const UNITS: u64 = 1_000;
 #[derive(Clone)]
 enum Contestant {
     Direct(MultiplexedConnection),
-    Leases(Leases),
+    Leases(Box<Leases>),
 }
 
 impl Contestant {
@@ -115,7 +115,7 @@ async fn main() {
         let leases = Leases::new(server.redis(), Algorithm::Log, traffic.quota).units(UNITS);
         let contestants = [
             ("`rl_log`", Contestant::Direct(redis.clone())),
-            ("`Leases`", Contestant::Leases(leases.clone())),
+            ("`Leases`", Contestant::Leases(Box::new(leases.clone()))),
         ];
         let mut scores = [Score::default(), Score::default()];
         for turn in 0..ROUNDS as u64 {

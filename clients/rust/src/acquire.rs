@@ -157,7 +157,7 @@ mod asynchronous {
             let take = if self.cost == 1 {
                 cmd::by(algorithm, &key, quotas, Take::cost(1).partial())
             } else {
-                cmd::all(All::new().key(&key, algorithm, quotas, self.cost))
+                cmd::all(&All::new().key(&key, algorithm, quotas, self.cost))
             };
             let give_back = cmd::by(algorithm, &key, quotas, self.cost.saturating_neg());
             Request { cost: self.cost, take, give_back }

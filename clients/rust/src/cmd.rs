@@ -13,8 +13,6 @@
 //! # }
 //! ```
 
-use std::borrow::Borrow;
-
 use redis::{Cmd, ToSingleRedisArg};
 
 use crate::{Algorithm, All, Quota, Take};
@@ -56,8 +54,8 @@ pub fn peek(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl 
 
 /// `RL.ALL`, answered by a [`Decision`](crate::Decision).
 #[must_use]
-pub fn all(request: impl Borrow<All>) -> Cmd {
-    request.borrow().cmd()
+pub fn all(request: &All) -> Cmd {
+    request.cmd()
 }
 
 /// `RL.INFO`, answered by an `Option` of [`Info`](crate::Info): none if there is no such key.

@@ -1,6 +1,5 @@
 //! The commands as methods of connections.
 
-use std::borrow::Borrow;
 #[cfg(feature = "aio")]
 use std::future::Future;
 
@@ -13,32 +12,48 @@ macro_rules! commands {
     ($way:ident) => {
         commands! { $way
             /// Takes units by one count in each window of the clock.
-            rl_fixed = fixed(key: ToSingleRedisArg, quotas: AsRef<[Quota]>, take: Into<Take>) -> Verdict;
+            rl_fixed = fixed(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
             /// Takes units by this window's count and a share of the last one's.
-            rl_sliding = sliding(key: ToSingleRedisArg, quotas: AsRef<[Quota]>, take: Into<Take>) -> Verdict;
+            rl_sliding = sliding(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
             /// Takes units by the time of every unit: exact.
-            rl_log = log(key: ToSingleRedisArg, quotas: AsRef<[Quota]>, take: Into<Take>) -> Verdict;
+            rl_log = log(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
             /// Shows whether a request would be allowed, without counting it.
-            rl_peek = peek(key: ToSingleRedisArg, quotas: AsRef<[Quota]>, take: Into<Take>) -> Verdict;
+            rl_peek = peek(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
             /// Takes units of several keys in one step, of all or of none.
-            rl_all = all(request: Borrow<All>) -> Decision;
+            rl_all = all(request: &All) -> Decision;
             /// Shows what a key holds; none if there is no such key.
-            rl_info = info(key: ToSingleRedisArg) -> Option<Info>;
+            rl_info = info(key: impl ToSingleRedisArg) -> Option<Info>;
             /// Forgets what a key holds, and tells whether there was such a key.
-            rl_reset = reset(key: ToSingleRedisArg) -> bool;
+            rl_reset = reset(key: impl ToSingleRedisArg) -> bool;
         }
     };
-    (blocking $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:path),*) -> $reply:ty;)*) => {
+    (blocking $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:ty),*) -> $reply:ty;)*) => {
         $($(#[$doc])*
-        fn $method(&mut self, $($arg: impl $kind),*) -> RedisResult<$reply> {
+        fn $method(&mut self, $($arg: $kind),*) -> RedisResult<$reply> {
             cmd::$command($($arg),*).query(self).map_err(explained)
         })*
     };
-    (asynchronous $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:path),*) -> $reply:ty;)*) => {
+    (asynchronous $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:ty),*) -> $reply:ty;)*) => {
         $($(#[$doc])*
         fn $method(
             &mut self,
-            $($arg: impl $kind),*
+            $($arg: $kind),*
         ) -> impl Future<Output = RedisResult<$reply>> + Send {
             let command = cmd::$command($($arg),*);
             async move { command.query_async(self).await.map_err(explained) }

@@ -29,7 +29,7 @@ fn call_all(connection: &mut impl RlCommands) {
     connection.rl_sliding("limit:sliding", HOURLY, 1).expect("a verdict");
     connection.rl_log("limit:log", HOURLY, 1).expect("a verdict");
     connection.rl_peek("limit:log", HOURLY, 1).expect("a verdict");
-    connection.rl_all(all()).expect("a decision");
+    connection.rl_all(&all()).expect("a decision");
     assert_eq!(connection.rl_reset("limit:log"), Ok(true));
 }
 
