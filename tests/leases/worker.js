@@ -8,7 +8,7 @@ const { REDIS_PORT, ALGORITHM, LIMIT, WINDOW, UNITS, REMEMBER_MS } = process.env
 const client = createClient({ socket: { port: Number(REDIS_PORT) }, modules: { rl } });
 client.on("error", () => {});
 await client.connect();
-const limiter = leases(client.rl, {
+const limiter = leases(client, {
   algorithm: ALGORITHM,
   quotas: [Number(LIMIT), WINDOW],
   units: Number(UNITS),

@@ -1,17 +1,19 @@
 //! What leases save, and what they cost in exactness and fairness: processes simulated on one hot key of RL.LOG.
 //!
-//! The processes run the decider of the Rust package, against an exact log. Time is simulated, so every run is the same.
+//! The processes run the machine of the Rust package, against an exact log. Time is simulated, so every run is the same.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use fastrand::Rng;
 use plotters::prelude::*;
-use redis_rl_client::local::{Answer, Command, Key, Purpose, Rules, Settings, Step};
-use redis_rl_client::{Algorithm, Quota, Verdict};
+use redis::Arg;
+use redis_rl_client::local::{Command, Keys, MAX_KEYS, Rules, Share, Step};
+use redis_rl_client::{Algorithm, Decision, Quota, Verdict};
 
 use super::{ALL, Canvas, INK, LOG, text};
 
@@ -74,15 +76,16 @@ struct Server {
 }
 
 impl Server {
-    fn decide(&mut self, command: &Command, now_ms: u64) -> Verdict {
+    fn decide(&mut self, command: &Command, now_ms: u64) -> Decision {
         while self.entries.front().is_some_and(|(at, _)| at + self.window_ms <= now_ms) {
             self.used -= self.entries.pop_front().map_or(0, |(_, units)| units);
         }
-        if let Some(at) = command.at {
-            self.give_back(command.cost.unsigned_abs(), unix_ms(at));
+        let (cost, at_ms) = (number_after(command, b"COST").unwrap_or(1), number_after(command, b"AT"));
+        if let Some(at_ms) = at_ms {
+            self.give_back(cost.unsigned_abs(), at_ms.unsigned_abs());
         }
-        let (cost, room) = (command.cost.max(0).unsigned_abs(), self.limit - self.used);
-        let taken = if command.partial || cost <= room { cost.min(room) } else { 0 };
+        let (cost, room) = (cost.max(0).unsigned_abs(), self.limit - self.used);
+        let taken = cost.min(room);
         if taken > 0 {
             self.used += taken;
             match self.entries.back_mut() {
@@ -92,15 +95,18 @@ impl Server {
         }
         let limited = taken < cost;
         let oldest_ms = self.entries.front().map_or(now_ms, |(at, _)| *at);
-        Verdict {
+        let retry_after = limited.then(|| Duration::from_millis(oldest_ms + self.window_ms - now_ms));
+        let at = UNIX_EPOCH + Duration::from_millis(now_ms);
+        let row = Verdict {
             limited,
             limit: self.limit,
             remaining: self.limit - self.used,
-            retry_after: limited.then(|| Duration::from_millis(oldest_ms + self.window_ms - now_ms)),
+            retry_after,
             reset_after: Duration::from_millis(self.window_ms),
-            taken: command.partial.then_some(taken as i64),
-            at: command.partial.then(|| UNIX_EPOCH + Duration::from_millis(now_ms)),
-        }
+            taken: Some(taken as i64),
+            at: Some(at),
+        };
+        Decision { limited, retry_after, at, rows: vec![row] }
     }
 
     /// The newest units that were counted at that time or before.
@@ -117,24 +123,31 @@ impl Server {
     }
 }
 
-fn unix_ms(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+/// The number that follows this word of a command.
+fn number_after(command: &Command, word: &[u8]) -> Option<i64> {
+    let command = command.cmd(None);
+    let mut words = command.args_iter();
+    words.find(|other| matches!(other, Arg::Simple(other) if *other == word))?;
+    match words.next()? {
+        Arg::Simple(number) => std::str::from_utf8(number).ok()?.parse().ok(),
+        _ => None,
+    }
 }
 
 /// What happens to a process, or at the server on its behalf.
 enum Event {
     Request,
     Arrive(Command),
-    Reply(Verdict),
+    Reply(Command, Decision),
     Tick,
 }
 
 struct Simulation {
-    rules: Arc<Rules>,
-    settings: Settings,
+    share: Share,
+    units: u64,
     scenario: Scenario,
     server: Server,
-    processes: Vec<Key>,
+    processes: Vec<Keys>,
     /// By time, and at one time in the order in which they were foreseen.
     queue: BinaryHeap<Reverse<(u64, usize)>>,
     /// The events in the queue, each with its process.
@@ -153,12 +166,13 @@ impl Simulation {
     fn new(units: u64, scenario: Scenario) -> Simulation {
         let Scenario { limit, window_ms, end_ms, .. } = scenario;
         let quota = Quota::new(limit, Duration::from_millis(window_ms));
-        let rules = Arc::new(Rules::new(Algorithm::Log, &[quota], Duration::from_millis(100)));
-        let name: Arc<[u8]> = Arc::from(&b"hot"[..]);
+        let rules = Rules::new(Algorithm::Log, &[quota], Duration::from_millis(100), units);
+        let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
+        let keys = |_: &f64| Keys::new(Duration::from_secs(1), max_keys, false);
         Simulation {
-            processes: scenario.pauses_ms.iter().map(|_| Key::new(name.clone(), rules.clone())).collect(),
-            rules,
-            settings: Settings { units, remember: Duration::from_secs(1) },
+            processes: scenario.pauses_ms.iter().map(keys).collect(),
+            share: Share { key: Arc::from(&b"hot"[..]), rules: Arc::new(rules), cost: 1 },
+            units,
             server: Server { limit, window_ms, entries: VecDeque::new(), used: 0 },
             queue: BinaryHeap::new(),
             events: Vec::new(),
@@ -201,40 +215,42 @@ impl Simulation {
                 break;
             }
             let now = Duration::from_millis(now_ms);
-            let mut step = Step::default();
-            match event {
+            let keys = &mut self.processes[process];
+            let step = match event {
                 Event::Request => {
                     self.decisions += 1;
                     let id = self.decisions;
-                    let rules = &self.rules;
-                    let known = self.processes[process].take(now, self.settings, rules, id, 1, &mut step);
+                    let step = keys.take(now, id, vec![self.share.clone()]);
+                    keys.leave_as_is(id);
                     self.first.0 += u64::from(process == 0);
-                    self.pass(process, now_ms, u64::from(known.is_some_and(|verdict| !verdict.limited)));
                     // Exponential: requests come independently of each other.
                     next_ms[process] -= (1.0 - random.f64()).ln() * pauses_ms[process];
                     self.plan((next_ms[process] as u64).max(now_ms), process, Event::Request);
+                    step
                 }
                 Event::Arrive(command) => {
-                    let verdict = self.server.decide(&command, now_ms);
-                    if command.purpose == Purpose::Flight {
-                        self.plan(now_ms + LATENCY_MS, process, Event::Reply(verdict));
+                    let decision = self.server.decide(&command, now_ms);
+                    if command.awaits_reply() {
+                        self.plan(now_ms + LATENCY_MS, process, Event::Reply(command, decision));
                     }
+                    Step::default()
                 }
-                Event::Reply(verdict) => {
-                    self.processes[process].reply(now, self.settings, verdict, &mut step);
-                    if let Some(ends) = self.processes[process].ends() {
+                Event::Reply(command, decision) => {
+                    let step = keys.reply(now, &command, Ok(decision));
+                    if let Some(ends) = keys.next_tick() {
                         self.plan((ends.as_millis() as u64).max(now_ms), process, Event::Tick);
                     }
+                    step
                 }
-                Event::Tick => self.processes[process].tick(now, &mut step),
-            }
+                Event::Tick => keys.tick(now),
+            };
             for command in step.commands {
                 self.commands += 1;
                 self.plan(now_ms + LATENCY_MS, process, Event::Arrive(command));
             }
-            let is_allowed = |answer: &Answer| matches!(answer, Answer::Verdict(verdict) if !verdict.limited);
-            let allowed = step.answers.iter().filter(|(_, answer)| is_allowed(answer)).count() as u64;
-            self.pass(process, now_ms, allowed);
+            let answers = step.answers.iter();
+            let allowed = answers.filter(|(_, answer)| answer.as_ref().is_ok_and(|answer| !answer.limited));
+            self.pass(process, now_ms, allowed.count() as u64);
         }
         self.outcome()
     }
@@ -246,7 +262,7 @@ impl Simulation {
         let most = in_span.iter().copied().max().unwrap_or(0);
         let last = in_span[(end_ms - window_ms) as usize];
         Outcome {
-            units: self.settings.units,
+            units: self.units,
             commands_per_decision: self.commands as f64 / self.decisions as f64,
             beyond: most.saturating_sub(limit),
             used_percent: last as f64 * 100.0 / limit as f64,

@@ -25,7 +25,7 @@ const UNITS: u64 = 1_000;
 #[derive(Clone)]
 enum Contestant {
     Direct(MultiplexedConnection),
-    Leases(Leases<MultiplexedConnection>),
+    Leases(Box<Leases>),
 }
 
 impl Contestant {
@@ -112,10 +112,10 @@ async fn main() {
     );
     println!("| --- | ---: | ---: | ---: |");
     for traffic in TRAFFIC {
-        let leases = Leases::new(redis.clone(), Algorithm::Log, traffic.quota).units(UNITS);
+        let leases = Leases::new(server.redis(), Algorithm::Log, traffic.quota).units(UNITS);
         let contestants = [
             ("`rl_log`", Contestant::Direct(redis.clone())),
-            ("`Leases`", Contestant::Leases(leases.clone())),
+            ("`Leases`", Contestant::Leases(Box::new(leases.clone()))),
         ];
         let mut scores = [Score::default(), Score::default()];
         for turn in 0..ROUNDS as u64 {

@@ -1,7 +1,7 @@
 //! Decisions a second on requests by two policies, one for everybody and one for each customer, and what they cost each server:
 //! with the first one leased and not, on one server and on a cluster.
 //!
-//!     cargo bench --features tower,cluster-async --bench policies
+//!     cargo bench --features tower --bench policies
 
 #[path = "../tests/server/mod.rs"]
 mod server;
@@ -9,8 +9,8 @@ mod server;
 use std::time::{Duration, Instant};
 
 use http::Request;
-use redis_rl_client::Reconnecting;
-use redis_rl_client::web::{Limiter, Policy};
+use redis_rl_client::Redis;
+use redis_rl_client::web::{Guard, Policy};
 use server::{Cluster, PATIENCE, Server};
 use tokio::task::JoinSet;
 
@@ -23,32 +23,32 @@ const AT_ONCE: usize = 50;
 const LEASES: [(&str, u64); 2] = [("no lease", 0), ("a lease of 1,000", 1_000)];
 
 /// How long the decisions took.
-async fn decide(redis: Reconnecting, units: u64) -> Duration {
+async fn decide(redis: Redis, units: u64) -> Duration {
     let everybody = Policy::new("everybody", "100000000/m").expect("a policy").key_text("all").lease(units);
     let plan = Policy::new("plan", "10/s").expect("a policy").key(|head| Some(head.uri.path().to_owned()));
-    let limiter = Limiter::new(redis.timeout(PATIENCE), [everybody, plan]).timeout(PATIENCE);
+    let guard = Guard::new(redis.timeout(PATIENCE), [everybody, plan]);
     let started = Instant::now();
     let tasks = (0..AT_ONCE).map(|task| {
-        let limiter = limiter.clone();
+        let guard = guard.clone();
         async move {
             for round in 0..DECISIONS / AT_ONCE {
                 // Each customer once.
                 let customer = (round * AT_ONCE + task) % CUSTOMERS;
                 let (head, ()) =
                     Request::get(format!("/{customer}")).body(()).expect("a request").into_parts();
-                let admission = limiter.admit(&head).await.expect("within the limits");
+                let admission = guard.admit(&head).await.expect("within the limits");
                 assert!(admission.error().is_none(), "the server is away");
             }
         }
     });
     tasks.collect::<JoinSet<_>>().join_all().await;
     let spent = started.elapsed();
-    limiter.close().await;
+    guard.close().await;
     spent
 }
 
 /// The cells of a row: decisions a second, and each server's processor time for one, the busiest first.
-async fn row(redis: Reconnecting, servers: &[Server], units: u64) -> String {
+async fn row(redis: Redis, servers: &[Server], units: u64) -> String {
     let before: Vec<Duration> = servers.iter().map(Server::cpu).collect();
     let spent = decide(redis, units).await;
     let mut cpus: Vec<Duration> =
@@ -66,10 +66,10 @@ async fn main() {
     for _ in 0..ROUNDS {
         for (name, units) in LEASES {
             let servers = [Server::start()];
-            let redis = Reconnecting::new(servers[0].client("resp3"));
+            let redis = servers[0].redis();
             println!("| one server, {name} | {} |", row(redis, &servers, units).await);
             let cluster = Cluster::start();
-            let redis = Reconnecting::cluster(cluster.builder()).expect("addresses");
+            let redis = cluster.redis();
             println!("| three nodes, {name} | {} |", row(redis, &cluster.nodes, units).await);
         }
     }

@@ -8,8 +8,7 @@ mod server;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis::aio::ConnectionManager;
-use redis_rl_client::web::{Limiter, Policy};
+use redis_rl_client::web::{Guard, Policy};
 use server::Server;
 use tokio::task::JoinSet;
 
@@ -21,7 +20,7 @@ const REQUESTS: [usize; 4] = [1, 200, 1_000, 10_000];
 const WORK: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(300)];
 
 /// How late each of so many requests goes on.
-async fn lateness(limiter: &Limiter<ConnectionManager>, requests: usize, work: Duration) -> Vec<Duration> {
+async fn lateness(guard: &Guard, requests: usize, work: Duration) -> Vec<Duration> {
     let working = tokio::spawn(async move {
         while !work.is_zero() {
             thread::sleep(work);
@@ -29,10 +28,10 @@ async fn lateness(limiter: &Limiter<ConnectionManager>, requests: usize, work: D
         }
     });
     let late = (0..requests).map(|_| {
-        let limiter = limiter.clone();
+        let guard = guard.clone();
         async move {
             let asked = Instant::now();
-            let admission = limiter.take("a", 1).await.expect("an admission");
+            let admission = guard.take("a", 1).await.expect("an admission");
             assert!(admission.decision().is_none(), "the server answers");
             asked.elapsed().saturating_sub(TIMEOUT)
         }
@@ -50,13 +49,13 @@ async fn main() {
         let mut row = Vec::new();
         for work in WORK {
             let server = Server::start();
-            let limiter = Limiter::new(server.manager("resp3"), Policy::new("a", "5/1h").expect("a policy"))
+            let guard = Guard::new(server.client("resp3"), Policy::new("a", "5/1h").expect("a policy"))
                 .timeout(TIMEOUT);
-            limiter.take("a", 1).await.expect("an admission");
+            guard.take("a", 1).await.expect("an admission");
             server.freeze();
             let mut late = Vec::new();
             for _ in 0..ROUNDS {
-                late.extend(lateness(&limiter, requests, work).await);
+                late.extend(lateness(&guard, requests, work).await);
             }
             late.sort_unstable();
             let ms = |index: usize| late[index].as_millis();

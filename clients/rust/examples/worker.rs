@@ -5,7 +5,7 @@ use std::env;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis_rl_client::{Algorithm, Leases, Quota, Reconnecting};
+use redis_rl_client::{Algorithm, Leases, Quota};
 
 fn setting(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
@@ -19,7 +19,7 @@ fn unix_ms(time: SystemTime) -> u128 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis())
 }
 
-async fn take(leases: Leases<Reconnecting>) {
+async fn take(leases: Leases) {
     loop {
         let asked = SystemTime::now();
         match leases.take("hot", 1).await {
@@ -39,14 +39,13 @@ async fn take(leases: Leases<Reconnecting>) {
 async fn main() {
     let address = format!("redis://127.0.0.1:{}/", setting("REDIS_PORT"));
     let client = redis::Client::open(address).expect("an address");
-    let connection = Reconnecting::new(client);
     let algorithm = match setting("ALGORITHM").as_str() {
         "fixed" => Algorithm::Fixed,
         "sliding" => Algorithm::Sliding,
         _ => Algorithm::Log,
     };
     let quota: Quota = format!("{}/{}", setting("LIMIT"), setting("WINDOW")).parse().expect("a quota");
-    let leases = Leases::new(connection, algorithm, [quota])
+    let leases = Leases::new(client, algorithm, [quota])
         .units(number("UNITS"))
         .remember(Duration::from_millis(number("REMEMBER_MS")));
     let tasks: Vec<_> = (0..20).map(|_| tokio::spawn(take(leases.clone()))).collect();

@@ -124,7 +124,6 @@ impl Waiting<'_> {
 mod asynchronous {
     use redis::aio::ConnectionLike;
     use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, Value};
-    use tokio::runtime::Handle;
     use tokio::sync::oneshot;
     use tokio::time::sleep;
 
@@ -139,7 +138,7 @@ mod asynchronous {
         {
             let waiting = Waiting::begin(&self);
             loop {
-                let verdict = Asked::of(&connection, &request, self.clock.at()).verdict().await?;
+                let verdict = request.clone().ask(connection.clone(), self.clock.at()).await?;
                 let Some(pause) = waiting.pause(&verdict) else { return Ok(verdict) };
                 match &self.sleep {
                     Some(sleep) => sleep(pause),
@@ -174,6 +173,30 @@ mod asynchronous {
     }
 
     impl Request {
+        /// In a task of its own: what it takes goes back if nobody reads the reply.
+        async fn ask<C>(self, mut connection: C, at: Option<SystemTime>) -> RedisResult<Verdict>
+        where
+            C: ConnectionLike + Send + 'static,
+        {
+            let (sender, receiver) = oneshot::channel();
+            let (read, is_read) = oneshot::channel();
+            tokio::spawn(async move {
+                let verdict = self.take(&mut connection, at).await;
+                let counted = verdict.as_ref().ok().filter(|verdict| !verdict.limited && self.cost > 0);
+                let counted = counted.and_then(|verdict| verdict.at);
+                let is_unread = sender.send(verdict).is_err() || is_read.await.is_err();
+                if is_unread && counted.is_some() {
+                    let mut command = self.give_back;
+                    write_at(&mut command, counted);
+                    let _: RedisResult<Value> = command.query_async(&mut connection).await;
+                }
+            });
+            let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
+            let verdict = receiver.await.map_err(ended)?;
+            let _ = read.send(());
+            verdict
+        }
+
         async fn take(
             &self,
             connection: &mut impl ConnectionLike,
@@ -185,60 +208,9 @@ mod asynchronous {
             if self.cost == 1 {
                 return Ok(Verdict::from_redis_value(reply)?);
             }
-            let verdict = Decision::from_redis_value(reply)?.tightest().ok_or_else(gone)?;
+            let verdict = Decision::from_redis_value(reply)?.tightest();
+            let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
             Ok(Verdict { taken: Some(if verdict.limited { 0 } else { self.cost }), ..verdict })
         }
-
-        /// Nobody awaits this verdict any more.
-        async fn give_back(&self, connection: &mut impl ConnectionLike, verdict: RedisResult<Verdict>) {
-            if let Ok(Verdict { limited: false, at: Some(at), .. }) = verdict
-                && self.cost > 0
-            {
-                let mut command = self.give_back.clone();
-                write_at(&mut command, Some(at));
-                let _: RedisResult<Value> = command.query_async(connection).await;
-            }
-        }
-    }
-
-    /// A command on its way, in a task of its own: it is answered even if nobody waits any more.
-    struct Asked<C: ConnectionLike + Clone + Send + 'static> {
-        connection: C,
-        request: Request,
-        receiver: oneshot::Receiver<RedisResult<Verdict>>,
-    }
-
-    impl<C: ConnectionLike + Clone + Send + 'static> Asked<C> {
-        fn of(connection: &C, request: &Request, at: Option<SystemTime>) -> Asked<C> {
-            let (sender, receiver) = oneshot::channel();
-            let asked = Asked { connection: connection.clone(), request: request.clone(), receiver };
-            let (mut connection, request) = (connection.clone(), request.clone());
-            tokio::spawn(async move {
-                let verdict = request.take(&mut connection, at).await;
-                if let Err(unread) = sender.send(verdict) {
-                    request.give_back(&mut connection, unread).await;
-                }
-            });
-            asked
-        }
-
-        async fn verdict(mut self) -> RedisResult<Verdict> {
-            (&mut self.receiver).await.unwrap_or_else(|_| Err(gone()))
-        }
-    }
-
-    impl<C: ConnectionLike + Clone + Send + 'static> Drop for Asked<C> {
-        fn drop(&mut self) {
-            self.receiver.close();
-            // It may have come, and not have been read.
-            if let (Ok(unread), Ok(runtime)) = (self.receiver.try_recv(), Handle::try_current()) {
-                let (mut connection, request) = (self.connection.clone(), self.request.clone());
-                runtime.spawn(async move { request.give_back(&mut connection, unread).await });
-            }
-        }
-    }
-
-    fn gone() -> RedisError {
-        (ErrorKind::Io, "the runtime that asked has ended").into()
     }
 }

@@ -15,7 +15,7 @@
 
 use redis::{Cmd, ToSingleRedisArg};
 
-use crate::{Algorithm, All, Peek, Quota, Take};
+use crate::{Algorithm, All, Quota, Take};
 
 /// `RL.FIXED`, answered by a [`Verdict`](crate::Verdict).
 pub fn fixed(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
@@ -48,8 +48,8 @@ pub fn by(
 }
 
 /// `RL.PEEK`, answered by a [`Verdict`](crate::Verdict).
-pub fn peek(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, peek: impl Into<Peek>) -> Cmd {
-    keyed("RL.PEEK", key).arg(quotas.as_ref()).arg(peek.into()).take()
+pub fn peek(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
+    keyed("RL.PEEK", key).arg(quotas.as_ref()).arg(take.into()).take()
 }
 
 /// `RL.ALL`, answered by a [`Decision`](crate::Decision).

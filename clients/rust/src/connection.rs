@@ -5,11 +5,65 @@ use std::future::Future;
 
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
-use crate::{Acquire, Algorithm, All, Decision, Info, Peek, Quota, Take, Verdict, cmd};
+use crate::{Acquire, Algorithm, All, Decision, Info, Quota, Take, Verdict, cmd};
+
+/// The methods of both traits.
+macro_rules! commands {
+    ($way:ident) => {
+        commands! { $way
+            /// Takes units by one count in each window of the clock.
+            rl_fixed = fixed(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
+            /// Takes units by this window's count and a share of the last one's.
+            rl_sliding = sliding(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
+            /// Takes units by the time of every unit: exact.
+            rl_log = log(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
+            /// Shows whether a request would be allowed, without counting it.
+            rl_peek = peek(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
+            /// Takes units of several keys in one step, of all or of none.
+            rl_all = all(request: &All) -> Decision;
+            /// Shows what a key holds; none if there is no such key.
+            rl_info = info(key: impl ToSingleRedisArg) -> Option<Info>;
+            /// Forgets what a key holds, and tells whether there was such a key.
+            rl_reset = reset(key: impl ToSingleRedisArg) -> bool;
+        }
+    };
+    (blocking $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:ty),*) -> $reply:ty;)*) => {
+        $($(#[$doc])*
+        fn $method(&mut self, $($arg: $kind),*) -> RedisResult<$reply> {
+            cmd::$command($($arg),*).query(self).map_err(explained)
+        })*
+    };
+    (asynchronous $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:ty),*) -> $reply:ty;)*) => {
+        $($(#[$doc])*
+        fn $method(
+            &mut self,
+            $($arg: $kind),*
+        ) -> impl Future<Output = RedisResult<$reply>> + Send {
+            let command = cmd::$command($($arg),*);
+            async move { command.query_async(self).await.map_err(explained) }
+        })*
+    };
+}
 
 /// The commands of redis-rl on connections, clients and cluster connections.
 ///
-/// The third argument is a cost, or a [`Take`] or [`Peek`] with more to say.
+/// The third argument is a cost, or a [`Take`] with more to say.
 ///
 /// ```no_run
 /// use redis_rl_client::{Quota, RlCommands, Take};
@@ -24,60 +78,7 @@ use crate::{Acquire, Algorithm, All, Decision, Info, Peek, Quota, Take, Verdict,
 /// # }
 /// ```
 pub trait RlCommands: ConnectionLike + Sized {
-    /// Takes units by one count in each window of the clock.
-    fn rl_fixed(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        take: impl Into<Take>,
-    ) -> RedisResult<Verdict> {
-        cmd::fixed(key, quotas, take).query(self).map_err(explained)
-    }
-
-    /// Takes units by this window's count and a share of the last one's.
-    fn rl_sliding(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        take: impl Into<Take>,
-    ) -> RedisResult<Verdict> {
-        cmd::sliding(key, quotas, take).query(self).map_err(explained)
-    }
-
-    /// Takes units by the time of every unit: exact.
-    fn rl_log(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        take: impl Into<Take>,
-    ) -> RedisResult<Verdict> {
-        cmd::log(key, quotas, take).query(self).map_err(explained)
-    }
-
-    /// Shows whether a request would be allowed, without counting it.
-    fn rl_peek(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        peek: impl Into<Peek>,
-    ) -> RedisResult<Verdict> {
-        cmd::peek(key, quotas, peek).query(self).map_err(explained)
-    }
-
-    /// Takes units of several keys in one step, of all or of none.
-    fn rl_all(&mut self, request: &All) -> RedisResult<Decision> {
-        cmd::all(request).query(self).map_err(explained)
-    }
-
-    /// Shows what a key holds; none if there is no such key.
-    fn rl_info(&mut self, key: impl ToSingleRedisArg) -> RedisResult<Option<Info>> {
-        cmd::info(key).query(self).map_err(explained)
-    }
-
-    /// Forgets what a key holds, and tells whether there was such a key.
-    fn rl_reset(&mut self, key: impl ToSingleRedisArg) -> RedisResult<bool> {
-        cmd::reset(key).query(self)
-    }
+    commands!(blocking);
 
     /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
     fn rl_acquire(
@@ -95,7 +96,7 @@ impl<C: ConnectionLike> RlCommands for C {}
 
 /// The commands of redis-rl on asynchronous connections, cluster connections too.
 ///
-/// The third argument is a cost, or a [`Take`] or [`Peek`] with more to say.
+/// The third argument is a cost, or a [`Take`] with more to say.
 ///
 /// ```no_run
 /// use redis_rl_client::{Quota, RlAsyncCommands};
@@ -109,70 +110,7 @@ impl<C: ConnectionLike> RlCommands for C {}
 /// ```
 #[cfg(feature = "aio")]
 pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
-    /// Takes units by one count in each window of the clock.
-    fn rl_fixed(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        take: impl Into<Take>,
-    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
-        let command = cmd::fixed(key, quotas, take);
-        async move { command.query_async(self).await.map_err(explained) }
-    }
-
-    /// Takes units by this window's count and a share of the last one's.
-    fn rl_sliding(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        take: impl Into<Take>,
-    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
-        let command = cmd::sliding(key, quotas, take);
-        async move { command.query_async(self).await.map_err(explained) }
-    }
-
-    /// Takes units by the time of every unit: exact.
-    fn rl_log(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        take: impl Into<Take>,
-    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
-        let command = cmd::log(key, quotas, take);
-        async move { command.query_async(self).await.map_err(explained) }
-    }
-
-    /// Shows whether a request would be allowed, without counting it.
-    fn rl_peek(
-        &mut self,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        peek: impl Into<Peek>,
-    ) -> impl Future<Output = RedisResult<Verdict>> + Send {
-        let command = cmd::peek(key, quotas, peek);
-        async move { command.query_async(self).await.map_err(explained) }
-    }
-
-    /// Takes units of several keys in one step, of all or of none.
-    fn rl_all(&mut self, request: &All) -> impl Future<Output = RedisResult<Decision>> + Send {
-        let command = cmd::all(request);
-        async move { command.query_async(self).await.map_err(explained) }
-    }
-
-    /// Shows what a key holds; none if there is no such key.
-    fn rl_info(
-        &mut self,
-        key: impl ToSingleRedisArg,
-    ) -> impl Future<Output = RedisResult<Option<Info>>> + Send {
-        let command = cmd::info(key);
-        async move { command.query_async(self).await.map_err(explained) }
-    }
-
-    /// Forgets what a key holds, and tells whether there was such a key.
-    fn rl_reset(&mut self, key: impl ToSingleRedisArg) -> impl Future<Output = RedisResult<bool>> + Send {
-        let command = cmd::reset(key);
-        async move { command.query_async(self).await }
-    }
+    commands!(asynchronous);
 
     /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
     ///

@@ -38,28 +38,30 @@
 //!
 //! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
 //! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
-//! lost connection, and may so count or give back twice; `Reconnecting` does not.
+//! lost connection, and may so count or give back twice; guards and leases do not.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
 mod acquire;
+#[cfg(feature = "leases")]
+mod asker;
 mod clock;
 mod clocked;
+#[cfg(feature = "leases")]
+mod cluster;
 pub mod cmd;
 mod connection;
 #[cfg(feature = "leases")]
 mod leases;
 #[cfg(feature = "leases")]
+mod link;
+#[cfg(feature = "leases")]
 #[doc(hidden)]
 pub mod local;
 mod quota;
-#[cfg(feature = "tokio-comp")]
-mod reconnecting;
-#[cfg(feature = "cluster-async")]
-mod redirecting;
 mod reply;
 mod request;
-#[cfg(feature = "tokio-comp")]
-mod timeout;
+#[cfg(feature = "leases")]
+mod server;
 #[cfg(feature = "tower")]
 pub mod web;
 
@@ -72,10 +74,10 @@ pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
 pub use quota::{InvalidQuota, Quota, Quotas};
-#[cfg(feature = "tokio-comp")]
-pub use reconnecting::Reconnecting;
 pub use reply::{Decision, Info, Verdict, WindowInfo};
-pub use request::{Algorithm, All, Peek, Take};
+pub use request::{Algorithm, All, Take};
+#[cfg(feature = "leases")]
+pub use server::Redis;
 
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]

@@ -222,41 +222,25 @@ impl From<Vec<Quota>> for Quotas {
     }
 }
 
-impl From<&[Quota]> for Quotas {
-    fn from(quotas: &[Quota]) -> Quotas {
-        Quotas(quotas.to_vec())
-    }
-}
-
 impl<const N: usize> From<[Quota; N]> for Quotas {
     fn from(quotas: [Quota; N]) -> Quotas {
         Quotas(quotas.to_vec())
     }
 }
 
-impl TryFrom<&str> for Quotas {
-    type Error = InvalidQuota;
+macro_rules! from_text {
+    ($($text:ty),*) => {$(
+        impl TryFrom<$text> for Quotas {
+            type Error = InvalidQuota;
 
-    fn try_from(text: &str) -> Result<Quotas, InvalidQuota> {
-        text.parse()
-    }
+            fn try_from(text: $text) -> Result<Quotas, InvalidQuota> {
+                text.parse()
+            }
+        }
+    )*};
 }
 
-impl TryFrom<&String> for Quotas {
-    type Error = InvalidQuota;
-
-    fn try_from(text: &String) -> Result<Quotas, InvalidQuota> {
-        text.parse()
-    }
-}
-
-impl TryFrom<String> for Quotas {
-    type Error = InvalidQuota;
-
-    fn try_from(text: String) -> Result<Quotas, InvalidQuota> {
-        text.parse()
-    }
-}
+from_text!(&str, &String, String);
 
 /// What is not a quota.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -1,5 +1,6 @@
 //! What is asked of the server, besides keys and quotas.
 
+use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
@@ -52,7 +53,7 @@ enum Excess {
     Partial,
 }
 
-/// What a request takes: its cost, and how it is counted. A number is a cost.
+/// What a request takes, or a peek looks for: its cost, and how it is counted. A number is a cost.
 ///
 /// ```
 /// # use std::time::SystemTime;
@@ -126,48 +127,6 @@ impl ToRedisArgs for Take {
     }
 }
 
-/// Whether a request of this cost would be allowed. A number is a cost.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[must_use]
-pub struct Peek {
-    cost: i64,
-    at: Option<SystemTime>,
-}
-
-impl Peek {
-    /// Whether so many units would be allowed.
-    pub const fn cost(cost: i64) -> Peek {
-        Peek { cost, at: None }
-    }
-
-    /// Looks as of this time, rounded down to a millisecond, instead of the server's clock.
-    pub const fn at(mut self, at: SystemTime) -> Peek {
-        self.at = Some(at);
-        self
-    }
-}
-
-/// One unit.
-impl Default for Peek {
-    fn default() -> Peek {
-        Peek::cost(1)
-    }
-}
-
-impl From<i64> for Peek {
-    fn from(cost: i64) -> Peek {
-        Peek::cost(cost)
-    }
-}
-
-/// The options after the quotas.
-impl ToRedisArgs for Peek {
-    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        write_cost(out, self.cost);
-        write_at(out, self.at);
-    }
-}
-
 /// Several keys in one step: all allow the request and are counted, or nothing changes in any.
 ///
 /// A key is named once, with all its quotas. The reply has a [`Verdict`](crate::Verdict) for each quota, in this order.
@@ -179,7 +138,7 @@ impl ToRedisArgs for Peek {
 ///     .log("{42}:requests", [Quota::per_second(5), Quota::per_hour(100)], 1)
 ///     .sliding("{42}:tokens", Quota::per_hour(100_000), 1200);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct All {
     rows: Cmd,
@@ -241,6 +200,12 @@ impl All {
         }
         write_at(&mut cmd, self.at);
         cmd
+    }
+}
+
+impl fmt::Debug for All {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("All").field("force", &self.force).field("at", &self.at).finish_non_exhaustive()
     }
 }
 

@@ -11,8 +11,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
-use redis::aio::ConnectionLike;
-use redis_rl_client::web::{Fail, Limiter, Policy, RateLimitLayer};
+use redis_rl_client::Redis;
+use redis_rl_client::web::{Fail, Guard, Policy, RateLimitLayer};
 use server::{Cluster, PATIENCE, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -71,23 +71,17 @@ struct App {
 
 impl App {
     fn new(server: &Server, fail: Fail, timeout: Duration) -> App {
-        App::on(server.manager("resp3"), fail, timeout)
+        App::on(server.client("resp3").into(), fail, timeout)
     }
 
-    fn on<C>(connection: C, fail: Fail, timeout: Duration) -> App
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    fn on(redis: Redis, fail: Fail, timeout: Duration) -> App {
         let policy = Policy::new("requests", "5/1h").expect("a policy");
-        App::by(Limiter::new(connection, policy).timeout(timeout).fail(fail), fail)
+        App::by(Guard::new(redis, policy).timeout(timeout).fail(fail), fail)
     }
 
-    fn by<C>(limiter: Limiter<C>, fail: Fail) -> App
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    fn by(guard: Guard, fail: Fail) -> App {
         let client = |parts: &axum::http::request::Parts| parts.uri.query().map(str::to_owned);
-        let limit = RateLimitLayer::new(limiter.key(client));
+        let limit = RateLimitLayer::new(guard.key(client));
         App { router: Router::new().route("/", get("hello").route_layer(limit)), fail }
     }
 
@@ -156,7 +150,7 @@ fn exactly_the_limit_passes_with_leases_and_remembered_refusals_too() {
             let policy = Policy::new("requests", "5/1h").expect("a policy");
             let by = |units| {
                 let policies = policy.clone().lease(units);
-                Limiter::new(server.manager("resp3"), policies).timeout(TIMEOUT).fail(Fail::Closed)
+                Guard::new(server.client("resp3"), policies).timeout(TIMEOUT).fail(Fail::Closed)
             };
             let apps = [
                 App::by(by(64), Fail::Closed),
@@ -186,8 +180,7 @@ fn exactly_the_limit_passes_on_a_cluster_too() {
     let cluster = Cluster::start();
     for threads in [Threads::One, Threads::Two] {
         threads.runtime().block_on(async {
-            let connection = cluster.client().get_async_connection().await.expect("the cluster answers");
-            let apps = [Fail::Open, Fail::Closed].map(|fail| App::on(connection.clone(), fail, TIMEOUT));
+            let apps = [Fail::Open, Fail::Closed].map(|fail| App::on(cluster.redis(), fail, TIMEOUT));
             let name = format!("cluster-{}", threads.count());
             exactly_the_limit_passes_in(&apps, &name, threads, &[20, 200], true).await;
         });

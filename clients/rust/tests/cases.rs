@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
-use redis_rl_client::{Algorithm, All, Decision, Info, Peek, Quota, Quotas, RlCommands, Take, Verdict, cmd};
+use redis_rl_client::{Algorithm, All, Decision, Info, Quota, Quotas, RlCommands, Take, Verdict, cmd};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use server::Server;
@@ -111,9 +111,10 @@ struct PoliciesCase {
     policies: Vec<Chosen>,
     client: Option<String>,
     words: Option<Vec<String>>,
+    instead: Option<Vec<String>>,
 }
 
-/// What is refused where it is made: a policy, with `leases` also a leased limiter, or a setting.
+/// What is refused where it is made: a policy, with `leases` also a leased guard, or a setting.
 #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct Mistake {
@@ -249,8 +250,8 @@ impl Step {
         self.at.map_or(take, |at| take.at(time(at)))
     }
 
-    fn peek(&self) -> Peek {
-        let peek = self.cost.map_or_else(Peek::default, Peek::cost);
+    fn peek(&self) -> Take {
+        let peek = self.cost.map_or_else(Take::default, Take::cost);
         self.at.map_or(peek, |at| peek.at(time(at)))
     }
 
@@ -406,7 +407,7 @@ fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
 async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
     use std::net::{IpAddr, SocketAddr};
 
-    use redis_rl_client::web::{Limiter, Policy};
+    use redis_rl_client::web::{Guard, Policy};
     use server::words::Words;
 
     for case in cases().policies {
@@ -427,15 +428,15 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
                 }
             })
             .collect();
-        let words = Words::default();
-        let limiter = Limiter::new(words.clone(), policies);
+        let words = Words::start();
+        let guard = Guard::new(words.client(), policies);
         let (mut head, ()) = axum::http::Request::new(()).into_parts();
         if let Some(client) = case.client {
             let address: IpAddr = client.parse().expect("an address");
             head.extensions.insert(SocketAddr::from((address, 1)));
         }
-        limiter.admit(&head).await.expect("it passes, as nothing answers");
-        assert_eq!(words.sent(), Vec::from_iter(case.words), "{}", case.name);
+        guard.admit(&head).await.expect("it passes, as nothing answers");
+        assert_eq!(words.sent(), Vec::from_iter(case.instead.or(case.words)), "{}", case.name);
     }
 }
 
@@ -455,7 +456,7 @@ fn an_address_is_told_by_one_name_however_a_proxy_writes_it() {
 #[cfg(feature = "tower")]
 #[test]
 fn every_mistake_of_the_table_is_refused_where_it_is_made() {
-    use redis_rl_client::web::{Fail, Limiter, Policy};
+    use redis_rl_client::web::{Fail, Guard, Policy};
     use redis_rl_client::{Leases, web::InvalidPolicy};
     use server::words::Words;
 
@@ -491,7 +492,7 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
                 let quotas = quotas.or_else(|text| text.parse::<Quotas>().map(|quotas| quotas.to_vec()));
                 errors.push(match quotas {
                     Ok(quotas) => {
-                        let leases = || Leases::new(Words::default(), Algorithm::Log, quotas);
+                        let leases = || Leases::new(Words::start().client(), Algorithm::Log, quotas);
                         text(
                             std::panic::catch_unwind(std::panic::AssertUnwindSafe(leases))
                                 .expect_err(&case.name),
@@ -504,9 +505,8 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
             errors.push(fail.as_str().expect("text").parse::<Fail>().expect_err(&case.name).to_string());
         } else if let Some(ms) = case.settings.get("timeout_ms").and_then(Json::as_u64) {
             let policy = Policy::new("requests", "5/10s").expect("a policy");
-            let limiter = || Limiter::new(Words::default(), policy).timeout(Duration::from_millis(ms));
-            let panic =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(limiter)).expect_err(&case.name);
+            let guard = || Guard::new(Words::start().client(), policy).timeout(Duration::from_millis(ms));
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(guard)).expect_err(&case.name);
             errors.push(panic.downcast::<&str>().expect("text").to_string());
         }
         refused += usize::from(!errors.is_empty());

@@ -63,7 +63,7 @@ fn a_part_of_a_millisecond_is_a_whole_one_in_a_window_and_none_in_a_time() {
     let verdict = connection.rl_log("a", quota, Take::cost(1).at(at)).expect("a verdict");
     assert_eq!(verdict.reset_after, Duration::from_millis(2));
     let verdict = connection.rl_log("b", HOURLY, Take::cost(1).at(at)).expect("a verdict");
-    assert_eq!(connection.rl_peek("b", HOURLY, redis_rl_client::Peek::default().at(noon())), Ok(verdict));
+    assert_eq!(connection.rl_peek("b", HOURLY, Take::default().at(noon())), Ok(verdict));
 }
 
 #[test]
@@ -164,19 +164,19 @@ mod asynchronous {
     use super::*;
 
     /// Each adapter takes units of a limit of three, and is refused the fourth time.
-    #[cfg(all(feature = "tower", feature = "cluster-async"))]
-    async fn every_adapter_works_on<C>(mut connection: C)
+    #[cfg(feature = "tower")]
+    async fn every_adapter_works_on<C>(mut connection: C, redis: redis_rl_client::Redis)
     where
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
-        use redis_rl_client::web::{Limiter, Policy};
+        use redis_rl_client::web::{Guard, Policy};
         use redis_rl_client::{Acquire, Leases};
 
         let three = Quota::per_hour(3);
-        let leases = Leases::new(connection.clone(), Algorithm::Sliding, [three]).units(1);
+        let leases = Leases::new(&redis, Algorithm::Sliding, [three]).units(1);
         let policies =
             [Policy::new("a", [three]), Policy::new("b", [HOURLY])].map(|policy| policy.expect("a policy"));
-        let limiter = Limiter::new(connection.clone(), policies).timeout(server::PATIENCE);
+        let guard = Guard::new(&redis, policies);
         for request in 0..4 {
             let is_allowed = request < 3;
             let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");
@@ -188,7 +188,7 @@ mod asynchronous {
             let all = All::new().log("{x}all", three, 1).log("{x}others", HOURLY, 1);
             assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
             assert_eq!(leases.take("leased", 1).await.expect("a verdict").is_allowed(), is_allowed);
-            assert_eq!(limiter.take("{x}", 1).await.is_ok(), is_allowed);
+            assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
         }
         leases.close().await;
         let mut pipeline = redis::pipe();
@@ -198,37 +198,31 @@ mod asynchronous {
         assert_eq!((verdict.remaining, info.map(|info| info.windows[0].used)), (0, Some(3)));
     }
 
-    #[cfg(all(feature = "tower", feature = "cluster-async"))]
+    #[cfg(feature = "tower")]
     #[tokio::test]
     async fn every_adapter_works_on_every_kind_of_connection() {
         use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-        use redis_rl_client::Reconnecting;
+        use redis_rl_client::Redis;
 
-        every_adapter_works_on(Server::start().connect_async("resp3").await).await;
-        every_adapter_works_on(Server::start().manager("resp2")).await;
-        every_adapter_works_on(Reconnecting::new(Server::start().client("resp2")).timeout(server::PATIENCE))
-            .await;
+        let server = Server::start();
+        every_adapter_works_on(server.connect_async("resp3").await, server.redis()).await;
+        let server = Server::start();
+        every_adapter_works_on(server.manager("resp2").await, Redis::from(server.client("resp2"))).await;
         let server = Server::start();
         let sentinel = Sentinel::of(&server);
         let client = move || {
             let address = redis::ConnectionAddr::Tcp("127.0.0.1".into(), sentinel.port);
             SentinelClientBuilder::new([address], "limits", SentinelServerType::Master)?.build()
         };
-        every_adapter_works_on(
-            client().expect("addresses").get_async_connection().await.expect("it answers"),
-        )
-        .await;
-        server.call::<()>("FLUSHALL");
-        let by_sentinel = Reconnecting::by(move || {
+        let plain = client().expect("addresses").get_async_connection().await.expect("it answers");
+        let by_sentinel = Redis::by(move || {
             let client = client();
-            async move { client?.get_async_connection().await }
+            async move { client?.async_get_client().await }
         });
-        every_adapter_works_on(by_sentinel.timeout(server::PATIENCE)).await;
+        every_adapter_works_on(plain, by_sentinel.timeout(server::PATIENCE)).await;
         let cluster = Cluster::start();
-        every_adapter_works_on(cluster.client().get_async_connection().await.expect("it answers")).await;
-        let cluster = Cluster::start();
-        let connection = Reconnecting::cluster(cluster.builder()).expect("addresses");
-        every_adapter_works_on(connection.timeout(server::PATIENCE)).await;
+        let plain = cluster.client().get_async_connection().await.expect("it answers");
+        every_adapter_works_on(plain, cluster.redis().timeout(server::PATIENCE)).await;
     }
 
     #[tokio::test]
@@ -236,7 +230,7 @@ mod asynchronous {
         let server = Server::start();
         for protocol in ["resp2", "resp3"] {
             let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
-            let mut manager: ConnectionManager = server.manager(protocol);
+            let mut manager: ConnectionManager = server.manager(protocol).await;
             let take = Take::cost(1).at(noon());
             assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
             assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));

@@ -1,6 +1,6 @@
 //! Random histories of requests by several policies, against an exact server of two slots.
 //!
-//! Two processes run the real decider. Commands and replies overtake one another, requests are cancelled, given up and
+//! Two processes run the real machine. Commands and replies overtake one another, requests are cancelled, settled and
 //! refused further in, commands fail before they arrive or after. In the end the server counts what passed: nothing that
 //! did not, and nothing of others has been given back.
 
@@ -9,9 +9,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis_rl_client::local::{
-    Command, Decider, Fate, Group, Joint, JointStep, Outcome, Refusals, Rules, Settings, Share, Taken, slot,
-};
+use redis::{Arg, ErrorKind, RedisError};
+use redis_rl_client::local::{Command, Keys, Rules, Share, Step, slot};
 use redis_rl_client::{Algorithm, Decision, Quota, Verdict};
 
 const LIMIT: u64 = 12;
@@ -58,47 +57,58 @@ impl Server {
         assert_eq!(units, 0, "units are given back that nobody has taken");
     }
 
-    fn verdict(&self, key: &[u8], limited: bool) -> Verdict {
-        Verdict {
-            limited,
-            limit: LIMIT,
-            remaining: LIMIT - self.used(key),
-            retry_after: limited.then(|| Duration::from_secs(60)),
-            reset_after: Duration::from_secs(3_600),
-            taken: None,
-            at: None,
+    /// By its words.
+    fn carry_out(&mut self, command: &Command, now_ms: u64) -> Decision {
+        let words = words(command);
+        let has = |word: &str| words.iter().any(|other| other == word);
+        let after = |word: &str| words.iter().position(|other| other == word).map(|place| &words[place + 1]);
+        let number = |word: &String| word.parse::<i64>().expect("a number");
+        let at = after("AT").map(|at| time(number(at) as u64));
+        let shares: Vec<(&[u8], i64)> = if words[0] == "RL.ALL" {
+            let rows = words[1..].chunks_exact(5).filter(|row| row[1] == "LOG");
+            rows.map(|row| (row[0].as_bytes(), number(&row[4]))).collect()
+        } else {
+            vec![(words[1].as_bytes(), after("COST").map_or(1, number))]
+        };
+        let limit = |key: &[u8]| LIMIT.saturating_sub(self.used(key)) as i64;
+        let refuses: Vec<bool> = shares.iter().map(|(key, cost)| *cost > 0 && *cost > limit(key)).collect();
+        let limited = refuses.contains(&true);
+        let is_taken = !limited || has("FORCE");
+        let taken: Vec<i64> = shares
+            .iter()
+            .map(|(key, cost)| match is_taken {
+                true => *cost,
+                false if has("PARTIAL") => (*cost).min(limit(key)),
+                false => 0,
+            })
+            .collect();
+        let mut rows = Vec::new();
+        for (((key, _), refuses), taken) in shares.iter().zip(refuses).zip(taken) {
+            match at {
+                Some(at) if taken < 0 => self.give_back(key, taken.unsigned_abs(), at),
+                _ => self.take(key, taken.unsigned_abs(), now_ms),
+            }
+            rows.push(Verdict {
+                limited: refuses,
+                limit: LIMIT,
+                remaining: LIMIT.saturating_sub(self.used(key)),
+                retry_after: refuses.then(|| Duration::from_secs(60)),
+                reset_after: Duration::from_secs(3_600),
+                taken: has("PARTIAL").then_some(taken),
+                at: has("PARTIAL").then(|| time(now_ms)),
+            });
         }
-    }
-
-    fn one(&mut self, command: &Command, now_ms: u64) -> Verdict {
-        let (key, cost) = (&command.key, command.cost.unsigned_abs());
-        if command.gives_back() {
-            self.give_back(key, cost, command.at.expect("a time"));
-            return self.verdict(key, false);
-        }
-        let room = LIMIT - self.used(key);
-        let taken = if command.partial || cost <= room { cost.min(room) } else { 0 };
-        self.take(key, taken, now_ms);
-        // One that is decided as a whole is asked by `RL.ALL`, which tells the time alone.
-        let taken_told = command.partial.then_some(taken as i64);
-        Verdict { taken: taken_told, at: Some(time(now_ms)), ..self.verdict(key, taken < cost) }
-    }
-
-    fn all(&mut self, group: &Group, now_ms: u64) -> Decision {
-        if let Some(at) = group.at {
-            group.shares.iter().for_each(|share| self.give_back(&share.key, share.cost.unsigned_abs(), at));
-        }
-        let cost = |share: &Share| share.cost.max(0).unsigned_abs();
-        let refuses = |server: &Server, share: &Share| server.used(&share.key) + cost(share) > LIMIT;
-        let limited = group.shares.iter().any(|share| refuses(self, share));
-        let rows = group.shares.iter().map(|share| (share, refuses(self, share))).collect::<Vec<_>>();
-        if !limited {
-            group.shares.iter().for_each(|share| self.take(&share.key, cost(share), now_ms));
-        }
-        let rows = rows.into_iter().map(|(share, refuses)| self.verdict(&share.key, refuses)).collect();
         let retry_after = limited.then(|| Duration::from_secs(60));
         Decision { limited, retry_after, at: time(now_ms), rows }
     }
+}
+
+fn words(command: &Command) -> Vec<String> {
+    let word = |arg| match arg {
+        Arg::Simple(bytes) => String::from_utf8(Vec::from(bytes)).expect("UTF-8"),
+        other => panic!("{other:?}"),
+    };
+    command.cmd(None).args_iter().map(word).collect()
 }
 
 fn ms(time: SystemTime) -> u64 {
@@ -110,31 +120,40 @@ fn time(ms: u64) -> SystemTime {
 }
 
 enum Message {
-    Key(Command),
-    Group(Group),
-    KeyReply(Command, Option<Verdict>),
-    GroupReply(Group, Option<Decision>),
+    Command(Command),
+    Reply(Command, Option<Decision>),
 }
 
 struct Process {
-    joint: Joint,
+    keys: Keys,
     network: Vec<Message>,
     /// Requests that are not answered.
     open: Vec<u64>,
-    /// What requests have taken that passed.
-    passed: Vec<Vec<Taken>>,
+    /// Requests that passed.
+    passed: Vec<u64>,
+    /// What is counted of each share.
+    taken: BTreeMap<u64, Vec<i64>>,
 }
 
 impl Process {
-    fn carry_out(&mut self, step: JointStep) {
-        self.network.extend(step.keys.into_iter().map(Message::Key));
-        self.network.extend(step.groups.into_iter().map(Message::Group));
+    fn carry_out(&mut self, step: Step) {
+        self.network.extend(step.commands.into_iter().map(Message::Command));
         for (id, answer) in step.answers {
+            let was_open = self.open.contains(&id);
             self.open.retain(|open| *open != id);
-            if answer.outcome == Outcome::Allowed {
-                self.passed.push(answer.taken);
-            } else {
-                assert!(answer.taken.is_empty(), "what does not pass keeps nothing");
+            if was_open && answer.as_ref().is_ok_and(|answer| !answer.limited) {
+                self.passed.push(id);
+            }
+            match answer {
+                Ok(answer) => {
+                    self.taken.insert(id, answer.taken);
+                }
+                // It fails closed.
+                Err(_) if was_open => {
+                    let step = self.keys.give_back(Duration::ZERO, id);
+                    self.carry_out(step);
+                }
+                Err(_) => {}
             }
         }
     }
@@ -143,10 +162,8 @@ impl Process {
 fn processes() -> [Process; 2] {
     [(), ()].map(|()| {
         let max = NonZeroUsize::new(3).expect("some keys");
-        let remember = Duration::from_millis(5);
-        let decider = Decider::new(Settings { units: u64::MAX, remember }, max);
-        let joint = Joint::new(decider, Refusals::new(remember, max), true, Fate::Fails);
-        Process { joint, network: Vec::new(), open: Vec::new(), passed: Vec::new() }
+        let keys = Keys::new(Duration::from_millis(5), max, true);
+        Process { keys, network: vec![], open: vec![], passed: vec![], taken: BTreeMap::new() }
     })
 }
 
@@ -155,114 +172,108 @@ fn history(seed: u64, loses: bool) {
     let (mut random, mut server, mut now_ms, mut lost) = (Random(seed), Server::default(), 1_000, false);
     let mut processes = processes();
     let hour = Quota::new(LIMIT, Duration::from_secs(3_600));
-    let rules: Vec<Arc<Rules>> = (0..KEYS.len())
-        .map(|key| {
-            let rules = Rules::new(Algorithm::Log, &[hour], Duration::from_millis(20));
-            Arc::new(rules.units(if key < 2 { 4 } else { 0 }))
-        })
-        .collect();
+    let rules = |key| {
+        let units = if key < 2 { 4 } else { 0 };
+        Arc::new(Rules::new(Algorithm::Log, &[hour], Duration::from_millis(20), units))
+    };
+    let rules: Vec<Arc<Rules>> = (0..KEYS.len()).map(rules).collect();
+    let mut keys_of = BTreeMap::new();
     let mut last_id = 0;
     for turn in 0..400 {
         let is_ending = turn >= 300;
         let now = Duration::from_millis(now_ms);
         let process = &mut processes[random.below(2)];
-        let mut step = JointStep::default();
-        match random.below(10) {
+        let step = match random.below(11) {
             0..=2 if !is_ending => {
                 last_id += 1;
-                let mut keys: Vec<usize> = (0..KEYS.len()).collect();
-                let shares = (0..=random.below(KEYS.len())).map(|_| {
-                    let key = random.pick(&mut keys).expect("a key");
+                let mut left: Vec<usize> = (0..KEYS.len()).collect();
+                let places: Vec<usize> =
+                    (0..=random.below(KEYS.len())).filter_map(|_| random.pick(&mut left)).collect();
+                let share = |key: &usize| {
                     let cost = 1 + random.below(2) as i64;
-                    Share { key: KEYS[key].as_bytes().into(), rules: rules[key].clone(), cost }
-                });
+                    Share { key: KEYS[*key].as_bytes().into(), rules: rules[*key].clone(), cost }
+                };
+                let shares = places.iter().map(share).collect();
+                keys_of.insert(last_id, places);
                 process.open.push(last_id);
-                process.joint.take(now, last_id, shares.collect(), &mut step);
+                process.keys.take(now, last_id, shares)
             }
             3 if !is_ending => {
-                if let Some(id) = random.pick(&mut process.open) {
-                    if random.below(2) == 0 {
-                        process.joint.cancel(now, id, &mut step);
-                    } else {
-                        process.open.push(id);
-                        process.joint.give_up(now, id, &mut step);
-                    }
-                }
+                let cancelled = random.pick(&mut process.open);
+                cancelled.map_or_else(Step::default, |id| process.keys.give_back(now, id))
             }
             4 if !is_ending => {
-                if let Some(taken) = random.pick(&mut process.passed) {
-                    process.joint.release(now, taken, &mut step);
-                }
+                let refused = random.pick(&mut process.passed);
+                refused.map_or_else(Step::default, |id| process.keys.give_back(now, id))
             }
-            5 => now_ms += random.below(6) as u64,
-            6 => process.joint.tick(now, &mut step),
+            5 if !is_ending && !process.passed.is_empty() => {
+                let id = process.passed[random.below(process.passed.len())];
+                process.keys.settle(id, [(0, random.below(4) as i64)])
+            }
+            6 => {
+                now_ms += random.below(6) as u64;
+                Step::default()
+            }
+            7 => process.keys.tick(now),
             _ => {
                 let fails = loses && random.below(10) == 0;
                 match random.pick(&mut process.network) {
-                    Some(Message::Key(command)) => {
-                        let reply = (!fails).then(|| server.one(&command, now_ms));
-                        lost |= fails && command.gives_back();
-                        if !command.gives_back() {
-                            process.network.push(Message::KeyReply(command, reply));
-                        }
-                    }
-                    Some(Message::Group(group)) => {
-                        let reply = (!fails).then(|| server.all(&group, now_ms));
-                        lost |= fails && group.asked.is_none();
-                        if group.asked.is_some() {
-                            process.network.push(Message::GroupReply(group, reply));
-                        }
-                    }
-                    Some(Message::KeyReply(command, reply)) => {
+                    Some(Message::Command(command)) => {
+                        let reply = (!fails).then(|| server.carry_out(&command, now_ms));
                         lost |= fails;
-                        process.joint.reply_to_key(now, &command, reply.filter(|_| !fails), &mut step);
+                        if command.awaits_reply() {
+                            process.network.push(Message::Reply(command, reply));
+                        }
+                        Step::default()
                     }
-                    Some(Message::GroupReply(group, reply)) => {
+                    Some(Message::Reply(command, reply)) => {
                         lost |= fails;
-                        process.joint.reply_to_group(now, &group, reply.filter(|_| !fails), &mut step);
+                        process.keys.reply(now, &command, reply.filter(|_| !fails).ok_or_else(away))
                     }
-                    None => {}
+                    None => Step::default(),
                 }
             }
-        }
+        };
         process.carry_out(step);
     }
     // All arrives, and all leases go back.
     now_ms += 100;
     let now = Duration::from_millis(now_ms);
     for process in &mut processes {
-        let mut step = JointStep::default();
-        process.joint.close(&mut step);
+        let step = process.keys.close();
         process.carry_out(step);
         while let Some(message) = random.pick(&mut process.network) {
-            let mut step = JointStep::default();
             match message {
-                Message::Key(command) => {
-                    let reply = server.one(&command, now_ms);
-                    process.joint.reply_to_key(now, &command, Some(reply), &mut step);
+                Message::Command(command) => {
+                    let reply = server.carry_out(&command, now_ms);
+                    if command.awaits_reply() {
+                        process.network.push(Message::Reply(command, Some(reply)));
+                    }
                 }
-                Message::Group(group) => {
-                    let reply = server.all(&group, now_ms);
-                    process.joint.reply_to_group(now, &group, Some(reply), &mut step);
-                }
-                Message::KeyReply(command, reply) => {
-                    process.joint.reply_to_key(now, &command, reply, &mut step)
-                }
-                Message::GroupReply(group, reply) => {
-                    process.joint.reply_to_group(now, &group, reply, &mut step)
+                Message::Reply(command, reply) => {
+                    let step = process.keys.reply(now, &command, reply.ok_or_else(away));
+                    process.carry_out(step);
                 }
             }
-            process.carry_out(step);
         }
         assert!(process.open.is_empty(), "every request is answered: seed {seed}");
     }
-    for key in KEYS {
-        let taken = processes.iter().flat_map(|process| process.passed.iter().flatten());
-        let passed = taken.filter(|taken| &*taken.share.key == key.as_bytes()).map(|taken| taken.share.cost);
-        let (passed, used) = (passed.sum::<i64>() as u64, server.used(key.as_bytes()));
+    for (place, key) in KEYS.iter().enumerate() {
+        let units = |process: &Process| {
+            let of = |id: &u64| {
+                let share = keys_of[id].iter().position(|key| *key == place);
+                share.map_or(0, |share| process.taken[id][share])
+            };
+            process.passed.iter().map(of).sum::<i64>()
+        };
+        let (passed, used) = (processes.iter().map(units).sum::<i64>() as u64, server.used(key.as_bytes()));
         let holds = if lost { passed <= used } else { passed == used };
         assert!(holds, "{passed} units of {key} passed and {used} are counted: seed {seed}");
     }
+}
+
+fn away() -> RedisError {
+    (ErrorKind::Io, "away").into()
 }
 
 #[test]

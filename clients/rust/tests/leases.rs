@@ -4,7 +4,6 @@ mod server;
 
 use std::time::{Duration, Instant};
 
-use redis::aio::{ConnectionManager, MultiplexedConnection};
 use redis_rl_client::{Algorithm, Leases, Quota, RlCommands, Take};
 use server::{Cluster, PATIENCE, Server};
 use tokio::runtime::{Builder, Runtime};
@@ -14,13 +13,12 @@ const HOURLY: Quota = Quota::per_hour(10_000);
 const NEVER: Duration = Duration::ZERO;
 
 /// Leases that the time of a busy machine does not end.
-async fn leases(server: &Server, quota: Quota) -> Leases<MultiplexedConnection> {
-    let connection = server.connect_async("resp3").await;
-    Leases::new(connection, Algorithm::Log, quota).units(64).lasting(PATIENCE)
+fn leases(server: &Server, quota: Quota) -> Leases {
+    Leases::new(server.redis(), Algorithm::Log, quota).units(64).lasting(PATIENCE)
 }
 
 /// How many of so many requests in each of 50 tasks are allowed.
-async fn burst(leases: &Leases<MultiplexedConnection>, key: &'static str, requests: usize) -> usize {
+async fn burst(leases: &Leases, key: &'static str, requests: usize) -> usize {
     let mut tasks = JoinSet::new();
     for _ in 0..50 {
         let leases = leases.clone();
@@ -60,7 +58,7 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
 #[tokio::test]
 async fn a_hot_key_costs_a_command_for_many_decisions_and_close_gives_back_what_is_left() {
     let server = Server::start();
-    let leases = leases(&server, HOURLY).await;
+    let leases = leases(&server, HOURLY);
     assert_eq!(burst(&leases, "hot", 100).await, 5_000);
     let calls_of_takes = calls(&server, "RL.LOG");
     assert!(calls_of_takes <= 5_000 / 50, "{calls_of_takes}");
@@ -71,7 +69,7 @@ async fn a_hot_key_costs_a_command_for_many_decisions_and_close_gives_back_what_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_share_a_limiter_and_exactly_the_limit_passes() {
     let server = Server::start();
-    let leases = leases(&server, Quota::per_hour(1_000)).await;
+    let leases = leases(&server, Quota::per_hour(1_000));
     assert_eq!(burst(&leases, "hot", 100).await, 1_000);
     // The refusals were remembered.
     assert!(calls(&server, "RL.LOG") < 500);
@@ -82,7 +80,7 @@ async fn threads_share_a_limiter_and_exactly_the_limit_passes() {
 #[tokio::test]
 async fn without_leases_and_memory_every_request_is_asked_for() {
     let server = Server::start();
-    let leases = leases(&server, Quota::per_hour(10)).await.units(0).remember(NEVER);
+    let leases = leases(&server, Quota::per_hour(10)).units(0).remember(NEVER);
     assert_eq!(burst(&leases, "key", 2).await, 10);
     assert_eq!(calls(&server, "RL.LOG"), 100);
 }
@@ -90,7 +88,7 @@ async fn without_leases_and_memory_every_request_is_asked_for() {
 #[tokio::test]
 async fn a_lease_goes_back_when_its_time_is_over_without_another_request() {
     let server = Server::start();
-    let leases = leases(&server, HOURLY).await.lasting(Duration::from_millis(500));
+    let leases = leases(&server, HOURLY).lasting(Duration::from_millis(500));
     let mut allowed = 0;
     // A lease is had as soon as two requests come within its time.
     while used(&server, "key") <= allowed {
@@ -103,12 +101,12 @@ async fn a_lease_goes_back_when_its_time_is_over_without_another_request() {
 #[tokio::test]
 async fn what_goes_back_was_counted_when_it_was_leased() {
     let server = Server::start();
-    let leases = leases(&server, HOURLY).await;
+    let leases = leases(&server, HOURLY);
     for _ in 0..3 {
         leases.take("key", 1).await.expect("a verdict");
     }
     let counted = leases.take("key", 1).await.expect("a verdict").at.expect("a time");
-    assert_eq!(used(&server, "key"), 6);
+    assert_eq!(used(&server, "key"), 7);
     server.wait_until_after(counted);
     // Another process takes units later: they are the newest.
     server.connect().rl_log("key", HOURLY, 5).expect("a verdict");
@@ -121,9 +119,9 @@ async fn what_goes_back_was_counted_when_it_was_leased() {
 #[tokio::test]
 async fn requests_of_several_units_of_none_and_of_less_than_none_are_told_what_the_server_counts() {
     let server = Server::start();
-    let leases = leases(&server, Quota::per_hour(5)).await;
+    let leases = leases(&server, Quota::per_hour(5));
     let alone = leases.take("key", 4).await.expect("a verdict");
-    assert_eq!((alone.limited, alone.remaining, alone.taken, alone.at), (false, 1, None, None));
+    assert_eq!((alone.limited, alone.remaining, alone.taken, alone.at.is_some()), (false, 1, Some(4), true));
     let hopeless = leases.take("key", 6).await.expect("a verdict");
     assert!(hopeless.is_hopeless());
     let back = leases.take("key", -2).await.expect("a verdict");
@@ -137,7 +135,7 @@ async fn requests_of_several_units_of_none_and_of_less_than_none_are_told_what_t
 #[tokio::test]
 async fn an_error_fails_the_requests_that_it_is_the_reply_to_and_later_ones_are_asked_for() {
     let server = Server::start();
-    let leases = leases(&server, HOURLY).await;
+    let leases = leases(&server, HOURLY);
     let () = server.call("SET key x");
     let mut requests = JoinSet::new();
     for _ in 0..10 {
@@ -154,14 +152,14 @@ async fn an_error_fails_the_requests_that_it_is_the_reply_to_and_later_ones_are_
 #[tokio::test]
 async fn a_server_without_the_module_is_named_in_the_error() {
     let server = Server::without_module();
-    let error = leases(&server, HOURLY).await.take("key", 1).await.expect_err("no such command");
+    let error = leases(&server, HOURLY).take("key", 1).await.expect_err("no such command");
     assert!(error.to_string().contains("has not loaded the redis-rl module"), "{error}");
 }
 
 #[tokio::test]
 async fn requests_that_are_dropped_take_nothing() {
     let server = Server::start();
-    let leases = leases(&server, HOURLY).await;
+    let leases = leases(&server, HOURLY);
     server.freeze();
     let tasks: Vec<_> = (0..10)
         .map(|_| {
@@ -186,8 +184,7 @@ async fn requests_that_are_dropped_take_nothing() {
 #[test]
 fn requests_of_another_runtime_are_served_after_the_one_that_asked_has_ended() {
     let server = Server::start();
-    let manager: ConnectionManager = other_runtime().block_on(async { server.manager("resp3") });
-    let leases = Leases::new(manager, Algorithm::Log, HOURLY).units(64).lasting(PATIENCE);
+    let leases = Leases::new(server.client("resp3"), Algorithm::Log, HOURLY).units(64).lasting(PATIENCE);
     let runtime = other_runtime();
     server.freeze();
     {
@@ -216,8 +213,8 @@ fn other_runtime() -> Runtime {
 #[tokio::test]
 async fn on_a_cluster_each_key_has_a_lease_on_its_node() {
     let cluster = Cluster::start();
-    let connection = cluster.client().get_async_connection().await.expect("the cluster answers");
-    let leases = Leases::new(connection, Algorithm::Fixed, HOURLY).units(64).lasting(PATIENCE);
+    let redis = cluster.redis().timeout(PATIENCE);
+    let leases = Leases::new(redis, Algorithm::Fixed, HOURLY).units(64).lasting(PATIENCE);
     for key in 0..30 {
         for _ in 0..5 {
             assert!(!leases.take(format!("key:{key}"), 2).await.expect("a verdict").limited);

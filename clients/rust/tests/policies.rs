@@ -12,9 +12,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
-use redis::aio::ConnectionManager;
-use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Refusal};
-use redis_rl_client::{Algorithm, Reconnecting, RlCommands};
+use redis_rl_client::web::{Fail, Guard, Policies, Policy, RateLimitLayer, Refusal};
+use redis_rl_client::{Algorithm, RlCommands};
 use server::words::Words;
 use server::{Cluster, PATIENCE, Server};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
@@ -22,8 +21,8 @@ use tower::{ServiceBuilder, ServiceExt, service_fn};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Request, Response, StatusCode};
 
-fn limiter(server: &Server, policies: impl Into<Policies>) -> Limiter<ConnectionManager> {
-    Limiter::new(server.manager("resp3"), policies).timeout(PATIENCE)
+fn guard(server: &Server, policies: impl Into<Policies>) -> Guard {
+    Guard::new(server.redis(), policies)
 }
 
 fn policy(name: &str, quotas: &str) -> Policy {
@@ -48,10 +47,7 @@ fn head(fields: &[(&'static str, &'static str)]) -> Parts {
 }
 
 /// What a service behind the layer answers.
-async fn ask<C>(layer: &RateLimitLayer<C, String>, request: Request<String>) -> Response<String>
-where
-    C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn ask(layer: &RateLimitLayer<String>, request: Request<String>) -> Response<String> {
     let hello =
         service_fn(|_: Request<String>| ready(Ok::<_, Infallible>(Response::new("hello".to_owned()))));
     let service = ServiceBuilder::new().layer(layer.clone()).service(hello);
@@ -72,7 +68,7 @@ async fn several_policies_are_decided_in_one_step_of_all_or_of_none() {
     let server = Server::start();
     let bytes = policy("bytes", "100/1h").unit("bytes").algorithm(Algorithm::Fixed);
     let bytes = bytes.cost_with(|head| field(head, "length").map_or(0, |length| length.parse().unwrap_or(0)));
-    let layer = RateLimitLayer::new(limiter(&server, [policy("requests", "5/1h"), bytes]));
+    let layer = RateLimitLayer::new(guard(&server, [policy("requests", "5/1h"), bytes]));
     let response = ask(&layer, request(&[("length", "60")])).await;
     let policies = r#""requests-1h";q=5;w=3600, "bytes-1h";q=100;qu="bytes";w=3600"#;
     assert_eq!(text(&response, "ratelimit-policy").as_deref(), Some(policies));
@@ -96,7 +92,7 @@ async fn a_function_of_the_request_chooses_its_policies_or_that_nothing_limits_i
         Some("internal") => None,
         _ => Some(free.clone()),
     });
-    let layer = RateLimitLayer::new(limiter(&server, by_plan));
+    let layer = RateLimitLayer::new(guard(&server, by_plan));
     for (plan, left) in [("paid", r#""paid-1h";r=99;t=3600"#), ("none", r#""free-1h";r=0;t=3600"#)] {
         let response = ask(&layer, request(&[("plan", plan)])).await;
         assert_eq!(text(&response, "ratelimit").as_deref(), Some(left));
@@ -118,7 +114,7 @@ async fn the_function_may_be_asynchronous_and_its_lookup_may_fail() {
             vec![plan.map_or(free, |_| paid)]
         }
     });
-    let layer = RateLimitLayer::new(limiter(&server, policies));
+    let layer = RateLimitLayer::new(guard(&server, policies));
     for (fields, left) in
         [(&[("account", "a")][..], r#""paid-1h";r=99;t=3600"#), (&[], r#""free-1h";r=0;t=3600"#)]
     {
@@ -131,12 +127,18 @@ async fn a_request_with_policies_that_cannot_be_is_answered_500() {
     let negative = || Policies::from(policy("a", "5/1h").cost_with(|_| -1));
     let twice = || Policies::by(|_| [policy("a", "5/1h"), policy("a", "5/1m")]);
     for policies in [negative(), twice()] {
-        let words = Words::default();
-        let layer = RateLimitLayer::new(Limiter::new(words.clone(), policies));
+        let words = Words::start();
+        let layer = RateLimitLayer::new(Guard::new(words.client(), policies));
         let response = ask(&layer, request(&[])).await;
         assert_eq!(response.status(), 500, "{}", response.body());
         assert!(words.sent().is_empty());
     }
+}
+
+#[test]
+#[should_panic(expected = "there is no policy")]
+fn no_policy_is_refused() {
+    let _ = Policies::from(Vec::new());
 }
 
 #[test]
@@ -151,50 +153,51 @@ async fn a_handler_takes_and_settles_by_the_names_of_several_policies() {
     for remember in [Duration::ZERO, PATIENCE] {
         let name = |name| format!("{name}-{}", remember.as_secs());
         let policies = [policy(&name("requests"), "5/1h"), policy(&name("tokens"), "1000/1h").cost(500)];
-        let limiter = limiter(&server, policies).remember(remember);
+        let guard = guard(&server, policies).remember(remember);
         let (requests, tokens) = (name("requests"), name("tokens"));
-        let reserved = limiter.take("acme", [(&*requests, 1), (&*tokens, 600)]).await.expect("an admission");
-        assert_eq!(limiter.take("acme", [(&*requests, 1)]).await.unwrap_err().status(), 429, "500 tokens");
-        let settled = limiter.settle(reserved, [(&*tokens, 420)]).await;
+        let reserved = guard.take("acme", [(&*requests, 1), (&*tokens, 600)]).await.expect("an admission");
+        assert_eq!(guard.take("acme", [(&*requests, 1)]).await.unwrap_err().status(), 429, "500 tokens");
+        let settled = reserved.settle([(&*tokens, 420)]).await.expect("it is settled");
         let left: Vec<u64> =
             settled.decision().expect("a decision").rows.iter().map(|row| row.remaining).collect();
         assert_eq!(left, [4, 580]);
-        let settled = limiter.settle(settled, [(&*tokens, 430)]).await;
+        let settled = settled.settle([(&*tokens, 430)]).await.expect("it is settled");
         let policies = format!(r#""{requests}-1h";r=4;t=3600, "{tokens}-1h";r=570;t="#);
         assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").starts_with(&policies));
-        assert!(limiter.take("acme", [(&*requests, 1)]).await.is_ok(), "what refused it was given back");
-        assert_eq!(limiter.take("acme", [("other", 1)]).await.unwrap_err().status(), 500);
+        assert!(guard.take("acme", [(&*requests, 1)]).await.is_ok(), "what refused it was given back");
+        assert_eq!(guard.take("acme", [("other", 1)]).await.unwrap_err().status(), 500);
     }
 }
 
 #[tokio::test]
 async fn on_a_cluster_the_policies_of_a_request_are_on_one_node() {
     let cluster = Cluster::start();
-    let connection = cluster.client().get_async_connection().await.expect("the cluster answers");
-    let limiter = Limiter::new(connection, [policy("requests", "5/1h"), policy("all", "100/1h")]);
-    let limiter = limiter.timeout(PATIENCE).fail(Fail::Closed);
+    let guard = Guard::new(cluster.redis(), [policy("requests", "5/1h"), policy("all", "100/1h")]);
+    let guard = guard.timeout(PATIENCE).fail(Fail::Closed);
     for proxy in 0..20 {
         let mut head = head(&[]);
         head.extensions.insert(SocketAddr::from(([192, 0, 2, proxy], 1)));
-        assert!(limiter.admit(&head).await.is_ok());
+        assert!(guard.admit(&head).await.is_ok());
     }
 }
 
 #[tokio::test]
-async fn refusals_of_several_policies_are_remembered_by_all_their_keys() {
+async fn a_refusal_of_one_of_several_policies_is_remembered_by_its_key() {
     let server = Server::start();
     let policies = [
         policy("user", "1/1h").key(|head| field(head, "user")),
         policy("team", "100/1h").key(|head| field(head, "team")),
     ];
-    let limiter = limiter(&server, policies).remember(PATIENCE).fail(Fail::Closed);
+    let guard = guard(&server, policies).remember(PATIENCE).fail(Fail::Closed);
     let alice = head(&[("user", "alice"), ("team", "acme")]);
-    assert!(limiter.admit(&alice).await.is_ok());
-    assert_eq!(limiter.admit(&alice).await.unwrap_err().status(), 429);
+    assert!(guard.admit(&alice).await.is_ok());
+    assert_eq!(guard.admit(&alice).await.unwrap_err().status(), 429);
     drop(server);
-    assert_eq!(limiter.admit(&alice).await.unwrap_err().status(), 429);
-    for other in [[("user", "bob"), ("team", "acme")], [("user", "alice"), ("team", "other")]] {
-        assert_eq!(limiter.admit(&head(&other)).await.unwrap_err().status(), 503);
+    assert_eq!(guard.admit(&alice).await.unwrap_err().status(), 429);
+    let others = [("alice", "other", 429), ("bob", "acme", 503)];
+    for (user, team, status) in others {
+        let other = head(&[("user", user), ("team", team)]);
+        assert_eq!(guard.admit(&other).await.unwrap_err().status(), status, "{user}");
     }
 }
 
@@ -203,24 +206,24 @@ async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
     let server = Server::start();
     let told = Arc::new(Mutex::new(Vec::new()));
     let policies = || policy("requests", "2/1h").key(|head| field(head, "client"));
-    let hear = |limiter: Limiter<ConnectionManager>| {
+    let hear = |guard: Guard| {
         let told = told.clone();
-        limiter.on_decision(move |head, decision, policies| {
+        guard.on_decision(move |head, decision, policies| {
             let names: Vec<String> = policies.iter().map(|policy| policy.name().to_owned()).collect();
             let client = field(head, "client").expect("a client");
             told.lock().expect("no panic").push((client, decision.is_allowed(), names.join(" ")));
         })
     };
-    let limiters = [
-        ("a", hear(limiter(&server, policies()).remember(PATIENCE))),
-        ("b", hear(limiter(&server, policies().lease(8)))),
+    let guards = [
+        ("a", hear(guard(&server, policies()).remember(PATIENCE))),
+        ("b", hear(guard(&server, policies().lease(8)))),
     ];
-    for (client, limiter) in limiters {
+    for (client, guard) in guards {
         for _ in 0..4 {
-            let _ = limiter.admit(&head(&[("client", client)])).await;
+            let _ = guard.admit(&head(&[("client", client)])).await;
         }
         // One that no policy limits.
-        assert!(limiter.admit(&head(&[])).await.expect("an admission").decision().is_none());
+        assert!(guard.admit(&head(&[])).await.expect("an admission").decision().is_none());
         let told = std::mem::take(&mut *told.lock().expect("no panic"));
         let expected =
             [true, true, false, false].map(|allowed| (client.to_owned(), allowed, "requests".to_owned()));
@@ -233,12 +236,12 @@ async fn while_redis_is_away_each_request_is_told_to_on_error_and_none_to_on_dec
     let server = Server::start();
     let errors = Arc::new(AtomicU64::new(0));
     let counter = errors.clone();
-    let limiter = limiter(&server, policy("requests", "5/1h"))
+    let guard = guard(&server, policy("requests", "5/1h"))
         .on_error(move |_| _ = counter.fetch_add(1, Ordering::Relaxed))
         .on_decision(|_, _, _| panic!("nobody decides"));
     drop(server);
     for _ in 0..3 {
-        assert!(limiter.admit(&head(&[])).await.expect("it passes").error().is_some());
+        assert!(guard.admit(&head(&[])).await.expect("it passes").error().is_some());
     }
     assert_eq!(errors.load(Ordering::Relaxed), 3);
 }
@@ -246,10 +249,10 @@ async fn while_redis_is_away_each_request_is_told_to_on_error_and_none_to_on_dec
 #[tokio::test]
 async fn a_server_that_is_silent_is_told_as_a_timeout() {
     let server = Server::start();
-    let limiter = limiter(&server, policy("requests", "5/1h")).fail(Fail::Closed);
-    assert!(limiter.admit(&head(&[])).await.is_ok());
+    let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Closed);
+    assert!(guard.admit(&head(&[])).await.is_ok());
     server.freeze();
-    let refusal = limiter.timeout(Duration::from_millis(20)).admit(&head(&[])).await.unwrap_err();
+    let refusal = guard.timeout(Duration::from_millis(20)).admit(&head(&[])).await.unwrap_err();
     assert!(refusal.error().expect("an error").is_timeout());
     assert!(refusal.decision().is_none());
 }
@@ -257,14 +260,14 @@ async fn a_server_that_is_silent_is_told_as_a_timeout() {
 #[tokio::test]
 async fn the_application_answers_what_is_over_a_limit_and_the_fields_are_kept_unless_it_has_its_own() {
     let server = Server::start();
-    let limiter = limiter(&server, policy("requests", "0/1h"));
+    let guard = guard(&server, policy("requests", "0/1h"));
     let answer = |head: &Parts, refusal: Refusal| {
         let mut response = Response::new(format!("{} of {}", refusal.status(), head.method));
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response.headers_mut().insert("ratelimit", HeaderValue::from_static("own"));
         response
     };
-    let layer = RateLimitLayer::new(limiter).on_limited(move |head, decision, refusal| {
+    let layer = RateLimitLayer::new(guard).on_limited(move |head, decision, refusal| {
         assert!(decision.limited);
         answer(head, refusal)
     });
@@ -277,9 +280,9 @@ async fn the_application_answers_what_is_over_a_limit_and_the_fields_are_kept_un
 
 #[tokio::test]
 async fn while_redis_is_away_the_application_answers_or_lets_pass() {
-    let layer = RateLimitLayer::new(Limiter::new(Words::default(), policy("requests", "5/1h")));
+    let layer = RateLimitLayer::new(Guard::new(Words::start().client(), policy("requests", "5/1h")));
     let layer = layer.on_away(|head, error| {
-        assert_eq!(error.detail(), None);
+        assert_eq!(error.detail(), Some("nobody answers"));
         field(head, "strict").map(Response::new)
     });
     assert_eq!(ask(&layer, request(&[("strict", "closed")])).await.body(), "closed");
@@ -289,8 +292,8 @@ async fn while_redis_is_away_the_application_answers_or_lets_pass() {
 #[test]
 #[should_panic(expected = "fail and on_away are two answers to one question")]
 fn fail_and_on_away_exclude_one_another() {
-    let limiter = Limiter::new(Words::default(), policy("requests", "5/1h")).fail(Fail::Open);
-    let _ = RateLimitLayer::<_, String>::new(limiter).on_away(|_, _| None);
+    let guard = Guard::new(Words::start().client(), policy("requests", "5/1h")).fail(Fail::Open);
+    let _ = RateLimitLayer::<String>::new(guard).on_away(|_, _| None);
 }
 
 #[tokio::test]
@@ -300,7 +303,7 @@ async fn a_body_that_is_not_made_of_a_string_is_made_by_a_function() {
         Full::from(text).map_err(|never| match never {}).boxed()
     }
     let server = Server::start();
-    let layer = RateLimitLayer::with_body(limiter(&server, policy("requests", "1/1h")), boxed);
+    let layer = RateLimitLayer::with_body(guard(&server, policy("requests", "1/1h")), boxed);
     let hello =
         service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(boxed("hello".into())))));
     let service = ServiceBuilder::new().layer(layer).service(hello);
@@ -338,24 +341,24 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
     for (index, (units, remember)) in ways.into_iter().enumerate() {
         let time = Time::noon();
         let policy = policy(&format!("requests-{index}"), "2/1m").lease(units);
-        let limiter = limiter(&server, policy).remember(remember).clock(time.clock());
+        let guard = guard(&server, policy).remember(remember).clock(time.clock());
         for _ in 0..2 {
-            let admission = limiter.admit(&head(&[])).await.expect("an admission");
+            let admission = guard.admit(&head(&[])).await.expect("an admission");
             assert_eq!(admission.decision().expect("a decision").at, time.clock()());
         }
         for (wait_ms, status) in [(0, 429), (59_999, 429)] {
             time.add_ms(wait_ms);
-            assert_eq!(limiter.admit(&head(&[])).await.unwrap_err().status(), status, "{index}");
+            assert_eq!(guard.admit(&head(&[])).await.unwrap_err().status(), status, "{index}");
         }
         time.add_ms(1);
-        assert!(limiter.admit(&head(&[])).await.is_ok(), "{index}");
-        limiter.close().await;
+        assert!(guard.admit(&head(&[])).await.is_ok(), "{index}");
+        guard.close().await;
     }
 }
 
 /// As the README has it.
-fn counted(limiter: Limiter<Reconnecting>) -> Limiter<Reconnecting> {
-    limiter
+fn counted(guard: Guard) -> Guard {
+    guard
         .on_decision(|_head, decision, policies| {
             let result = if decision.is_allowed() { "allowed" } else { "limited" };
             for policy in policies {
@@ -376,13 +379,12 @@ async fn the_recipe_counts_decisions_and_errors() {
     let counts = recorder.snapshotter();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start();
-    let redis = Reconnecting::new(server.client("resp3")).timeout(PATIENCE);
-    let limiter = counted(Limiter::new(redis, policy("requests", "2/1h")).timeout(PATIENCE));
+    let guard = counted(Guard::new(server.redis(), policy("requests", "2/1h")));
     for _ in 0..3 {
-        let _ = limiter.admit(&head(&[])).await;
+        let _ = guard.admit(&head(&[])).await;
     }
     drop(server);
-    assert!(limiter.admit(&head(&[])).await.is_ok());
+    assert!(guard.admit(&head(&[])).await.is_ok());
     let mut seen: Vec<String> = counts
         .snapshot()
         .into_vec()
@@ -404,10 +406,9 @@ async fn the_recipe_counts_decisions_and_errors() {
 #[tokio::test]
 async fn the_same_limiter_with_other_policies_counts_by_those_and_keeps_its_settings() {
     let server = Server::start();
-    let limiter =
-        limiter(&server, policy("requests", "5/1h")).fail(Fail::Closed).key(|_| Some("a".to_owned()));
-    let other = limiter.with_policies(policy("uploads", "1/1h").cost(1));
-    assert!(limiter.admit(&head(&[])).await.is_ok());
+    let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Closed).key(|_| Some("a".to_owned()));
+    let other = guard.with_policies(policy("uploads", "1/1h").cost(1));
+    assert!(guard.admit(&head(&[])).await.is_ok());
     assert!(other.admit(&head(&[])).await.is_ok());
     assert_eq!(other.admit(&head(&[])).await.unwrap_err().status(), 429);
     assert_eq!((used(&server, "requests:a"), used(&server, "uploads:a")), (Some(1), Some(1)));

@@ -95,7 +95,7 @@ fn project(name: &str, program: &str) -> PathBuf {
     let tested = tested.split("\n[").next().unwrap_or_default();
     let manifest = format!(
         "[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{tested}\n\
-         redis-rl-client = {{ path = {here:?}, features = [\"axum\", \"cluster-async\"] }}\n"
+         redis-rl-client = {{ path = {here:?}, features = [\"axum\"] }}\n"
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(project.join("src/main.rs"), program).expect("a program");

@@ -4,28 +4,29 @@ mod server;
 
 use std::time::{Duration, Instant};
 
-use redis_rl_client::web::{Limiter, Policy};
-use redis_rl_client::{Algorithm, Leases, Quota, Reconnecting, RlAsyncCommands, RlCommands};
+use redis_rl_client::web::{Fail, Guard, Policy};
+use redis_rl_client::{Algorithm, Leases, Quota, Redis, RlCommands};
 use server::forwarder::Forwarder;
 use server::{Cluster, PATIENCE, Server};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 const HOURLY: Quota = Quota::per_hour(1_000_000);
 
-fn limiter(redis: Reconnecting) -> Limiter<Reconnecting> {
-    Limiter::new(redis, Policy::new("requests", HOURLY).expect("a policy"))
+fn guard(redis: impl Into<Redis>) -> Guard {
+    Guard::new(redis, Policy::new("requests", HOURLY).expect("a policy"))
 }
 
 /// Whether Redis decides a request of this client.
-async fn is_decided(limiter: &Limiter<Reconnecting>, client: &str) -> bool {
-    let admission = limiter.take(client, 1).await.expect("no limit is near");
+async fn is_decided(guard: &Guard, client: &str) -> bool {
+    let admission = guard.take(client, 1).await.expect("no limit is near");
     admission.decision().is_some()
 }
 
 /// Waits until decisions are back.
-async fn decided(limiter: &Limiter<Reconnecting>, client: &str) {
+async fn decided(guard: &Guard, client: &str) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_decided(limiter, client).await {
+    while !is_decided(guard, client).await {
         assert!(Instant::now() < deadline, "no decision");
     }
 }
@@ -34,59 +35,84 @@ async fn decided(limiter: &Limiter<Reconnecting>, client: &str) {
 async fn a_connection_that_falls_silent_is_given_up_and_the_next_decisions_are_made_on_a_new_one() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);
-    let limiter = limiter(Reconnecting::new(network.client()));
-    decided(&limiter, "a").await;
+    let guard = guard(network.client());
+    decided(&guard, "a").await;
     let before = network.connections();
     network.fall_silent();
     let silent_since = Instant::now();
-    assert!(!is_decided(&limiter, "a").await);
-    decided(&limiter, "a").await;
+    assert!(!is_decided(&guard, "a").await);
+    decided(&guard, "a").await;
     assert!(silent_since.elapsed() < Duration::from_secs(1), "{:?}", silent_since.elapsed());
     assert_eq!(network.connections(), before + 1);
 }
 
+/// Clients whose keys are on every node.
+const CLIENTS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
 #[tokio::test]
-async fn of_a_cluster_one_silent_connection_is_given_up_too() {
+async fn of_a_cluster_one_silent_connection_is_given_up_though_the_other_nodes_answer() {
     let cluster = Cluster::behind_forwarders();
-    let limiter = limiter(Reconnecting::cluster(cluster.builder()).expect("addresses"));
-    // Keys on every node.
-    let clients = ["a", "b", "c", "d", "e", "f"];
-    for client in clients {
-        decided(&limiter, client).await;
+    let guard = guard(cluster.redis());
+    for client in CLIENTS {
+        decided(&guard, client).await;
     }
-    cluster.forwarders[0].fall_silent();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut traffic = JoinSet::new();
+    for client in CLIENTS.into_iter().cycle().take(60) {
+        let (guard, stopped) = (guard.clone(), stopped.clone());
+        traffic.spawn(async move {
+            // How long a request hung, and when the last one was not decided.
+            let (mut longest, mut last) = (Duration::ZERO, None);
+            while !*stopped.borrow() {
+                let asked = Instant::now();
+                let is_decided = is_decided(&guard, client).await;
+                longest = longest.max(asked.elapsed());
+                last = if is_decided { last } else { Some(Instant::now()) };
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            (longest, last)
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
     let silent_since = Instant::now();
-    for client in clients {
-        decided(&limiter, client).await;
-    }
-    assert!(silent_since.elapsed() < Duration::from_secs(1), "{:?}", silent_since.elapsed());
+    cluster.forwarders[0].fall_silent();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    stop.send_replace(true);
+    let results = traffic.join_all().await;
+    let longest = results.iter().map(|(longest, _)| *longest).max().expect("some requests");
+    assert!(longest < Duration::from_millis(500), "a request hung for {longest:?}");
+    let last = results.iter().filter_map(|(_, last)| *last).max().expect("one of the silent node");
+    assert!(last - silent_since < Duration::from_secs(1), "undecided for {:?}", last - silent_since);
+    assert!(cluster.forwarders.iter().map(Forwarder::connections).sum::<usize>() <= 5);
 }
 
 #[tokio::test]
 async fn decisions_are_back_when_a_server_is_that_hung() {
     let server = Server::start();
-    let limiter = limiter(Reconnecting::new(server.client("resp3")));
-    decided(&limiter, "a").await;
+    let guard = guard(server.client("resp3"));
+    decided(&guard, "a").await;
     server.freeze();
     for _ in 0..10 {
-        assert!(!is_decided(&limiter, "a").await);
+        let asked = Instant::now();
+        assert!(!is_decided(&guard, "a").await);
+        assert!(asked.elapsed() < Duration::from_millis(500), "{:?}", asked.elapsed());
     }
     server.thaw();
     let back_since = Instant::now();
-    decided(&limiter, "a").await;
+    decided(&guard, "a").await;
     assert!(back_since.elapsed() < Duration::from_secs(1), "{:?}", back_since.elapsed());
 }
 
 #[tokio::test]
-async fn a_command_whose_caller_has_left_shows_whether_its_connection_works() {
+async fn a_request_whose_caller_has_left_shows_whether_the_connection_works() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);
-    let mut redis = Reconnecting::new(network.client());
-    redis.rl_log("a", HOURLY, 1).await.expect("a verdict");
-    let mut leave = async || timeout(Duration::from_millis(1), redis.rl_log("a", HOURLY, 1)).await;
+    let guard = guard(network.client());
+    decided(&guard, "a").await;
+    let leave = async || timeout(Duration::from_millis(1), guard.take("a", 1)).await;
     // One that works is kept.
     server.freeze();
-    leave().await.expect_err("no answer yet");
+    assert!(leave().await.is_err(), "no answer yet");
     server.thaw();
     while leave().await.is_err() {}
     assert_eq!(network.connections(), 1);
@@ -97,74 +123,109 @@ async fn a_command_whose_caller_has_left_shows_whether_its_connection_works() {
 }
 
 /// As with Redis 80 ms away and a timeout of 100 ms, but five times as long: a busy machine stalls a test for 20 ms and more.
-#[tokio::test]
-async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided() {
-    let server = Server::start();
-    let network = Forwarder::start(server.port(), Duration::from_millis(200));
-    let patience = Duration::from_millis(500);
-    let limiter = limiter(Reconnecting::new(network.client()).timeout(patience)).timeout(patience);
-    decided(&limiter, "a").await;
-    let clients = (0..50).map(|client| {
-        let limiter = limiter.clone();
-        tokio::spawn(async move {
+async fn every_request_is_decided_four_fifths_of_the_timeout_away(redis: Redis, lease: u64) {
+    let policies = [Policy::new("a", HOURLY), Policy::new("b", [Quota::per_hour(999_999)])];
+    let [a, b] = policies.map(|policy| policy.expect("a policy"));
+    let guard = Guard::new(redis.timeout(Duration::from_millis(500)), [a.lease(lease), b]);
+    let mut clients = JoinSet::new();
+    for client in 0..50 {
+        let guard = guard.clone();
+        clients.spawn(async move {
             for _ in 0..5 {
-                assert!(is_decided(&limiter, &format!("client {}", client % 7)).await);
+                let admission =
+                    guard.take(format!("client {}", client % 7), 1).await.expect("no limit is near");
+                assert!(admission.decision().is_some(), "{:?}", admission.error());
             }
-        })
-    });
-    for client in clients.collect::<Vec<_>>() {
-        client.await.expect("decisions");
+        });
+    }
+    clients.join_all().await;
+}
+
+#[tokio::test]
+async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
+    let server = Server::start();
+    for lease in [0, 100] {
+        let network = Forwarder::start(server.port(), Duration::from_millis(200));
+        every_request_is_decided_four_fifths_of_the_timeout_away(network.client().into(), lease).await;
     }
 }
 
-/// What is used of a key of which five units were taken and one was given back over a network that loses the reply.
+#[tokio::test]
+async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
+    for lease in [0, 100] {
+        let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
+        every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease).await;
+    }
+}
+
+/// A give-back and the next lease leave together: neither waits for the other.
+#[tokio::test]
+async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
+    let delay = Duration::from_millis(40);
+    let cluster = Cluster::behind_slow_forwarders(delay);
+    let leases = Leases::new(cluster.redis().timeout(PATIENCE), Algorithm::Log, HOURLY).units(8);
+    leases.take("hot", 1).await.expect("a verdict");
+    let mut spent = Vec::new();
+    for _ in 0..30 {
+        let asked = Instant::now();
+        leases.take("hot", 1).await.expect("a verdict");
+        spent.push(asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    spent.sort_unstable();
+    assert!(spent[spent.len() * 9 / 10] < delay * 3, "{spent:?}");
+}
+
+/// What is used of a key of which five units were taken and some were given back over networks that lose the reply.
 async fn used_after_a_lost_give_back(
     mut direct: impl RlCommands,
-    mut redis: impl RlAsyncCommands,
+    redis: Redis,
     networks: &[Forwarder],
 ) -> u64 {
-    direct.rl_log("a", HOURLY, 5).expect("a verdict");
-    redis.rl_peek("a", HOURLY, 1).await.expect("the connection is there");
+    let policy = Policy::new("tokens", HOURLY).expect("a policy");
+    let guard = Guard::new(redis.timeout(PATIENCE), policy).fail(Fail::Closed);
+    let reserved = guard.take("a", 5).await.expect("an admission");
     networks.iter().for_each(Forwarder::lose_a_reply);
-    redis.rl_log("a", HOURLY, -1).await.expect_err("the reply is lost");
-    direct.rl_info("a").expect("a reply").expect("a key").windows[0].used
+    reserved.settle(4).await.expect("it is settled");
+    assert!(networks.iter().any(|network| !network.is_to_lose_a_reply()), "the reply is lost");
+    assert!(guard.take("b", 1).await.is_ok() || guard.take("b", 1).await.is_ok());
+    direct.rl_info("tokens:a").expect("a reply").expect("a key").windows[0].used
 }
 
 #[tokio::test]
 async fn a_give_back_whose_reply_is_lost_is_not_sent_again() {
     let server = Server::start();
     let network = [Forwarder::start(server.port(), Duration::ZERO)];
-    let redis = Reconnecting::new(network[0].client());
+    let redis = network[0].client().into();
     assert_eq!(used_after_a_lost_give_back(server.connect(), redis, &network).await, 4);
 }
 
 #[tokio::test]
 async fn nor_is_it_on_a_cluster() {
     let cluster = Cluster::behind_forwarders();
-    let redis = Reconnecting::cluster(cluster.builder()).expect("addresses");
     let direct = cluster.client().get_connection().expect("the cluster answers");
-    assert_eq!(used_after_a_lost_give_back(direct, redis, &cluster.forwarders).await, 4);
+    assert_eq!(used_after_a_lost_give_back(direct, cluster.redis(), &cluster.forwarders).await, 4);
 }
 
 #[tokio::test]
 async fn close_returns_though_the_server_is_silent() {
     let server = Server::start();
-    let connection = server.connect_async("resp3").await;
-    let leases = Leases::new(connection, Algorithm::Log, [HOURLY]).units(8);
+    let redis = || Redis::from(server.client("resp3")).timeout(Duration::from_millis(10));
+    let leases = Leases::new(redis(), Algorithm::Log, [HOURLY]).units(8);
     for _ in 0..4 {
-        leases.take("a", 1).await.expect("a verdict");
+        while leases.take("a", 1).await.is_err() {}
     }
     server.freeze();
     let waiting = leases.clone();
     let waiting = tokio::spawn(async move { waiting.take("b", 1).await });
     let closing = Instant::now();
     leases.close().await;
-    assert!(closing.elapsed() < Duration::from_secs(5), "{:?}", closing.elapsed());
+    assert!(closing.elapsed() < Duration::from_secs(1), "{:?}", closing.elapsed());
     waiting.abort();
     let policy = Policy::new("requests", HOURLY).expect("a policy").lease(8);
-    let limiter = Limiter::new(server.manager("resp2"), policy).timeout(Duration::from_millis(10));
-    assert!(limiter.take("a", 1).await.expect("it passes").decision().is_none());
+    let guard = Guard::new(redis(), policy);
+    assert!(guard.take("a", 1).await.expect("it passes").decision().is_none());
     let closing = Instant::now();
-    limiter.close().await;
+    guard.close().await;
     assert!(closing.elapsed() < Duration::from_secs(1), "{:?}", closing.elapsed());
 }

@@ -75,7 +75,7 @@ mod asynchronous {
         let server = server();
         for protocol in ["resp2", "resp3"] {
             call_all(&mut server.connect_async(protocol).await).await;
-            call_all(&mut server.manager(protocol)).await;
+            call_all(&mut server.manager(protocol).await).await;
         }
     }
 
@@ -89,18 +89,18 @@ mod asynchronous {
     #[cfg(feature = "tower")]
     #[tokio::test]
     async fn a_limiter_takes_refuses_and_settles() {
-        use redis_rl_client::web::{Fail, Limiter, Policy};
+        use redis_rl_client::web::{Fail, Guard, Policy};
 
         let server = server();
         let policy = Policy::new("limit", "5/1h").expect("a policy");
         for (client, units) in [("a", 0), ("b", 64)] {
-            let limiter = Limiter::new(server.manager("resp3"), policy.clone().lease(units));
-            let limiter = limiter.timeout(server::PATIENCE).fail(Fail::Closed);
-            let reserved = limiter.take(client, 5).await.expect("an admission");
-            assert_eq!(limiter.take(client, 1).await.unwrap_err().status(), 429);
-            let settled = limiter.settle(reserved, 2).await;
+            let guard = Guard::new(server.client("resp3"), policy.clone().lease(units));
+            let guard = guard.timeout(server::PATIENCE).fail(Fail::Closed);
+            let reserved = guard.take(client, 5).await.expect("an admission");
+            assert_eq!(guard.take(client, 1).await.unwrap_err().status(), 429);
+            let settled = reserved.settle(2).await.expect("it is settled");
             assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
-            limiter.close().await;
+            guard.close().await;
         }
     }
 }

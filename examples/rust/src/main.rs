@@ -1,24 +1,26 @@
 //! A web API that limits its clients with redis-rl, in axum: what ../../README.md tells of.
 
 use axum::extract::{ConnectInfo, State};
-use axum::http::{StatusCode, request::Parts};
+use axum::http::{HeaderValue, StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
-use redis_rl_client::Reconnecting;
-use redis_rl_client::web::{Fail, Limiter, Policies, Policy, RateLimitLayer, Reservation, client_address};
+use redis_rl_client::web::{Fail, Guard, Policies, Policy, Reservation, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Who asks: the account that is logged in, of which `X-Account` is a stand-in, or else the network address.
 fn account(head: &Parts, proxies: usize) -> String {
-    let account = head.headers.get("x-account").and_then(|account| account.to_str().ok());
+    // In Latin-1, as HTTP has it.
+    let latin_1 =
+        |account: &HeaderValue| account.as_bytes().iter().copied().map(char::from).collect::<String>();
+    let account = head.headers.get("x-account").map(latin_1).filter(|account| !account.is_empty());
     let peer = head.extensions.get().map(|ConnectInfo::<SocketAddr>(peer)| peer.ip());
-    account.map_or_else(|| client_address(peer, &head.headers, proxies), str::to_owned)
+    account.unwrap_or_else(|| client_address(peer, &head.headers, proxies))
 }
 
 async fn generate(
-    State(tokens): State<Limiter<Reconnecting>>,
+    State(tokens): State<Guard>,
     reserved: Reservation,
     text: String,
 ) -> Result<Response, Response> {
@@ -51,7 +53,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let fail: Fail = setting("FAIL", "open").parse().map_err(|_| "FAIL is open or closed")?;
     let proxies: usize = setting("PROXIES", "0").parse()?;
     let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
-    let redis = Reconnecting::new(client).timeout(timeout);
 
     let everybody = Policy::new("everybody", setting("EVERYBODY_LIMITS", "100000/m"))?;
     let everybody = everybody.key_text("all").lease(setting("EVERYBODY_LEASE", "0").parse()?);
@@ -65,23 +66,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let plan = if account(head, proxies).starts_with("paid") { &paid } else { &free };
         if head.uri.path() == "/health" { vec![] } else { vec![everybody.clone(), plan.clone()] }
     });
-    let limiter = Limiter::new(redis, by_plan).timeout(timeout).fail(fail);
+    let guard = Guard::new(client, by_plan).timeout(timeout).fail(fail);
     let router = Router::new()
         .route("/health", get("well"))
         .route("/", get(Json(json!({"message": "hello"}))))
-        .route(
-            "/search",
-            get(Json(json!({"found": []}))).route_layer(RateLimitLayer::new(limiter.with_policies(search))),
-        )
+        .route("/search", get(Json(json!({"found": []}))).route_layer(guard.with_policies(search).layer()))
         .route("/generate", post(generate))
-        .layer(RateLimitLayer::new(limiter.clone()))
-        .with_state(limiter.with_policies(tokens));
+        .layer(guard.layer())
+        .with_state(guard.with_policies(tokens));
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{}", setting("PORT", "8000"))).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let mut terminated = signal(SignalKind::terminate())?;
     let stopped = async move { _ = terminated.recv().await };
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, service).with_graceful_shutdown(stopped).await?;
-    limiter.close().await; // leases go back
+    guard.close().await; // leases go back
     Ok(())
 }

@@ -10,20 +10,19 @@ use std::task::{Context, Poll};
 use http::request::Parts;
 use http::{Request, Response};
 use redis::RedisError;
-use redis::aio::ConnectionLike;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::Decision;
 use crate::web::refusal::{Refused, TellsAll};
-use crate::web::{Admission, Limiter, Refusal, Reservation};
+use crate::web::{Guard, Refusal, Reservation};
 
 /// Takes units for each request, or refuses it.
 ///
-/// `C` is the connection, and `R` the body of responses, which the service tells.
+/// `R` is the body of responses, which the service tells.
 #[must_use]
-pub struct RateLimitLayer<C, R> {
-    limiter: Limiter<C>,
+pub struct RateLimitLayer<R> {
+    guard: Guard,
     answers: Arc<Answers<R>>,
 }
 
@@ -47,45 +46,41 @@ impl<R> Clone for Answers<R> {
     }
 }
 
-impl<C: Clone, R> Clone for RateLimitLayer<C, R> {
-    fn clone(&self) -> RateLimitLayer<C, R> {
-        RateLimitLayer { limiter: self.limiter.clone(), answers: self.answers.clone() }
+impl<R> Clone for RateLimitLayer<R> {
+    fn clone(&self) -> RateLimitLayer<R> {
+        RateLimitLayer { guard: self.guard.clone(), answers: self.answers.clone() }
     }
 }
 
-impl<C, R> fmt::Debug for RateLimitLayer<C, R> {
+impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer").field("limiter", &self.limiter).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer").field("guard", &self.guard).finish_non_exhaustive()
     }
 }
 
-impl<C, R> RateLimitLayer<C, R> {
+impl<R> RateLimitLayer<R> {
     /// Of services whose response body can be made of a `String`, as that of axum can.
-    pub fn new(limiter: Limiter<C>) -> RateLimitLayer<C, R>
+    pub fn new(guard: Guard) -> RateLimitLayer<R>
     where
         R: From<String> + 'static,
     {
-        RateLimitLayer::with_body(limiter, R::from)
+        RateLimitLayer::with_body(guard, R::from)
     }
 
     /// Of services with any response body: the function makes one of the text of a refusal.
     ///
     /// ```
-    /// # use redis_rl_client::web::{Limiter, RateLimitLayer};
+    /// # use redis_rl_client::web::{Guard, RateLimitLayer};
     /// use bytes::Bytes;
     /// use http_body_util::{BodyExt, Full, combinators::BoxBody};
     ///
-    /// # type Redis = redis::aio::MultiplexedConnection;
-    /// # fn layer(limiter: Limiter<Redis>) -> RateLimitLayer<Redis, BoxBody<Bytes, std::io::Error>> {
-    /// RateLimitLayer::with_body(limiter, |text| Full::from(text).map_err(|never| match never {}).boxed())
+    /// # fn layer(guard: Guard) -> RateLimitLayer<BoxBody<Bytes, std::io::Error>> {
+    /// RateLimitLayer::with_body(guard, |text| Full::from(text).map_err(|never| match never {}).boxed())
     /// # }
     /// ```
-    pub fn with_body(
-        limiter: Limiter<C>,
-        body: impl Fn(String) -> R + Send + Sync + 'static,
-    ) -> RateLimitLayer<C, R> {
+    pub fn with_body(guard: Guard, body: impl Fn(String) -> R + Send + Sync + 'static) -> RateLimitLayer<R> {
         let answers = Answers { body: Arc::new(body), on_limited: None, on_away: None };
-        RateLimitLayer { limiter, answers: Arc::new(answers) }
+        RateLimitLayer { guard, answers: Arc::new(answers) }
     }
 
     /// Answers a request that is over a limit, in place of 429 or 403 with problem details.
@@ -93,11 +88,10 @@ impl<C, R> RateLimitLayer<C, R> {
     /// The header fields of the refusal are kept, unless the answer has such fields.
     ///
     /// ```
-    /// # use redis_rl_client::web::{Limiter, RateLimitLayer};
+    /// # use redis_rl_client::web::{Guard, RateLimitLayer};
     /// # use axum::{body::Body, response::{Html, IntoResponse}};
-    /// # type Redis = redis::aio::MultiplexedConnection;
-    /// # fn layer(limiter: Limiter<Redis>) -> RateLimitLayer<Redis, Body> {
-    /// RateLimitLayer::new(limiter).on_limited(|_head, _decision, refusal| {
+    /// # fn layer(guard: Guard) -> RateLimitLayer<Body> {
+    /// RateLimitLayer::new(guard).on_limited(|_head, _decision, refusal| {
     ///     (refusal.status(), Html("<h1>Too fast</h1>")).into_response()
     /// })
     /// # }
@@ -105,7 +99,7 @@ impl<C, R> RateLimitLayer<C, R> {
     pub fn on_limited(
         mut self,
         answer: impl Fn(&Parts, &Decision, Refusal) -> Response<R> + Send + Sync + 'static,
-    ) -> RateLimitLayer<C, R> {
+    ) -> RateLimitLayer<R> {
         Arc::make_mut(&mut self.answers).on_limited = Some(Arc::new(answer));
         self
     }
@@ -114,19 +108,19 @@ impl<C, R> RateLimitLayer<C, R> {
     ///
     /// # Panics
     ///
-    /// If the limiter has a setting for that: [`fail`](Limiter::fail).
+    /// If the guard has a setting for that: [`fail`](Guard::fail).
     pub fn on_away(
         mut self,
         answer: impl Fn(&Parts, &RedisError) -> Option<Response<R>> + Send + Sync + 'static,
-    ) -> RateLimitLayer<C, R> {
-        assert!(self.limiter.chosen_fail().is_none(), "fail and on_away are two answers to one question");
+    ) -> RateLimitLayer<R> {
+        assert!(self.guard.chosen_fail().is_none(), "fail and on_away are two answers to one question");
         Arc::make_mut(&mut self.answers).on_away = Some(Arc::new(answer));
         self
     }
 }
 
 impl<R> Answers<R> {
-    /// The answer to a request that the limiter refuses.
+    /// The answer to a request that the guard refuses.
     fn refused(&self, head: &Parts, refusal: Refusal) -> Response<R> {
         let tells_all = refusal.tells_all();
         let mut response = match (&self.on_limited, refusal.decision().cloned()) {
@@ -148,44 +142,43 @@ impl<R> Answers<R> {
     }
 
     /// The answer in place of the service while Redis is away, if there is one.
-    fn away(&self, head: &Parts, admission: &Admission) -> Option<Response<R>> {
-        let mut response = self.on_away.as_ref()?(head, admission.error()?)?;
+    fn away(&self, head: &Parts, reservation: &Reservation) -> Option<Response<R>> {
+        let mut response = self.on_away.as_ref()?(head, &reservation.error()?)?;
         response.extensions_mut().insert(Refused);
         Some(response)
     }
 }
 
-impl<S, C: Clone, R> Layer<S> for RateLimitLayer<C, R> {
-    type Service = RateLimit<S, C, R>;
+impl<S, R> Layer<S> for RateLimitLayer<R> {
+    type Service = RateLimit<S, R>;
 
-    fn layer(&self, inner: S) -> RateLimit<S, C, R> {
+    fn layer(&self, inner: S) -> RateLimit<S, R> {
         RateLimit { inner, layer: self.clone() }
     }
 }
 
 /// A service that [`RateLimitLayer`] limits.
-pub struct RateLimit<S, C, R> {
+pub struct RateLimit<S, R> {
     inner: S,
-    layer: RateLimitLayer<C, R>,
+    layer: RateLimitLayer<R>,
 }
 
-impl<S: Clone, C: Clone, R> Clone for RateLimit<S, C, R> {
-    fn clone(&self) -> RateLimit<S, C, R> {
+impl<S: Clone, R> Clone for RateLimit<S, R> {
+    fn clone(&self) -> RateLimit<S, R> {
         RateLimit { inner: self.inner.clone(), layer: self.layer.clone() }
     }
 }
 
-impl<S: fmt::Debug, C, R> fmt::Debug for RateLimit<S, C, R> {
+impl<S: fmt::Debug, R> fmt::Debug for RateLimit<S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit").field("inner", &self.inner).field("layer", &self.layer).finish()
     }
 }
 
-impl<S, C, B, R> Service<Request<B>> for RateLimit<S, C, R>
+impl<S, B, R> Service<Request<B>> for RateLimit<S, R>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
-    C: ConnectionLike + Clone + Send + Sync + 'static,
     B: Send + 'static,
     R: 'static,
 {
@@ -201,11 +194,11 @@ where
         // The service that was found ready is the one to call.
         let ready = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, ready);
-        let RateLimitLayer { limiter, answers } = self.layer.clone();
+        let RateLimitLayer { guard, answers } = self.layer.clone();
         let (mut head, body) = request.into_parts();
         let outer = Reservation::of(&head.extensions);
         let is_outermost = outer.is_none();
-        let reservation = outer.unwrap_or_else(|| Reservation::begun(limiter.address(&head)));
+        let reservation = outer.unwrap_or_else(|| Reservation::begun(Some(guard.address(&head))));
         if is_outermost {
             head.extensions.insert(reservation.clone());
         }
@@ -221,11 +214,10 @@ where
                 }
                 Ok(response)
             };
-            let admission = match limiter.admit(&head).await {
-                Ok(admission) => admission,
-                Err(refusal) => return finished(answers.refused(&head, refusal)),
-            };
-            if let Some(response) = answers.away(&head, &admission) {
+            if let Err(refusal) = guard.admit(&head).await {
+                return finished(answers.refused(&head, refusal));
+            }
+            if let Some(response) = answers.away(&head, &reservation) {
                 return finished(response);
             }
             finished(inner.call(Request::from_parts(head, body)).await?)

@@ -13,7 +13,7 @@ use crate::web::Policy;
 /// Rows that `RL.ALL` accepts.
 const MAX_ROWS: usize = 64;
 
-/// The policies of a limiter: one, several, or those that a function of the request's head chooses.
+/// The policies of a guard: one, several, or those that a function of the request's head chooses.
 ///
 /// All policies of a request are decided in one step, and units are taken of all or of none. Each has a name of its
 /// own, and together they have at most 64 quotas. Build them once, and have the function choose among clones.
@@ -81,16 +81,18 @@ impl Policies {
     }
 
     fn fixed(policies: Arc<[Policy]>) -> Policies {
-        if let Err(why) = checked(&policies) {
+        assert!(!policies.is_empty(), "there is no policy: nothing would be limited");
+        if let Err(why) = checked(&policies, &[]) {
             panic!("{why}");
         }
         Policies(Source::Fixed(policies))
     }
 }
 
-/// What the server would always refuse would count as Redis being away, and might let every request pass.
-pub(crate) fn checked(policies: &[Policy]) -> Result<(), String> {
-    let mut names = HashSet::new();
+/// What the server would always refuse would count as Redis being away, and might let every request pass. And two
+/// policies of one name would share a key, those further out too.
+pub(crate) fn checked(policies: &[Policy], outer: &[Policy]) -> Result<(), String> {
+    let mut names: HashSet<&str> = outer.iter().map(Policy::name).collect();
     if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {
         return Err(format!("two policies of a request have the name {}", twice.name()));
     }
@@ -109,7 +111,7 @@ impl From<Policy> for Policies {
 
 /// # Panics
 ///
-/// If two policies have one name, or all together more than 64 quotas.
+/// If there is none, if two have one name, or if all together have more than 64 quotas.
 impl<const N: usize> From<[Policy; N]> for Policies {
     fn from(policies: [Policy; N]) -> Policies {
         Policies::fixed(policies.into())
@@ -118,7 +120,7 @@ impl<const N: usize> From<[Policy; N]> for Policies {
 
 /// # Panics
 ///
-/// If two policies have one name, or all together more than 64 quotas.
+/// If there is none, if two have one name, or if all together have more than 64 quotas.
 impl From<Vec<Policy>> for Policies {
     fn from(policies: Vec<Policy>) -> Policies {
         Policies::fixed(policies.into())

@@ -190,8 +190,6 @@ impl Policy {
     }
 
     /// Says by the request's head whose quotas they are. With `None` the policy does not limit the request.
-    ///
-    /// On a cluster the keys of all policies of a request need one hash tag, as in `{acme}:alice` and `{acme}`.
     pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Policy {
         self.with(|inner| (inner.key, inner.key_text) = (Some(KeyOf::new(key)), None))
     }
@@ -205,7 +203,7 @@ impl Policy {
     ///
     /// At most that many more than the policy allows pass in a window, for each process: see [`Leases`](crate::Leases). Of
     /// several quotas `ratelimit` then tells of the tightest one alone. End with
-    /// [`Limiter::close`](crate::web::Limiter::close).
+    /// [`Guard::close`](crate::web::Guard::close).
     ///
     /// # Panics
     ///
@@ -229,10 +227,6 @@ impl Policy {
     #[must_use]
     pub fn quotas(&self) -> &Quotas {
         &self.0.quotas
-    }
-
-    pub(crate) fn counted_by(&self) -> Algorithm {
-        self.0.algorithm
     }
 
     pub(crate) fn counted_unit(&self) -> Option<&str> {
@@ -269,7 +263,7 @@ impl AsRef<[Policy]> for Policy {
 
 /// Leases last for 100 ms.
 fn rules(algorithm: Algorithm, quotas: &Quotas, lease: u64) -> Rules {
-    Rules::new(algorithm, quotas, Duration::from_millis(100)).units(lease)
+    Rules::new(algorithm, quotas, Duration::from_millis(100), lease)
 }
 
 fn is_whole_seconds(window: Duration) -> bool {

@@ -116,6 +116,12 @@ impl Server {
         redis::Client::open(format!("{}/?protocol={protocol}", self.url())).expect("an address")
     }
 
+    /// However busy the machine is, a server that answers is not away.
+    #[cfg(feature = "leases")]
+    pub fn redis(&self) -> redis_rl_client::Redis {
+        redis_rl_client::Redis::from(self.client("resp3")).timeout(PATIENCE)
+    }
+
     pub fn connect(&self) -> Connection {
         self.client("resp2").get_connection().expect("the server answers")
     }
@@ -132,13 +138,13 @@ impl Server {
 
     /// The same, for a connection that is made when it is needed, and again when it broke.
     #[cfg(feature = "tokio-comp")]
-    pub fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
+    pub async fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
         let config = redis::aio::ConnectionManagerConfig::new()
             .set_number_of_retries(0)
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(PATIENCE));
-        let manager = redis::aio::ConnectionManager::new_lazy_with_config(self.client(protocol), config);
-        manager.expect("an address")
+        let manager = redis::aio::ConnectionManager::new_with_config(self.client(protocol), config).await;
+        manager.expect("the server answers")
     }
 
     /// Stops it as it stands: connections stay, and nothing is answered.
@@ -229,13 +235,18 @@ impl Cluster {
 
     /// Clients reach each node over a forwarder.
     pub fn behind_forwarders() -> Cluster {
+        Cluster::behind_slow_forwarders(Duration::ZERO)
+    }
+
+    /// Each of which takes so long one way.
+    pub fn behind_slow_forwarders(delay: Duration) -> Cluster {
         let listeners = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let (nodes, forwarders) = listeners
             .map(|listener| {
                 let port = listener.local_addr().expect("its address").port().to_string();
                 let settings = ["--cluster-enabled", "yes", "--cluster-announce-port", &port];
                 let node = Server::with_module(&settings);
-                let forwarder = Forwarder::on(listener, node.port, Duration::ZERO);
+                let forwarder = Forwarder::on(listener, node.port, delay);
                 (node, forwarder)
             })
             .unzip();
@@ -260,6 +271,17 @@ impl Cluster {
     pub fn client(&self) -> ClusterClient {
         let client = self.builder().connection_timeout(PATIENCE).response_timeout(PATIENCE);
         client.build().expect("addresses")
+    }
+
+    /// A client for each node.
+    #[cfg(feature = "leases")]
+    pub fn redis(&self) -> redis_rl_client::Redis {
+        let networks: Vec<String> = self.forwarders.iter().map(Forwarder::url).collect();
+        let nodes: Vec<String> = self.nodes.iter().map(Server::url).collect();
+        let urls = if networks.is_empty() { nodes } else { networks };
+        redis_rl_client::Redis::cluster(
+            urls.into_iter().map(|url| redis::Client::open(url).expect("an address")),
+        )
     }
 
     pub fn builder(&self) -> ClusterClientBuilder {

@@ -1,0 +1,259 @@
+//! Carries out what the machine of leases, refusals and requests says.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
+use std::time::Duration;
+
+use redis::{RedisError, RedisResult};
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::clock::{Clock, Time};
+use crate::connection::explained;
+use crate::link::{ENDED, io_error, locked};
+use crate::local::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
+use crate::{Decision, Redis, Verdict};
+
+/// Timeouts after which what is in flight is left to itself at the end.
+const CLOSING: u32 = 5;
+
+/// Servers, and what this process decides by itself. Clones share both.
+#[derive(Clone)]
+pub(crate) struct Asker {
+    redis: Redis,
+    clock: Clock,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    time: Time,
+    state: Mutex<State>,
+    /// How many commands are on their way.
+    tasks: watch::Sender<usize>,
+}
+
+struct State {
+    keys: Keys,
+    last_id: RequestId,
+    waiting: HashMap<RequestId, Vec<oneshot::Sender<RedisResult<Answer>>>>,
+    ticker: Option<AbortHandle>,
+}
+
+impl fmt::Debug for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asker").field("redis", &self.redis).finish_non_exhaustive()
+    }
+}
+
+impl Asker {
+    /// Repeats refusals until they are so old.
+    pub fn new(redis: Redis, clock: Clock, remember: Duration) -> Asker {
+        let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
+        let keys = Keys::new(remember, max_keys, redis.is_cluster());
+        let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
+        let time = Time::of(clock.clone());
+        let shared = Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) };
+        Asker { redis, clock, shared: Arc::new(shared) }
+    }
+
+    pub fn redis(&self) -> &Redis {
+        &self.redis
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        locked(&self.shared.state)
+    }
+
+    /// What a request of one share is told without asking, if that is known.
+    pub fn known(&self, key: &[u8], rules: &Rules, cost: i64) -> Option<Verdict> {
+        self.state().keys.known(self.shared.time.now(), key, rules, cost)
+    }
+
+    /// Decides on a request. One whose future is dropped takes nothing.
+    pub async fn take(&self, shares: Vec<Share>) -> (Held, RedisResult<Answer>) {
+        let mut asked = {
+            let mut state = self.state();
+            state.last_id += 1;
+            let id = state.last_id;
+            let step = state.keys.take(self.shared.time.now(), id, shares);
+            let receiver = state.awaited(id);
+            drop(state);
+            let held = Held { asker: self.clone(), id, is_answered: AtomicBool::new(false) };
+            self.carry_out(step);
+            (held, receiver)
+        };
+        let answer = (&mut asked.1).await.unwrap_or_else(|_| Err(io_error(ENDED)));
+        asked.0.is_answered.store(true, Ordering::Relaxed);
+        (asked.0, answer)
+    }
+
+    /// Gives back all leases, and waits until all that is in flight is answered.
+    pub async fn close(&self) {
+        let step = {
+            let mut state = self.state();
+            if let Some(ticker) = state.ticker.take() {
+                ticker.abort();
+            }
+            state.keys.close()
+        };
+        self.carry_out(step);
+        let mut tasks = self.shared.tasks.subscribe();
+        // The sender is there as long as this is.
+        let _ = timeout(self.redis.patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
+    }
+
+    /// Sends commands and gives answers.
+    fn carry_out(&self, step: Step) {
+        let Step { mut commands, answers } = step;
+        let mut state = self.state();
+        for (id, answer) in answers {
+            for sender in state.waiting.remove(&id).unwrap_or_default() {
+                let _ = sender.send(answer.clone());
+            }
+        }
+        let is_ticking = state.ticker.as_ref().is_some_and(|ticker| !ticker.is_finished());
+        if !is_ticking
+            && state.keys.next_tick().is_some()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
+        }
+        drop(state);
+        let Some(last) = commands.pop() else { return };
+        let last = InFlight::new(self.clone(), last);
+        let mut sent: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
+        sent.extend(commands.into_iter().map(|command| -> Pin<Box<dyn Future<Output = ()> + Send>> {
+            Box::pin(InFlight::new(self.clone(), command).send())
+        }));
+        let Ok(runtime) = Handle::try_current() else { return };
+        if sent.is_empty() {
+            drop(runtime.spawn(last.send()));
+            return;
+        }
+        // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
+        sent.push(Box::pin(last.send()));
+        runtime.spawn(poll_fn(move |context| {
+            sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
+            if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        }));
+    }
+
+    async fn tick(self) {
+        loop {
+            let (step, next) = {
+                let mut state = self.state();
+                let step = state.keys.tick(self.shared.time.now());
+                let next = state.keys.next_tick();
+                if next.is_none() {
+                    state.ticker = None;
+                }
+                (step, next)
+            };
+            self.carry_out(step);
+            let Some(next) = next else { return };
+            sleep(next.saturating_sub(self.shared.time.now())).await;
+        }
+    }
+}
+
+impl State {
+    /// What a request is told next.
+    fn awaited(&mut self, id: RequestId) -> oneshot::Receiver<RedisResult<Answer>> {
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.entry(id).or_default().push(sender);
+        receiver
+    }
+}
+
+/// A request that may be settled or given back. One that nobody has any more stays as it is; before it was answered, it
+/// takes nothing.
+#[derive(Debug)]
+pub(crate) struct Held {
+    asker: Asker,
+    id: RequestId,
+    is_answered: AtomicBool,
+}
+
+#[cfg(feature = "tower")]
+impl Held {
+    /// Gives back what the request took, once, in the background.
+    pub fn give_back(&self) {
+        let step = self.asker.state().keys.give_back(self.asker.shared.time.now(), self.id);
+        self.asker.carry_out(step);
+    }
+
+    /// Corrects what was taken of the shares at these places. The last cost counts.
+    pub async fn settle(&self, used: Vec<(usize, i64)>) -> RedisResult<Answer> {
+        let (step, receiver) = {
+            let mut state = self.asker.state();
+            let step = state.keys.settle(self.id, used);
+            (step, state.awaited(self.id))
+        };
+        self.asker.carry_out(step);
+        receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let now = self.asker.shared.time.now();
+        let mut state = self.asker.state();
+        let step = match *self.is_answered.get_mut() {
+            true => Step::default(),
+            false => {
+                state.waiting.remove(&self.id);
+                state.keys.give_back(now, self.id)
+            }
+        };
+        state.keys.leave_as_is(self.id);
+        drop(state);
+        self.asker.carry_out(step);
+    }
+}
+
+/// A command on its way. A runtime that ends drops it: then it has failed.
+struct InFlight {
+    asker: Asker,
+    command: Command,
+    is_replied: bool,
+}
+
+impl InFlight {
+    fn new(asker: Asker, command: Command) -> InFlight {
+        asker.shared.tasks.send_modify(|tasks| *tasks += 1);
+        InFlight { asker, command, is_replied: false }
+    }
+
+    async fn send(mut self) {
+        let words = self.command.cmd(self.asker.clock.at());
+        let reply = self.asker.redis.ask(self.command.first_key(), &words).await;
+        let reply = reply.and_then(|reply| self.command.read(reply));
+        self.replied(reply.map_err(explained));
+    }
+
+    fn replied(&mut self, reply: Result<Decision, RedisError>) {
+        self.is_replied = true;
+        if self.command.awaits_reply() {
+            let now = self.asker.shared.time.now();
+            let step = self.asker.state().keys.reply(now, &self.command, reply);
+            self.asker.carry_out(step);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if !self.is_replied {
+            self.replied(Err(io_error(ENDED)));
+        }
+        self.asker.shared.tasks.send_modify(|tasks| *tasks -= 1);
+    }
+}

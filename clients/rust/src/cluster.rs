@@ -1,0 +1,175 @@
+//! The nodes of a cluster, each asked by itself.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, RedisResult, ServerErrorKind, Value,
+    from_redis_value,
+};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::link::{ENDED, Link, io_error, locked};
+
+/// How often a command is sent that no node has carried out, and how long it waits in between.
+const TRIES: u32 = 16;
+const PAUSE: Duration = Duration::from_millis(10);
+/// Known nodes that are asked at once for the slots.
+const ASKED_FOR_SLOTS: usize = 5;
+
+/// A connection to each node, and which of them has a slot.
+pub(crate) struct Cluster {
+    nodes: Arc<Nodes>,
+    slots: Link<Arc<Slots>>,
+}
+
+struct Nodes {
+    seeds: Arc<[Client]>,
+    config: AsyncConnectionConfig,
+    timeout: Duration,
+    links: Mutex<HashMap<Address, Arc<Link<MultiplexedConnection>>>>,
+}
+
+/// A host and a port.
+type Address = (String, u16);
+/// The last slot of each range, and its node.
+type Slots = BTreeMap<u16, Address>;
+
+impl Cluster {
+    pub fn new(seeds: Arc<[Client]>, config: AsyncConnectionConfig, timeout: Duration) -> Cluster {
+        let nodes = Arc::new(Nodes { seeds, config, timeout, links: Mutex::default() });
+        let asked = nodes.clone();
+        let slots = Link::new(timeout * 2, move || {
+            let nodes = asked.clone();
+            async move { nodes.slots().await.map(Arc::new) }
+        });
+        Cluster { nodes, slots }
+    }
+
+    /// What a node has not carried out, since the key is elsewhere or on its way, is sent to the node that has it.
+    pub async fn ask(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
+        let (mut slots, mut to) = self.node(slot).await?;
+        for _ in 0..TRIES {
+            let reply = self.nodes.link(&to).ask(command, false).await;
+            let Err(error) = &reply else { return reply };
+            let elsewhere = error.redirect_node().and_then(|(node, _)| address(node, &to.0));
+            match (error.kind(), elsewhere) {
+                (ErrorKind::Server(ServerErrorKind::Ask), Some(node)) => {
+                    return self.nodes.link(&node).ask(command, true).await;
+                }
+                (ErrorKind::Server(ServerErrorKind::Moved), Some(node)) => {
+                    self.forget(&slots);
+                    to = node;
+                }
+                (ErrorKind::Server(ServerErrorKind::TryAgain), _) => sleep(PAUSE).await,
+                (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
+                    self.forget(&slots);
+                    sleep(PAUSE).await;
+                    (slots, to) = self.node(slot).await?;
+                }
+                (ErrorKind::Server(_), _) => return reply,
+                _ => {
+                    // Another node may have its slots by now.
+                    self.forget(&slots);
+                    return reply;
+                }
+            }
+        }
+        Err(io_error("no node has the slot"))
+    }
+
+    async fn node(&self, slot: u16) -> RedisResult<(Arc<Slots>, Address)> {
+        let slots = self.slots.by(async |slots| Ok(slots)).await?;
+        let node = slots.range(slot..).next().map(|(_, node)| node.clone());
+        let node = node.ok_or_else(|| io_error("no node has the slot"))?;
+        Ok((slots, node))
+    }
+
+    /// Has the nodes asked for their slots anew.
+    fn forget(&self, old: &Arc<Slots>) {
+        self.slots.forget_made(|slots| Arc::ptr_eq(slots, old));
+    }
+}
+
+impl Nodes {
+    fn link(&self, node: &Address) -> Arc<Link<MultiplexedConnection>> {
+        let mut links = locked(&self.links);
+        if let Some(link) = links.get(node) {
+            return link.clone();
+        }
+        let info = self.seeds[0].get_connection_info().clone();
+        let addr = match (info.addr().clone(), node.clone()) {
+            (ConnectionAddr::TcpTls { insecure, tls_params, .. }, (host, port)) => {
+                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+            }
+            (_, (host, port)) => ConnectionAddr::Tcp(host, port),
+        };
+        let info = info.set_addr(addr);
+        let client = move || std::future::ready(Client::open(info.clone()));
+        let link = Arc::new(Link::to(self.timeout, self.config.clone(), client));
+        links.entry(node.clone()).or_insert(link).clone()
+    }
+
+    /// What the first node says that answers: some that are known, and those that were named.
+    async fn slots(&self) -> RedisResult<Slots> {
+        let mut nodes: Vec<Address> = {
+            let links = locked(&self.links);
+            let well = links.iter().filter(|(_, link)| !link.is_away());
+            well.map(|(node, _)| node.clone()).take(ASKED_FOR_SLOTS).collect()
+        };
+        nodes.extend(self.seeds.iter().filter_map(|seed| match seed.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some((host.clone(), *port))
+            }
+            _ => None,
+        }));
+        nodes.sort();
+        nodes.dedup();
+        let mut asked = JoinSet::new();
+        for node in nodes {
+            let link = self.link(&node);
+            asked.spawn(async move {
+                let reply = link.ask(redis::cmd("CLUSTER").arg("SLOTS"), false).await?;
+                read_slots(reply, &node.0)
+            });
+        }
+        let mut error = io_error("no node answers");
+        while let Some(answered) = asked.join_next().await {
+            match answered.unwrap_or_else(|_| Err(io_error(ENDED))) {
+                Ok(slots) if !slots.is_empty() => return Ok(slots),
+                Ok(_) => {}
+                Err(why) => error = why,
+            }
+        }
+        Err(error)
+    }
+}
+
+/// Of each range: its first and last slot, then nodes, the master first, each as an address, a port, and more.
+fn read_slots(reply: Value, asked: &str) -> RedisResult<Slots> {
+    let ranges: Vec<Vec<Value>> = from_redis_value(reply)?;
+    let range = |range: Vec<Value>| -> Option<(u16, Address)> {
+        let mut range = range.into_iter().skip(1);
+        let last = from_redis_value(range.next()?).ok()?;
+        let master: Vec<Value> = from_redis_value(range.next()?).ok()?;
+        let mut master = master.into_iter();
+        let host: Option<String> = from_redis_value(master.next()?).ok()?;
+        let port = from_redis_value(master.next()?).ok()?;
+        Some((last, (host_or(host.unwrap_or_default(), asked), port)))
+    };
+    Ok(ranges.into_iter().filter_map(range).collect())
+}
+
+/// A node that does not know how it is reached names no host: it is the one that was asked.
+fn host_or(host: String, asked: &str) -> String {
+    if host.is_empty() || host == "?" { asked.to_owned() } else { host }
+}
+
+/// As an error names it.
+fn address(text: &str, asked: &str) -> Option<Address> {
+    let (host, port) = text.rsplit_once(':')?;
+    Some((host_or(host.to_owned(), asked), port.parse().ok()?))
+}

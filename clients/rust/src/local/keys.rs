@@ -1,0 +1,545 @@
+//! The keys of one process, and the requests that ask for units of them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::mem;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use redis::{RedisError, RedisResult};
+
+use super::key::{Known, Lease, Refusal};
+use super::request::{Command, Request, RequestId, Rules, Share, Step, longest_wait, slot};
+use crate::{Decision, Verdict};
+
+/// Keys that a process remembers.
+pub const MAX_KEYS: usize = 10_000;
+/// Longer names are not remembered, so that memory is bounded.
+const LONGEST_NAME: usize = 256;
+/// The largest cost that the commands accept.
+const MAX_COST: u64 = (1 << 53) - 1;
+
+/// Tells what to send and what to answer. Of the keys it remembers those that were used last.
+#[derive(Debug)]
+pub struct Keys {
+    remember: Duration,
+    /// Whether only keys of one slot can be asked for in one command.
+    is_cluster: bool,
+    is_closed: bool,
+    keys: Known,
+    requests: HashMap<RequestId, Request>,
+    /// When leases end. They may have been used up, or have gone back, before.
+    ends: BinaryHeap<Reverse<(Duration, Arc<[u8]>)>>,
+    /// Of the event that is carried out.
+    now: Duration,
+    step: Step,
+}
+
+impl Keys {
+    /// Repeats refusals until they are so old.
+    #[must_use]
+    pub fn new(remember: Duration, max_keys: NonZeroUsize, is_cluster: bool) -> Keys {
+        Keys {
+            remember,
+            is_cluster,
+            is_closed: false,
+            keys: Known::new(max_keys),
+            requests: HashMap::new(),
+            ends: BinaryHeap::new(),
+            now: Duration::ZERO,
+            step: Step::default(),
+        }
+    }
+
+    /// What a request of one share is told without asking, if that is known. It is a quicker [`take`](Keys::take).
+    pub fn known(&mut self, now: Duration, key: &[u8], rules: &Rules, cost: i64) -> Option<Verdict> {
+        let key = self.keys.used(rules, key)?;
+        if let Some(verdict) = key.serve(now, cost) {
+            key.asked += cost.unsigned_abs();
+            return Some(verdict);
+        }
+        key.refused(now, cost)?.verdict(now)
+    }
+
+    /// A request comes.
+    pub fn take(&mut self, now: Duration, id: RequestId, shares: Vec<Share>) -> Step {
+        self.now = now;
+        let mut request = Request::new(shares);
+        if self.refuse(&mut request) {
+            (request.missing, request.gives_back) = (0, true);
+            self.step.answers.push((id, Ok(request.answer())));
+            self.requests.insert(id, request);
+            return mem::take(&mut self.step);
+        }
+        let mut alone: Vec<(u16, Vec<usize>)> = Vec::new();
+        for place in 0..request.shares.len() {
+            if !self.take_leased(id, &mut request, place) {
+                let slot = self.slot(&request.shares[place].share.key);
+                place_of(&mut alone, slot).push(place);
+            }
+        }
+        for (_, places) in alone {
+            let shares = places.iter().map(|place| request.shares[*place].share.clone()).collect();
+            self.step.commands.push(Command::ask(shares, id, places, None));
+        }
+        self.requests.insert(id, request);
+        self.answer_if_whole(id);
+        mem::take(&mut self.step)
+    }
+
+    /// Whether refusals are remembered that hold. Then no share is asked for.
+    fn refuse(&mut self, request: &mut Request) -> bool {
+        let (now, mut is_refused) = (self.now, false);
+        for asked in &mut request.shares {
+            let Share { key, rules, cost } = &asked.share;
+            if let Some(key) = self.keys.used(rules, key).filter(|key| !key.serves(now, *cost))
+                && let Some(refusal) = key.refused(now, *cost)
+            {
+                asked.rows = Some(refusal.told(now));
+                is_refused = true;
+            }
+        }
+        is_refused
+    }
+
+    /// Whether a share is served from a lease, waits, or is asked for with a lease.
+    fn take_leased(&mut self, id: RequestId, request: &mut Request, place: usize) -> bool {
+        let (now, share) = (self.now, request.shares[place].share.clone());
+        let Share { key, rules, cost } = &share;
+        let is_leased =
+            rules.units > 0 && *cost > 0 && !rules.is_hopeless(*cost) && key.len() <= LONGEST_NAME;
+        if self.is_closed || !is_leased {
+            return false;
+        }
+        self.remembered(&share);
+        let Some(key) = self.keys.get(&share) else { return false };
+        if request.is_served(now, place, key) {
+            key.asked += cost.unsigned_abs();
+            return true;
+        }
+        let size = if key.is_in_flight { 0 } else { key.size(now) };
+        key.asked += cost.unsigned_abs();
+        if key.is_in_flight {
+            key.waiting.push_back((id, place));
+        } else if size > 0 {
+            self.ask(&share, id, place, Some(size));
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// With a lease of this size, in flight; or alone. What is left of the lease before goes back first.
+    fn ask(&mut self, share: &Share, id: RequestId, place: usize, size: Option<u64>) {
+        self.end_lease(share);
+        if let Some(key) = self.keys.get(share) {
+            key.is_in_flight = size.is_some();
+        }
+        let size = size.map(|size| size.min(MAX_COST - share.cost.unsigned_abs()));
+        self.step.commands.push(Command::ask(vec![share.clone()], id, vec![place], size));
+    }
+
+    /// The reply to a command that awaits one, or the error with which it has failed.
+    pub fn reply(&mut self, now: Duration, command: &Command, reply: RedisResult<Decision>) -> Step {
+        self.now = now;
+        if let Some((id, places)) = &command.request {
+            if command.settles() {
+                self.note_settled(*id, places, command, reply);
+            } else {
+                self.note_reply(*id, places, command, reply);
+            }
+        }
+        mem::take(&mut self.step)
+    }
+
+    fn note_reply(
+        &mut self,
+        id: RequestId,
+        places: &[usize],
+        command: &Command,
+        reply: RedisResult<Decision>,
+    ) {
+        let share = &command.shares[0];
+        let is_in_flight = command.in_flight.is_some();
+        if is_in_flight && let Some(key) = self.keys.get(share) {
+            key.is_in_flight = false;
+        }
+        match reply {
+            Err(error) => {
+                places.iter().for_each(|_| self.fail(id, &error));
+                let key = if is_in_flight { self.keys.get(share) } else { None };
+                let waiting = key.map(|key| mem::take(&mut key.waiting)).unwrap_or_default();
+                waiting.into_iter().for_each(|(id, _)| self.fail(id, &error));
+            }
+            Ok(reply) if command.size() > 0 => self.deal(id, places[0], share, reply.rows[0]),
+            Ok(reply) => {
+                let refusal = self.note(id, places, &command.shares, &reply);
+                if is_in_flight {
+                    self.serve_waiting(share, refusal.as_ref());
+                }
+            }
+        }
+        if is_in_flight && self.keys.is_leaving(share) {
+            self.end_lease(share);
+            self.keys.leave(share);
+        }
+    }
+
+    fn fail(&mut self, id: RequestId, error: &RedisError) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.missing -= 1;
+            request.error = Some(error.clone());
+        }
+        self.answer_if_whole(id);
+    }
+
+    /// What was decided of shares as a whole; returns what refuses the last of them.
+    fn note(
+        &mut self,
+        id: RequestId,
+        places: &[usize],
+        shares: &[Share],
+        reply: &Decision,
+    ) -> Option<Refusal> {
+        let mut rows = reply.rows.iter().copied();
+        let mut refusal = None;
+        for (place, share) in places.iter().zip(shares) {
+            let of_share: Vec<Verdict> = rows.by_ref().take(share.rules.quotas.len()).collect();
+            let refuses = longest_wait(&of_share).is_some();
+            refusal = refuses.then(|| Refusal::new(share.cost, of_share.clone(), self.now, self.remember));
+            if let Some(request) = self.requests.get_mut(&id) {
+                let units = if reply.limited { 0 } else { share.cost.max(0) };
+                request.note(*place, of_share, units, Some(reply.at));
+            }
+            if share.cost != 0 {
+                self.remember(share, refusal.as_ref());
+            }
+        }
+        self.answer_if_whole(id);
+        refusal
+    }
+
+    /// The newest reply counts: if it allows, nothing is remembered.
+    fn remember(&mut self, share: &Share, refusal: Option<&Refusal>) {
+        let refusal = refusal.filter(|refusal| refusal.holds(self.now) && share.key.len() <= LONGEST_NAME);
+        if refusal.is_some() {
+            self.remembered(share);
+        }
+        if let Some(key) = self.keys.get(share) {
+            key.refusal = refusal.cloned();
+        }
+    }
+
+    /// Of what was taken beyond the cost those are served who waited. The rest is the lease.
+    fn deal(&mut self, id: RequestId, place: usize, share: &Share, reply: Verdict) {
+        let (now, mut refusal) = (self.now, None);
+        let lease = Lease::new(reply, now, share.rules.lease);
+        let (taken, at) = (lease.left, lease.at);
+        let Some(key) = self.keys.get(share) else { return };
+        key.lease = Some(lease);
+        match self.requests.get_mut(&id) {
+            Some(request) if !request.gives_back => {
+                if taken >= share.cost.unsigned_abs() {
+                    key.refusal = None;
+                    request.serve(now, place, key);
+                } else if share.cost == 1 {
+                    // Of one unit the wait is its own.
+                    request.note(place, vec![reply], 0, None);
+                    refusal = Some(Refusal::new(1, vec![reply], now, self.remember));
+                    self.remember(share, refusal.as_ref());
+                } else {
+                    self.ask(share, id, place, Some(0));
+                }
+            }
+            Some(request) => request.missing -= 1,
+            None => {}
+        }
+        self.answer_if_whole(id);
+        self.serve_waiting(share, refusal.as_ref());
+        let kept = if self.is_closed { 0 } else { share.rules.units };
+        self.give_back_beyond(share, at, kept);
+        let lease = self.keys.get(share).and_then(|key| key.lease.as_mut());
+        if let Some(lease) = lease.filter(|lease| lease.at == at) {
+            lease.granted = lease.left;
+            let ends = (lease.left > 0).then_some(lease.ends);
+            let name = self.keys.name(&share.rules, &share.key);
+            self.ends.extend(ends.map(|ends| Reverse((ends, name.into()))));
+        }
+    }
+
+    /// Serves or refuses the requests that waited for a reply, or asks for them.
+    fn serve_waiting(&mut self, share: &Share, refusal: Option<&Refusal>) {
+        let mut unserved = VecDeque::new();
+        let waiting = self.keys.get(share).map(|key| mem::take(&mut key.waiting));
+        for (id, place) in waiting.unwrap_or_default() {
+            let (Some(request), Some(key)) = (self.requests.get_mut(&id), self.keys.get(share)) else {
+                continue;
+            };
+            let cost = request.shares[place].share.cost;
+            if request.gives_back {
+                request.missing -= 1;
+            } else if request.is_served(self.now, place, key) {
+            } else if let Some(refusal) = refusal.filter(|refusal| refusal.holds_for(&share.rules, cost)) {
+                request.note(place, refusal.told(self.now), 0, None);
+            } else {
+                unserved.push_back((id, place));
+                continue;
+            }
+            self.answer_if_whole(id);
+        }
+        let Some(key) = self.keys.get(share) else { return };
+        if key.is_in_flight || unserved.is_empty() {
+            key.waiting = unserved;
+            return;
+        }
+        let cost = |(id, place): &(RequestId, usize)| {
+            self.requests.get(id).map_or(0, |request| request.shares[*place].share.cost)
+        };
+        let first = unserved.pop_front().unwrap_or_default();
+        let share = Share { cost: cost(&first), ..share.clone() };
+        let others = unserved.iter().map(|other| cost(other).unsigned_abs()).fold(0, u64::saturating_add);
+        let size = Some(key.size(self.now).saturating_add(others)).filter(|size| *size > 0);
+        key.waiting = unserved;
+        self.ask(&share, first.0, first.1, size);
+    }
+
+    /// When all its shares are. If any refuses, what the others took goes back.
+    fn answer_if_whole(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        if !request.gives_back && request.missing == 0 {
+            let answer = request.answer();
+            request.gives_back = answer.limited;
+            let error = request.error.take().filter(|_| !answer.limited);
+            self.step.answers.push((id, error.map_or(Ok(answer), Err)));
+        }
+        if request.gives_back {
+            self.give_back_counted(id);
+        }
+        self.remove_if_left(id);
+    }
+
+    /// Nobody wants what a request took or takes: it is cancelled, refused further in, or does not pass undecided.
+    pub fn give_back(&mut self, now: Duration, id: RequestId) -> Step {
+        self.now = now;
+        if let Some(request) = self.requests.get_mut(&id).filter(|request| !request.gives_back) {
+            request.gives_back = true;
+            self.give_back_counted(id);
+        }
+        mem::take(&mut self.step)
+    }
+
+    /// Nobody settles it or gives it back any more.
+    pub fn leave_as_is(&mut self, id: RequestId) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.is_left = true;
+        }
+        self.remove_if_left(id);
+    }
+
+    fn remove_if_left(&mut self, id: RequestId) {
+        let is_over = |request: &Request| request.is_left && request.missing == 0 && request.settling == 0;
+        if self.requests.get(&id).is_some_and(is_over) {
+            self.requests.remove(&id);
+        }
+    }
+
+    /// What is counted, once: to its lease if that is there, else as of its time.
+    fn give_back_counted(&mut self, id: RequestId) {
+        let (now, is_cluster) = (self.now, self.is_cluster);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let mut by_time: Vec<((u16, SystemTime), Vec<Share>)> = Vec::new();
+        for asked in &mut request.shares {
+            if asked.is_leased
+                && let Some((at, units)) = asked.counted.first().copied()
+                && let Some(lease) = self.keys.get(&asked.share).and_then(|key| key.lease.as_mut())
+                && lease.put_back(now, at, units)
+            {
+                asked.counted.clear();
+            }
+            let slot = if is_cluster { slot(&asked.share.key) } else { 0 };
+            for (at, units) in asked.counted.drain(..).rev() {
+                let share = Share { cost: -units, ..asked.share.clone() };
+                place_of(&mut by_time, (slot, at)).push(share);
+            }
+        }
+        by_time.into_iter().for_each(|((_, at), shares)| self.send_back(shares, at));
+    }
+
+    fn send_back(&mut self, shares: Vec<Share>, at: SystemTime) {
+        self.forget(&shares);
+        self.step.commands.push(Command::back(shares, at));
+    }
+
+    /// Refusals of keys that units go back to.
+    fn forget(&mut self, shares: &[Share]) {
+        for share in shares {
+            if let Some(key) = self.keys.get(share) {
+                key.refusal = None;
+            }
+        }
+    }
+
+    /// Corrects what is counted of shares, by their place, to what was used. It is answered when all replies are in.
+    ///
+    /// What goes back is forgotten before it is sent: it is not sent again.
+    pub fn settle(&mut self, id: RequestId, used: impl IntoIterator<Item = (usize, i64)>) -> Step {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.then.extend(used);
+            if request.settling == 0 {
+                self.begin_to_settle(id);
+            }
+        }
+        mem::take(&mut self.step)
+    }
+
+    fn begin_to_settle(&mut self, id: RequestId) {
+        let is_cluster = self.is_cluster;
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        // The last cost of a share counts.
+        let used: BTreeMap<usize, i64> = mem::take(&mut request.then).into_iter().collect();
+        request.error = None;
+        let mut changes: Vec<(Change, Vec<(usize, Share)>)> = Vec::new();
+        for (place, units) in used.into_iter().filter(|_| !request.gives_back) {
+            let asked = &mut request.shares[place];
+            let slot = if is_cluster { slot(&asked.share.key) } else { 0 };
+            let mut more = units - asked.units();
+            // What is left of it does not go back to the lease.
+            asked.is_leased &= more == 0;
+            // The newest go back first.
+            while more < 0
+                && let Some((at, part)) = asked.counted.pop()
+            {
+                let given = part.min(-more);
+                asked.counted.extend((part > given).then_some((at, part - given)));
+                let share = Share { cost: -given, ..asked.share.clone() };
+                place_of(&mut changes, (slot, Some(at))).push((place, share));
+                more += given;
+            }
+            if more > 0 {
+                let share = Share { cost: more, ..asked.share.clone() };
+                place_of(&mut changes, (slot, None)).push((place, share));
+            }
+        }
+        request.settling = changes.len();
+        if changes.is_empty() {
+            self.step.answers.push((id, Ok(request.answer())));
+        }
+        for ((_, at), parts) in changes {
+            let (places, shares): (Vec<usize>, Vec<Share>) = parts.into_iter().unzip();
+            if at.is_some() {
+                self.forget(&shares);
+            }
+            let asked = Command::ask(shares, id, places, None);
+            self.step.commands.push(Command { at, force: at.is_none(), ..asked });
+        }
+    }
+
+    fn note_settled(
+        &mut self,
+        id: RequestId,
+        places: &[usize],
+        command: &Command,
+        reply: RedisResult<Decision>,
+    ) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        request.settling -= 1;
+        match reply {
+            Err(error) => request.error = Some(error),
+            Ok(reply) => {
+                let mut rows = reply.rows.iter().map(|row| Verdict { limited: false, ..*row });
+                for (place, share) in places.iter().zip(&command.shares) {
+                    let asked = &mut request.shares[*place];
+                    asked.rows = Some(rows.by_ref().take(share.rules.quotas.len()).collect());
+                    asked.counted.extend(command.force.then_some((reply.at, share.cost)));
+                }
+            }
+        }
+        let (is_in, gives_back) = (request.settling == 0, request.gives_back);
+        if gives_back {
+            // It was refused further in meanwhile.
+            self.give_back_counted(id);
+        }
+        if let Some(request) = self.requests.get_mut(&id).filter(|_| is_in) {
+            if request.then.is_empty() {
+                let error = request.error.take();
+                self.step.answers.push((id, error.map_or_else(|| Ok(request.answer()), Err)));
+            } else {
+                self.begin_to_settle(id);
+            }
+        }
+        self.remove_if_left(id);
+    }
+
+    /// From now on. If there are too many keys, another leaves, and its lease goes back.
+    fn remembered(&mut self, share: &Share) {
+        if let Some(oldest) = self.keys.remember(share, self.now) {
+            self.end_lease(&oldest);
+            if self.keys.is_leaving(&oldest) {
+                self.keys.leave(&oldest);
+            }
+        }
+    }
+
+    fn end_lease(&mut self, share: &Share) {
+        if let Some(at) = self.keys.get(share).and_then(|key| Some(key.lease.as_ref()?.at)) {
+            self.give_back_beyond(share, at, 0);
+        }
+        if let Some(key) = self.keys.get(share) {
+            key.lease = None;
+        }
+    }
+
+    /// Gives back what is left of the lease of this time beyond `kept`.
+    fn give_back_beyond(&mut self, share: &Share, at: SystemTime, kept: u64) {
+        let lease = self.keys.get(share).and_then(|key| key.lease.as_mut());
+        if let Some(lease) = lease.filter(|lease| lease.at == at && lease.left > kept) {
+            let units = (lease.left - kept) as i64;
+            lease.left = kept;
+            self.send_back(vec![Share { cost: -units, ..share.clone() }], at);
+        }
+    }
+
+    /// Ends the leases whose time is over.
+    pub fn tick(&mut self, now: Duration) -> Step {
+        self.now = now;
+        while self.next_tick().is_some_and(|ends| ends <= now)
+            && let Some(Reverse((ends, name))) = self.ends.pop()
+        {
+            let share = self.keys.leased_until(&name, ends);
+            share.into_iter().for_each(|share| self.end_lease(&share));
+        }
+        mem::take(&mut self.step)
+    }
+
+    /// When the next tick is due, if any is.
+    #[must_use]
+    pub fn next_tick(&self) -> Option<Duration> {
+        self.ends.peek().map(|Reverse((ends, _))| *ends)
+    }
+
+    /// Gives back all leases. From now on nothing is leased.
+    pub fn close(&mut self) -> Step {
+        self.is_closed = true;
+        self.keys.all().iter().for_each(|share| self.end_lease(share));
+        self.ends.clear();
+        mem::take(&mut self.step)
+    }
+
+    /// On one server all keys are in one.
+    fn slot(&self, key: &[u8]) -> u16 {
+        if self.is_cluster { slot(key) } else { 0 }
+    }
+}
+
+/// A slot, and as of when units go back.
+type Change = (u16, Option<SystemTime>);
+
+/// What belongs to this, in the order in which it came.
+fn place_of<K: PartialEq, V: Default>(all: &mut Vec<(K, V)>, key: K) -> &mut V {
+    let place = all.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+        all.push((key, V::default()));
+        all.len() - 1
+    });
+    &mut all[place].1
+}

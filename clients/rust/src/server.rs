@@ -1,0 +1,145 @@
+//! The server or cluster that guards and leases ask.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
+
+use crate::cluster::Cluster;
+use crate::link::{BoxFuture, Link};
+use crate::local::slot;
+
+/// The longest timeout, in place of any longer one: so no time overflows.
+const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+
+/// The server or cluster that a guard or leases ask, on connections of their own. Clones share them.
+///
+/// One is made when it is needed, and anew when it breaks or says nothing for the timeout while answers are due; of a
+/// cluster, each node's by itself. No command is sent twice: what was lost with a connection has failed.
+///
+/// ```no_run
+/// use redis_rl_client::Redis;
+///
+/// # fn redis() -> redis::RedisResult<()> {
+/// let server: Redis = redis::Client::open("redis://127.0.0.1/")?.into();
+/// let cluster = Redis::cluster([redis::Client::open("redis://node-1/")?, redis::Client::open("redis://node-2/")?]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Redis {
+    source: Source,
+    config: AsyncConnectionConfig,
+    timeout: Duration,
+    servers: Arc<Servers>,
+}
+
+#[derive(Clone)]
+enum Source {
+    By(Arc<dyn Fn() -> BoxFuture<RedisResult<Client>> + Send + Sync>),
+    Cluster(Arc<[Client]>),
+}
+
+enum Servers {
+    One(Link<MultiplexedConnection>),
+    Cluster(Cluster),
+}
+
+impl From<Client> for Redis {
+    fn from(client: Client) -> Redis {
+        Redis::by(move || {
+            let client = client.clone();
+            async { Ok(client) }
+        })
+    }
+}
+
+impl From<&Redis> for Redis {
+    fn from(redis: &Redis) -> Redis {
+        redis.clone()
+    }
+}
+
+impl Redis {
+    /// The server that a function names, each time that a connection is made: that of a `SentinelClient`, say.
+    pub fn by<F>(client: impl Fn() -> F + Send + Sync + 'static) -> Redis
+    where
+        F: Future<Output = RedisResult<Client>> + Send + 'static,
+    {
+        Redis::of(Source::By(Arc::new(move || Box::pin(client()))))
+    }
+
+    /// A cluster, by some of its nodes. All nodes are reached as the first of these: its user, password and TLS.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub fn cluster(nodes: impl IntoIterator<Item = Client>) -> Redis {
+        let nodes: Arc<[Client]> = nodes.into_iter().collect();
+        assert!(!nodes.is_empty(), "a cluster has a node");
+        Redis::of(Source::Cluster(nodes))
+    }
+
+    fn of(source: Source) -> Redis {
+        let (config, timeout) = (AsyncConnectionConfig::new(), Duration::from_millis(100));
+        Redis { servers: servers(&source, &config, timeout), source, config, timeout }
+    }
+
+    /// How long a connection may be silent while answers are due: 100 ms if nothing is said. To connect may take five
+    /// times as long.
+    ///
+    /// That is the server's time, not this process's: a runtime that was busy for longer reads what has arrived first.
+    ///
+    /// # Panics
+    ///
+    /// If it is 0: then no reply could come in time.
+    pub fn timeout(self, timeout: Duration) -> Redis {
+        assert!(!timeout.is_zero(), "a timeout must be above 0");
+        let timeout = timeout.min(LONGEST);
+        if timeout == self.timeout {
+            return self;
+        }
+        Redis { servers: servers(&self.source, &self.config, timeout), timeout, ..self }
+    }
+
+    /// Settings of redis-rs for the connections, such as a credentials provider. Its timeouts are not used.
+    pub fn config(self, config: AsyncConnectionConfig) -> Redis {
+        let config = config.set_connection_timeout(None).set_response_timeout(None);
+        Redis { servers: servers(&self.source, &config, self.timeout), config, ..self }
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Whether keys of several slots are on several servers.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(*self.servers, Servers::Cluster(_))
+    }
+
+    /// The reply to a command for a key.
+    pub(crate) async fn ask(&self, key: &[u8], command: &Cmd) -> RedisResult<Value> {
+        match &*self.servers {
+            Servers::One(link) => link.ask(command, false).await,
+            Servers::Cluster(cluster) => cluster.ask(slot(key), command).await,
+        }
+    }
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+fn servers(source: &Source, config: &AsyncConnectionConfig, timeout: Duration) -> Arc<Servers> {
+    // The timeouts of redis-rs are timers of this process.
+    let config = config.clone().set_connection_timeout(None).set_response_timeout(None);
+    Arc::new(match source.clone() {
+        Source::By(client) => Servers::One(Link::to(timeout, config, move || client())),
+        Source::Cluster(nodes) => Servers::Cluster(Cluster::new(nodes, config, timeout)),
+    })
+}
