@@ -1,9 +1,7 @@
 //! Another module that writes to any key while the server tells it about one: see `neighbor.c` of the harness.
 //!
-//! Three things it does not do, because servers do not survive them, whatever the command: to remove a key while it is told
-//! that this key is new; the same with its expiry, since Redis 8.2, which moves the key in memory then; and to create another
-//! in the same database while the server is about to remove a key (`removed`), which leaves the server with a freed entry of
-//! its table if both keys are in one bucket.
+//! Two things it does not do, because no server survives them: to remove a key while it is told that this key is new, and to
+//! create another in the same database while one is about to be removed, if both are in one bucket of the server's table.
 
 use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, without_expiry};
 use redis::{RedisResult, Value};
@@ -17,8 +15,8 @@ const NOW: i64 = 1_900_000_000_123;
 const HELD: i64 = 5;
 const TAKEN: i64 = 2;
 
-/// A name that the other module has, of which nothing is known.
-const NAME: &str = "neighbor";
+/// Servers that survive an expiry for a key that is told to be new. Since Redis 8.2 it moves the key in memory.
+const SURVIVES_EXPIRY_OF_NEW_KEY: [&str; 2] = ["redis_version:7.", "redis_version:8.0."];
 
 /// What the other module does to a key.
 const WRITES: [&str; 6] = [
@@ -39,7 +37,7 @@ struct Neighborhood {
 
 impl Neighborhood {
     fn new() -> Neighborhood {
-        Neighborhood::with(NAME)
+        Neighborhood::with("neighbor")
     }
 
     /// The other module has this name.
@@ -53,11 +51,6 @@ impl Neighborhood {
     fn is_version(&self, names: &[&str]) -> bool {
         let info = self.server.text("INFO server");
         names.iter().any(|name| info.contains(name))
-    }
-
-    /// Whether a key may be given an expiry while the other module is told that it is new.
-    fn survives_expiry_of_new_key(&self) -> bool {
-        self.is_version(&["redis_version:7.", "redis_version:8.0."])
     }
 
     /// The number of the next case, a prefix for its keys.
@@ -259,9 +252,7 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
             if !is_allowed(event, write, true) {
                 continue;
             }
-            for (algorithm, as_row) in
-                COMMANDS.iter().flat_map(|name| [(&name[3..], false), (&name[3..], true)])
-            {
+            for (algorithm, as_row) in ALGORITHMS.into_iter().flat_map(|name| [(name, false), (name, true)]) {
                 let key = cause.key(town.next_case().to_string(), algorithm);
                 let Key { name, held, limit, cost, .. } = &key;
                 if *held > 0 {
@@ -271,11 +262,10 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
                     town.server.value(&format!("PEXPIRE {name} 1"));
                     town.server.step_clock(2);
                 }
-                let line = match (as_row, cause) {
-                    (true, Cause::Forced) => format!("RL.ALL{} FORCE", key.row()),
-                    (true, _) => format!("RL.ALL{}", key.row()),
-                    (false, Cause::Forced) => format!("RL.{algorithm} {name} {limit} 1h COST {cost} FORCE"),
-                    (false, _) => format!("RL.{algorithm} {name} {limit} 1h COST {cost}"),
+                let force = if cause == Cause::Forced { " FORCE" } else { "" };
+                let line = match as_row {
+                    true => format!("RL.ALL{}{force}", key.row()),
+                    false => format!("RL.{algorithm} {name} {limit} 1h COST {cost}{force}"),
                 };
                 let about = format!("{line}, where on {event} does {write}");
                 let (reply, reacted) = town.call(event, name, &write.replace("KEY", name), &line);
@@ -419,7 +409,7 @@ fn copies_agree_whatever_another_module_does_to_a_key_that_is_about_to_be_remove
 #[test]
 fn a_new_key_in_which_another_module_counts_expires_alike_on_every_copy() {
     let mut town = Neighborhood::new();
-    if !town.survives_expiry_of_new_key() {
+    if !town.is_version(&SURVIVES_EXPIRY_OF_NEW_KEY) {
         return;
     }
     for (algorithm, window) in ALGORITHMS.into_iter().flat_map(|name| ["1s", "365d"].map(|ms| (name, ms))) {
@@ -473,7 +463,7 @@ fn random_rule(random: &mut Random, counts_in_new_key: bool) -> String {
 #[test]
 fn random_requests_in_events_leave_every_copy_equal() {
     let town = Neighborhood::new();
-    let (mut random, counts_in_new_key) = (Random::new(1), town.survives_expiry_of_new_key());
+    let (mut random, counts_in_new_key) = (Random::new(1), town.is_version(&SURVIVES_EXPIRY_OF_NEW_KEY));
     for round in 0..150 {
         let mut lines: Vec<String> = (0..4).map(|_| random_rule(&mut random, counts_in_new_key)).collect();
         for _ in 0..4 {
