@@ -7,8 +7,9 @@
  *   NEIGHBOR.RAN
  *       How many commands have been run.
  *
- * The events are keyspace events. An argument of the module is its name; "neighbor" without one. The server's header is not needed: a module asks the server for each function by its
- * name. */
+ * The events are keyspace events, and "removed" where servers have the server event about keys: a key is about to be
+ * removed. An argument of the module is its name; "neighbor" without one. The server's header is not needed: a module asks
+ * the server for each function by its name. */
 #include <string.h>
 
 typedef struct Context Context;
@@ -18,9 +19,16 @@ typedef struct Reply Reply;
 typedef int Command(Context *, String **, int);
 typedef int OnKeyspaceEvent(Context *, int, const char *, String *);
 
+typedef struct { unsigned long long id, version; } Event;
+typedef void OnServerEvent(Context *, Event, unsigned long long, void *);
+/* What the server passes with an event about a key. */
+typedef struct { unsigned long long version; void *key; } OfKey;
+
 static void (*set_attributes)(Context *, const char *, int, int);
 static int (*create_command)(Context *, const char *, Command *, const char *, int, int, int);
 static int (*subscribe_to_keyspace)(Context *, int, OnKeyspaceEvent *);
+static int (*subscribe_to_server)(Context *, Event, OnServerEvent *);
+static const String *(*name_of)(void *);
 static const char *(*bytes_of)(const String *, size_t *);
 static String *(*copy)(Context *, const String *);
 static void (*free_string)(Context *, String *);
@@ -30,10 +38,11 @@ static int (*reply_ok)(Context *, const char *);
 static int (*reply_integer)(Context *, long long);
 static int (*reply_wrong_arity)(Context *);
 
-enum { OK = 0, ERROR = 1, API = 1, MOST_WORDS = 8, MOST_RULES = 64 };
+enum { OK = 0, ERROR = 1, API = 1, MOST_WORDS = 16, MOST_RULES = 64 };
 
 /* From the server's documentation: generic, expired, module, new; and the server event about keys. */
 enum { EVENTS = 1 << 2 | 1 << 8 | 1 << 13 | 1 << 14 };
+static const Event KEY = { 17, 1 };
 
 /* The event, the key, the command and its arguments. */
 typedef struct { String *words[MOST_WORDS]; int count; } Rule;
@@ -66,6 +75,12 @@ static int on_keyspace_event(Context *ctx, int class, const char *event, String 
     return OK;
 }
 
+static void on_key_event(Context *ctx, Event event, unsigned long long reason, void *data) {
+    (void)event;
+    /* Not of one that has expired, which the server would remove again. */
+    if (reason == 0) run_rules(ctx, "removed", name_of(((OfKey *)data)->key));
+}
+
 static int on(Context *ctx, String **words, int count) {
     if (count < 4 || count - 1 > MOST_WORDS || rule_count == MOST_RULES) return reply_wrong_arity(ctx);
     Rule *rule = &rules[rule_count++];
@@ -94,6 +109,8 @@ int RedisModule_OnLoad(Context *ctx, String **words, int count) {
     if (get("RedisModule_SetModuleAttribs", &set_attributes) != OK ||
         get("RedisModule_CreateCommand", &create_command) != OK ||
         get("RedisModule_SubscribeToKeyspaceEvents", &subscribe_to_keyspace) != OK ||
+        get("RedisModule_SubscribeToServerEvent", &subscribe_to_server) != OK ||
+        get("RedisModule_GetKeyNameFromModuleKey", &name_of) != OK ||
         get("RedisModule_StringPtrLen", &bytes_of) != OK ||
         get("RedisModule_CreateStringFromString", &copy) != OK ||
         get("RedisModule_FreeString", &free_string) != OK ||
@@ -103,6 +120,8 @@ int RedisModule_OnLoad(Context *ctx, String **words, int count) {
         get("RedisModule_ReplyWithLongLong", &reply_integer) != OK ||
         get("RedisModule_WrongArity", &reply_wrong_arity) != OK) return ERROR;
     set_attributes(ctx, count > 0 ? bytes_of(words[0], NULL) : "neighbor", 1, API);
+    /* Redis 7.0 has no such event. */
+    subscribe_to_server(ctx, KEY, on_key_event);
     return subscribe_to_keyspace(ctx, EVENTS, on_keyspace_event) == OK &&
                    create_command(ctx, "neighbor.on", on, "", 0, 0, 0) == OK &&
                    create_command(ctx, "neighbor.off", off, "", 0, 0, 0) == OK &&

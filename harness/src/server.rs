@@ -75,14 +75,19 @@ impl Server {
 
     /// The same, where that module has another name. It is loaded before ours if it `comes_first`.
     #[track_caller]
-    pub fn with_neighbor_named(name: &str, comes_first: bool, settings: &[(&str, &str)]) -> Server {
+    pub fn with_neighbor_named(
+        name: &str,
+        comes_first: bool,
+        unix_ms: i64,
+        settings: &[(&str, &str)],
+    ) -> Server {
         Server::launch(|launch| {
             let launch = if comes_first {
                 launch.module_named(neighbor(), name).module(module())
             } else {
                 launch.module(module()).module_named(neighbor(), name)
             };
-            Ok(launch.settings(settings))
+            launch.settings(settings).clock_at(unix_ms)
         })
     }
 

@@ -1,20 +1,22 @@
 //! Another module that writes to any key while the server tells it about one: see `neighbor.c` of the harness.
 //!
-//! Two things it does not do, because no server survives them, whatever the command: to remove a key while it is told
-//! that this key is new, and to write while the server is about to remove a key (the server event `Key`), which leaves the
-//! server with a freed entry of its table if both keys are in one bucket.
+//! Two things it does not do, because no server survives them: to remove a key while it is told that this key is new, and to
+//! create another in the same database while one is about to be removed, if both are in one bucket of the server's table.
 
-use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, without_expiry};
+use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command, without_expiry};
 use redis::{RedisResult, Value};
 
-use crate::helpers::expiries::assert_copy;
-use crate::helpers::requests::{ALGORITHMS, AllReply, letter};
+use crate::helpers::expiries::{assert_copy, keys};
+use crate::helpers::requests::{ALGORITHMS, AllReply};
 
 const NOW: i64 = 1_900_000_000_123;
 
 /// Units that a key holds before the request, and units that the request takes.
 const HELD: i64 = 5;
 const TAKEN: i64 = 2;
+
+/// Servers that survive an expiry for a key that is told to be new. Since Redis 8.2 it moves the key in memory.
+const SURVIVES_EXPIRY_OF_NEW_KEY: [&str; 2] = ["redis_version:7.", "redis_version:8.0."];
 
 /// What the other module does to a key.
 const WRITES: [&str; 6] = [
@@ -35,9 +37,20 @@ struct Neighborhood {
 
 impl Neighborhood {
     fn new() -> Neighborhood {
-        let server = Server::with_neighbor(NOW, &APPEND_ONLY);
+        Neighborhood::with("neighbor")
+    }
+
+    /// The other module has this name.
+    fn with(name: &str) -> Neighborhood {
+        let server = Server::with_neighbor_named(name, false, NOW, &APPEND_ONLY);
         let replica = Server::replica_of(&server, &[]);
         Neighborhood { server, replica, cases: 0 }
+    }
+
+    /// Whether the server's own version begins with one of these.
+    fn is_version(&self, names: &[&str]) -> bool {
+        let info = self.server.text("INFO server");
+        names.iter().any(|name| info.contains(name))
     }
 
     /// The number of the next case, a prefix for its keys.
@@ -73,20 +86,10 @@ impl Neighborhood {
     /// Asserts that the replica and the append-only file hold what the server holds.
     fn assert_copies_are_equal(mut self) {
         self.server.assert_nothing_panicked();
-        self.replica.wait_to_catch_up(&self.server);
-        let digest = self.server.digest();
-        if self.replica.digest() != digest {
-            let keys: Vec<String> = command("KEYS *").query(&mut self.server.connect()).expect("keys");
-            for key in keys {
-                let [own, copy] = [&self.server, &self.replica]
-                    .map(|server| server.call(&format!("DEBUG DIGEST-VALUE {key}")).ok());
-                assert_eq!(copy, own, "{key} on the replica");
-            }
-        }
-        assert_eq!(self.replica.digest(), digest, "on the replica");
         assert_copy(&self.server, &self.replica, "on the replica");
+        let before = keys(&self.server);
         self.server.restart();
-        assert_eq!(self.server.digest(), digest, "after a restart");
+        assert!(keys(&self.server) == before, "after a restart");
     }
 }
 
@@ -160,8 +163,17 @@ fn is_allowed(event: &str, write: &str, is_same_key: bool) -> bool {
 
 #[test]
 fn rl_all_counts_in_every_key_that_another_module_leaves_alone() {
-    let mut town = Neighborhood::new();
-    for (cause, event) in Cause::EVENTS {
+    count_in_every_key_that_is_left_alone(Neighborhood::new(), &Cause::EVENTS);
+}
+
+#[test]
+fn no_name_of_another_module_lets_rl_all_read_what_it_has_freed() {
+    // It is known to write to no key; this one does, while the keys are opened.
+    count_in_every_key_that_is_left_alone(Neighborhood::with("search"), &[(Cause::Expired, "expired")]);
+}
+
+fn count_in_every_key_that_is_left_alone(mut town: Neighborhood, causes: &[(Cause, &str)]) {
+    for &(cause, event) in causes {
         for (teller, target, write) in (0..3)
             .flat_map(|teller| (0..3).flat_map(move |target| WRITES.map(|write| (teller, target, write))))
         {
@@ -240,9 +252,7 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
             if !is_allowed(event, write, true) {
                 continue;
             }
-            for (algorithm, as_row) in
-                COMMANDS.iter().flat_map(|name| [(&name[3..], false), (&name[3..], true)])
-            {
+            for (algorithm, as_row) in ALGORITHMS.into_iter().flat_map(|name| [(name, false), (name, true)]) {
                 let key = cause.key(town.next_case().to_string(), algorithm);
                 let Key { name, held, limit, cost, .. } = &key;
                 if *held > 0 {
@@ -252,11 +262,10 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
                     town.server.value(&format!("PEXPIRE {name} 1"));
                     town.server.step_clock(2);
                 }
-                let line = match (as_row, cause) {
-                    (true, Cause::Forced) => format!("RL.ALL{} FORCE", key.row()),
-                    (true, _) => format!("RL.ALL{}", key.row()),
-                    (false, Cause::Forced) => format!("RL.{algorithm} {name} {limit} 1h COST {cost} FORCE"),
-                    (false, _) => format!("RL.{algorithm} {name} {limit} 1h COST {cost}"),
+                let force = if cause == Cause::Forced { " FORCE" } else { "" };
+                let line = match as_row {
+                    true => format!("RL.ALL{}{force}", key.row()),
+                    false => format!("RL.{algorithm} {name} {limit} 1h COST {cost}{force}"),
                 };
                 let about = format!("{line}, where on {event} does {write}");
                 let (reply, reacted) = town.call(event, name, &write.replace("KEY", name), &line);
@@ -272,44 +281,6 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
                 }
                 if ["new", "expired"].contains(&event) {
                     town.delete_with_copies(name);
-                }
-            }
-        }
-    }
-    town.assert_copies_are_equal();
-}
-
-#[test]
-fn all_keys_may_be_flushed_while_another_module_is_told_of_one() {
-    let mut town = Neighborhood::new();
-    for (cause, event) in Cause::EVENTS {
-        for teller in (0..3).filter(|_| event != "new") {
-            let case = town.next_case();
-            let keys = [0, 1, 2].map(|key| {
-                let (name, algorithm) =
-                    (format!("{case}:{key}"), ALGORITHMS[(case + key) % ALGORITHMS.len()]);
-                if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, HELD) }
-            });
-            for Key { name, algorithm, held, .. } in &keys {
-                town.server.value(&format!("RL.{algorithm} {name} 100 1h COST {held}"));
-            }
-            if cause == Cause::Expired {
-                town.server.value(&format!("PEXPIRE {} 1", keys[teller].name));
-                town.server.step_clock(2);
-            }
-            let rows: String = keys.iter().map(Key::row).collect();
-            let line = format!("RL.ALL{rows}{}", if cause == Cause::Forced { " FORCE" } else { "" });
-            let (reply, reacted) = town.call(event, &keys[teller].name, "FLUSHALL", &line);
-            assert!(reply.is_ok() && reacted, "{line}, {event}");
-            for (nth, key) in keys.iter().enumerate() {
-                let used = town.used(&key.name);
-                match cause {
-                    Cause::Expired if nth == teller => assert_eq!(used, Some(TAKEN), "{line}, {event}"),
-                    // Redis 7.0 deletes the expired key before anything is counted, others do so afterwards.
-                    Cause::Expired => {
-                        assert!([None, Some(TAKEN)].contains(&used), "{line}, {event}: {used:?}")
-                    }
-                    _ => assert_eq!(used, None, "{line}, {event}"),
                 }
             }
         }
@@ -347,82 +318,24 @@ fn another_module_may_let_one_key_expire_when_it_is_told_of_another() {
 }
 
 #[test]
-fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree() {
-    let mut town = Neighborhood::new();
-    for (cause, event) in Cause::EVENTS {
-        if [Cause::Limited, Cause::Forced].contains(&cause) {
-            continue;
-        }
-        for (teller, target, write) in (0..3)
-            .flat_map(|teller| (0..3).flat_map(move |target| WRITES.map(|write| (teller, target, write))))
-            .filter(|(teller, target, write)| is_allowed(event, write, teller == target))
-        {
-            let case = town.next_case();
-            let names = [0, 1, 2].map(|key| format!("{case}:{key}"));
-            let mut line = "RL.APPLY".to_owned();
-            for (key, name) in names.iter().enumerate() {
-                let algorithm = ALGORITHMS[(case + key) % ALGORITHMS.len()];
-                if key != teller && cause != Cause::CreatedAmongNew
-                    || key == teller && cause != Cause::Created
-                {
-                    town.server.value(&format!("RL.{algorithm} {name} 100 1h COST {HELD}"));
-                }
-                let effect = match cause {
-                    Cause::Emptied if key == teller => "DEL".to_owned(),
-                    _ => {
-                        format!("{}{TAKEN}:{NOW}/1h>{}", letter(&format!("RL.{algorithm}")), NOW + 7_200_000)
-                    }
-                };
-                line += &format!(" {name} {effect}");
-            }
-            if cause == Cause::Expired {
-                town.server.value(&format!("PEXPIRE {} 1", names[teller]));
-                town.server.step_clock(2);
-            }
-            let (reply, reacted) =
-                town.call(event, &names[teller], &write.replace("KEY", &names[target]), &line);
-            let about = format!("{line}, where on {event} {teller} does {write} {target}");
-            let other =
-                (0..3).find(|key| *key != teller && (*key != target || !reacted)).expect("another key");
-            let held = if cause == Cause::CreatedAmongNew { 0 } else { HELD };
-            let used = town.used(&names[other]);
-            match reply {
-                Ok(_) => assert_eq!(used, Some(held + TAKEN), "{about}"),
-                // It replaced a key before the effects were applied.
-                Err(error) => {
-                    assert!(cause == Cause::Expired && error.code() == Some("WRONGTYPE"), "{about}: {error}");
-                    assert_eq!(used, Some(held), "{about}");
-                }
-            }
-            if ["new", "expired"].contains(&event) && teller == target {
-                town.delete_with_copies(&names[target]);
-            }
-        }
-    }
-    town.assert_copies_are_equal();
-}
-
-#[test]
-fn beside_another_module_a_request_that_creates_one_key_still_sends_one_command() {
+fn beside_another_module_a_request_sends_a_transaction_only_if_it_creates_several_keys_or_empties_one() {
     let server = Server::with_neighbor(NOW, &[]);
     let mut stream = ReplicationStream::of(&server);
-    server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
-    let [first, second] = [format!("RL.APPLY a F:{NOW}/1h"), format!("RL.APPLY b L:{NOW}/1h")];
-    assert_eq!(
-        without_expiry(&stream.commands(&server)),
-        ["MULTI", &first, &second, "EXEC"],
-        "each before the server tells of it"
-    );
+    let [a, b, c] = ["a F", "b L", "c S"].map(|start| format!("{start}:{NOW}/1h"));
     for (line, sent) in [
-        ("RL.ALL a FIXED 9 1h 1 c SLIDING 9 1h 1", format!("RL.APPLY a F:{NOW}/1h c S:{NOW}/1h")),
-        (
-            "RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c SLIDING 9 1h -1",
-            format!("RL.APPLY a F:{NOW}/1h b L:{NOW}/1h c DEL"),
-        ),
-        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1", format!("RL.APPLY a F:{NOW}/1h b L:{NOW}/1h")),
+        // Each before the server tells of it.
+        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1", vec![&a, &b]),
+        ("RL.ALL a FIXED 9 1h 1 c SLIDING 9 1h 1", vec![&format!("{a} {c}")]),
+        // The deletion after it.
+        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c SLIDING 9 1h -1", vec![&a, &b, &"c DEL".to_owned()]),
+        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1", vec![&format!("{a} {b}")]),
     ] {
         server.value(line);
-        assert_eq!(without_expiry(&stream.commands(&server)), [sent], "{line}");
+        let mut sent: Vec<String> = sent.into_iter().map(|words| format!("RL.APPLY {words}")).collect();
+        if sent.len() > 1 {
+            sent = [vec!["MULTI".to_owned()], sent, vec!["EXEC".to_owned()]].concat();
+        }
+        assert_eq!(without_expiry(&stream.commands(&server)), sent, "{line}");
     }
 }
 
@@ -453,7 +366,7 @@ fn a_module_that_is_known_to_be_harmless_counts_as_a_part_of_the_server_whenever
         [("search", true), ("ReJSON", true), ("timeseries", true), ("bf", true), ("rejson", false)]
     {
         for comes_first in [true, false] {
-            let server = Server::with_neighbor_named(name, comes_first, &[]);
+            let server = Server::with_neighbor_named(name, comes_first, NOW, &[]);
             let mut stream = ReplicationStream::of(&server);
             server.value("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1");
             // Beside any other, each new key is sent before the server tells of it: MULTI, two commands, EXEC.
@@ -464,22 +377,108 @@ fn a_module_that_is_known_to_be_harmless_counts_as_a_part_of_the_server_whenever
 }
 
 #[test]
-fn rl_all_opens_keys_that_exist_once_beside_another_module() {
-    // With these settings the server counts how often a key is opened.
-    let server = Server::with_neighbor(NOW, &[("maxmemory-policy", "allkeys-lfu"), ("lfu-log-factor", "0")]);
-    let opened = |key: &str| server.integer(&format!("OBJECT FREQ {key}"));
-    let lines = [
-        "RL.ALL a FIXED 100 1h 1 b LOG 100 1h 1 c SLIDING 100 1h 1".to_owned(),
-        format!("RL.APPLY a F@{NOW}/1h b L@{NOW}/1h c S@{NOW}/1h"),
-    ];
-    server.value(&lines[0]);
-    // Redis 7.0 cannot open a key without deleting it if it has expired.
-    let expected = if server.info("redis_version").starts_with("7.0") { 2 } else { 1 };
-    for line in lines {
-        for key in ["a", "b", "c"] {
-            let before = opened(key);
-            server.value(&line);
-            assert_eq!(opened(key) - before, expected, "{line}: {key}");
+fn copies_agree_whatever_another_module_does_to_a_key_that_is_about_to_be_removed() {
+    let mut town = Neighborhood::new();
+    for (algorithm, request) in ALGORITHMS.into_iter().flat_map(|name| [0, 1, 2].map(|nth| (name, nth))) {
+        for write in 0..2 {
+            let case = town.next_case();
+            let [a, b] = ["a", "b"].map(|key| format!("{case}:{key}"));
+            town.server.value(&format!("RL.{algorithm} {a} 100 1h COST 5"));
+            if request == 2 {
+                town.server.value(&format!("RL.{algorithm} {b} 100 1h COST 5"));
+            }
+            let line = &[
+                format!("RL.{algorithm} {a} 100 1h COST -5"),
+                format!("RL.ALL {a} {algorithm} 100 1h -5 {b} {algorithm} 100 1h 2"),
+                format!("RL.APPLY {a} DEL {b} DEL"),
+            ][request];
+            // Valkey 8.1 sends copies that COPY in the other database.
+            let write = if town.is_version(&["valkey_version:8.1."]) { 1 } else { write };
+            let write = &[format!("COPY {a} {a} DB 1"), format!("RL.{algorithm} {a} 100 1h COST 3")][write];
+            let (reply, reacted) = town.call("removed", &a, write, line);
+            let about = format!("{line}, where {write}");
+            assert!(reply.is_ok(), "{about}");
+            assert!(reacted || town.is_version(&["redis_version:7.0."]), "{about}");
+            assert_eq!(town.used(&a), None, "{about}");
+            assert_copy(&town.server, &town.replica, &about);
         }
     }
+    town.assert_copies_are_equal();
+}
+
+#[test]
+fn a_new_key_in_which_another_module_counts_expires_alike_on_every_copy() {
+    let mut town = Neighborhood::new();
+    if !town.is_version(&SURVIVES_EXPIRY_OF_NEW_KEY) {
+        return;
+    }
+    for (algorithm, window) in ALGORITHMS.into_iter().flat_map(|name| ["1s", "365d"].map(|ms| (name, ms))) {
+        for request in 0..3 {
+            let key = town.next_case().to_string();
+            let line = &[
+                format!("RL.{algorithm} {key} 9 1m"),
+                format!("RL.ALL {key} {algorithm} 9 1m 1"),
+                format!("RL.ALL {key} {algorithm} 9 1m 1 {key}:other {algorithm} 9 1m 1"),
+            ][request];
+            let write = format!("RL.{algorithm} {key} 9 {window} COST 3");
+            let (reply, reacted) = town.call("new", &key, &write, line);
+            let about = format!("{line}, where {write}");
+            assert!(reply.is_ok() && reacted, "{about}");
+            let least = if window == "1s" { 19_877 } else { 86_400_000 };
+            assert!(town.server.integer(&format!("PTTL {key}")) >= least, "{about}");
+            assert_copy(&town.server, &town.replica, &about);
+        }
+    }
+    town.assert_copies_are_equal();
+}
+
+/// Keys of random requests. Each keeps its algorithm.
+const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// A row about one of these keys, by index. It gives nothing back if it `only_takes`.
+fn random_row(random: &mut Random, key: usize, only_takes: bool) -> String {
+    let (limit, window) = (random.of(&[2, 9, 1_000]), random.of(&["1s", "10s", "1m", "1h", "30d"]));
+    let cost = random.of(if only_takes { &[1, 2, 5] } else { &[1, 2, 5, -1, -2, -1_000] });
+    format!(" {} {} {limit} {window} {cost}", KEYS[key], ALGORITHMS[key % ALGORITHMS.len()])
+}
+
+/// What the other module does, and when.
+fn random_rule(random: &mut Random, counts_in_new_key: bool) -> String {
+    let (event, key) =
+        (random.of(&["new", "del", "rl.limited", "expired", "removed"]), random.below(KEYS.len()));
+    let mut target = random.below(KEYS.len());
+    if event == "removed" {
+        target = key;
+    } else if target == key && (event == "expired" || event == "new" && !counts_in_new_key) {
+        // The server sends the deletion of the expired key after that.
+        target = (key + 1) % KEYS.len();
+    }
+    if random.below(30) == 0 && !["new", "removed"].contains(&event) {
+        return format!("NEIGHBOR.ON {event} {} FLUSHALL", KEYS[key]);
+    }
+    let row = random_row(random, target, target == key);
+    format!("NEIGHBOR.ON {event} {} RL.ALL{row}{}", KEYS[key], random.of(&["", " FORCE"]))
+}
+
+#[test]
+fn random_requests_in_events_leave_every_copy_equal() {
+    let town = Neighborhood::new();
+    let (mut random, counts_in_new_key) = (Random::new(1), town.is_version(&SURVIVES_EXPIRY_OF_NEW_KEY));
+    for round in 0..150 {
+        let mut lines: Vec<String> = (0..4).map(|_| random_rule(&mut random, counts_in_new_key)).collect();
+        for _ in 0..4 {
+            let first = random.below(KEYS.len());
+            let keys = (first..first + random.of(&[1, 2, 4])).map(|key| key % KEYS.len());
+            let rows: String = keys.map(|key| random_row(&mut random, key, false)).collect();
+            lines.push(format!("RL.ALL{rows}{}", random.of(&["", "", " FORCE"])));
+        }
+        lines.push("NEIGHBOR.OFF".to_owned());
+        for line in &lines {
+            // Some windows are one too many.
+            let _ = town.server.call(line);
+        }
+        assert_copy(&town.server, &town.replica, &format!("round {round}: {lines:#?}"));
+        town.server.step_clock(random.of(&[0, 1, 700, 20_000]));
+    }
+    town.assert_copies_are_equal();
 }

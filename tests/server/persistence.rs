@@ -523,6 +523,7 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
 
     server.value("DEL k");
     let no_body: &[Vec<u8>] = &[vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
+    let nothing = [FIXED, SLIDING, LOG].map(|tag| vec![1, tag]);
     // Tags count the algorithms from 1.
     let unknown_tags = [0, 1 + COMMANDS.len() as u8, 0xff].map(|tag| body(tag, &[60_000, 5, 1]));
     let counters = [
@@ -570,7 +571,9 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
         // Without an end.
         &[1, FIXED, 60, 5, 0x80],
     ];
-    for unsound in [no_body, &unknown_tags, &counters, &logs, &integers.map(<[u8]>::to_vec)].concat() {
+    for unsound in
+        [no_body, &nothing, &unknown_tags, &counters, &logs, &integers.map(<[u8]>::to_vec)].concat()
+    {
         let refusal = restore(&dump.with(&unsound)).exec(&mut connection);
         assert!(refusal.is_err_and(|error| error.to_string().contains("Bad data")), "{unsound:?}");
         assert_eq!(server.integer("EXISTS k"), 0);

@@ -29,7 +29,7 @@ pub const REQUESTS: [&str; COMMANDS.len() + 1] = {
 
 /// The letter of an algorithm in effects, by the name of its command.
 pub fn letter(command: &str) -> char {
-    let counts_by = |letter: char| match decode_effect(format!("{letter}@1/1s").as_bytes()) {
+    let counts_by = |letter: char| match decode_effect(format!("{letter}:1/1s").as_bytes()) {
         Some(Effect::Counted(counted)) => counted.algorithm.command().to_str() == Ok(command),
         _ => false,
     };
