@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs};
+use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, UnixMs};
 
 use crate::calls::{Call, History, any_limit, peek};
 use crate::cases;
@@ -43,7 +43,15 @@ fn waits_are_exact(history: &History, tried: Tried) -> TestCaseResult {
     // The figures are those of one tier, but several may have its limit.
     let exact = |quota: &Quota| {
         let refuses = |ms| refuses(&[*quota], quota.limit() as i64, ms);
-        waits(&refuses, verdict.reset_after_ms, now, tried)
+        // Of a limit of 0, a bucket tells when it is full of its own.
+        let own = limiter.buckets().into_iter().find(|bucket| bucket.window == quota.window());
+        match own.and_then(|bucket| Quota::new(bucket.limit, bucket.window)) {
+            Some(own) if quota.limit() == 0 => {
+                let refuses = |ms| peek(&[own], own.limit() as i64, ms).limited;
+                waits(&refuses, verdict.reset_after_ms, now, tried)
+            }
+            _ => waits(&refuses, verdict.reset_after_ms, now, tried),
+        }
     };
     let tiers: Vec<_> = quotas.iter().filter(|quota| quota.limit() == verdict.limit).map(exact).collect();
     prop_assert!(
@@ -100,6 +108,13 @@ fn lives_long_enough(history: &History) -> TestCaseResult {
             let live = |ms| !limiter.windows(UnixMs::saturating(now) + ms).is_empty();
             prop_assert!(!live(lifetime), "expires before the last of its windows");
             prop_assert!(lifetime == 0 || live(lifetime - 1), "stays after the last of its windows");
+        }
+        None if limiter.algorithm() == Algorithm::Bucket => {
+            let windows = limiter.windows(UnixMs::saturating(now));
+            let exact = windows.iter().map(|window| window.reset_after_ms).max().unwrap_or(0);
+            let latest = windows.iter().map(|window| window.reset_after_ms + window.window.get() / 8).max();
+            prop_assert!(lifetime >= exact, "expires {} ms after, before {}", lifetime, exact);
+            prop_assert!(lifetime <= latest.unwrap_or(0), "expires {} ms after {}", lifetime, exact);
         }
         None => {
             let Some(window) = limiter.retention() else { return Ok(()) };

@@ -548,7 +548,8 @@ fn is_info(reply: &Value) -> bool {
         fields(window).is_some_and(|window| {
             let names: Vec<_> = window.iter().map(|field| field.0.clone()).collect();
             let parts: &[&str] = if *name == text("sliding") { &["current", "previous"] } else { &[] };
-            let expected = [&["window_ms", "used", "reset_after_ms"], parts].concat();
+            let limit: &[&str] = if *name == text("bucket") { &["limit"] } else { &[] };
+            let expected = [&["window_ms"], limit, &["used", "reset_after_ms"], parts].concat();
             names == expected.into_iter().map(text).collect::<Vec<_>>()
                 && window.iter().all(|field| is_count(&field.1))
         })
@@ -558,7 +559,7 @@ fn is_info(reply: &Value) -> bool {
         && each.len() <= 8
         && each.iter().all(is_window)
         && match entries {
-            [] => *name == text("fixed") || *name == text("sliding"),
+            [] => ["fixed", "sliding", "bucket"].iter().any(|other| *name == text(other)),
             [(field, count)] => *field == text("entries") && *name == text("log") && is_count(count),
             _ => false,
         }
