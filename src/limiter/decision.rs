@@ -229,12 +229,6 @@ pub trait State {
 
     /// The windows that can still count at `now`, as RL.INFO shows them: shortest first.
     fn windows(&self, now: UnixMs) -> Vec<WindowUsage>;
-
-    /// Milliseconds from `now` until nothing counts in the window of `quota`.
-    fn reset_after_ms(&self, quota: Quota, now: UnixMs) -> u64 {
-        let Usage { used, place } = self.usage(quota, now);
-        if used == 0 { 0 } else { self.wait_until(quota, &place, 0, now) }
-    }
 }
 
 /// The state of one key, for changing.

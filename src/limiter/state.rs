@@ -392,11 +392,6 @@ impl Limiter {
         read!(self, state => state.usage(quota, now).used)
     }
 
-    /// Milliseconds from `now` until nothing counts in the window of `quota`.
-    pub fn reset_after_ms(&self, quota: Quota, now: UnixMs) -> u64 {
-        read!(self, state => state.reset_after_ms(quota, now))
-    }
-
     /// Whether it holds no units, not even expired ones. Only a new one does.
     pub fn is_empty(&self) -> bool {
         read!(self, state => state.is_empty())

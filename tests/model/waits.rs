@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, UnixMs};
+use redis_rl::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs};
 
-use crate::calls::{Call, History, any_limit, peek};
+use crate::calls::{Call, History, peek};
 use crate::cases;
 use crate::history::{history, huge, small};
 
@@ -109,18 +109,12 @@ fn lives_long_enough(history: &History) -> TestCaseResult {
             prop_assert!(!live(lifetime), "expires before the last of its windows");
             prop_assert!(lifetime == 0 || live(lifetime - 1), "stays after the last of its windows");
         }
-        None if limiter.algorithm() == Algorithm::Bucket => {
+        None => {
             let windows = limiter.windows(UnixMs::saturating(now));
             let exact = windows.iter().map(|window| window.reset_after_ms).max().unwrap_or(0);
-            let latest = windows.iter().map(|window| window.reset_after_ms + window.window.get() / 8).max();
+            let longest = history.windows_and_end().0.last().copied().unwrap_or(0);
             prop_assert!(lifetime >= exact, "expires {} ms after, before {}", lifetime, exact);
-            prop_assert!(lifetime <= latest.unwrap_or(0), "expires {} ms after {}", lifetime, exact);
-        }
-        None => {
-            let Some(window) = limiter.retention() else { return Ok(()) };
-            let exact = limiter.reset_after_ms(any_limit(window.get()), UnixMs::saturating(now));
-            prop_assert!(lifetime >= exact, "expires {} ms after, before {}", lifetime, exact);
-            prop_assert!(lifetime <= exact + window.get() / 8, "expires {} ms after {}", lifetime, exact);
+            prop_assert!(lifetime <= exact + longest / 8, "expires {} ms after {}", lifetime, exact);
         }
     }
     Ok(())
