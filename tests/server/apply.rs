@@ -7,71 +7,64 @@ use harness::{
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
-use crate::helpers::expiries::assert_copy;
 use crate::helpers::requests::letter;
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
 /// Words that are no effects.
-const NOT_VALID: [&str; 67] = [
+const NOT_VALID: [&str; 61] = [
     "",
-    "@",
-    "F",
-    "F@",
-    "F@5",
-    "F@5/",
-    "F@5/1",
-    "F@5/s",
-    "F@/1s",
-    "@5/1s",
-    "X@5/1s",
-    "f@5/1s",
-    "FIXED@5/1s",
-    "F5/1s",
-    "F@5@5/1s",
-    "F@5/1s/",
-    "F@5//1s",
-    "F@5/1s ",
-    " F@5/1s",
-    "F@5/1S",
-    "F@5/1w",
-    "F@5/0s",
-    "F@5/3651d",
-    "F@5/315360000001ms",
-    // Forms that are never written.
-    "F@5/60s",
-    "F@5/24h",
-    "F@5/01s",
-    "F@05/1s",
-    "F1@5/1s",
-    "F+2@5/1s",
-    "F02@5/1s",
-    "F0@5/1s",
-    "F-0@5/1s",
-    "F-@5/1s",
-    "F--1@5/1s",
-    "F@-5/1s",
-    "FAT@5/1s",
-    "Fat5/1s",
-    // A window twice, and nine of them.
-    "F@5/1s/1s",
-    "F@5/1s/2s/3s/4s/5s/6s/7s/8s/9s",
-    // Out of range.
-    "F9007199254740992@5/1s",
-    "F@9007199254740992/1s",
-    "F@18446744073709551617/1s",
-    // Only a log forgets, and only what it counts.
-    "F@5/1s/forget",
-    "L-2@5/1s/forget",
-    "del",
-    // The form of this version.
     ":",
-    ":5/1s",
+    "F",
     "F:",
     "F:5",
-    "F:5@5/1s",
+    "F:5/",
+    "F:5/1",
+    "F:5/s",
+    "F:/1s",
+    ":5/1s",
+    "X:5/1s",
+    "f:5/1s",
+    "FIXED:5/1s",
+    "F5/1s",
+    "F:5:5/1s",
+    "F:5/1s/",
+    "F:5//1s",
+    "F:5/1s ",
+    " F:5/1s",
+    "F:5/1S",
+    "F:5/1w",
+    "F:5/0s",
+    "F:5/3651d",
+    "F:5/315360000001ms",
+    // Forms that are never written.
     "F:5/60s",
+    "F:5/24h",
+    "F:5/01s",
+    "F:05/1s",
     "F1:5/1s",
+    "F+2:5/1s",
+    "F02:5/1s",
+    "F0:5/1s",
+    "F-0:5/1s",
+    "F-:5/1s",
+    "F--1:5/1s",
+    "F:-5/1s",
     "FAT:5/1s",
+    "Fat5/1s",
+    "FAT5/1s",
+    "F@5/1s",
+    "F5@5/1s",
+    // A window twice, and nine of them.
+    "F:5/1s/1s",
+    "F:5/1s/2s/3s/4s/5s/6s/7s/8s/9s",
+    // Out of range.
+    "F9007199254740992:5/1s",
+    "F:9007199254740992/1s",
+    "F:18446744073709551617/1s",
+    // Only a log forgets, and only what it counts.
+    "F:5/1s/forget",
+    "L-2:5/1s/forget",
+    "del",
     "F:AT5/1s",
     // Times at which the key expires.
     ">",
@@ -84,7 +77,6 @@ const NOT_VALID: [&str; 67] = [
     "F:5/1s>",
     "F:5/1s>6/2s",
     "L:5/1s>6/forget",
-    "F@5/1s>6",
     "FAT5/1s>6",
 ];
 
@@ -94,13 +86,13 @@ fn pairs(name: &str) -> Vec<(String, String)> {
         (format!("{name} {name} {request}"), format!("RL.APPLY {name} {}{effect}", letter(name)))
     };
     vec![
-        pair(&format!("9 1m AT {NOW}"), &format!("AT{NOW}/1m")),
-        pair("9 1m 90 1h COST 3", &format!("3@{NOW}/1m/1h")),
+        pair(&format!("9 1m AT {NOW}"), &format!(":{NOW}/1m")),
+        pair("9 1m 90 1h COST 3", &format!("3:{NOW}/1m/1h")),
         // Before the key's newest time, and far ahead of it.
-        pair(&format!("9 1m AT {}", NOW - 90_000), &format!("AT{}/1m", NOW - 90_000)),
-        pair(&format!("9 1m COST -2 AT {NOW}"), &format!("-2AT{NOW}/1m")),
-        pair(&format!("99 1h FORCE AT {}", NOW + 9_000_000), &format!("AT{}/1h", NOW + 9_000_000)),
-        pair("99 1ms FORCE", &format!("@{NOW}/1ms")),
+        pair(&format!("9 1m AT {}", NOW - 90_000), &format!(":{}/1m", NOW - 90_000)),
+        pair(&format!("9 1m COST -2 AT {NOW}"), &format!("-2:{NOW}/1m")),
+        pair(&format!("99 1h FORCE AT {}", NOW + 9_000_000), &format!(":{}/1h", NOW + 9_000_000)),
+        pair("99 1ms FORCE", &format!(":{NOW}/1ms")),
     ]
 }
 
@@ -117,7 +109,7 @@ fn an_effect_does_what_the_request_did() {
     }
     let all = "RL.ALL RL.FIXED FIXED 9 1d 1 RL.LOG LOG 9 1m 2 new SLIDING 9 1h 1 FORCE";
     requests.value(all);
-    effects.value(&format!("RL.APPLY RL.FIXED F@{NOW}/1d RL.LOG L2@{NOW}/1m new S@{NOW}/1h"));
+    effects.value(&format!("RL.APPLY RL.FIXED F:{NOW}/1d RL.LOG L2:{NOW}/1m new S:{NOW}/1h"));
     assert_eq!(effects.digest(), requests.digest());
 }
 
@@ -133,7 +125,7 @@ fn effects_are_counted_nowhere_and_published_nowhere_but_mark_their_keys() {
     for key in ["full", "other"] {
         let mut watcher = server.connect();
         command(&format!("WATCH {key}")).exec(&mut watcher).expect("WATCH");
-        server.value(&format!("RL.APPLY full F@{NOW}/1h other L@{NOW}/1h"));
+        server.value(&format!("RL.APPLY full F:{NOW}/1h other L:{NOW}/1h"));
         pipeline(["MULTI", "PING"]).exec(&mut watcher).expect("MULTI");
         let outcome: Value = command("EXEC").query(&mut watcher).expect("EXEC");
         assert_eq!(outcome, Value::Nil, "{key} is marked as modified");
@@ -156,14 +148,14 @@ fn effects_are_counted_nowhere_and_published_nowhere_but_mark_their_keys() {
 
 #[test]
 fn an_effect_that_is_not_valid_is_an_error_and_changes_no_key() {
-    let server = Server::with(&APPEND_ONLY);
+    let server = Server::with_clock_at(NOW, &APPEND_ONLY);
     let mut stream = ReplicationStream::of(&server);
-    server.value("RL.APPLY a F@5/3650d b L@5/3650d");
+    server.value(&format!("RL.APPLY a F:{NOW}/3650d b L:{NOW}/3650d"));
     stream.commands(&server);
     let before = server.digest();
     let mut connection = server.connect();
-    for word in NOT_VALID.iter().map(|word| word.as_bytes()).chain([&b"F@5/1s\0"[..], b"\xff", b"F\0@5/1s"]) {
-        let valid = b"F@6/3650d";
+    for word in NOT_VALID.iter().map(|word| word.as_bytes()).chain([&b"F:5/1s\0"[..], b"\xff", b"F\0:5/1s"]) {
+        let valid = b"F:6/3650d";
         for place in 0..4 {
             let mut apply = redis::cmd("RL.APPLY");
             for (nth, key) in ["a", "new:1", "new:2", "new:3"].into_iter().enumerate() {
@@ -185,32 +177,32 @@ fn effects_that_do_not_fit_their_keys_are_errors_and_change_no_key() {
     let mut server = Server::with_clock_at(NOW, &APPEND_ONLY);
     let replica = Server::replica_of(&server, &[]);
     server.value("SET text x");
-    server.value("RL.APPLY fixed F@5/3650d log L@5/3650d");
+    server.value(&format!("RL.APPLY fixed F:{NOW}/3650d log L:{NOW}/3650d"));
     let windows: Vec<String> = (1..=8).map(|days| format!("{days}d")).collect();
-    server.value(&format!("RL.APPLY full S@{NOW}/{}", windows.join("/")));
+    server.value(&format!("RL.APPLY full S:{NOW}/{}", windows.join("/")));
     let mut stream = ReplicationStream::of(&server);
     let before = server.digest();
-    let many = |keys: usize| -> String { (0..keys).map(|key| format!(" key:{key} F@5/1s")).collect() };
+    let many = |keys: usize| -> String { (0..keys).map(|key| format!(" key:{key} F:{NOW}/1d")).collect() };
     for (effects, error) in [
-        (" text F@5/1s".to_owned(), WRONGTYPE),
+        (" text F:5/1s".to_owned(), WRONGTYPE),
         (" text DEL".to_owned(), WRONGTYPE),
-        (" fixed S@5/1s".to_owned(), "WRONGTYPE key is counted by RL.FIXED"),
-        (" log F@5/1s".to_owned(), "WRONGTYPE key is counted by RL.LOG"),
-        (format!(" full S@{NOW}/9d"), LIVE_WINDOWS),
+        (" fixed S:5/1s".to_owned(), "WRONGTYPE key is counted by RL.FIXED"),
+        (" log F:5/1s".to_owned(), "WRONGTYPE key is counted by RL.LOG"),
+        (format!(" full S:{NOW}/9d"), LIVE_WINDOWS),
         // The same key twice, also if it is new.
-        (" fixed F@5/1s fixed F@6/1s".to_owned(), EFFECT),
-        (" twice F@5/1s twice DEL".to_owned(), EFFECT),
+        (" fixed F:5/1s fixed F:6/1s".to_owned(), EFFECT),
+        (" twice F:5/1s twice DEL".to_owned(), EFFECT),
         (many(65), EFFECT),
     ] {
         for line in [
             format!("RL.APPLY{effects}"),
-            format!("RL.APPLY new F@{NOW}/1d{effects}"),
-            format!("RL.APPLY{effects} new F@{NOW}/1d"),
+            format!("RL.APPLY new F:{NOW}/1d{effects}"),
+            format!("RL.APPLY{effects} new F:{NOW}/1d"),
         ] {
             assert_eq!(server.error(&line), error, "{line}");
         }
     }
-    for line in ["RL.APPLY", "RL.APPLY a", "RL.APPLY a F@5/1s b", "RL.APPLY a F@5/1s b F@5/1s c"] {
+    for line in ["RL.APPLY", "RL.APPLY a", "RL.APPLY a F:5/1s b", "RL.APPLY a F:5/1s b F:5/1s c"] {
         assert!(server.error(line).starts_with("ERR wrong number of arguments for '"), "{line}");
     }
     assert_eq!(server.digest(), before);
@@ -227,18 +219,18 @@ fn effects_that_do_not_fit_their_keys_are_errors_and_change_no_key() {
 
 #[test]
 fn effects_that_change_nothing_replicate_nothing() {
-    let server = Server::with(&APPEND_ONLY);
+    let server = Server::with_clock_at(NOW, &APPEND_ONLY);
     let mut stream = ReplicationStream::of(&server);
     for line in
-        ["RL.APPLY new F-5@5/1h", "RL.APPLY new DEL", "RL.APPLY new DEL other L-5AT5/1h third S-5@9/1m"]
+        ["RL.APPLY new F-5:5/1h", "RL.APPLY new DEL", "RL.APPLY new DEL other L-5:5/1h third S-5:9/1m"]
     {
         assert_eq!(server.value(line), Value::Okay);
         assert_eq!(server.integer("DBSIZE"), 0, "{line}");
     }
     assert_eq!(stream.commands(&server), [""; 0]);
     // What is left of a key that gives back everything is nothing.
-    for line in ["RL.APPLY a F5@5/3650d b L5@5/3650d", "RL.APPLY a F-5@5/3650d b L-9@5/3650d"] {
-        server.value(line);
+    for (fixed, log) in [("5", "5"), ("-5", "-9")] {
+        server.value(&format!("RL.APPLY a F{fixed}:{NOW}/3650d b L{log}:{NOW}/3650d"));
     }
     assert_eq!(server.integer("DBSIZE"), 0);
     assert_eq!(stream.commands(&server).len(), 2);
@@ -265,9 +257,8 @@ fn random_effects(random: &mut Random) -> String {
     let mut line = "RL.APPLY".to_owned();
     for key in 0..keys {
         let units = random.of(&["", "", "2", "40", "-1", "-9", "-9007199254740991", "9007199254740991"]);
-        let sign = random.of(&[":", ":", "@", "AT"]);
         let until = match random.below(3) {
-            0 if sign == ":" => format!(">{}", NOW + random.of(&[700, 5_000, 60_000, 9_000_000])),
+            0 => format!(">{}", NOW + random.of(&[700, 5_000, 60_000, 9_000_000])),
             _ => String::new(),
         };
         let at = NOW + random.of(&[0, 1, 7, 999, 60_000, -1, -90_000, -NOW, 9_000_000_000_000]);
@@ -278,7 +269,7 @@ fn random_effects(random: &mut Random) -> String {
         line += &match random.below(12) {
             0 => format!(" {key}:{} DEL", random.below(3)),
             1 => format!(" {key}:{} >{}", random.below(3), NOW + random.of(&[700, 5_000, 60_000])),
-            _ => format!(" {key}:{} {algorithm}{units}{sign}{at}/{windows}{forget}{until}", random.below(3)),
+            _ => format!(" {key}:{} {algorithm}{units}:{at}/{windows}{forget}{until}", random.below(3)),
         };
     }
     line
@@ -337,73 +328,6 @@ fn functions_send_what_their_requests_count_as_transactions_do() {
     assert_eq!(commands_in_aof(&server)[1..], sent);
 }
 
-/// Words of version 1.1.0 for the same, as of a time that a caller had named or not.
-const SIGNS_OF_1_1_0: [&str; 2] = ["@", "AT"];
-
-#[test]
-fn effects_of_version_1_1_0_are_applied_and_every_key_expires() {
-    let server = Server::with_clock_at(NOW, &[]);
-    for (name, sign) in COMMANDS.into_iter().flat_map(|name| SIGNS_OF_1_1_0.map(|sign| (name, sign))) {
-        let (letter, pttl) = (letter(name), || server.integer("PTTL k"));
-        let apply = |units: &str, at: i64| server.value(&format!("RL.APPLY k {letter}{units}{sign}{at}/1h"));
-        apply("5", NOW);
-        let whole = pttl();
-        let used = 9 - server.figures("RL.PEEK k 9 1h")[2];
-        assert_eq!(used, 5, "{name} {sign}");
-        // Until nothing counts, and a minute.
-        server.step_clock(whole - 60_000);
-        assert_eq!(server.figures("RL.PEEK k 9 1h")[2], 9, "{name} {sign}");
-        server.set_clock(NOW);
-        assert!(pttl() >= 60_000, "{name} {sign}");
-        // Never shortened, and lengthened by whatever counts.
-        server.value("PEXPIRE k 100000000");
-        apply("2", NOW);
-        assert_eq!(pttl(), 100_000_000, "{name} {sign}");
-        server.value("PEXPIRE k 5000");
-        apply("-1", NOW);
-        assert_eq!(pttl(), whole, "{name} {sign}");
-        server.value("PERSIST k");
-        apply("", NOW);
-        assert_eq!(pttl(), -1, "{name} {sign}: until the end of what counts moves");
-        apply("", NOW + 3_600_000);
-        assert!(pttl() > 0, "{name} {sign}");
-        server.value("DEL k");
-    }
-}
-
-#[test]
-fn copies_of_a_server_that_applies_an_effect_of_version_1_1_0_are_told_when_its_key_expires() {
-    let master = Server::with_clock_at(NOW, &[]);
-    let replica = Server::replica_of(&master, &[]);
-    let mut stream = ReplicationStream::of(&master);
-    for name in COMMANDS {
-        let letter = letter(name);
-        for sign in SIGNS_OF_1_1_0 {
-            let old = format!("{letter}5{sign}{NOW}/1h");
-            // As a copy does that lags behind, or an append-only file that is loaded later.
-            replica.set_clock(NOW + 5_000);
-            master.value(&format!("RL.APPLY one {old}"));
-            let told =
-                |key: &str| format!("{letter}5:{NOW}/1h>{}", master.integer(&format!("PEXPIRETIME {key}")));
-            assert_eq!(stream.commands(&master), [format!("RL.APPLY one {}", told("one"))]);
-            master.value(&format!(
-                "RL.APPLY some {old} none {letter}5:{NOW}/1h more {letter}:{NOW}/1h>{}",
-                NOW + 9
-            ));
-            let words = [told("some"), told("none"), format!("{letter}:{NOW}/1h>{}", NOW + 9)];
-            let [some, none, more] = words;
-            assert_eq!(stream.commands(&master), [format!("RL.APPLY some {some} none {none} more {more}")]);
-            // What is left of it, if it moves nothing.
-            master.value("PERSIST one");
-            master.value(&format!("RL.APPLY one {letter}@{NOW}/1h"));
-            assert_eq!(stream.commands(&master)[1..], [format!("RL.APPLY one {letter}:{NOW}/1h")]);
-            assert_copy(&master, &replica, name);
-            master.value("FLUSHALL");
-            stream.commands(&master);
-        }
-    }
-}
-
 #[test]
 fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no_other() {
     let server = Server::with_clock_at(NOW, &[]);
@@ -430,36 +354,4 @@ fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no
         }
         server.value("DEL k other");
     }
-}
-
-#[test]
-fn requests_of_version_1_0_0_still_replicate() {
-    let master = Server::with_clock_at(NOW, &[]);
-    let mut replica = Server::with_clock_at(NOW + 500, &APPEND_ONLY);
-    replica.follow(&master);
-    replica.wait_for_rewrite();
-    let reference = Server::with_clock_at(NOW, &[]);
-    for name in COMMANDS {
-        // What that version sent of requests, and of RL.ALL.
-        for line in [
-            format!("{name} {name} 2 1h COST 5 FORCE AT {NOW}"),
-            "MULTI".to_owned(),
-            format!("{name} {name} 2 1h 20 1d FORCE AT {NOW}"),
-            format!("{name} {name}:other 2 1h COST 2 FORCE AT {}", NOW - 5),
-            "EXEC".to_owned(),
-            format!("{name} {name} 2 1h COST -3 FORCE AT {}", NOW + 5),
-            format!("{name} {name}:other 2 1h COST -2 FORCE AT {NOW}"),
-        ] {
-            master.value(&format!("DEBUG REPLICATE {line}"));
-            if line.starts_with("RL.") {
-                reference.value(&line);
-            }
-        }
-    }
-    replica.wait_to_catch_up(&master);
-    assert_eq!(replica.digest(), reference.digest());
-    let outcomes = ["fixed_allowed", "fixed_forced", "log_forced", "units_counted", "errors"];
-    assert_eq!(outcomes.map(|field| replica.info(&format!("rl_{field}"))), ["0"; 5]);
-    replica.crash_and_restart();
-    assert_eq!(replica.digest(), reference.digest());
 }

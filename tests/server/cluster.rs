@@ -567,7 +567,7 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
             }
         }
     }
-    let line = format!("RL.APPLY {{tenant}}a F@5/1h {elsewhere} F@5/1h");
+    let line = format!("RL.APPLY {{tenant}}a F:5/1h {elsewhere} F:5/1h");
     assert!(owner.error(&line).starts_with("CROSSSLOT "), "{line}");
     // Words after the last complete row are never keys.
     for rest in [&elsewhere[..], "FORCE AT 1 FORCE", "BOGUS", "AT"] {

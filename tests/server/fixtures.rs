@@ -4,24 +4,16 @@
 //! `tests/fixtures` holds the keys that `CALLS` made on Redis 7.0.15:
 //!
 //! - `1.0.0.rdb`: the snapshot of SAVE.
-//! - `1.0.0.aof`: an append-only file with `aof-use-rdb-preamble no`. BGREWRITEAOF wrote what the first 15 calls had
-//!   made, as RL.LOAD; the other calls were appended.
-//! - `1.0.0-commands.aof`: one that was rewritten as commands with FORCE AT, before RL.LOAD.
-//! - `1.1.0.aof`: the same for version 1.1.0, with `more_calls` before the rewrite and at the end. Its effects are RL.APPLY.
-//! - `2.0.0.aof`: the same for version 2.0.0, whose effects tell when keys expire, with `LAST_CALLS` at the end. Before that
-//!   `stepped 1 10s` was counted, limited by a clock an hour behind, and deleted.
-//! - `1.1.0-emptied.rdb` and `.aof`: limiters in which nothing is held, `copied:fixed` and so on. Another module copied them
-//!   while version 1.1.0 ran RL.ALL, before it deleted what it had emptied. No server of that version starts from the snapshot.
+//! - `1.0.0.aof`: an append-only file with `aof-use-rdb-preamble no`. BGREWRITEAOF wrote what the first 15 calls and
+//!   `more_calls` had made, as RL.LOAD; the other calls were appended as RL.APPLY, with `LAST_CALLS` at the end. Before
+//!   these `stepped 1 10s` was counted, limited by a clock an hour behind, and deleted.
 //!
 //! Never regenerate them; a new encoding adds new files.
 
 use std::fs;
 use std::path::Path;
 
-use harness::{COMMANDS, Figures, Server, pipeline, wait_for};
-use redis::Value;
-
-use crate::helpers::expiries::{assert_copy, keys};
+use harness::{Figures, Server, pipeline};
 
 /// The clock when the files were made, and when they are loaded.
 const NOW: i64 = 1_900_000_000_123;
@@ -51,7 +43,7 @@ const CALLS: [&str; 22] = [
     "RL.LOG log:most 9007199254740991 1d COST 9007199254740991 FORCE",
 ];
 
-/// More calls before the file of 1.1.0 was rewritten, and after: with all that an effect can be.
+/// More calls before the append-only file was rewritten, and after: with all that an effect can be.
 fn more_calls() -> [Vec<String>; 2] {
     let forced = |nth: i64| format!("RL.LOG log:forced 5 30d FORCE AT {}", NOW - 90_000_000 + 75_000 * nth);
     let after = [
@@ -127,7 +119,7 @@ fn assert_unchanged(server: &Server, more: &[String]) {
 
 const LAST_CALLS: [&str; 3] = ["RL.LOG persisted 9 1h", "PERSIST persisted", "RL.LOG persisted 9 1h"];
 
-/// When the keys of `2.0.0.aof` expire.
+/// When the keys of `1.0.0.aof` expire.
 const EXPIRIES: [(&str, i64); 16] = [
     ("all:a", 1_900_000_800_000),
     ("all:b", 1_900_000_065_000),
@@ -153,91 +145,15 @@ fn a_snapshot_of_version_1_0_0_loads_with_every_count() {
 }
 
 #[test]
-fn an_append_only_file_that_version_1_0_0_rewrote_and_appended_to_loads_with_every_count() {
+fn an_append_only_file_of_version_1_0_0_loads_with_every_count_and_every_time_to_live() {
     let file = include_bytes!("../fixtures/1.0.0.aof");
-    for command in ["RL.LOAD", "FORCE"] {
-        assert!(file.windows(command.len()).any(|bytes| bytes == command.as_bytes()), "{command}");
-    }
-    assert_unchanged(&load("1.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]), &[]);
-}
-
-#[test]
-fn an_append_only_file_that_was_rewritten_as_commands_loads_with_every_count() {
-    assert_unchanged(&load("1.0.0-commands.aof", "appendonly.aof", &[("appendonly", "yes")]), &[]);
-}
-
-#[test]
-fn an_append_only_file_of_version_1_1_0_loads_with_every_count() {
-    let file = include_bytes!("../fixtures/1.1.0.aof");
-    for word in ["RL.LOAD", "RL.APPLY", "DEL", "/forget", "AT1", "@1"] {
-        assert!(file.windows(word.len()).any(|bytes| bytes == word.as_bytes()), "{word}");
-    }
-    let server = load("1.1.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
-    assert_unchanged(&server, &more_calls().concat());
-}
-
-#[test]
-fn an_append_only_file_of_version_2_0_0_loads_with_every_count_and_every_time_to_live() {
-    let file = include_bytes!("../fixtures/2.0.0.aof");
     for word in ["RL.LOAD", "RL.APPLY", "DEL", "/forget", ":1", "h>1", "\n>1"] {
         assert!(file.windows(word.len()).any(|bytes| bytes == word.as_bytes()), "{word}");
     }
-    let server = load("2.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
+    let server = load("1.0.0.aof", "appendonly.aof", &[("appendonly", "yes")]);
     for (key, expires_at) in EXPIRIES {
         assert_eq!(server.integer(&format!("PEXPIRETIME {key}")), expires_at, "{key}");
     }
     let last = LAST_CALLS.map(str::to_owned).to_vec();
     assert_unchanged(&server, &[more_calls().concat(), last].concat());
-}
-
-#[test]
-fn a_limiter_that_holds_nothing_loads_and_its_key_counts_as_missing() {
-    for (fixture, name, appendonly) in
-        [("1.1.0-emptied.rdb", "dump.rdb", "no"), ("1.1.0-emptied.aof", "appendonly.aof", "yes")]
-    {
-        let mut server = load(fixture, name, &[("appendonly", appendonly)]);
-        let replica = Server::replica_of(&server, &[]);
-        assert_eq!(server.figures("RL.PEEK kept 5 1h"), [0, 5, 2, -1, 799_877]);
-        let own = ["copied:fixed", "copied:sliding", "copied:log"];
-        for (nth, key) in own.into_iter().enumerate() {
-            let about = format!("{key} of {fixture}");
-            let is_missing = |key: &str| {
-                assert_eq!(server.value(&format!("RL.INFO {key}")), Value::Nil, "{about}");
-                assert_eq!(server.figures(&format!("RL.PEEK {key} 5 1h")), [0, 5, 5, -1, 0], "{about}");
-                assert_eq!(server.figures(&format!("RL.FIXED {key} 5 1h COST -2")), [0, 5, 5, -1, 0]);
-                assert_eq!(server.figures(&format!("RL.FIXED {key} 0 1h"))[0], 1, "{about}");
-            };
-            is_missing(key);
-            if name == "appendonly.aof" {
-                assert_eq!(server.integer(&format!("EXISTS {key}")), 0, "{about}: RL.LOAD makes no such key");
-                continue;
-            }
-            // It ends when the limiter would have ended.
-            let expires_at = server.integer(&format!("PEXPIRETIME {key}"));
-            assert!((NOW + 799_000..NOW + 2 * 3_600_000).contains(&expires_at), "{about}: {expires_at}");
-            // Whatever else is done to it, it stays like a missing key.
-            server.value("DEBUG RELOAD");
-            server.value(&format!("COPY {key} again"));
-            is_missing("again");
-            let mut connection = server.connect();
-            let payload: Vec<u8> = redis::cmd("DUMP").arg(key).query(&mut connection).expect("DUMP");
-            let mut restore = redis::cmd("RESTORE");
-            restore.arg("restored").arg(0).arg(payload).exec(&mut connection).expect("it is restored");
-            is_missing("restored");
-            // It counts by any algorithm, and on copies too.
-            let other = COMMANDS[(nth + 1) % COMMANDS.len()];
-            for key in [key, "again", "restored"] {
-                assert_eq!(server.figures(&format!("{other} {key} 5 1h"))[..3], [0, 5, 4], "{about}");
-                assert!(server.integer(&format!("PTTL {key}")) > 0, "{about}");
-            }
-            assert_copy(&server, &replica, &about);
-            server.value("DEL again restored");
-        }
-        wait_for("the replica's snapshot", || server.info("rdb_bgsave_in_progress") == "0");
-        server.value("SAVE");
-        let before = keys(&server);
-        server.restart();
-        assert!(keys(&server) == before, "{fixture}");
-        server.assert_nothing_panicked();
-    }
 }

@@ -299,19 +299,13 @@ impl Hostile {
             let units =
                 self.random.of(&["", "", "2", "50", "-1", "-9", "9007199254740991", "-9007199254740991"]);
             let (at, until) = (self.at(), self.at());
-            // Two in three as they are sent, the others as version 1.1.0 sent them.
-            let (sign, expiry) = match self.random.below(6) {
-                0 => ("@", String::new()),
-                1 => ("AT", String::new()),
-                2 => (":", String::new()),
-                _ => (":", format!(">{until}")),
-            };
+            let expiry = if self.random.below(3) == 0 { String::new() } else { format!(">{until}") };
             let windows =
                 self.random.of(&["1s", "1m/1h", "100ms", "7s/3650d", "1s/2s/3s/4s/5s/6s/7s/8s", "1s/forget"]);
             let mut effect = match self.random.below(10) {
                 0 => b"DEL".to_vec(),
                 1 => format!(">{until}").into_bytes(),
-                _ => format!("{}{units}{sign}{at}/{windows}{expiry}", letter(name)).into_bytes(),
+                _ => format!("{}{units}:{at}/{windows}{expiry}", letter(name)).into_bytes(),
             };
             if self.chance(6) {
                 damage(&mut self.random, &mut effect);

@@ -18,7 +18,7 @@
 //!
 //! Files, replicas and clusters:
 //!
-//! - `persistence`: restarts, copies and dumps; `load`: RL.LOAD; `fixtures`: files of older versions.
+//! - `persistence`: restarts, copies and dumps; `load`: RL.LOAD; `fixtures`: files of earlier versions.
 //! - `replication`: what copies are sent, and that they hold the same; `apply`: RL.APPLY itself.
 //! - `crash`, `failover`, `lifecycles`: servers are killed, replicas promoted, connections lost.
 //! - `cluster`: slots move while clients send.

@@ -470,7 +470,7 @@ fn rl_all_opens_keys_that_exist_once_beside_another_module() {
     let opened = |key: &str| server.integer(&format!("OBJECT FREQ {key}"));
     let lines = [
         "RL.ALL a FIXED 100 1h 1 b LOG 100 1h 1 c SLIDING 100 1h 1".to_owned(),
-        format!("RL.APPLY a F@{NOW}/1h b L@{NOW}/1h c S@{NOW}/1h"),
+        format!("RL.APPLY a F:{NOW}/1h b L:{NOW}/1h c S:{NOW}/1h"),
     ];
     server.value(&lines[0]);
     // Redis 7.0 cannot open a key without deleting it if it has expired.

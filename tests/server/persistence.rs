@@ -522,7 +522,8 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
     }
 
     server.value("DEL k");
-    let no_body: &[Vec<u8>] = &[vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
+    let mut no_body = vec![vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
+    no_body.extend([FIXED, SLIDING, LOG].map(|tag| vec![1, tag]));
     // Tags count the algorithms from 1.
     let unknown_tags = [0, 1 + COMMANDS.len() as u8, 0xff].map(|tag| body(tag, &[60_000, 5, 1]));
     let counters = [
