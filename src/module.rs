@@ -90,7 +90,8 @@ const LOG: Description = Description {
 
 const BUCKET: Description = Description {
     name: c"RL.BUCKET",
-    summary: c"Limits requests by a bucket that refills evenly: a burst up to the limit, then an even stream.",
+    summary:
+        c"Limits requests by a bucket that refills evenly: a burst up to the limit, then an even stream.",
     ..COMMON
 };
 

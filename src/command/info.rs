@@ -27,7 +27,9 @@ impl Command for Info {
         call.reply_text("windows");
         call.reply_array(windows.len());
         for usage in windows {
-            call.reply_map(3 + usize::from(usage.limit.is_some()) + if usage.parts.is_some() { 2 } else { 0 });
+            call.reply_map(
+                3 + usize::from(usage.limit.is_some()) + if usage.parts.is_some() { 2 } else { 0 },
+            );
             call.reply_text("window_ms");
             call.reply_integer(integer(usage.window.get()));
             if let Some(limit) = usage.limit {

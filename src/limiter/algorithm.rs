@@ -19,8 +19,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 4] =
-        [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
+    pub const ALL: [Algorithm; 4] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
 
     /// The name of its command.
     pub const fn command(self) -> &'static CStr {

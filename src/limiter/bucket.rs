@@ -386,7 +386,9 @@ impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
         let (mut left, mut units): (Vec<Bucket>, _) = (self.iter().collect(), 0);
         for quota in quotas.iter().filter(|quota| quota.limit() > 0) {
-            let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) else { continue };
+            let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) else {
+                continue;
+            };
             let mut fuller = bucket.with_limit(quota.limit());
             let refunded = fuller.refund(refund.units, refund.as_of);
             if refunded > 0 {

@@ -373,8 +373,7 @@ impl Model {
 
     fn tier_refuses(&self, quota: &Quota, cost: i64, now: u64) -> bool {
         // A request of cost <= 0 is always allowed.
-        cost > 0
-            && i128::from(self.used(quota, now)) + i128::from(cost) > i128::from(quota.limit())
+        cost > 0 && i128::from(self.used(quota, now)) + i128::from(cost) > i128::from(quota.limit())
     }
 
     /// The most units, up to `cost`, that no tier refuses.

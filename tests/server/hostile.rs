@@ -16,7 +16,7 @@ use crate::helpers::errors::{
     ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::payload::{Payload, credulous_server, damage};
-use crate::helpers::requests::{REQUESTS, letter};
+use crate::helpers::requests::{REQUESTS, effect};
 use crate::load;
 
 const RANDOM_COMMANDS: usize = 200_000;
@@ -302,15 +302,18 @@ impl Hostile {
             let expiry = if self.random.below(3) == 0 { String::new() } else { format!(">{until}") };
             let windows =
                 self.random.of(&["1s", "1m/1h", "100ms", "7s/3650d", "1s/2s/3s/4s/5s/6s/7s/8s", "1s/forget"]);
-            let mut effect = match self.random.below(10) {
+            let mut word = match self.random.below(10) {
                 0 => b"DEL".to_vec(),
                 1 => format!(">{until}").into_bytes(),
-                _ => format!("{}{units}:{at}/{windows}{expiry}", letter(name)).into_bytes(),
+                _ => {
+                    let limit = self.random.of(&[0, 1, 50, MOST as u64]);
+                    effect(name, limit, &format!("{units}:{at}/{windows}{expiry}")).into_bytes()
+                }
             };
             if self.chance(6) {
-                damage(&mut self.random, &mut effect);
+                damage(&mut self.random, &mut word);
             }
-            apply.extend([self.key_of(name), effect]);
+            apply.extend([self.key_of(name), word]);
         }
         if self.chance(10) {
             let place = 1 + self.random.below(apply.len());

@@ -8,7 +8,7 @@ use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, without
 use redis::{RedisResult, Value};
 
 use crate::helpers::expiries::assert_copy;
-use crate::helpers::requests::{ALGORITHMS, AllReply, letter};
+use crate::helpers::requests::{ALGORITHMS, AllReply, effect};
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -370,7 +370,8 @@ fn effects_count_in_every_key_that_another_module_leaves_alone_and_copies_agree(
                 let effect = match cause {
                     Cause::Emptied if key == teller => "DEL".to_owned(),
                     _ => {
-                        format!("{}{TAKEN}:{NOW}/1h>{}", letter(&format!("RL.{algorithm}")), NOW + 7_200_000)
+                        let told = format!("{TAKEN}:{NOW}/1h>{}", NOW + 7_200_000);
+                        effect(&format!("RL.{algorithm}"), 100, &told)
                     }
                 };
                 line += &format!(" {name} {effect}");

@@ -39,6 +39,16 @@ pub fn letter(command: &str) -> char {
     ('A'..='Z').find(counts_by).expect("an algorithm")
 }
 
+/// An effect on a key of a command, from what follows the letter, as `5:1700000000000/1h`: with `limit` before each window,
+/// if the algorithm counts by that.
+pub fn effect(command: &str, limit: u64, rest: &str) -> String {
+    let letter = letter(command);
+    match command {
+        "RL.BUCKET" => format!("{letter}{}", rest.replace('/', &format!("/{limit}/"))),
+        _ => format!("{letter}{rest}"),
+    }
+}
+
 /// The reply to RL.ALL, parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllReply {
