@@ -282,11 +282,7 @@ impl Limiter {
                     return claim.decide_and_commit(&mut short, quotas, force);
                 }
             }
-            // So that what is compiled for another algorithm does not contain it.
-            any_buckets!() if algorithm == Algorithm::Bucket => {
-                return claim.decide_and_commit(&mut Buckets(self), quotas, force);
-            }
-            any_buckets!() => {}
+            any_buckets!() => return claim.decide_and_commit(&mut Buckets(self), quotas, force),
         }
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
     }
