@@ -13,7 +13,7 @@ const NOW: i64 = 1_900_000_000_123;
 fn longest_lifetime(name: &str, window: i64) -> i64 {
     match name {
         "RL.FIXED" => window,
-        "RL.SLIDING" => 2 * window,
+        "RL.SLIDING" | "RL.BUCKET" => 2 * window,
         _ => window + window / 8,
     }
 }
