@@ -9,6 +9,7 @@
 //! 2 sliding  for each counter: window in ms, window number, units, units of the previous window
 //! 3 log      longest window in ms, time of the first entry, its units,
 //!            then for each later entry: ms since the previous one, units
+//! 4 bucket   for each bucket: window in ms, time, limit, units missing, and the rest: a unit is a window's ms
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
@@ -22,13 +23,14 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
+use crate::limiter::bucket::Bucket;
 use crate::limiter::counters::{Counter, Counters, Method};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Cost, Counted, Effect, Limiter, MAX_TIERS, QuotaList, UnixMs, WindowMs, leading_integer,
+    Algorithm, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs, leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -38,6 +40,16 @@ const VERSION: u8 = 1;
 const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
+const BUCKET: u8 = 4;
+
+const fn tag(algorithm: Algorithm) -> u8 {
+    match algorithm {
+        Algorithm::Fixed => FIXED,
+        Algorithm::Sliding => SLIDING,
+        Algorithm::Log => LOG,
+        Algorithm::Bucket => BUCKET,
+    }
+}
 
 /// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +79,12 @@ impl Error for Invalid {}
 
 /// Returns the bytes of a limiter, which must not be empty.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
-    let mut out = vec![VERSION];
+    let mut out = vec![VERSION, tag(limiter.algorithm())];
     match limiter.form() {
         Form::Counters(counters) => encode_counters(&mut out, counters.counters()),
         Form::Short(short) => encode_log(&mut out, &short),
         Form::Large(large) => encode_log(&mut out, large),
+        Form::Buckets(buckets) => buckets.iter().for_each(|bucket| encode_bucket(&mut out, &bucket)),
     }
     out
 }
@@ -88,11 +101,12 @@ pub fn decode(bytes: &[u8]) -> Result<Limiter, Invalid> {
     }
     let (tag, bytes) = bytes.split_first().ok_or(Invalid::Malformed)?;
     let mut input = Input(bytes);
-    match *tag {
-        FIXED => decode_counters(&mut input, Method::Fixed).map(Limiter::Counters),
-        SLIDING => decode_counters(&mut input, Method::Sliding).map(Limiter::Counters),
-        LOG => decode_log(&mut input).map(Limiter::from),
-        _ => Err(Invalid::Algorithm),
+    let algorithm = Algorithm::ALL.into_iter().find(|algorithm| self::tag(*algorithm) == *tag);
+    match algorithm.ok_or(Invalid::Algorithm)? {
+        Algorithm::Fixed => decode_counters(&mut input, Method::Fixed).map(Limiter::Counters),
+        Algorithm::Sliding => decode_counters(&mut input, Method::Sliding).map(Limiter::Counters),
+        Algorithm::Log => decode_log(&mut input).map(Limiter::from),
+        Algorithm::Bucket => decode_buckets(&mut input),
     }
 }
 
@@ -103,14 +117,11 @@ pub const fn spent(algorithm: Algorithm) -> &'static [u8] {
         Algorithm::Fixed => &[VERSION, FIXED, 1, 0, 1],
         Algorithm::Sliding => &[VERSION, SLIDING, 1, 0, 1, 0],
         Algorithm::Log => &[VERSION, LOG, 1, 0, 1],
+        Algorithm::Bucket => &[VERSION, BUCKET, 1, 0, 1, 1, 0],
     }
 }
 
 fn encode_counters(out: &mut Vec<u8>, counters: &Counters) {
-    out.push(match counters.method() {
-        Method::Fixed => FIXED,
-        Method::Sliding => SLIDING,
-    });
     for counter in counters.iter() {
         varint::put(out, counter.window.get());
         varint::put(out, counter.number);
@@ -140,7 +151,6 @@ fn decode_counters(input: &mut Input, method: Method) -> Result<Counters, Invali
 }
 
 fn encode_log(out: &mut Vec<u8>, log: &impl Entries) {
-    out.push(LOG);
     let mut pieces = log.pieces().filter(|piece| !piece.is_empty());
     let first = pieces.next().and_then(|piece| Some((piece, entry::read(piece)?)));
     let (Some(retention), Some((piece, ((since, units), length)))) = (log.retention(), first) else {
@@ -184,6 +194,29 @@ fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
     Ok(Entry { at, units })
 }
 
+fn encode_bucket(out: &mut Vec<u8>, bucket: &Bucket) {
+    let Bucket { window, last, limit, level } = *bucket;
+    let unit = u128::from(window.get());
+    for figure in [window.get(), last.get(), limit, (level / unit) as u64, (level % unit) as u64] {
+        varint::put(out, figure);
+    }
+}
+
+fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
+    let mut buckets = ArrayVec::<_, MAX_TIERS>::new();
+    while !input.is_empty() {
+        let window = input.window()?;
+        let last = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
+        let (limit, units, rest) = (input.integer()?, input.integer()?, input.integer()?);
+        if rest >= window.get() {
+            return Err(Invalid::OutOfRange);
+        }
+        let level = u128::from(units) * u128::from(window.get()) + u128::from(rest);
+        buckets.try_push(Bucket { window, last, limit, level }).map_err(|_| Invalid::OutOfRange)?;
+    }
+    Limiter::of_buckets(&buckets).ok_or(Invalid::OutOfRange)
+}
+
 /// The bytes not read yet.
 struct Input<'a>(&'a [u8]);
 
@@ -210,16 +243,17 @@ impl Input<'_> {
 /// F:1700000000000/10s>1700000010000   the same, and from then on the key expires at that time
 /// L-5:1700000000000/1m/1h             RL.LOG gave back 5 units as of this time, in two windows
 /// L:1700000000000/1h/forget           RL.LOG counted a unit and forgot its oldest entry
+/// B5:1700000000000/100/1m             RL.BUCKET counted 5 units, with a limit of 100 in a window of a minute
 /// >1700000010000                      nothing was counted, but from then on the key expires at that time
 /// DEL                                 the key was deleted
 /// ```
 ///
 /// The letter of the algorithm; the units, unless it is one; the time in milliseconds; each window in its largest whole
-/// unit. Each effect has exactly one word.
+/// unit, after the limit if the algorithm counts by that. Each effect has exactly one word.
 pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
 
-/// A letter, units with a sign, a time, eight windows in milliseconds, `/forget`, and the time at which the key expires.
-const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * 15 + 7 + 17;
+/// A letter, units with a sign, a time, eight limits and windows in milliseconds, `/forget`, and the time at which the key expires.
+const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * (17 + 15) + 7 + 17;
 
 const DELETED: &[u8] = b"DEL";
 const AT: &[u8] = b":";
@@ -231,6 +265,7 @@ fn letter(algorithm: Algorithm) -> u8 {
         Algorithm::Fixed => b'F',
         Algorithm::Sliding => b'S',
         Algorithm::Log => b'L',
+        Algorithm::Bucket => b'B',
     }
 }
 
@@ -256,6 +291,10 @@ fn put_counted(word: &mut EffectWord, counted: &Counted) {
     put_integer(word, at.get());
     for quota in quotas {
         word.push(b'/');
+        if algorithm.counts_by_limit() {
+            put_integer(word, quota.limit());
+            word.push(b'/');
+        }
         let (number, unit) = in_largest_unit(quota.window());
         put_integer(word, number);
         put(word, unit);
@@ -321,7 +360,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     };
     word = word.strip_prefix(AT)?;
     let at = UnixMs::new(take_integer(&mut word)?)?;
-    let (mut windows, mut forgets) = (ArrayVec::<_, MAX_TIERS>::new(), false);
+    let (mut told, mut forgets) = (ArrayVec::<(Option<u64>, WindowMs), MAX_TIERS>::new(), false);
     while let Some(rest) = word.strip_prefix(b"/") {
         word = rest;
         if algorithm == Algorithm::Log
@@ -331,18 +370,27 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             (word, forgets) = (rest, true);
             break;
         }
+        let mut limit = None;
+        if algorithm.counts_by_limit() {
+            limit = Some(take_integer(&mut word)?);
+            word = word.strip_prefix(b"/")?;
+        }
         let window = take_window(&mut word)?;
-        if windows.contains(&window) {
+        if told.iter().any(|(_, other)| *other == window) {
             return None;
         }
-        windows.try_push(window).ok()?;
+        told.try_push((limit, window)).ok()?;
     }
     let expires = match word {
         [] => None,
         [EXPIRES, at @ ..] => Some(parse_time(at)?),
         _ => return None,
     };
-    let quotas: QuotaList = windows.into_iter().map(|window| Counted::quota(window, forgets)).collect();
+    let quota = |(limit, window)| match limit {
+        Some(limit) => Quota::new(limit, window),
+        None => Some(Counted::quota(window, forgets)),
+    };
+    let quotas = told.into_iter().map(quota).collect::<Option<QuotaList>>()?;
     let counted = Counted { algorithm, units, at, quotas, forgets, expires };
     (!counted.quotas.is_empty()).then_some(Effect::Counted(counted))
 }

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
+use crate::limiter::Algorithm;
 use crate::server::registration::{Access, Argument, Description, Kind, LoadFailed, Loading};
 use crate::server::{MODULE_NAME, OK, info, listeners, neighbors};
 use crate::{command, keyspace};
@@ -49,9 +50,14 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
     info::register(loading)?;
     keyspace::create_type(loading)?;
     loading.create_category(CATEGORY);
-    loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;
-    loading.create_command::<command::Sliding>(&SLIDING, CATEGORY)?;
-    loading.create_command::<command::Log>(&LOG, CATEGORY)?;
+    for algorithm in Algorithm::ALL {
+        match algorithm {
+            Algorithm::Fixed => loading.create_command::<command::Fixed>(&FIXED, CATEGORY),
+            Algorithm::Sliding => loading.create_command::<command::Sliding>(&SLIDING, CATEGORY),
+            Algorithm::Log => loading.create_command::<command::Log>(&LOG, CATEGORY),
+            Algorithm::Bucket => loading.create_command::<command::Bucket>(&BUCKET, CATEGORY),
+        }?;
+    }
     loading.create_command::<command::All>(&ALL, CATEGORY)?;
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
@@ -79,6 +85,13 @@ const LOG: Description = Description {
     name: c"RL.LOG",
     summary: c"Limits requests exactly, by the time of every unit in the window.",
     complexity: c"O(T) amortized, where T is the number of limit window pairs",
+    ..COMMON
+};
+
+const BUCKET: Description = Description {
+    name: c"RL.BUCKET",
+    summary:
+        c"Limits requests by a bucket that refills evenly: a burst up to the limit, then an even stream.",
     ..COMMON
 };
 
@@ -144,7 +157,7 @@ const APPLY: Description = Description {
     ..COMMON
 };
 
-/// The parts that RL.FIXED, RL.SLIDING and RL.LOG share, and the defaults of the others.
+/// The parts that the commands of the algorithms share, and the defaults of the others.
 const COMMON: Description = Description {
     name: c"",
     flags: c"write deny-oom fast",

@@ -25,6 +25,7 @@ impl Refusal {
     const COUNTED_BY_FIXED: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.FIXED");
     const COUNTED_BY_SLIDING: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.SLIDING");
     const COUNTED_BY_LOG: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.LOG");
+    const COUNTED_BY_BUCKET: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.BUCKET");
     /// RL.LOAD: the key exists.
     pub const BUSY_KEY: Refusal = Refusal::Text(c"BUSYKEY Target key name already exists.");
     /// RL.LOAD: the payload is not a valid limiter.
@@ -41,7 +42,7 @@ impl Refusal {
         Refusal::Text(c"ERR COST must be an integer from -9007199254740991 to 9007199254740991");
     const AT: Refusal =
         Refusal::Text(c"ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991");
-    const ALGORITHM: Refusal = Refusal::Text(c"ERR algorithm must be FIXED, SLIDING or LOG");
+    const ALGORITHM: Refusal = Refusal::Text(c"ERR algorithm must be FIXED, SLIDING, LOG or BUCKET");
     const ROW_COST: Refusal =
         Refusal::Text(c"ERR cost must be an integer from -9007199254740991 to 9007199254740991");
     const ROW: Refusal = Refusal::Text(c"ERR each row must be key algorithm limit window cost");
@@ -54,7 +55,7 @@ impl Refusal {
     const FORCE_AND_PARTIAL: Refusal =
         Refusal::Text(c"ERR FORCE and PARTIAL options at the same time are not compatible");
     const PARTIAL: Refusal =
-        Refusal::Text(c"ERR PARTIAL is an option of RL.FIXED, RL.SLIDING and RL.LOG only");
+        Refusal::Text(c"ERR PARTIAL is an option of RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET only");
     const LIVE_WINDOWS: Refusal =
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
     /// A panic was caught, or the server failed: not the caller's fault.
@@ -67,6 +68,7 @@ impl From<TakeError> for Refusal {
             TakeError::OtherAlgorithm(Algorithm::Fixed) => Refusal::COUNTED_BY_FIXED,
             TakeError::OtherAlgorithm(Algorithm::Sliding) => Refusal::COUNTED_BY_SLIDING,
             TakeError::OtherAlgorithm(Algorithm::Log) => Refusal::COUNTED_BY_LOG,
+            TakeError::OtherAlgorithm(Algorithm::Bucket) => Refusal::COUNTED_BY_BUCKET,
             TakeError::TooManyWindows => Refusal::LIVE_WINDOWS,
         }
     }

@@ -56,9 +56,7 @@ impl Outcomes {
     }
 }
 
-static FIXED: Outcomes = Outcomes::none();
-static SLIDING: Outcomes = Outcomes::none();
-static LOG: Outcomes = Outcomes::none();
+static OUTCOMES: [Outcomes; Algorithm::ALL.len()] = [const { Outcomes::none() }; Algorithm::ALL.len()];
 static ALL: Outcomes = Outcomes::none();
 static PEEK: Outcomes = Outcomes::none();
 static UNITS_COUNTED: Counter = Counter::zero();
@@ -66,25 +64,32 @@ static UNITS_GIVEN_BACK: Counter = Counter::zero();
 static ERRORS: Counter = Counter::zero();
 
 /// Every counter by its name in INFO.
-pub static FIGURES: [(&CStr, &Counter); 17] = [
-    (c"fixed_allowed", &FIXED.allowed),
-    (c"fixed_limited", &FIXED.limited),
-    (c"fixed_forced", &FIXED.forced),
-    (c"sliding_allowed", &SLIDING.allowed),
-    (c"sliding_limited", &SLIDING.limited),
-    (c"sliding_forced", &SLIDING.forced),
-    (c"log_allowed", &LOG.allowed),
-    (c"log_limited", &LOG.limited),
-    (c"log_forced", &LOG.forced),
-    (c"all_allowed", &ALL.allowed),
-    (c"all_limited", &ALL.limited),
-    (c"all_forced", &ALL.forced),
-    (c"peek_allowed", &PEEK.allowed),
-    (c"peek_limited", &PEEK.limited),
-    (c"units_counted", &UNITS_COUNTED),
-    (c"units_given_back", &UNITS_GIVEN_BACK),
-    (c"errors", &ERRORS),
-];
+pub fn figures() -> impl Iterator<Item = (&'static CStr, &'static Counter)> {
+    let of_algorithms = Algorithm::ALL.into_iter().flat_map(|algorithm| {
+        let Outcomes { allowed, limited, forced } = outcomes(algorithm);
+        names(algorithm).into_iter().zip([allowed, limited, forced])
+    });
+    of_algorithms.chain([
+        (c"all_allowed", &ALL.allowed),
+        (c"all_limited", &ALL.limited),
+        (c"all_forced", &ALL.forced),
+        (c"peek_allowed", &PEEK.allowed),
+        (c"peek_limited", &PEEK.limited),
+        (c"units_counted", &UNITS_COUNTED),
+        (c"units_given_back", &UNITS_GIVEN_BACK),
+        (c"errors", &ERRORS),
+    ])
+}
+
+/// The names in INFO of the outcomes of one algorithm.
+fn names(algorithm: Algorithm) -> [&'static CStr; 3] {
+    match algorithm {
+        Algorithm::Fixed => [c"fixed_allowed", c"fixed_limited", c"fixed_forced"],
+        Algorithm::Sliding => [c"sliding_allowed", c"sliding_limited", c"sliding_forced"],
+        Algorithm::Log => [c"log_allowed", c"log_limited", c"log_forced"],
+        Algorithm::Bucket => [c"bucket_allowed", c"bucket_limited", c"bucket_forced"],
+    }
+}
 
 /// Notes the outcome of a request; [`units`] is called for what it counted.
 #[inline(always)]
@@ -94,11 +99,7 @@ pub fn taken(algorithm: Algorithm, limited: bool, changed: bool) {
 
 #[inline(always)]
 fn outcomes(algorithm: Algorithm) -> &'static Outcomes {
-    match algorithm {
-        Algorithm::Fixed => &FIXED,
-        Algorithm::Sliding => &SLIDING,
-        Algorithm::Log => &LOG,
-    }
+    &OUTCOMES[algorithm as usize]
 }
 
 /// Notes the outcome of RL.ALL; [`units`] is called for each key.

@@ -71,6 +71,9 @@ impl Algorithm {
     /// The one that keeps every unit.
     const LOG: Algorithm = Algorithm { command: "RL.LOG" };
 
+    /// The one whose units come back one by one.
+    const BUCKET: Algorithm = Algorithm { command: "RL.BUCKET" };
+
     /// All of them.
     pub const ALL: [Algorithm; COMMANDS.len()] = {
         let mut all = [Algorithm::FIXED; COMMANDS.len()];
@@ -102,11 +105,13 @@ impl Algorithm {
         keys.iter().flat_map(|key| self.history(key, ONE_TIER, now_ms)).collect()
     }
 
-    /// Takes all of [`ONE_TIER`]'s limit, in a log as ten entries.
+    /// Takes all of [`ONE_TIER`]'s limit, in a log as ten entries, of a bucket twice that.
     fn exhaust(self, now_ms: u64) -> Vec<String> {
         let take = |cost, at| format!("{} {KEY} {} COST {cost} FORCE AT {at}", self.command, words(ONE_TIER));
         if self == Algorithm::LOG {
             (0..10).map(|i| take(MINUTE.limit / 10, now_ms - 20_000 + i * 1_000)).collect()
+        } else if self == Algorithm::BUCKET {
+            vec![take(2 * MINUTE.limit, now_ms)]
         } else {
             vec![take(MINUTE.limit, now_ms)]
         }

@@ -2,6 +2,7 @@
 //! model of its content.
 
 use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::bucket::Bucket;
 use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, answer, assert_agree, counts_nothing, expected, quota};
@@ -60,16 +61,21 @@ struct Held {
     counted: Vec<(WindowMs, i64, u64)>,
     /// The longest window.
     window: WindowMs,
+    buckets: Vec<Bucket>,
 }
 
 impl Held {
     fn by(limiter: &Limiter) -> Held {
-        let mut counted = Vec::new();
+        let (mut counted, buckets) = (Vec::new(), limiter.buckets());
         match limiter.algorithm() {
             Algorithm::Log => {
                 let window = limiter.retention().expect("not empty");
                 let entries = limiter.log_entries();
                 counted.extend(entries.iter().map(|entry| (window, entry.units as i64, entry.at.get())));
+            }
+            // Levels are not whole units, so the model is made of them.
+            Algorithm::Bucket => {
+                counted.extend(buckets.iter().map(|bucket| (bucket.window, 1, bucket.last.get())));
             }
             Algorithm::Fixed | Algorithm::Sliding => {
                 let mut counters: Vec<_> = limiter.counters().expect("it has counters").iter().collect();
@@ -89,7 +95,7 @@ impl Held {
             }
         }
         let window = counted.iter().map(|(window, ..)| *window).max().expect("not empty");
-        Held { counted, window }
+        Held { counted, window, buckets }
     }
 
     fn model(&self, algorithm: Algorithm) -> Model {
@@ -98,6 +104,7 @@ impl Held {
                 let entries: Vec<_> = self.counted.iter().map(|&(_, units, at)| (at, units as u64)).collect();
                 Model::of_log(&entries, self.window, Search::Halving)
             }
+            Algorithm::Bucket => Model::of_buckets(&self.buckets, Search::Halving),
             Algorithm::Fixed | Algorithm::Sliding => {
                 let mut model = Model::new(algorithm, Search::Halving);
                 for &(window, units, at) in &self.counted {

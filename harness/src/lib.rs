@@ -29,7 +29,7 @@ pub use wait::{PATIENCE, wait_for};
 pub use wire::{Figures, clock_ms, command, error_text, figures, info, pipeline};
 
 /// The rate-limiting commands, one for each algorithm.
-pub const COMMANDS: [&str; 3] = ["RL.FIXED", "RL.SLIDING", "RL.LOG"];
+pub const COMMANDS: [&str; 4] = ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.BUCKET"];
 
 /// Settings with which each command is on disk before its reply.
 pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "always")];

@@ -27,9 +27,15 @@ impl Command for Info {
         call.reply_text("windows");
         call.reply_array(windows.len());
         for usage in windows {
-            call.reply_map(3 + if usage.parts.is_some() { 2 } else { 0 });
+            call.reply_map(
+                3 + usize::from(usage.limit.is_some()) + if usage.parts.is_some() { 2 } else { 0 },
+            );
             call.reply_text("window_ms");
             call.reply_integer(integer(usage.window.get()));
+            if let Some(limit) = usage.limit {
+                call.reply_text("limit");
+                call.reply_integer(integer(limit));
+            }
             call.reply_text("used");
             call.reply_integer(integer(usage.used));
             call.reply_text("reset_after_ms");

@@ -14,4 +14,4 @@ pub use apply::Apply;
 pub use info::Info;
 pub use load::Load;
 pub use peek::Peek;
-pub use take::{Fixed, Log, Sliding};
+pub use take::{Bucket, Fixed, Log, Sliding};

@@ -1,4 +1,4 @@
-//! RL.FIXED, RL.SLIDING and RL.LOG: decide, and count or give back.
+//! RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET: decide, and count or give back.
 
 // Inlined, here and in what a single command calls of `command`, `keyspace`, `server` and `stats`: all together that saves an
 // RL.FIXED 300 of its 6,800 instructions. RL.PEEK and RL.ALL gain nothing by it.
@@ -17,6 +17,8 @@ pub struct Fixed;
 pub struct Sliding;
 /// RL.LOG.
 pub struct Log;
+/// RL.BUCKET.
+pub struct Bucket;
 
 impl Command for Fixed {
     fn run(call: &mut Call) -> Result<(), Refusal> {
@@ -33,6 +35,12 @@ impl Command for Sliding {
 impl Command for Log {
     fn run(call: &mut Call) -> Result<(), Refusal> {
         take(call, Algorithm::Log)
+    }
+}
+
+impl Command for Bucket {
+    fn run(call: &mut Call) -> Result<(), Refusal> {
+        take(call, Algorithm::Bucket)
     }
 }
 

@@ -13,11 +13,13 @@ pub enum Algorithm {
     Sliding,
     /// Every unit with its own time.
     Log,
+    /// What is missing from a bucket that refills evenly.
+    Bucket,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+    pub const ALL: [Algorithm; 4] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
 
     /// The name of its command.
     pub const fn command(self) -> &'static CStr {
@@ -25,6 +27,7 @@ impl Algorithm {
             Algorithm::Fixed => c"RL.FIXED",
             Algorithm::Sliding => c"RL.SLIDING",
             Algorithm::Log => c"RL.LOG",
+            Algorithm::Bucket => c"RL.BUCKET",
         }
     }
 
@@ -34,6 +37,15 @@ impl Algorithm {
             Algorithm::Fixed => "fixed",
             Algorithm::Sliding => "sliding",
             Algorithm::Log => "log",
+            Algorithm::Bucket => "bucket",
+        }
+    }
+
+    /// Whether what it counts depends on the limit. Then copies are told the limit too.
+    pub const fn counts_by_limit(self) -> bool {
+        match self {
+            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => false,
+            Algorithm::Bucket => true,
         }
     }
 }
@@ -43,6 +55,8 @@ impl Algorithm {
 pub struct WindowUsage {
     /// Its length.
     pub window: WindowMs,
+    /// The limit that it was last counted by, if that matters to what counts.
+    pub limit: Option<u64>,
     /// Units that count now.
     pub used: u64,
     /// Milliseconds until none do.

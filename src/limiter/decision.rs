@@ -198,6 +198,12 @@ pub trait State {
     /// count now, in this place.
     fn wait_until(&self, quota: Quota, place: &Self::Place, room: u64, now: UnixMs) -> u64;
 
+    /// How long until everything is available again in `place`, for a quota that allows nothing.
+    #[inline(always)]
+    fn reset_after_ms_without_limit(&self, _place: &Self::Place, _now: UnixMs) -> u64 {
+        0
+    }
+
     /// Whether the key can hold the windows of these quotas beside those that still count.
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool;
 
@@ -461,7 +467,10 @@ impl Claim {
             limit,
             remaining: shown.remaining(),
             retry_after_ms: if limited { self.retry_after(state, shown).ms() } else { None },
-            reset_after_ms: self.wait_for(state, shown, limit).ms().unwrap_or(0),
+            reset_after_ms: match limit {
+                0 => state.reset_after_ms_without_limit(&shown.place, self.time.now()),
+                _ => self.wait_for(state, shown, limit).ms().unwrap_or(0),
+            },
         }
     }
 

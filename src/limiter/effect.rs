@@ -26,7 +26,8 @@ pub struct Counted {
     pub units: Cost,
     /// The time as of which that was done.
     pub at: UnixMs,
-    /// Where: at least one quota, each with a different window. See [`Counted::quota`] for the limits.
+    /// Where: at least one quota, each with a different window. For the limits, see [`Counted::quota`] and
+    /// [`Algorithm::counts_by_limit`].
     pub quotas: QuotaList,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
     pub forgets: bool,
@@ -39,17 +40,23 @@ impl Counted {
     #[inline(always)]
     pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
         let forgets = outcome.change.forgot;
+        let told = |quota: &Quota| match algorithm.counts_by_limit() {
+            true => *quota,
+            false => Counted::quota(quota.window(), forgets),
+        };
+        // How far a bucket fills up depends on all that is given back, not only on what was missing.
+        let told_whole = algorithm.counts_by_limit() && cost.get() < 0;
         Counted {
             algorithm,
-            units: cost.at_most(outcome.change.units),
+            units: if told_whole { cost } else { cost.at_most(outcome.change.units) },
             at: outcome.as_of,
-            quotas: quotas.iter().map(|quota| Counted::quota(quota.window(), forgets)).collect(),
+            quotas: quotas.iter().map(told).collect(),
             forgets,
             expires: None,
         }
     }
 
-    /// The quota of a copy. No limit is told, since none matters to what is counted: only a log that forgot an entry has so
+    /// The quota of a copy that is told no limit, since none matters to what is counted: only a log that forgot an entry has so
     /// many that a limit of 0 makes it forget one; at the largest limit it forgets none that the original request left.
     #[inline(always)]
     pub fn quota(window: WindowMs, forgets: bool) -> Quota {

@@ -8,6 +8,7 @@
 //! - `decision`: what is decided about one key, by the same steps for every algorithm.
 //! - [`counters`]: the state of RL.FIXED and RL.SLIDING.
 //! - [`log`]: the state of RL.LOG.
+//! - [`bucket`]: the state of RL.BUCKET.
 //! - `state`: [`Limiter`], the state of a key: decide, then commit.
 //! - `effect`: what a request did to a key, for its copies.
 //! - [`key`]: what a command does to a key, for its host to carry out.
@@ -16,6 +17,7 @@
 //! `inline(always)` stands where it spares a request instructions: see DESIGN.md, Decisions.
 
 pub(crate) mod algorithm;
+pub mod bucket;
 pub(crate) mod counters;
 mod decision;
 mod effect;

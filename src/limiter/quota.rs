@@ -143,7 +143,7 @@ impl WindowMs {
     }
 
     /// The length in milliseconds.
-    pub fn get(self) -> u64 {
+    pub const fn get(self) -> u64 {
         self.0.get()
     }
 }

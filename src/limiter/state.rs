@@ -1,6 +1,9 @@
 //! The state of a key: decide, then commit.
 
+use std::slice;
+
 use super::algorithm::{Algorithm, Mover, WindowUsage};
+use super::bucket::{self, Bucket, Buckets, Packed};
 use super::counters::{ByMethod, Counters, Method};
 use super::decision::{Claim, Decision, Outcome, RowVerdict, State, TakeError};
 use super::lifetime::{Lifetime, TimeSource};
@@ -27,6 +30,10 @@ pub enum Limiter {
     Short128(Box<[u8; 128]>),
     /// A short log in 256 bytes.
     Short256(Box<[u8; 256]>),
+    /// RL.BUCKET with one window.
+    Bucket(Box<Packed>),
+    /// RL.BUCKET with several windows. In a box, since a list would make `Limiter` larger.
+    Buckets(Box<Vec<Packed>>),
 }
 
 /// Matches a short log of any size.
@@ -40,11 +47,19 @@ macro_rules! any_short {
     };
 }
 
-/// A limiter to read, with short logs of all sizes in one variant.
+/// Matches buckets.
+macro_rules! any_buckets {
+    () => {
+        Limiter::Bucket(_) | Limiter::Buckets(_)
+    };
+}
+
+/// A limiter to read, with short logs of all sizes in one variant, and all buckets.
 pub(crate) enum Form<'a> {
     Counters(ByMethod<&'a Counters>),
     Short(Short<&'a Limiter>),
     Large(&'a Large),
+    Buckets(Buckets<&'a Limiter>),
 }
 
 /// Evaluates an expression about the state of a limiter, whatever its form.
@@ -60,6 +75,10 @@ macro_rules! read {
                 $then
             }
             Form::Large($state) => $then,
+            Form::Buckets($state) => {
+                let $state = &$state;
+                $then
+            }
         }
     };
 }
@@ -80,6 +99,10 @@ macro_rules! change {
             }
             any_short!(_) => {
                 let $state = &mut Short::new(&mut *$limiter);
+                $then
+            }
+            any_buckets!() => {
+                let $state = &mut Buckets(&mut *$limiter);
                 $then
             }
         }
@@ -109,7 +132,7 @@ impl Holder for Limiter {
     #[inline(always)]
     fn bytes(&self) -> &[u8] {
         match self {
-            Limiter::Counters(_) | Limiter::Large(_) => &[],
+            Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => &[],
             Limiter::Short32(bytes) => &bytes[..],
             Limiter::Short48(bytes) => &bytes[..],
             Limiter::Short64(bytes) => &bytes[..],
@@ -120,13 +143,43 @@ impl Holder for Limiter {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Limiter::Counters(_) | Limiter::Large(_) => &mut [],
+            Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => &mut [],
             Limiter::Short32(bytes) => &mut bytes[..],
             Limiter::Short48(bytes) => &mut bytes[..],
             Limiter::Short64(bytes) => &mut bytes[..],
             Limiter::Short128(bytes) => &mut bytes[..],
             Limiter::Short256(bytes) => &mut bytes[..],
         }
+    }
+}
+
+impl bucket::Holder for Limiter {
+    #[inline(always)]
+    fn slots(&self) -> &[Packed] {
+        match self {
+            Limiter::Bucket(bucket) => slice::from_ref(bucket),
+            Limiter::Buckets(buckets) => buckets,
+            _ => &[],
+        }
+    }
+
+    #[inline(always)]
+    fn slots_mut(&mut self) -> &mut [Packed] {
+        match self {
+            Limiter::Bucket(bucket) => slice::from_mut(bucket),
+            Limiter::Buckets(buckets) => buckets,
+            _ => &mut [],
+        }
+    }
+
+    fn replace(&mut self, mut slots: Vec<Packed>) {
+        *self = match slots.as_slice() {
+            [only] => Limiter::Bucket(Box::new(*only)),
+            _ => {
+                slots.shrink_to_fit();
+                Limiter::Buckets(Box::new(slots))
+            }
+        };
     }
 }
 
@@ -137,6 +190,7 @@ impl Limiter {
             Algorithm::Fixed => Limiter::Counters(Counters::new(Method::Fixed)),
             Algorithm::Sliding => Limiter::Counters(Counters::new(Method::Sliding)),
             Algorithm::Log => short::empty(),
+            Algorithm::Bucket => Limiter::Bucket(Box::default()),
         }
     }
 
@@ -146,6 +200,7 @@ impl Limiter {
             Limiter::Counters(counters) => Form::Counters(counters.by_method()),
             Limiter::Large(large) => Form::Large(large),
             any_short!(_) => Form::Short(Short::new(self)),
+            any_buckets!() => Form::Buckets(Buckets(self)),
         }
     }
 
@@ -154,6 +209,7 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.algorithm(),
             Limiter::Large(_) | any_short!(_) => Algorithm::Log,
+            any_buckets!() => Algorithm::Bucket,
         }
     }
 
@@ -223,6 +279,7 @@ impl Limiter {
                     return claim.decide_and_commit(&mut short, quotas, force);
                 }
             }
+            any_buckets!() => return claim.decide_and_commit(&mut Buckets(self), quotas, force),
         }
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
     }
@@ -338,7 +395,7 @@ impl Limiter {
     }
 
     /// How long from `now` it can affect a decision: exact for counters, rounded up by at most an eighth of the
-    /// longest window for a log.
+    /// longest window for a log, of its window for a bucket.
     ///
     /// Normally it ends when the last unit stops counting. A limiter ahead of `now` by more than its
     /// longest possible lifetime plus `slack_ms` ends earlier.
@@ -357,6 +414,7 @@ impl Limiter {
             Limiter::Counters(counters) => counters.set_source(source),
             Limiter::Large(large) => large.set_source(source),
             any_short!(_) => Short::new(self).set_source(source),
+            any_buckets!() => Buckets(self).set_source(source),
         }
     }
 
@@ -365,8 +423,8 @@ impl Limiter {
         read!(self, state => state.is_ahead_of(now))
     }
 
-    /// The latest time that anything was counted at: in any window for a log, in those of `quotas` for counters,
-    /// where it is the start of the window.
+    /// The latest time that anything was counted at: in any window for a log, in those of `quotas` for buckets and for
+    /// counters, where it is the start of the window.
     pub fn newest_in(&self, quotas: &[Quota]) -> UnixMs {
         read!(self, state => state.newest_in(quotas))
     }
@@ -376,18 +434,33 @@ impl Limiter {
         read!(self, state => state.windows(now))
     }
 
-    /// The counters of RL.FIXED or RL.SLIDING; `None` if it is a log.
+    /// The counters of RL.FIXED or RL.SLIDING; `None` for the others.
     pub fn counters(&self) -> Option<&Counters> {
         match self.form() {
             Form::Counters(counters) => Some(counters.counters()),
-            Form::Short(_) | Form::Large(_) => None,
+            Form::Short(_) | Form::Large(_) | Form::Buckets(_) => None,
         }
     }
 
-    /// How long a log keeps its units; `None` for counters, and for a log that never held any.
+    /// The buckets of RL.BUCKET, shortest window first.
+    pub fn buckets(&self) -> Vec<Bucket> {
+        match self.form() {
+            Form::Buckets(buckets) => buckets.iter().collect(),
+            Form::Counters(_) | Form::Short(_) | Form::Large(_) => Vec::new(),
+        }
+    }
+
+    /// A limiter of these buckets; `None` if they cannot be those of one.
+    pub(crate) fn of_buckets(buckets: &[Bucket]) -> Option<Limiter> {
+        let mut limiter = Limiter::new(Algorithm::Bucket);
+        bucket::Holder::replace(&mut limiter, bucket::restore(buckets)?);
+        Some(limiter)
+    }
+
+    /// How long a log keeps its units; `None` for the others, and for a log that never held any.
     pub fn retention(&self) -> Option<WindowMs> {
         match self.form() {
-            Form::Counters(_) => None,
+            Form::Counters(_) | Form::Buckets(_) => None,
             Form::Short(short) => short.retention(),
             Form::Large(large) => large.retention(),
         }
@@ -396,16 +469,16 @@ impl Limiter {
     /// The entries of a log, oldest first.
     pub fn log_entries(&self) -> Vec<Entry> {
         match self.form() {
-            Form::Counters(_) => Vec::new(),
+            Form::Counters(_) | Form::Buckets(_) => Vec::new(),
             Form::Short(short) => short.iter().collect(),
             Form::Large(large) => large.iter().collect(),
         }
     }
 
-    /// The number of distinct timestamps in a log that count at `now`; `None` for counters.
+    /// The number of distinct timestamps in a log that count at `now`; `None` for the others.
     pub fn entries(&self, now: UnixMs) -> Option<u64> {
         match self.form() {
-            Form::Counters(_) => None,
+            Form::Counters(_) | Form::Buckets(_) => None,
             Form::Short(short) => Some(short.count(now)),
             Form::Large(large) => Some(large.count(now)),
         }
@@ -417,6 +490,8 @@ impl Limiter {
             Limiter::Counters(counters) => counters.heap_bytes(),
             Limiter::Large(large) => large.heap_bytes(),
             any_short!(_) => self.bytes().len(),
+            Limiter::Bucket(_) => size_of::<Packed>(),
+            Limiter::Buckets(buckets) => size_of::<Vec<Packed>>() + buckets.capacity() * size_of::<Packed>(),
         }
     }
 
@@ -425,7 +500,8 @@ impl Limiter {
         match self {
             Limiter::Counters(_) => 1,
             Limiter::Large(large) => 1 + large.allocations(),
-            any_short!(_) => 2,
+            any_short!(_) | Limiter::Bucket(_) => 2,
+            Limiter::Buckets(_) => 3,
         }
     }
 
@@ -443,6 +519,8 @@ impl Limiter {
             Limiter::Short64(bytes) => Limiter::Short64(mover.move_box(bytes)),
             Limiter::Short128(bytes) => Limiter::Short128(mover.move_box(bytes)),
             Limiter::Short256(bytes) => Limiter::Short256(mover.move_box(bytes)),
+            Limiter::Bucket(bucket) => Limiter::Bucket(mover.move_box(bucket)),
+            Limiter::Buckets(buckets) => Limiter::Buckets(bucket::relocate(buckets, mover)),
         }
     }
 }

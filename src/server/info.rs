@@ -18,7 +18,7 @@ pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
 /// Adds the section to a reply, or to a crash report: reading counters is safe even then.
 unsafe extern "C" fn add_section(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
-    let figures = stats::FIGURES.iter().map(|(name, counter)| (*name, counter.get()));
+    let figures = stats::figures().map(|(name, counter)| (name, counter.get()));
     let held = (c"memory_bytes", allocator::bytes_held() as u64);
     // SAFETY: the server passes a context that is valid during the call, and copies all texts.
     unsafe {

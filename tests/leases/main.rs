@@ -182,7 +182,7 @@ fn most_in_a_window(algorithm: &str, passed: &[u64]) -> u64 {
     let of = |start: usize| {
         let end = match algorithm {
             // The server counts in whole milliseconds, and so do the clocks of the workers.
-        "log" => passed[start] + WINDOW_MS - 2,
+            "log" => passed[start] + WINDOW_MS - 2,
             _ => (passed[start] / WINDOW_MS + 1) * WINDOW_MS,
         };
         passed[start..].iter().take_while(|time| **time < end).count() as u64

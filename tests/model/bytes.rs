@@ -126,7 +126,7 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
         2 => 0..=MAX_SAFE_INTEGER,
         1 => any::<u64>(),
     ];
-    (1..=3u8, vec(figure, 1..10)).prop_map(|(tag, figures)| {
+    (1..=Algorithm::ALL.len() as u8, vec(figure, 1..10)).prop_map(|(tag, figures)| {
         let figures = figures.into_iter().flat_map(integer);
         [1, tag].into_iter().chain(figures).collect()
     })
@@ -187,7 +187,7 @@ proptest! {
 
     #[test]
     fn random_bytes_are_refused_or_round_trip(
-        head in prop_oneof![Just(vec![]), (0..=4u8).prop_map(|tag| vec![1, tag])],
+        head in prop_oneof![Just(vec![]), (0..=1 + Algorithm::ALL.len() as u8).prop_map(|tag| vec![1, tag])],
         rest in vec(any::<u8>(), 0..40),
     ) {
         refused_or_round_trips(&[head, rest].concat())?;
@@ -210,6 +210,7 @@ proptest! {
 const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
+const BUCKET: u8 = 4;
 
 fn encoded(tag: u8, figures: &[u64]) -> Vec<u8> {
     [1, tag].into_iter().chain(figures.iter().copied().flat_map(integer)).collect()
@@ -233,6 +234,10 @@ fn the_largest_valid_figures_round_trip() {
         (LOG, vec![10, 0, MAX_COUNT - 1, 9]),
         (LOG, vec![10, 0, MAX_COUNT - 2, 0, 2, 9]),
         (LOG, vec![10, MAX_SAFE_INTEGER - 1, 1, 1]),
+        (BUCKET, vec![longest, MAX_SAFE_INTEGER, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER, 0]),
+        (BUCKET, vec![longest, 0, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER - 1, longest - 1]),
+        (BUCKET, vec![10, 0, 1, 0, 1]),
+        (BUCKET, (1..=8).flat_map(|window| [window, 0, 1, 2, 0]).collect()),
     ] {
         let bytes = encoded(tag, &figures);
         let limiter = decode(&bytes).unwrap_or_else(|invalid| panic!("{tag} {figures:?}: {invalid}"));
@@ -283,6 +288,22 @@ fn bytes_that_no_limiter_encodes_to_are_refused() {
         ("too many units in all", LOG, vec![10, 0, MAX_COUNT, 1]),
         ("units that overflow", LOG, vec![10, 0, 1, 0, u64::MAX, 1]),
         ("an entry that has left the window", LOG, vec![10, 0, 1, 10]),
+        ("nothing", BUCKET, vec![]),
+        ("half a bucket", BUCKET, vec![10, 0, 1]),
+        ("half a bucket after another", BUCKET, vec![10, 0, 1, 1, 0, 11, 0]),
+        ("a full bucket", BUCKET, vec![10, 0, 1, 0, 0]),
+        ("a full bucket after another", BUCKET, vec![10, 0, 1, 1, 0, 11, 0, 1, 0, 0]),
+        ("a window of 0", BUCKET, vec![0, 0, 1, 1, 0]),
+        ("a window too long", BUCKET, vec![longest + 1, 0, 1, 1, 0]),
+        ("a time after the last", BUCKET, vec![10, MAX_SAFE_INTEGER + 1, 1, 1, 0]),
+        ("a limit of 0", BUCKET, vec![10, 0, 0, 0, 1]),
+        ("a limit too large", BUCKET, vec![10, 0, MAX_SAFE_INTEGER + 1, 1, 0]),
+        ("a whole unit in the rest", BUCKET, vec![10, 0, 5, 1, 10]),
+        ("more than two buckets missing", BUCKET, vec![10, 0, 5, 10, 1]),
+        ("units that overflow", BUCKET, vec![longest, 0, 5, u64::MAX, 1]),
+        ("equal windows", BUCKET, vec![10, 0, 1, 1, 0, 10, 0, 1, 1, 0]),
+        ("windows out of order", BUCKET, vec![11, 0, 1, 1, 0, 10, 0, 1, 1, 0]),
+        ("too many windows", BUCKET, (1..=9).flat_map(|window| [window, 0, 1, 1, 0]).collect()),
     ] {
         assert!(decode(&encoded(tag, &figures)).is_err(), "{why}: {tag} {figures:?}");
     }

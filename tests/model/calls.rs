@@ -11,7 +11,7 @@ use redis_rl::limiter::{
 
 use crate::naive::Model;
 
-/// A call of RL.FIXED, RL.SLIDING or RL.LOG, or of RL.PEEK.
+/// A call of a command that counts, or of RL.PEEK.
 #[derive(Clone)]
 pub struct Call {
     pub act: Act,
@@ -271,7 +271,7 @@ pub fn assert_agree(limiter: &Limiter, model: &Model, windows: &[u64], now: u64)
     let at = UnixMs::saturating(now);
     for &window in windows {
         let used = limiter.used(any_limit(window), at);
-        assert_eq!(used, model.used(window, now), "units in {window} ms at {now}");
+        assert_eq!(used, model.used(&any_limit(window), now), "units in {window} ms at {now}");
     }
     assert_eq!(limiter.windows(at), model.windows(now), "at {now}");
     assert_eq!(limiter.entries(at), model.entries(now), "at {now}");

@@ -102,7 +102,7 @@ fn up_to(max: u64) -> impl Strategy<Value = u64> {
 /// More window lengths than fit into a key.
 pub fn crowded() -> Shape {
     Shape {
-        algorithms: &[Algorithm::Fixed, Algorithm::Sliding],
+        algorithms: &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Bucket],
         windows: 8..=14,
         tiers: 1..=8,
         limit: (1..=20u64).boxed(),

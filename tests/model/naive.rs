@@ -1,10 +1,11 @@
-//! The three algorithms as docs/algorithms.md describes them: slow, and without a formula for any wait, which is
+//! The algorithms as docs/algorithms.md describes them: slow, and without a formula for any wait, which is
 //! found by search.
 //!
 //! All figures are `i128`, so that nothing can overflow.
 
 use std::collections::BTreeMap;
 
+use redis_rl::limiter::bucket::Bucket;
 use redis_rl::limiter::{Algorithm, Parts, Quota, TakeError, Verdict, WindowMs, WindowUsage};
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
@@ -54,6 +55,7 @@ pub struct Model {
 enum State {
     Windows(Windows),
     Log(Log),
+    Buckets(Buckets),
 }
 
 /// RL.FIXED and RL.SLIDING: the units in each window, for each window length.
@@ -77,6 +79,93 @@ struct Log {
     entries: Vec<(i128, i128)>,
     /// The longest window that counted anything since the log was last empty.
     keep: i128,
+}
+
+/// RL.BUCKET: what is missing from the bucket of each window length, in units times milliseconds.
+#[derive(Clone, Debug, Default)]
+struct Buckets {
+    lengths: BTreeMap<i128, Level>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    missing: i128,
+    /// When it was counted in last, and with which limit.
+    last: i128,
+    limit: i128,
+}
+
+impl Level {
+    /// Each millisecond refills the limit. Time never runs back.
+    fn at(self, now: i128) -> Level {
+        let last = self.last.max(now);
+        Level { missing: (self.missing - (last - self.last) * self.limit).max(0), last, ..self }
+    }
+
+    /// As much missing in proportion, rounded up: in two parts, since the product may exceed 128 bits.
+    fn with_limit(self, limit: i128) -> Level {
+        let (whole, rest) = (self.missing / self.limit, self.missing % self.limit);
+        Level { missing: whole * limit + ceil(rest * limit, self.limit), limit, ..self }
+    }
+}
+
+fn ceil(figure: i128, by: i128) -> i128 {
+    (figure + by - 1) / by
+}
+
+impl Buckets {
+    fn of(&self, quota: &Quota, now: i128) -> Level {
+        let limit = i128::from(quota.limit());
+        let full = Level { missing: 0, last: now, limit };
+        self.lengths.get(&window_of(quota)).map_or(full, |level| level.at(now).with_limit(limit))
+    }
+
+    fn used(&self, quota: &Quota, now: i128) -> i128 {
+        ceil(self.of(quota, now).missing, window_of(quota))
+    }
+
+    fn is_full(&self, window: i128, now: i128) -> bool {
+        self.lengths.get(&window).is_none_or(|level| level.at(now).missing == 0)
+    }
+
+    fn live(&self, now: i128) -> impl Iterator<Item = i128> {
+        self.lengths.keys().copied().filter(move |&window| !self.is_full(window, now))
+    }
+
+    /// Returns how many were counted: no more than two buckets are missing.
+    fn take(&mut self, quota: &Quota, units: i128, now: i128) -> i128 {
+        let (window, level) = (window_of(quota), self.of(quota, now));
+        let missing = (level.missing + units * window).min(2 * level.limit * window);
+        if missing == level.missing {
+            return 0;
+        }
+        if !self.lengths.contains_key(&window) {
+            // A new length removes those that are full.
+            let live: Vec<i128> = self.live(now).collect();
+            self.lengths.retain(|window, _| live.contains(window));
+        }
+        self.lengths.insert(window, Level { missing, ..level });
+        ceil(missing - level.missing, window)
+    }
+
+    /// Gives back what was taken at `as_of`, but not what has refilled from then until the last units were taken. Returns how
+    /// many were missing.
+    fn refund(&mut self, quota: &Quota, units: i128, as_of: i128) -> i128 {
+        let window = window_of(quota);
+        let Some(level) = self.lengths.get_mut(&window).filter(|_| quota.limit() > 0) else { return 0 };
+        let named = level.with_limit(i128::from(quota.limit()));
+        let refilled = (named.last - as_of).max(0) * named.limit;
+        let back = units * window - refilled;
+        let refunded = back.min(named.at(as_of).missing);
+        if refunded <= 0 {
+            return 0;
+        }
+        *level = Level { missing: named.missing - back, ..named };
+        if level.missing <= 0 {
+            self.lengths.remove(&window);
+        }
+        ceil(refunded, window)
+    }
 }
 
 impl Windows {
@@ -112,13 +201,6 @@ impl Windows {
 
     fn live(&self, now: i128) -> impl Iterator<Item = i128> {
         self.lengths.keys().copied().filter(move |&window| self.is_live(window, now))
-    }
-
-    fn windows_fit(&self, quotas: &[Quota], now: i128) -> bool {
-        let mut windows: Vec<i128> = self.live(now).chain(quotas.iter().map(window_of)).collect();
-        windows.sort();
-        windows.dedup();
-        windows.len() <= MAX_LIVE_WINDOWS
     }
 
     /// Returns how many were counted: a saturated count takes no more.
@@ -253,6 +335,7 @@ impl Model {
             Algorithm::Fixed => windows(false),
             Algorithm::Sliding => windows(true),
             Algorithm::Log => State::Log(Log::default()),
+            Algorithm::Bucket => State::Buckets(Buckets::default()),
         };
         Model { state, search }
     }
@@ -263,11 +346,23 @@ impl Model {
         Model { state: State::Log(Log { entries, keep: i128::from(longest.get()) }), search }
     }
 
-    pub fn used(&self, window: u64, now: u64) -> u64 {
-        let (window, now) = (i128::from(window), i128::from(now));
+    /// A key with these buckets.
+    pub fn of_buckets(buckets: &[Bucket], search: Search) -> Model {
+        let level = |bucket: &Bucket| {
+            let missing = i128::try_from(bucket.level).expect("it has 93 bits");
+            let level = Level { missing, last: bucket.last.get().into(), limit: bucket.limit.into() };
+            (i128::from(bucket.window.get()), level)
+        };
+        let lengths = buckets.iter().map(level).collect();
+        Model { state: State::Buckets(Buckets { lengths }), search }
+    }
+
+    pub fn used(&self, quota: &Quota, now: u64) -> u64 {
+        let (window, now) = (window_of(quota), i128::from(now));
         figure(match &self.state {
             State::Windows(windows) => windows.used(window, now),
             State::Log(log) => log.used(window, now),
+            State::Buckets(buckets) => buckets.used(quota, now),
         })
     }
 
@@ -278,8 +373,7 @@ impl Model {
 
     fn tier_refuses(&self, quota: &Quota, cost: i64, now: u64) -> bool {
         // A request of cost <= 0 is always allowed.
-        cost > 0
-            && i128::from(self.used(quota.window().get(), now)) + i128::from(cost) > i128::from(quota.limit())
+        cost > 0 && i128::from(self.used(quota, now)) + i128::from(cost) > i128::from(quota.limit())
     }
 
     /// The most units, up to `cost`, that no tier refuses.
@@ -308,6 +402,13 @@ impl Model {
                 });
                 in_each.max().unwrap_or(0)
             }
+            State::Buckets(buckets) => {
+                let in_each = quotas.iter().map(|quota| match cost > 0 {
+                    true => buckets.take(quota, units, when),
+                    false => buckets.refund(quota, units, when),
+                });
+                in_each.max().unwrap_or(0)
+            }
         };
         if changed > 0 && cost < 0 {
             self.delete_if_nothing_counts(quotas, i128::from(now));
@@ -319,11 +420,12 @@ impl Model {
         match &mut self.state {
             State::Windows(windows) if windows.live(now).next().is_none() => windows.lengths.clear(),
             State::Log(log) if log.used(log.keep_with(quotas), now) == 0 => log.entries.clear(),
-            State::Windows(_) | State::Log(_) => {}
+            State::Buckets(buckets) if buckets.live(now).next().is_none() => buckets.lengths.clear(),
+            State::Windows(_) | State::Log(_) | State::Buckets(_) => {}
         }
     }
 
-    /// The latest time that anything was counted at; for windows, in those named.
+    /// The latest time that anything was counted at; for windows and buckets, in those named.
     fn newest_of(&self, quotas: &[Quota]) -> u64 {
         let latest = |windows: &Windows, quota| {
             let window = window_of(quota);
@@ -332,22 +434,30 @@ impl Model {
         figure(match &self.state {
             State::Log(log) => log.entries.last().map_or(0, |(at, _)| *at),
             State::Windows(windows) => quotas.iter().map(|quota| latest(windows, quota)).max().unwrap_or(0),
+            State::Buckets(buckets) => {
+                let named = quotas.iter().filter_map(|quota| buckets.lengths.get(&window_of(quota)));
+                named.map(|level| level.last).max().unwrap_or(0)
+            }
         })
     }
 
     /// A request that takes units fails if its windows do not fit into the key.
     pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TakeError> {
-        match &self.state {
-            State::Windows(windows) if cost > 0 && !windows.windows_fit(quotas, i128::from(now)) => {
-                Err(TakeError::TooManyWindows)
-            }
-            _ => Ok(()),
-        }
+        let now = i128::from(now);
+        let live: Vec<i128> = match &self.state {
+            State::Windows(windows) => windows.live(now).collect(),
+            State::Buckets(buckets) => buckets.live(now).collect(),
+            State::Log(_) => return Ok(()),
+        };
+        let mut windows: Vec<i128> = live.into_iter().chain(quotas.iter().map(window_of)).collect();
+        windows.sort();
+        windows.dedup();
+        if cost > 0 && windows.len() > MAX_LIVE_WINDOWS { Err(TakeError::TooManyWindows) } else { Ok(()) }
     }
 
     /// The reply to the request in the current state.
     pub fn verdict(&self, quotas: &[Quota], cost: i64, now: u64, limited: bool) -> Verdict {
-        let remaining = |quota: &Quota| quota.limit().saturating_sub(self.used(quota.window().get(), now));
+        let remaining = |quota: &Quota| quota.limit().saturating_sub(self.used(quota, now));
         let mut tier = quotas[0];
         for quota in &quotas[1..] {
             // On a tie, the earlier tier is shown.
@@ -367,7 +477,18 @@ impl Model {
             limit: tier.limit(),
             remaining: remaining(&tier),
             retry_after_ms: (limited && !hopeless).then(retry),
-            reset_after_ms: self.wait_of_tier(&tier, tier.limit() as i64, now),
+            reset_after_ms: self.reset_after(&tier, now),
+        }
+    }
+
+    /// The wait of a request for the whole limit; for a bucket with a limit of 0, that of its own limit.
+    fn reset_after(&self, quota: &Quota, now: u64) -> u64 {
+        match &self.state {
+            State::Buckets(buckets) if quota.limit() == 0 => {
+                let is_full = |ms| buckets.is_full(window_of(quota), i128::from(now + ms));
+                self.search.first(is_full)
+            }
+            _ => self.wait_of_tier(quota, quota.limit() as i64, now),
         }
     }
 
@@ -385,14 +506,21 @@ impl Model {
             State::Windows(windows) => windows.live(i128::from(now)).collect(),
             State::Log(log) if log.entries.is_empty() => Vec::new(),
             State::Log(log) => vec![log.keep],
+            State::Buckets(buckets) => buckets.live(i128::from(now)).collect(),
         };
         let state = |window: i128| {
-            let window = figure(window);
+            let limit = match &self.state {
+                State::Buckets(buckets) => Some(figure(buckets.lengths[&window].limit)),
+                State::Windows(_) | State::Log(_) => None,
+            };
+            let window = WindowMs::new(figure(window)).expect("a call named it");
+            let quota = Quota::new(limit.unwrap_or(1), window).expect("a limit");
             WindowUsage {
-                window: WindowMs::new(window).expect("a call named it"),
-                used: self.used(window, now),
-                reset_after_ms: self.search.first(|ms| self.used(window, now + ms) == 0),
-                parts: self.parts(window, now),
+                window,
+                limit,
+                used: self.used(&quota, now),
+                reset_after_ms: self.search.first(|ms| self.used(&quota, now + ms) == 0),
+                parts: self.parts(window.get(), now),
             }
         };
         windows.into_iter().map(state).collect()
@@ -413,7 +541,7 @@ impl Model {
     /// For a log, the number of distinct timestamps in its longest window.
     pub fn entries(&self, now: u64) -> Option<u64> {
         match &self.state {
-            State::Windows(_) => None,
+            State::Windows(_) | State::Buckets(_) => None,
             State::Log(log) => Some(log.within(log.keep, i128::from(now)).count() as u64),
         }
     }
@@ -422,6 +550,7 @@ impl Model {
         match &self.state {
             State::Windows(windows) => windows.lengths.is_empty(),
             State::Log(log) => log.entries.is_empty(),
+            State::Buckets(buckets) => buckets.lengths.is_empty(),
         }
     }
 
@@ -430,6 +559,7 @@ impl Model {
         match &self.state {
             State::Windows(windows) => windows.is_ahead_of(i128::from(now)),
             State::Log(log) => log.read(i128::from(now)) > i128::from(now),
+            State::Buckets(buckets) => buckets.lengths.values().any(|level| level.last > i128::from(now)),
         }
     }
 }

@@ -7,7 +7,7 @@ use harness::{
 use redis::Value;
 
 use crate::helpers::errors::{EFFECT, LIVE_WINDOWS, WRONGTYPE};
-use crate::helpers::requests::letter;
+use crate::helpers::requests::effect;
 use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 
 /// Words that are no effects.
@@ -82,8 +82,11 @@ const NOT_VALID: [&str; 61] = [
 
 /// Pairs of requests and effects that do the same.
 fn pairs(name: &str) -> Vec<(String, String)> {
-    let pair = |request: &str, effect: &str| {
-        (format!("{name} {name} {request}"), format!("RL.APPLY {name} {}{effect}", letter(name)))
+    let pair = |request: &str, told: &str| {
+        // RL.BUCKET: the limit of the shortest window is that of each.
+        let request = if name == "RL.BUCKET" { request.replace("90 1h", "9 1h") } else { request.to_owned() };
+        let limit = request.split(' ').next().and_then(|limit| limit.parse().ok()).expect("a limit");
+        (format!("{name} {name} {request}"), format!("RL.APPLY {name} {}", effect(name, limit, told)))
     };
     vec![
         pair(&format!("9 1m AT {NOW}"), &format!(":{NOW}/1m")),
@@ -241,19 +244,21 @@ fn counts_saturate_by_effects_as_by_requests() {
     let server = Server::with_clock_at(NOW, &[]);
     let replica = Server::replica_of(&server, &[]);
     for name in COMMANDS {
-        let most =
-            format!("RL.APPLY {name} {}9007199254740991:{NOW}/3650d>{}", letter(name), NOW + 9_000_000);
-        pipeline(vec![most; 1_030]).exec(&mut server.connect()).expect("OK");
-        server.value(&format!("RL.APPLY {name} {}-7:{NOW}/3650d", letter(name)));
+        let most = 9_007_199_254_740_991;
+        let effect = |told: String| format!("RL.APPLY {name} {}", effect(name, most, &told));
+        let all = effect(format!("{most}:{NOW}/3650d>{}", NOW + 9_000_000));
+        pipeline(vec![all; 1_030]).exec(&mut server.connect()).expect("OK");
+        server.value(&effect(format!("-7:{NOW}/3650d")));
         let info = format!("{:?}", server.value(&format!("RL.INFO {name}")));
-        assert!(info.contains("9223372036854775800"), "{info}");
+        let left = if name == "RL.BUCKET" { "18014398509481975" } else { "9223372036854775800" };
+        assert!(info.contains(left), "{info}");
     }
     assert_same(&server, &replica);
 }
 
 /// Random effects on a few keys: usually valid, often not the key's algorithm.
 fn random_effects(random: &mut Random) -> String {
-    let keys = random.below(3) + 1;
+    let keys = random.below(4) + 1;
     let mut line = "RL.APPLY".to_owned();
     for key in 0..keys {
         let units = random.of(&["", "", "2", "40", "-1", "-9", "-9007199254740991", "9007199254740991"]);
@@ -263,7 +268,13 @@ fn random_effects(random: &mut Random) -> String {
         };
         let at = NOW + random.of(&[0, 1, 7, 999, 60_000, -1, -90_000, -NOW, 9_000_000_000_000]);
         let windows = random.of(&["10s", "1m/10s", "1ms/1h/1d", "3650d", "100ms/1s/10s/1m/1h/6h/1d/30d"]);
-        let algorithm = if random.below(9) == 0 { random.of(&["F", "S", "L"]) } else { ["F", "S", "L"][key] };
+        let letters = ["F", "S", "L", "B"];
+        let algorithm = if random.below(9) == 0 { random.of(&letters) } else { letters[key] };
+        let limit = random.of(&["0", "1", "9", "10", "9007199254740991"]);
+        let windows = match algorithm {
+            "B" => format!("{limit}/{}", windows.replace('/', &format!("/{limit}/"))),
+            _ => windows.to_owned(),
+        };
         let forget =
             if algorithm == "L" && !units.starts_with('-') && random.below(4) == 0 { "/forget" } else { "" };
         line += &match random.below(12) {
@@ -332,9 +343,10 @@ fn functions_send_what_their_requests_count_as_transactions_do() {
 fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no_other() {
     let server = Server::with_clock_at(NOW, &[]);
     for name in COMMANDS {
-        let (letter, pttl) = (letter(name), || server.integer("PTTL k"));
+        let pttl = || server.integer("PTTL k");
+        let effect = |told: String| effect(name, 9, &told);
         let create = || {
-            server.value(&format!("RL.APPLY k {letter}5:{NOW}/1h"));
+            server.value(&format!("RL.APPLY k {}", effect(format!("5:{NOW}/1h"))));
             server.integer("PEXPIRETIME k")
         };
         let expires_at = create();
@@ -345,7 +357,7 @@ fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no
         for own in ["PEXPIRE k 5000", "PEXPIRE k 100000000", "PERSIST k"] {
             server.value(own);
             let before = pttl();
-            for effect in [format!("{letter}:{NOW}/1h"), format!("{letter}:{}/1d", NOW + 9_000_000)] {
+            for effect in [effect(format!(":{NOW}/1h")), effect(format!(":{}/1d", NOW + 9_000_000))] {
                 server.value(&format!("RL.APPLY k {effect}"));
                 server.value(&format!("RL.APPLY k {effect} other L:{NOW}/1h"));
                 assert_eq!(pttl(), before, "{name}, {effect} after {own}");
@@ -353,7 +365,7 @@ fn an_effect_that_tells_no_expiry_creates_no_key_that_lives_forever_and_moves_no
         }
         // One that tells it is obeyed, and in the past too.
         for at in [NOW + 70, NOW + 7_000_000, NOW - 5] {
-            server.value(&format!("RL.APPLY k {letter}:{NOW}/1h>{at}"));
+            server.value(&format!("RL.APPLY k {}", effect(format!(":{NOW}/1h>{at}"))));
             assert_eq!(server.integer("EXISTS k"), i64::from(at > NOW), "{name}");
             if at > NOW {
                 assert_eq!(server.integer("PEXPIRETIME k"), at, "{name}");

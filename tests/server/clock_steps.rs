@@ -13,7 +13,7 @@ const NOW: i64 = 1_900_000_000_123;
 fn longest_lifetime(name: &str, window: i64) -> i64 {
     match name {
         "RL.FIXED" => window,
-        "RL.SLIDING" => 2 * window,
+        "RL.SLIDING" | "RL.BUCKET" => 2 * window,
         _ => window + window / 8,
     }
 }
@@ -322,8 +322,9 @@ fn a_key_written_with_at_lives_a_minute_longer_than_its_units_count() {
                 server.set_clock(clock);
                 server.value("DEL k");
                 server.value(&format!("{name} k 1 8s AT {at}"));
-                let into_window = if name == "RL.LOG" { 0 } else { at % (8 * SECOND) };
-                let least = if name == "RL.LOG" { 8 * SECOND } else { longest_lifetime(name, 8 * SECOND) };
+                let is_aligned = matches!(name, "RL.FIXED" | "RL.SLIDING");
+                let into_window = if is_aligned { at % (8 * SECOND) } else { 0 };
+                let least = if is_aligned { longest_lifetime(name, 8 * SECOND) } else { 8 * SECOND };
                 let most = longest_lifetime(name, 8 * SECOND) - into_window;
                 let end = server.integer("PEXPIRETIME k") - clock - 60_000;
                 assert!((least - into_window..=most).contains(&end), "{name} AT {at} at {clock}: {end}");

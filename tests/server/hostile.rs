@@ -16,7 +16,7 @@ use crate::helpers::errors::{
     ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::payload::{Payload, credulous_server, damage};
-use crate::helpers::requests::{REQUESTS, letter};
+use crate::helpers::requests::{REQUESTS, effect};
 use crate::load;
 
 const RANDOM_COMMANDS: usize = 200_000;
@@ -302,15 +302,18 @@ impl Hostile {
             let expiry = if self.random.below(3) == 0 { String::new() } else { format!(">{until}") };
             let windows =
                 self.random.of(&["1s", "1m/1h", "100ms", "7s/3650d", "1s/2s/3s/4s/5s/6s/7s/8s", "1s/forget"]);
-            let mut effect = match self.random.below(10) {
+            let mut word = match self.random.below(10) {
                 0 => b"DEL".to_vec(),
                 1 => format!(">{until}").into_bytes(),
-                _ => format!("{}{units}:{at}/{windows}{expiry}", letter(name)).into_bytes(),
+                _ => {
+                    let limit = self.random.of(&[0, 1, 50, MOST as u64]);
+                    effect(name, limit, &format!("{units}:{at}/{windows}{expiry}")).into_bytes()
+                }
             };
             if self.chance(6) {
-                damage(&mut self.random, &mut effect);
+                damage(&mut self.random, &mut word);
             }
-            apply.extend([self.key_of(name), effect]);
+            apply.extend([self.key_of(name), word]);
         }
         if self.chance(10) {
             let place = 1 + self.random.below(apply.len());
@@ -542,7 +545,8 @@ fn is_info(reply: &Value) -> bool {
         fields(window).is_some_and(|window| {
             let names: Vec<_> = window.iter().map(|field| field.0.clone()).collect();
             let parts: &[&str] = if *name == text("sliding") { &["current", "previous"] } else { &[] };
-            let expected = [&["window_ms", "used", "reset_after_ms"], parts].concat();
+            let limit: &[&str] = if *name == text("bucket") { &["limit"] } else { &[] };
+            let expected = [&["window_ms"], limit, &["used", "reset_after_ms"], parts].concat();
             names == expected.into_iter().map(text).collect::<Vec<_>>()
                 && window.iter().all(|field| is_count(&field.1))
         })
@@ -552,7 +556,7 @@ fn is_info(reply: &Value) -> bool {
         && each.len() <= 8
         && each.iter().all(is_window)
         && match entries {
-            [] => *name == text("fixed") || *name == text("sliding"),
+            [] => ["fixed", "sliding", "bucket"].iter().any(|other| *name == text(other)),
             [(field, count)] => *field == text("entries") && *name == text("log") && is_count(count),
             _ => false,
         }

@@ -45,12 +45,12 @@ fn each_command_counts_its_requests_by_outcome() {
         }
         server.value(&format!("{rl} 3 10s FORCE AT 0"));
         // A forced request within the limit counts as allowed.
-        server.value(&format!("{rl} 9 10s FORCE AT 0"));
-        server.value(&format!("{rl} 9 10s 9 20s AT 0"));
+        server.value(&format!("{rl}:other 9 10s FORCE AT 0"));
+        server.value(&format!("{rl}:other 9 10s 9 20s AT 0"));
         server.value(&format!("{rl} 3 10s COST 0 AT 0"));
         assert_eq!(outcomes(&server, command), [6, 2, 1], "{command}");
         assert!(server.call(&format!("RL.PEEK {command} 1 10s AT 0")).is_ok());
-        assert!(server.call(&format!("RL.PEEK {command} 99 10s AT 0")).is_ok());
+        assert!(server.call(&format!("RL.PEEK {command}:other 99 10s AT 0")).is_ok());
         server.value(&format!("RL.INFO {command}"));
         assert_eq!(outcomes(&server, command), [6, 2, 1], "{command} after RL.PEEK and RL.INFO");
     }

@@ -4,6 +4,7 @@
 //!
 //! - `replies`: what the commands reply; `refusals`: errors of single keys, and that they change nothing.
 //! - `limits`: what counts as used, and for how long; `refunds`: giving back as of a time; `partial`: as many units as fit.
+//! - `bucket`: RL.BUCKET to the integer, and what it replaces.
 //! - `all`: several keys in one step, all or nothing.
 //! - `designs`: three well-known designs, replayed as their authors describe them.
 //! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
@@ -28,6 +29,7 @@
 
 mod all;
 mod apply;
+mod bucket;
 mod clock;
 mod clock_steps;
 mod cluster;

@@ -21,7 +21,9 @@ const NOW: i64 = 1_700_000_000_000 / 3_600_000 * 3_600_000 + 1_800_000;
 fn a_request_that_fits_is_taken_whole() {
     let server = Server::start();
     // RL.SLIDING is full again when less than one of the four units counts.
-    for (name, reset) in [("RL.FIXED", 1_800_000), ("RL.SLIDING", 4_500_001), ("RL.LOG", 3_600_000)] {
+    for (name, reset) in
+        [("RL.FIXED", 1_800_000), ("RL.SLIDING", 4_500_001), ("RL.LOG", 3_600_000), ("RL.BUCKET", 1_440_000)]
+    {
         let expected = [0, 10, 6, -1, reset, 4, NOW];
         assert_eq!(
             seven(&server, &format!("{name} {name} 10 1h COST 4 PARTIAL AT {NOW}")),

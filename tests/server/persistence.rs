@@ -497,6 +497,7 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
     const FIXED: u8 = 1;
     const SLIDING: u8 = 2;
     const LOG: u8 = 3;
+    const BUCKET: u8 = 4;
     const DAYS_3650: u64 = 315_360_000_000;
     const LAST: u64 = MOST as u64;
     const FULL: u64 = i64::MAX as u64;
@@ -516,14 +517,17 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
         body(SLIDING, &[60_000, 0, 1, 0]),
         body(LOG, &[1, LAST, FULL]),
         body(LOG, &[1_000, 0, 1, 0, 2, 998, 1]),
+        body(BUCKET, &[1_000, LAST, 1, 0, 1]),
+        body(BUCKET, &[DAYS_3650, 0, LAST, 2 * LAST, 0]),
+        body(BUCKET, &[1_000, 5, 3, 5, 999, 2_000, 4, 1, 2, 0]),
     ] {
         restore(&dump.with(&sound)).exec(&mut connection).unwrap_or_else(|_| panic!("{sound:?}"));
         assert_eq!(Payload::of(&self::dump(&mut connection, b"k")).body, sound);
     }
 
     server.value("DEL k");
-    let no_body: &[Vec<u8>] = &[vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
-    let nothing = [FIXED, SLIDING, LOG].map(|tag| vec![1, tag]);
+    let mut no_body = vec![vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
+    no_body.extend([FIXED, SLIDING, LOG, BUCKET].map(|tag| vec![1, tag]));
     // Tags count the algorithms from 1.
     let unknown_tags = [0, 1 + COMMANDS.len() as u8, 0xff].map(|tag| body(tag, &[60_000, 5, 1]));
     let counters = [
@@ -562,6 +566,20 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
         body(LOG, &[1_000, 5, 1, 0, 1, 1]),
         body(LOG, &[1_000, 5, 1, 0, 2, 0]),
     ];
+    let buckets = [
+        body(BUCKET, &[1_000, 5, 1, 1]),
+        body(BUCKET, &[0, 5, 1, 1, 0]),
+        body(BUCKET, &[DAYS_3650 + 1, 5, 1, 1, 0]),
+        body(BUCKET, &[1_000, LAST + 1, 1, 1, 0]),
+        body(BUCKET, &[1_000, 5, 0, 1, 0]),
+        body(BUCKET, &[1_000, 5, LAST + 1, 1, 0]),
+        body(BUCKET, &[1_000, 5, 1, 0, 0]),
+        body(BUCKET, &[1_000, 5, 1, 0, 1_000]),
+        body(BUCKET, &[1_000, 5, 1, 2, 1]),
+        body(BUCKET, &[1_000, 5, 1, u64::MAX, 1]),
+        body(BUCKET, &[1_000, 5, 1, 1, 0, 1_000, 5, 1, 1, 0]),
+        body(BUCKET, &[1_000, 5, 1, 1, 0, 999, 5, 1, 1, 0]),
+    ];
     let integers: [&[u8]; 4] = [
         // Longer than necessary.
         &[1, FIXED, 60, 5, 0x81, 0x00],
@@ -571,9 +589,8 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
         // Without an end.
         &[1, FIXED, 60, 5, 0x80],
     ];
-    for unsound in
-        [no_body, &nothing, &unknown_tags, &counters, &logs, &integers.map(<[u8]>::to_vec)].concat()
-    {
+    let integers = integers.map(<[u8]>::to_vec);
+    for unsound in [&no_body[..], &unknown_tags, &counters, &logs, &buckets, &integers].concat() {
         let refusal = restore(&dump.with(&unsound)).exec(&mut connection);
         assert!(refusal.is_err_and(|error| error.to_string().contains("Bad data")), "{unsound:?}");
         assert_eq!(server.integer("EXISTS k"), 0);

@@ -12,7 +12,7 @@ use harness::{
 };
 use redis::{PushKind, Value};
 
-use crate::helpers::requests::letter;
+use crate::helpers::requests::{effect, letter};
 use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
 
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
@@ -31,7 +31,7 @@ const SENT: &[(&str, &str)] = &[
     ("RL.X new 0 10s AT 15002", ""),
     // Limited, but counted.
     ("RL.X k 5 10s FORCE AT 15002", "RL.APPLY k A:15002/10s"),
-    ("RL.X k 5 10s AT 15002 FORCE COST 7", "RL.APPLY k A7:15002/10s"),
+    ("RL.X k 5 10s AT 15002 FORCE COST 5", "RL.APPLY k A5:15002/10s"),
     // Nothing to count.
     ("RL.X k 5 10s COST 0 AT 15003", ""),
     ("RL.X k 5 10s COST 0 FORCE AT 15003", ""),
@@ -63,7 +63,10 @@ fn calls(name: &str) -> impl Iterator<Item = (String, String)> {
     let other = COMMANDS[usize::from(name == COMMANDS[0])];
     SENT.iter().map(move |row| {
         let call = row.0.replace("RL.X", name).replace("RL.Y", other).replace("rl.x", &name.to_lowercase());
-        (call, row.1.replace(" A", &format!(" {}", letter(name))))
+        let sent = row.1.replace(" A", &format!(" {}", letter(name)));
+        // Each window of the calls has one limit.
+        let with_limits = || sent.replace("/10s", "/5/10s").replace("/1m", "/50/1m");
+        (call, if name == "RL.BUCKET" { with_limits() } else { sent })
     })
 }
 
@@ -147,7 +150,8 @@ fn without_at_the_servers_time_of_the_request_is_replicated() {
             let sent = without_expiry(&stream.commands(&server));
             let [sent] = sent.as_slice() else { panic!("{sent:?} is not one command") };
             let at = sent.strip_prefix(&format!("RL.APPLY {name} {}{units}:", letter(name)));
-            let at = at.and_then(|at| at.strip_suffix("/3650d")).expect("its time");
+            let at = at.and_then(|at| at.strip_suffix("/3650d")).expect("its window");
+            let at = at.strip_suffix("/5").unwrap_or(at);
             assert!((earliest..=latest).contains(&at.parse().expect("a time")), "{sent}");
         }
     }
@@ -161,14 +165,19 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
         let fill = format!("{name} {name} 5 10s COST 9007199254740991 FORCE AT 15000");
         // 2^63 - 1 is 1024 times 2^53 - 1, plus 1023.
         pipeline(vec![&fill; 1_030]).exec(&mut server.connect()).expect("replies");
-        let effect = |units: i64| format!("RL.APPLY {name} {}{units}:15000/10s", letter(name));
-        let filled = [vec![effect(9_007_199_254_740_991); 1_024], vec![effect(1_023)]].concat();
+        let effect =
+            |units: i64| format!("RL.APPLY {name} {}", effect(name, 5, &format!("{units}:15000/10s")));
+        // Of a bucket, two are missing.
+        let filled = match name {
+            "RL.BUCKET" => vec![effect(10)],
+            _ => [vec![effect(9_007_199_254_740_991); 1_024], vec![effect(1_023)]].concat(),
+        };
         assert!(without_expiry(&stream.commands(&server)) == filled, "{name}");
         server.value(&format!("{name} {name} 5 10s FORCE AT 15000"));
         assert_eq!(stream.commands(&server), [""; 0]);
         let refund = format!("{name} {name} 5 10s COST -1 FORCE AT 15000");
         pipeline([&refund, &fill, &fill]).exec(&mut server.connect()).expect("replies");
-        let filled = format!("RL.APPLY {name} {}:15000/10s", letter(name));
+        let filled = effect(1).replace("1:", ":");
         assert_eq!(without_expiry(&stream.commands(&server)), [effect(-1), filled]);
     }
 }
@@ -186,12 +195,12 @@ fn transactions_and_scripts_replicate_what_their_commands_count() {
             format!("{name} {name} 5 10s COST 1 AT 15000"),
             format!("{name} {name} 5 10s COST -2 AT 15000"),
         ];
-        let letter = letter(name);
+        let effect = |told| format!("RL.APPLY {name} {}", effect(name, 5, told));
         let sent = [
             "MULTI".to_owned(),
-            format!("RL.APPLY {name} {letter}4:15000/10s"),
-            format!("RL.APPLY {name} {letter}:15000/10s"),
-            format!("RL.APPLY {name} {letter}-2:15000/10s"),
+            effect("4:15000/10s"),
+            effect(":15000/10s"),
+            effect("-2:15000/10s"),
             "EXEC".to_owned(),
         ];
         pipeline(&calls).atomic().exec(&mut server.connect()).expect("EXEC");

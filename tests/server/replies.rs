@@ -9,7 +9,11 @@ fn a_reply_is_five_integers_in_resp2_and_resp3() {
     for mut connection in [server.connect(), server.connect_resp3()] {
         for name in COMMANDS {
             server.value("DEL k");
-            let reset_after = if name == "RL.SLIDING" { 10_001 } else { 10_000 };
+            let reset_after = match name {
+                "RL.SLIDING" => 10_001,
+                "RL.BUCKET" => 2_000,
+                _ => 10_000,
+            };
             let reply: Value = command(&format!("{name} k 5 10s AT 20000")).query(&mut connection).unwrap();
             assert_eq!(figures(&reply), [0, 5, 4, -1, reset_after], "{name}");
             let reply: Value = command("RL.PEEK k 5 10s AT 20000").query(&mut connection).unwrap();
@@ -23,13 +27,17 @@ fn a_limited_reply_says_what_remains_and_how_long_to_wait() {
     let server = Server::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 10s COST 4 AT 20000"));
-        let [limited, limit, remaining, retry_after, reset_after] =
-            server.figures(&format!("{name} {name} 5 10s COST 2 AT 23000"));
+        let [limited, limit, remaining, retry_after, reset_after] = server.figures(&format!(
+            "{name} {name} 5 10s COST 2 AT {}",
+            if name == "RL.BUCKET" { 20_000 } else { 23_000 }
+        ));
         assert_eq!((limited, limit, remaining), (1, 5, 1), "{name}");
         let (retry, reset) = match name {
             "RL.FIXED" => (7_000, 7_000),
             // 4 units weigh 3 one ms into the next window, and 0 after three quarters of it.
             "RL.SLIDING" => (7_001, 7_000 + 7_501),
+            // A unit comes back every two seconds.
+            "RL.BUCKET" => (2_000, 8_000),
             _ => (7_000, 7_000),
         };
         assert_eq!((retry_after, reset_after), (retry, reset), "{name}");

@@ -96,16 +96,17 @@ pub fn follow(effects: &mut ReplicationStream, keys: &[Key], last: &str) -> Vec<
 /// Asserts that the server holds exactly what was counted, as of the last time that anything was.
 pub fn assert_agrees(server: &Server, keys: &[Key], accounts: &[Account]) {
     for (key, Account { model, latest, .. }) in keys.iter().zip(accounts) {
-        for window in key.quotas.iter().map(|quota| quota.window().get()) {
-            let peek = format!("RL.PEEK {} 1000000 {window}ms AT {latest}", key.name);
-            let held = 1_000_000 - server.figures(&peek)[2] as u64;
+        for quota in &key.quotas {
+            let (limit, window) = (quota.limit(), quota.window().get());
+            let peek = format!("RL.PEEK {} {limit} {window}ms AT {latest}", key.name);
+            let held = limit - server.figures(&peek)[2] as u64;
             let about = || format!("{peek} of {} {}", key.command, key.pairs);
             if held == 0 && !key.with_at && server.integer(&format!("EXISTS {}", key.name)) == 0 {
                 // It may have expired since, once nothing in it counted any more.
                 let now = server.clock_ms() as u64;
-                assert_eq!(model.used(window, now), 0, "{}: it has expired", about());
+                assert_eq!(model.used(quota, now), 0, "{}: it has expired", about());
             } else {
-                assert_eq!(held, model.used(window, *latest), "{}", about());
+                assert_eq!(held, model.used(quota, *latest), "{}", about());
             }
         }
     }

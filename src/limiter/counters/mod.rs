@@ -66,7 +66,7 @@ impl Counters {
         let method = match algorithm {
             Algorithm::Fixed => Method::Fixed,
             Algorithm::Sliding => Method::Sliding,
-            Algorithm::Log => unreachable!("a log is not counted by counters"),
+            Algorithm::Log | Algorithm::Bucket => unreachable!("it is not counted by counters"),
         };
         ByMethod { method, counters: self }
     }
@@ -324,6 +324,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
             let used = counter.used(now);
             WindowUsage {
                 window,
+                limit: None,
                 used,
                 reset_after_ms: if used == 0 { 0 } else { counter.wait_until(self.method, 0, now) },
                 parts: (self.method == Method::Sliding).then_some(Parts { current, previous }),

@@ -164,7 +164,7 @@ impl<L: Entries> State for L {
         let shown = |window| {
             let used = self.in_window(window, now).used;
             let reset_after_ms = if used == 0 { 0 } else { (self.newest() + window).since(now) };
-            WindowUsage { window, used, reset_after_ms, parts: None }
+            WindowUsage { window, limit: None, used, reset_after_ms, parts: None }
         };
         self.retention().map(shown).into_iter().collect()
     }

@@ -8,11 +8,11 @@ pub const COST: &str = "ERR COST must be an integer from -9007199254740991 to 90
 pub const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 9007199254740991";
 pub const SYNTAX: &str = "ERR syntax error";
 pub const FORCE_AND_PARTIAL: &str = "ERR FORCE and PARTIAL options at the same time are not compatible";
-pub const PARTIAL: &str = "ERR PARTIAL is an option of RL.FIXED, RL.SLIDING and RL.LOG only";
+pub const PARTIAL: &str = "ERR PARTIAL is an option of RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET only";
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 // Of rows and keys.
-pub const ALGORITHM: &str = "ERR algorithm must be FIXED, SLIDING or LOG";
+pub const ALGORITHM: &str = "ERR algorithm must be FIXED, SLIDING, LOG or BUCKET";
 pub const ROW_COST: &str = "ERR cost must be an integer from -9007199254740991 to 9007199254740991";
 pub const ROW: &str = "ERR each row must be key algorithm limit window cost";
 pub const ROWS: &str = "ERR rows must be from 1 to 64";

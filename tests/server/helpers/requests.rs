@@ -29,11 +29,24 @@ pub const REQUESTS: [&str; COMMANDS.len() + 1] = {
 
 /// The letter of an algorithm in effects, by the name of its command.
 pub fn letter(command: &str) -> char {
-    let counts_by = |letter: char| match decode_effect(format!("{letter}:1/1s").as_bytes()) {
+    let is_effect = |word: String| match decode_effect(word.as_bytes()) {
         Some(Effect::Counted(counted)) => counted.algorithm.command().to_str() == Ok(command),
         _ => false,
     };
-    ('A'..='Z').find(|letter| counts_by(*letter)).expect("an algorithm")
+    // With a window alone, or with a limit too.
+    let counts_by =
+        |letter: &char| ["1s", "1/1s"].iter().any(|quota| is_effect(format!("{letter}:1/{quota}")));
+    ('A'..='Z').find(counts_by).expect("an algorithm")
+}
+
+/// An effect on a key of a command, from what follows the letter, as `5:1700000000000/1h`: with `limit` before each window,
+/// if the algorithm counts by that.
+pub fn effect(command: &str, limit: u64, rest: &str) -> String {
+    let letter = letter(command);
+    match command {
+        "RL.BUCKET" => format!("{letter}{}", rest.replace('/', &format!("/{limit}/"))),
+        _ => format!("{letter}{rest}"),
+    }
 }
 
 /// The reply to RL.ALL, parsed.

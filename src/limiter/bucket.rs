@@ -1,0 +1,406 @@
+//! The state of RL.BUCKET: one bucket for each window length.
+//!
+//! A bucket of `limit` units refills evenly, from empty to full in one window. What is missing from it is kept as a level
+//! in units times milliseconds, so that nothing is ever rounded: a unit is a window's length, and a millisecond refills
+//! `limit`. A limit of 53 bits times a window of 39 bits needs more than 64 bits, but nearly every level fits them, so only
+//! the others take divisions of 128 bits.
+
+use std::ops::{Deref, DerefMut};
+
+use super::algorithm::{Mover, WindowUsage};
+use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
+use super::lifetime::{Lifetime, TimeSource};
+use super::quota::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+
+/// The bucket of one window length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// The time in which it refills.
+    pub window: WindowMs,
+    /// When it was counted in last.
+    pub last: UnixMs,
+    /// Units in it when it is full.
+    pub limit: u64,
+    /// What is missing from it at `last`, in units times milliseconds: `FORCE` leaves at most twice the limit missing.
+    pub level: u128,
+}
+
+impl Bucket {
+    /// The level that `units` are.
+    #[inline(always)]
+    fn level_of(&self, units: u64) -> u128 {
+        u128::from(units) * u128::from(self.window.get())
+    }
+
+    /// The bucket as of `now`. An earlier time is read as its own.
+    #[inline(always)]
+    fn refilled(self, now: UnixMs) -> Bucket {
+        let refilled = u128::from(now.since(self.last)) * u128::from(self.limit);
+        Bucket { last: self.last.max(now), level: self.level.saturating_sub(refilled), ..self }
+    }
+
+    /// The bucket with another limit, full at the same time. A limit of 0 does not change it.
+    #[inline(always)]
+    fn with_limit(self, limit: u64) -> Bucket {
+        if limit == self.limit || limit == 0 { self } else { self.scaled_to(limit) }
+    }
+
+    #[cold]
+    fn scaled_to(self, limit: u64) -> Bucket {
+        // In two parts, since the product may exceed 128 bits.
+        let (new, old) = (u128::from(limit), u128::from(self.limit));
+        let level = self.level / old * new + (self.level % old * new).div_ceil(old);
+        Bucket { limit, level, ..self }
+    }
+
+    /// Units missing from it, rounded up.
+    #[inline(always)]
+    fn used(&self) -> u64 {
+        div_ceil(self.level, self.window.get())
+    }
+
+    /// Milliseconds from its own time until at most `room` units are missing.
+    #[inline(always)]
+    fn ms_until(&self, room: u64) -> u64 {
+        match self.level.saturating_sub(self.level_of(room)) {
+            0 => 0,
+            level => div_ceil(level, self.limit),
+        }
+    }
+
+    /// Milliseconds from `now` until it is full.
+    #[inline(always)]
+    fn full_after_ms(&self, now: UnixMs) -> u64 {
+        if self.level == 0 { 0 } else { self.full().since(now) }
+    }
+
+    /// The first millisecond at which it is full.
+    #[inline(always)]
+    fn full(&self) -> UnixMs {
+        self.last + self.ms_until(0)
+    }
+
+    /// When it is full, in steps of an eighth of its window: few requests move it.
+    #[inline(always)]
+    fn ends(&self) -> UnixMs {
+        self.full().rounded_up_to(self.window.get().div_ceil(8))
+    }
+
+    fn is_live(&self, now: UnixMs) -> bool {
+        self.full() > now
+    }
+
+    /// Takes out `units`. Returns how many there were: it is emptied below zero by one more bucket at most.
+    #[inline(always)]
+    fn add(&mut self, units: u64) -> u64 {
+        let (level, most) = (self.level + self.level_of(units), self.level_of(2 * self.limit));
+        if level <= most {
+            self.level = level;
+            return units;
+        }
+        let added = div_ceil(most - self.level, self.window.get());
+        self.level = most;
+        added
+    }
+
+    /// Puts `units` back that were taken at `as_of`. What has refilled since may be what others took, so that is not put
+    /// back. Returns how many were missing.
+    fn refund(&mut self, units: u64, as_of: UnixMs) -> u64 {
+        let since = u128::from(self.last.since(as_of)) * u128::from(self.limit);
+        let level = self.level_of(units).saturating_sub(since);
+        let missing = self.refilled(as_of).level.min(level);
+        if missing > 0 {
+            self.level = self.level.saturating_sub(level);
+        }
+        div_ceil(missing, self.window.get())
+    }
+}
+
+/// `ceil(level / by)`, which fits 64 bits.
+#[inline(always)]
+fn div_ceil(level: u128, by: u64) -> u64 {
+    match u64::try_from(level) {
+        // Spares nearly every request a 128-bit division, which takes much longer.
+        Ok(level) => level.div_ceil(by),
+        Err(_) => level.div_ceil(u128::from(by)) as u64,
+    }
+}
+
+/// A bucket in 32 bytes, whatever its figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packed {
+    /// From bit 53 on the upper seven bits of the window, from bit 60 on the source.
+    last: u64,
+    limit: u64,
+    level: u64,
+    level_upper: u32,
+    /// 0 if it is empty.
+    window: u32,
+}
+
+const _: () = assert!(size_of::<Packed>() == 32);
+const _: () = assert!(WindowMs::MAX.get() >> 39 == 0);
+
+const WINDOW_SHIFT: u32 = 53;
+const SOURCE_SHIFT: u32 = 60;
+
+impl Packed {
+    #[inline(always)]
+    fn pack(bucket: &Bucket, source: TimeSource) -> Packed {
+        let Bucket { window, last, limit, level } = *bucket;
+        let source = match source {
+            TimeSource::Loaded => 0,
+            TimeSource::Clock => 1,
+            TimeSource::Given => 2,
+        };
+        Packed {
+            last: last.get() | window.get() >> 32 << WINDOW_SHIFT | source << SOURCE_SHIFT,
+            limit,
+            level: level as u64,
+            level_upper: (level >> 64) as u32,
+            window: window.get() as u32,
+        }
+    }
+
+    #[inline(always)]
+    fn window_ms(&self) -> u64 {
+        u64::from(self.window) | (self.last >> WINDOW_SHIFT & 0x7f) << 32
+    }
+
+    /// The bucket, if its window is `window`.
+    #[inline(always)]
+    fn if_window(&self, window: WindowMs) -> Option<Bucket> {
+        (self.window_ms() == window.get()).then_some(Bucket {
+            window,
+            last: UnixMs::saturating(self.last & MAX_SAFE_INTEGER),
+            limit: self.limit,
+            level: u128::from(self.level_upper) << 64 | u128::from(self.level),
+        })
+    }
+
+    #[inline(always)]
+    fn unpack(&self) -> Option<Bucket> {
+        WindowMs::new(self.window_ms()).and_then(|window| self.if_window(window))
+    }
+
+    fn source(&self) -> TimeSource {
+        match self.last >> SOURCE_SHIFT {
+            0 => TimeSource::Loaded,
+            1 => TimeSource::Clock,
+            _ => TimeSource::Given,
+        }
+    }
+
+    fn set_source(&mut self, source: TimeSource) {
+        if let Some(bucket) = self.unpack() {
+            *self = Packed::pack(&bucket, source);
+        }
+    }
+}
+
+/// What holds buckets: one in an allocation, or a list of up to eight.
+pub trait Holder {
+    /// The buckets, shortest window first; or one that is empty.
+    fn slots(&self) -> &[Packed];
+
+    /// The same, to be changed.
+    fn slots_mut(&mut self) -> &mut [Packed];
+
+    /// Replaces all buckets.
+    fn replace(&mut self, slots: Vec<Packed>);
+}
+
+/// Restores buckets for a [`Holder`]. `None` if there are none or too many, if windows are equal or out of order, or if a
+/// figure is impossible.
+pub fn restore(buckets: &[Bucket]) -> Option<Vec<Packed>> {
+    let is_valid = |bucket: &Bucket| {
+        (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
+            && bucket.last <= UnixMs::MAX
+            && (1..=bucket.level_of(2 * bucket.limit)).contains(&bucket.level)
+    };
+    let sorted = buckets.is_sorted_by(|a, b| a.window < b.window);
+    let valid = (1..=MAX_TIERS).contains(&buckets.len()) && sorted && buckets.iter().all(is_valid);
+    valid.then(|| packed(buckets, TimeSource::Loaded))
+}
+
+fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<Packed> {
+    buckets.iter().map(|bucket| Packed::pack(bucket, source)).collect()
+}
+
+/// Moves a list of buckets, for active defrag.
+pub fn relocate(list: Box<Vec<Packed>>, mover: &mut impl Mover) -> Box<Vec<Packed>> {
+    let mut list = mover.move_box(list);
+    *list = mover.move_vec(std::mem::take(&mut *list));
+    list
+}
+
+/// The buckets of a key, wherever they are held.
+pub struct Buckets<H>(pub H);
+
+impl<H: Deref<Target: Holder>> Buckets<H> {
+    /// The buckets as they were counted in last, shortest window first.
+    pub fn iter(&self) -> impl Iterator<Item = Bucket> + '_ {
+        self.0.slots().iter().filter_map(Packed::unpack)
+    }
+
+    #[inline(always)]
+    fn find(&self, window: WindowMs) -> Option<Bucket> {
+        self.0.slots().iter().find_map(|slot| slot.if_window(window))
+    }
+
+    /// The bucket of a quota at `now`.
+    #[inline(always)]
+    fn bucket(&self, quota: Quota, now: UnixMs) -> Bucket {
+        let (window, limit) = (quota.window(), quota.limit());
+        match self.find(window) {
+            Some(bucket) => bucket.refilled(now).with_limit(limit),
+            None => Bucket { window, last: now, limit, level: 0 },
+        }
+    }
+}
+
+impl<H: Deref<Target: Holder>> State for Buckets<H> {
+    /// The bucket of the window, refilled until the time, with the limit of the quota unless that is 0.
+    type Place = Bucket;
+
+    #[inline(always)]
+    fn usage(&self, quota: Quota, now: UnixMs) -> Usage<Bucket> {
+        let place = self.bucket(quota, now);
+        Usage { used: if quota.limit() == 0 { 0 } else { place.used() }, place }
+    }
+
+    #[inline(always)]
+    fn wait_until(&self, _quota: Quota, bucket: &Bucket, room: u64, now: UnixMs) -> u64 {
+        bucket.last.since(now) + bucket.ms_until(room)
+    }
+
+    #[inline(always)]
+    fn reset_after_ms_without_limit(&self, bucket: &Bucket, now: UnixMs) -> u64 {
+        bucket.full_after_ms(now)
+    }
+
+    fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool {
+        if quotas.len() + self.0.slots().len() <= MAX_TIERS {
+            return true;
+        }
+        let is_named = |window: WindowMs| quotas.iter().any(|quota| quota.window() == window);
+        let others = self.iter().filter(|bucket| bucket.is_live(now) && !is_named(bucket.window)).count();
+        quotas.len() + others <= MAX_TIERS
+    }
+
+    fn is_ahead_of(&self, now: UnixMs) -> bool {
+        self.iter().any(|bucket| bucket.last > now)
+    }
+
+    fn newest_in(&self, quotas: &[Quota]) -> UnixMs {
+        let named = quotas.iter().filter_map(|quota| self.find(quota.window()));
+        named.map(|bucket| bucket.last).max().unwrap_or_default()
+    }
+
+    fn source(&self) -> TimeSource {
+        self.0.slots().first().map_or(TimeSource::Loaded, Packed::source)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    /// The lifetime of the bucket that is full last. None is more than two windows from that at its own time.
+    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
+        let lifetime = |bucket: Bucket| {
+            Lifetime::ending(bucket.full(), bucket.ends(), now, 2 * bucket.window.get() + slack_ms)
+        };
+        self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
+    }
+
+    /// Buckets are kept until they are full.
+    fn retention_too_short_for(&self, _quota: Quota) -> bool {
+        false
+    }
+
+    fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
+        let shown = |bucket: Bucket| WindowUsage {
+            window: bucket.window,
+            limit: Some(bucket.limit),
+            used: bucket.refilled(now).used(),
+            reset_after_ms: bucket.full_after_ms(now),
+            parts: None,
+        };
+        self.iter().filter(|bucket| bucket.is_live(now)).map(shown).collect()
+    }
+}
+
+impl<H: DerefMut<Target: Holder>> Buckets<H> {
+    /// Records where the time that set the key's expiry came from.
+    pub fn set_source(&mut self, source: TimeSource) {
+        self.0.slots_mut().iter_mut().for_each(|slot| slot.set_source(source));
+    }
+
+    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved.
+    #[inline(always)]
+    fn put(&mut self, bucket: &Bucket, now: UnixMs) -> bool {
+        for slot in self.0.slots_mut() {
+            if let Some(old) = slot.if_window(bucket.window) {
+                *slot = Packed::pack(bucket, slot.source());
+                return old.ends() != bucket.ends();
+            }
+        }
+        self.insert(bucket, now);
+        true
+    }
+
+    /// Inserts a bucket, and drops those that are full at `now`.
+    #[cold]
+    fn insert(&mut self, bucket: &Bucket, now: UnixMs) {
+        let mut all: Vec<Bucket> = self.iter().filter(|old| old.is_live(now)).collect();
+        let place = all.partition_point(|old| old.window < bucket.window);
+        all.insert(place, *bucket);
+        self.replace(&all);
+    }
+
+    /// Replaces all buckets, of which there is at least one.
+    fn replace(&mut self, buckets: &[Bucket]) {
+        let source = self.source();
+        match (self.0.slots_mut(), buckets) {
+            ([slot], [bucket]) => *slot = Packed::pack(bucket, source),
+            _ => self.0.replace(packed(buckets, source)),
+        }
+    }
+}
+
+impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
+    #[inline(always)]
+    fn add(&mut self, tiers: &mut [Tier<Bucket>], units: u64, now: UnixMs) -> Change {
+        let mut change = Change::default();
+        for tier in tiers.iter_mut().filter(|tier| tier.quota.limit() > 0) {
+            let units = tier.place.add(units);
+            if units > 0 {
+                tier.used = tier.place.used();
+                change.end_moved |= self.put(&tier.place, now);
+                change.units = change.units.max(units);
+            }
+        }
+        change
+    }
+
+    fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
+        let (mut left, mut units): (Vec<Bucket>, _) = (self.iter().collect(), 0);
+        for quota in quotas.iter().filter(|quota| quota.limit() > 0) {
+            let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) else {
+                continue;
+            };
+            let mut fuller = bucket.with_limit(quota.limit());
+            let refunded = fuller.refund(refund.units, refund.as_of);
+            if refunded > 0 {
+                *bucket = fuller;
+                units = units.max(refunded);
+            }
+        }
+        left.retain(|bucket| bucket.level > 0);
+        let emptied = units > 0 && !left.iter().any(|bucket| bucket.is_live(refund.ended_by));
+        if units > 0 && !emptied {
+            self.replace(&left);
+        }
+        Refunded { units, emptied }
+    }
+}
