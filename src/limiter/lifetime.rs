@@ -95,8 +95,9 @@ impl ExpiryFacts {
         };
         let source = match self.time.at {
             _ if early || !self.needs_end() => self.source,
-            None if !self.ahead => TimeSource::Clock,
-            _ => TimeSource::Given,
+            Some(_) => TimeSource::Given,
+            None if self.ahead => self.source,
+            None => TimeSource::Clock,
         };
         Expiry { moves_to: moves.then_some(end), source }
     }
