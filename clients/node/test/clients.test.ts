@@ -147,13 +147,13 @@ test("a server without the module is named in the error", async () => {
   await assert.rejects(rateLimiter(redis).log("key", [5, "1h"]), expected);
   // node-redis leaves errors as they are.
   await assert.rejects(client.rl.log("key", [5, "1h"]), /unknown command 'RL.LOG'/);
-  const store = new RateLimitStore(client.rl);
+  const store = new RateLimitStore(client);
   store.init({ windowMs: 60_000, limit: 5 });
   await assert.rejects(store.increment("key"), expected);
-  const skipping = new RateLimitStore(client.rl);
+  const skipping = new RateLimitStore(client);
   skipping.init({ windowMs: 60_000, limit: 5, skipFailedRequests: true });
   await assert.rejects(skipping.increment("key"), expected);
-  await assert.rejects(new RateLimitStorage(client.rl).increment("key", 60_000, 5, 0), expected);
+  await assert.rejects(new RateLimitStorage(client).increment("key", 60_000, 5, 0), expected);
 });
 
 test("node-redis: a signal gives up a command that has not been sent", async () => {

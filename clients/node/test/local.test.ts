@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import type { Algorithm, Quota, Verdict } from "redis-rl";
+import { type Algorithm, MAX_LIMIT, type Quota, type Verdict } from "redis-rl";
 import type * as keys from "./node_modules/redis-rl/dist/keys/keys.js";
 import type * as requests from "./node_modules/redis-rl/dist/keys/request.js";
 import type * as slots from "./node_modules/redis-rl/dist/slot.js";
@@ -141,7 +141,9 @@ class Process {
 }
 
 for (const of of table.cases) {
-  test(of.name, () => {
+  // The clients misread larger figures, so nothing names them.
+  const isTooLarge = of.policy?.limits?.some(([limit]) => limit > MAX_LIMIT);
+  test(of.name, { skip: isTooLarge ?? false }, () => {
     const process = new Process(of);
     for (const event of of.steps) {
       const expected = { sends: (event.sends ?? []).map(spelled), answers: event.answers ?? {} };
@@ -191,8 +193,9 @@ test("the slot of a key is that of its hash tag, if it has one", () => {
   for (const [key, slot] of [
     ["foo", 12182],
     ["{foo}bar", 12182],
-    ["foo{}bar", 5542],
+    ["foo}bar{foo}bar", 12182],
     [Buffer.from("foo"), 12182],
   ] as const)
-    assert.equal(slotOf(key), slot === 5542 ? slotOf("foo{}bar") : slot);
+    assert.equal(slotOf(key), slot);
+  assert.notEqual(slotOf("{}foo"), slotOf("{}bar"));
 });

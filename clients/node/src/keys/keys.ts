@@ -289,8 +289,10 @@ export class Keys {
     const back = new Parts<Share>();
     for (let index = 0; index < shares.length; index++) {
       const share = shares[index] as Share;
-      const { counted, lease, units } = noted[index] as Noted;
+      const note = noted[index] as Noted;
+      const { counted, lease, units } = note;
       if (counted.length === 0) continue;
+      note.returned += units;
       const isThere = lease !== undefined && nowMs < lease.endsMs && this.#peek(share)?.lease === lease;
       if (isThere && lease.left + units <= lease.granted) {
         lease.left += units;

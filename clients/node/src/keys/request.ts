@@ -75,6 +75,8 @@ export class Noted {
   readonly counted: Counted[] = [];
   /** The lease that the units are of. */
   lease: Lease | undefined;
+  /** Units that it took and gave back. */
+  returned = 0;
 
   get units(): number {
     let units = 0;
@@ -104,9 +106,6 @@ export class Request {
   /** Who is told the answer. */
   told: ((answer: Answer | Error) => void) | undefined;
 
-  /** The rows of a refusal, as if nothing had been taken. */
-  #without: (readonly Verdict[] | undefined)[] | undefined;
-
   constructor(readonly shares: readonly Share[]) {
     this.noted = shares.map(() => new Noted());
     this.missing = shares.length;
@@ -125,7 +124,8 @@ export class Request {
 
   /** How a share stands. */
   standing(index: number): readonly Verdict[] | undefined {
-    return this.#without?.[index] ?? this.noted[index]?.rows;
+    const { rows, returned } = this.noted[index] as Noted;
+    return returned > 0 ? without(rows, returned) : rows;
   }
 
   /** Of the shares that are answered. A refused request costs nothing: the figures are those without it. */
@@ -139,13 +139,13 @@ export class Request {
       // That no wait helps is the longest.
       waitMs = waitMs === null || ms === null ? null : Math.max(waitMs, ms);
     }
-    const rows = this.noted.map((noted) => (limited ? without(noted) : noted.rows));
-    if (limited) this.#without = rows;
+    const rows = this.noted.map((noted) => (limited ? without(noted.rows, noted.units) : noted.rows));
     return { limited, retryAfterMs: limited ? waitMs : null, at: this.at, rows };
   }
 }
 
-function without({ rows, units }: Noted): readonly Verdict[] | undefined {
+/** The figures when what a request took is back. */
+function without(rows: readonly Verdict[] | undefined, units: number): readonly Verdict[] | undefined {
   return units > 0 ? rows?.map((row) => ({ ...row, remaining: row.remaining + units })) : rows;
 }
 
