@@ -31,6 +31,12 @@ export interface Events {
   lost(): void;
 }
 
+/** A connection that is being opened. */
+export interface Opening {
+  readonly line: Line;
+  readonly opened: Promise<unknown>;
+}
+
 /** What connections are made of. */
 export interface Source {
   /** What the application's client puts before keys. */
@@ -39,7 +45,7 @@ export interface Source {
   /** Whether the application has closed its client. */
   isClosed(): boolean;
   /** Opens a connection; to the node that has the slot, on a cluster. */
-  open(slot: number, events: Events): { line: Line; opened: Promise<unknown> };
+  open(slot: number, events: Events): Opening;
   /** The name of the node that has a slot of a cluster. Undefined if the application's client does not know any. */
   nodeOf(slot: number): string | undefined;
   /** Sends by the application's client, which follows where a cluster redirects to. */
@@ -110,6 +116,8 @@ class Link {
     readonly slot: number,
     /** Is told of errors of the server. */
     readonly onError: (asked: Asked, error: Error) => void,
+    /** Is told that there is no connection for this. */
+    readonly onLost: (asked: Asked) => void,
   ) {}
 
   ask(asked: Asked): void {
@@ -197,6 +205,8 @@ class Link {
   #fail(error: Error): void {
     this.#failed = error;
     setTimeout(() => (this.#failed = undefined), PAUSE_MS).unref();
+    const [first] = this.#unsent;
+    if (first !== undefined) this.onLost(first);
     for (const asked of this.#unsent) asked.fail(error);
     this.#unsent.clear();
   }
@@ -258,7 +268,7 @@ class Connections {
       return;
     }
     let link = this.#links.get(node);
-    if (link === undefined) this.#links.set(node, (link = new Link(source, slot, this.#onError)));
+    if (link === undefined) this.#links.set(node, (link = new Link(source, slot, this.#onError, this.#onLost)));
     if (this.#poll === undefined) this.#pollClosed();
     link.ask(asked);
   }
@@ -302,16 +312,25 @@ class Connections {
     };
     if (words.some((word) => typeof word === "string" && /^-\d/.test(word))) {
       // That client may send twice what must go back once.
-      const [name, key, ...more] = words as [string, Key, ...string[]];
-      const peek: Words = ["RL.PEEK", key, ...more.slice(name === "RL.ALL" ? 1 : 0).slice(0, 2)];
-      this.source.follow(peek).then(() => {
+      this.#learn(words).then(() => {
         const again = new Asked(words, asked.timeout, answer, fail);
-        this.#links.get(this.source.nodeOf(slotOf(key)) ?? "")?.ask(again);
+        this.#links.get(this.source.nodeOf(slotOf(words[1] as Key)) ?? "")?.ask(again);
       }, fail);
     } else {
       this.source.follow(words).then(answer, fail);
     }
   };
+
+  /** A node may be gone, and another have its slots. */
+  readonly #onLost = ({ words }: Asked): void => {
+    if (this.source.isCluster) this.#learn(words).catch(() => undefined);
+  };
+
+  /** Has the application's client ask for a key, so that it learns where that is now. */
+  #learn([name, key, ...more]: Words): Promise<unknown> {
+    const [limit = "", window = ""] = more.slice(name === "RL.ALL" ? 1 : 0);
+    return this.source.follow(["RL.PEEK", key as Key, limit, window]);
+  }
 }
 
 /** All that ask by one client share its connections. */

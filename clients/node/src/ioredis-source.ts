@@ -2,7 +2,7 @@
 
 import type { Cluster, Redis } from "ioredis";
 import type { Words } from "./commands.js";
-import type { Client, Events, Line, Source } from "./connections.js";
+import type { Client, Events, Opening, Source } from "./connections.js";
 import { setImmediate } from "./realtime.js";
 
 const SETTINGS = {
@@ -28,26 +28,26 @@ export function ioredisSource(client: Client): Source {
     isCluster: redis.isCluster,
     isClosed: () => redis.status === "end",
     open: (slot, events) =>
-      open(redis.isCluster ? nodeAt(redis as Cluster, nodeOf(slot)) : (redis as Redis), events),
+      redis.isCluster ? openNode(redis as Cluster, nodeOf(slot), events) : open(redis as Redis, {}, events),
     nodeOf(slot) {
       if (redis.status === "wait") redis.connect().catch(() => undefined);
-      const name = nodeOf(slot);
-      return name !== undefined && nodeAt(redis as Cluster, name) !== undefined ? name : undefined;
+      return nodeOf(slot);
     },
     follow: ([name, ...words]) => redis.call(name, ...words),
   };
 }
 
-function nodeAt(cluster: Cluster, name: string | undefined): Redis | undefined {
-  return cluster.nodes().find(({ options: { host, port } }) => `${host}:${port}` === name);
+/** A connection to the node of this name, like those that there are to nodes. */
+function openNode(cluster: Cluster, name: string | undefined, events: Events): Opening {
+  const [, host, port] = /^(.*):(\d+)$/.exec(name ?? "") ?? [];
+  const [node] = cluster.nodes();
+  if (host !== undefined && node !== undefined) return open(node, { host, port: Number(port) }, events);
+  const opened = Promise.reject(new Error("the cluster is not connected"));
+  return { line: { send: () => opened, destroy: () => undefined }, opened };
 }
 
-function open(redis: Redis | undefined, events: Events): { line: Line; opened: Promise<unknown> } {
-  if (redis === undefined) {
-    const opened = Promise.reject(new Error("this node is not known any more"));
-    return { line: { send: () => opened, destroy: () => undefined }, opened };
-  }
-  const connection = redis.duplicate({ ...SETTINGS });
+function open(redis: Redis, to: { host?: string; port?: number }, events: Events): Opening {
+  const connection = redis.duplicate({ ...SETTINGS, ...to });
   let reason: Error | undefined;
   connection.on("error", (error: Error) => (reason = error));
   connection.on("connect", events.progress);

@@ -2,7 +2,7 @@
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
 import { type Key, TELL_PREFIX, type Words } from "./commands.js";
-import type { Client, Events, Line, Source } from "./connections.js";
+import type { Client, Events, Line, Opening, Source } from "./connections.js";
 
 /** The modules of the application's client do not matter. */
 type Single = RedisClientType;
@@ -25,7 +25,10 @@ export function nodeRedisSource(client: Client): Source {
     follow: () => Promise.reject(new Error("this is no cluster")),
   };
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
-  if (isSentinel(any)) return { ...source, open: (_, events) => openSentinel(any, events) };
+  if (isSentinel(any)) {
+    if (!("duplicate" in any)) throw new TypeError("Sentinel needs node-redis 6 or newer");
+    return { ...source, open: (_, events) => openSentinel(any, events) };
+  }
   if (!isPool(any)) return { ...source, open: (_, events) => open(any, events) };
   // Its connections are in use; the first that is free is made another one of.
   let like: Promise<Single> | undefined;
@@ -68,7 +71,7 @@ function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "ope
 }
 
 /** A connection like that of a client that is there, or will be. */
-function openLike(like: Promise<Single>, events: Events): { line: Line; opened: Promise<unknown> } {
+function openLike(like: Promise<Single>, events: Events): Opening {
   let line: Line | undefined;
   let isDestroyed = false;
   const opened = like.then((client) => {
@@ -89,7 +92,7 @@ function openLike(like: Promise<Single>, events: Events): { line: Line; opened: 
   };
 }
 
-function open(client: Single, events: Events): { line: Line; opened: Promise<unknown> } {
+function open(client: Single, events: Events): Opening {
   const connection = client.duplicate({
     disableOfflineQueue: true,
     commandsQueueMaxLength: 0,
@@ -116,7 +119,7 @@ function open(client: Single, events: Events): { line: Line; opened: Promise<unk
 }
 
 /** A connection by Sentinel: to whichever server is the master. */
-function openSentinel(client: Sentinel, events: Events): { line: Line; opened: Promise<unknown> } {
+function openSentinel(client: Sentinel, events: Events): Opening {
   const connection = client.duplicate({
     // What is sent again is sent twice.
     maxCommandRediscovers: 0,

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import type { ServerResponse } from "node:http";
+import { createRequire } from "node:module";
 import { after, afterEach, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
@@ -128,6 +129,9 @@ function statusOf(limit: RateLimit): Promise<number> {
   });
 }
 
+const { version } = createRequire(import.meta.url)("@redis/client/package.json") as { version: string };
+const canDuplicate = Number(version.split(".")[0]) > 5;
+
 const ofVerdict = ({ limited }: { limited: boolean }) => (limited ? 429 : 200);
 const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
   fixed: ({ limiter }, key) => () => limiter.fixed(key, quotas).then(ofVerdict, failed),
@@ -232,7 +236,9 @@ describe("connections", () => {
   }
 
   for (const kind of Object.keys(kinds)) {
-    describe(kind, () => {
+    // Of older clients of Sentinel there is no other.
+    const skip = kind === "node-redis, Sentinel" && !canDuplicate;
+    describe(kind, { skip }, () => {
       test(`a limit of ${LIMIT} lets ${LIMIT} of 50 pass, through every adapter`, async () => {
         const connected = await connect(kind);
         for (const [name, adapter] of Object.entries(adapters)) {
@@ -290,43 +296,6 @@ describe("connections", () => {
         },
       );
 
-      for (const [fail, lease] of [
-        ["closed", 0],
-        ["closed", 8],
-        ["open", 0],
-        ["open", 8],
-      ] as const) {
-        const what = fail === "closed" ? "goes back" : "stays taken";
-        test(`fail ${fail}, a lease of ${lease}: what a late reply has taken ${what}`, async () => {
-          const { limiter: direct } = await connect(kind);
-          const [{ client }, forwarders] = await connectThrough(kind);
-          const key = aKey();
-          const errors: Error[] = [];
-          const onError = (error: Error) => errors.push(error);
-          const first = middleware(client, `{${key}}first`, { timeoutMs: PATIENT_MS, fail: "closed" });
-          const late = middleware(client, `{${key}}late`, { timeoutMs: 50, fail, onError }, lease);
-          await waitFor("a connection", async () => (await first.ask()) === 200);
-          for (const forwarder of forwarders) forwarder.held = [];
-          const held = () => forwarders.flatMap(({ held = [] }) => held);
-          const decided = first.ask();
-          await waitFor("the first reply", async () => held().length > 0);
-          const asked = late.ask();
-          await waitFor("what is taken", async () => (await used(`requests:{${key}}late`, direct)) > 0);
-          // On a connection that says something meanwhile.
-          held()[0]?.();
-          assert.equal(await decided, 200);
-          assert.equal(await asked, fail === "closed" ? 503 : 200);
-          assert.equal(errors.length, 1);
-          for (const forwarder of forwarders) {
-            forwarder.held?.splice(0, 1);
-            forwarder.letGo();
-          }
-          await waitFor("an answer", async () => (await first.ask()) === 200);
-          const expected = fail === "closed" ? 0 : 1;
-          await waitFor(what, async () => (await used(`requests:{${key}}late`, direct)) === expected);
-        });
-      }
-
       test("connections that fall silent are given up: the next requests ask on new ones", async () => {
         const [{ client }, forwarders] = await connectThrough(kind);
         const { ask } = middleware(client, aKey(), { timeoutMs: 100, fail: "closed" });
@@ -360,10 +329,10 @@ describe("connections", () => {
       });
 
       // A sentinel client opens connections by itself, and waits for a greeting without end.
-      const skip = kind === "node-redis, Sentinel";
+      const waits = kind === "node-redis, Sentinel";
       test(
         "while nothing is carried, new connections are given up too, and decisions are back after that",
-        { skip },
+        { skip: waits },
         async () => {
           const [{ client }, forwarders] = await connectThrough(kind);
           const { ask } = middleware(client, aKey(), { timeoutMs: 50, fail: "closed" });

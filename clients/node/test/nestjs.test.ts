@@ -271,6 +271,6 @@ describe("@nestjs/throttler", () => {
     const storage = new RateLimitStorage(client, PATIENT);
     await storage.increment("key", HOUR, 5, HOUR);
     assert.equal(await calls(server, "RL.LOG"), 1);
-    assert.equal(await calls(server, "RL.LOG"), 0);
+    assert.equal(await calls(server, "RL.ALL"), 0);
   });
 });
