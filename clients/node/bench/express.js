@@ -40,7 +40,7 @@ const ways = {
 async function serve(url, library, way) {
   const connected = library === "ioredis" ? ioredis(url) : await nodeRedis(url);
   const app = express();
-  app.set("trust proxy", true);
+  app.set("trust proxy", 1);
   const limit = ways[way](connected);
   if (limit) app.use(limit);
   app.get("/", (_, response) => response.end("hello"));

@@ -72,6 +72,12 @@ function together(connection: Redis): (words: Words) => Promise<unknown> {
   const flush = () => {
     const sent = waiting;
     waiting = [];
+    const [only, ...others] = sent;
+    if (only !== undefined && others.length === 0) {
+      const [name, ...more] = only.words;
+      connection.call(name, ...more).then(only.resolve, only.reject);
+      return;
+    }
     const pipeline = connection.pipeline();
     for (const { words, resolve, reject } of sent) {
       const [name, ...more] = words;

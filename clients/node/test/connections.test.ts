@@ -61,7 +61,14 @@ const kinds: Record<string, (servers: Servers) => Promise<Connected>> = {
     const pool = createClientPool({ url: urlOf(servers), socket, modules: { rl } });
     pool.on("error", () => {});
     await pool.connect();
-    return { limiter: pool.rl, client: pool, stop: () => pool.destroy() };
+    const stop = () => {
+      try {
+        pool.destroy();
+      } catch {
+        // Before 6 it fails if a connection is being made.
+      }
+    };
+    return { limiter: pool.rl, client: pool, stop };
   },
   "node-redis, a cluster": async (servers) => {
     const cluster = createCluster({

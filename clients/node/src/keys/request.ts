@@ -4,6 +4,7 @@ import {
   type Algorithm,
   type Decision,
   type Key as Name,
+  prefixed,
   rl,
   type Row,
   type Verdict,
@@ -25,6 +26,8 @@ export class Rules {
   readonly smallestLimit: number;
   /** Begins the names of its keys. */
   readonly id: string;
+  /** Of each quota what a row of RL.ALL says. */
+  readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
 
   /** Leases of at most `units` last for `forMs`, at most for a twentieth of the shortest window. */
   constructor(
@@ -35,6 +38,7 @@ export class Rules {
   ) {
     const windows = quotas.map(([, window]) => milliseconds(window));
     this.forMs = Math.floor(Math.min(forMs, ...windows.map((ms) => ms / 20)));
+    this.words = quotas.map(([limit, window]) => [algorithm.toUpperCase(), String(limit), String(window)]);
     this.smallestLimit = Math.min(...quotas.map(([limit]) => limit));
     const text = `${algorithm} ${quotas.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;
     let id = ids.get(text);
@@ -226,13 +230,24 @@ export class Command {
   /** What is sent, to decide as of `at` unless it gives back. */
   words(prefix: Name = "", now?: number): Words {
     const at = this.at ?? now;
-    if (!this.#isSingle)
-      return wordsOf(rl.all, prefix, [this.shares.flatMap(rowsOf), { force: this.force, at }]);
+    if (!this.#isSingle) return this.#rows(prefix, at);
     const [{ key, rules, cost }] = this.shares as [Share];
     const partial = this.request !== undefined;
     const units = cost + this.size;
     const options = { cost: units === 1 ? undefined : units, partial, at };
     return wordsOf(rl[rules.algorithm], prefix, [key, rules.quotas, options]);
+  }
+
+  #rows(prefix: Name, at: number | undefined): Words {
+    const words: Words = ["RL.ALL"];
+    for (const { key, rules, cost } of this.shares) {
+      for (const [algorithm, limit, window] of rules.words) {
+        words.push(prefixed(prefix, key), algorithm, limit, window, String(cost));
+      }
+    }
+    if (this.force) words.push("FORCE");
+    if (at !== undefined) words.push("AT", String(at));
+    return words;
   }
 
   /** What the reply says. */
