@@ -93,7 +93,9 @@ const median = (values) => values.sort((a, b) => a - b)[values.length >> 1];
 
 async function main() {
   const server = await startServer();
-  console.log("| CPU of a request, µs | in all | of express-rate-limit | without Express | of express-rate-limit |");
+  console.log(
+    "| CPU of a request, µs | in all | of express-rate-limit | without Express | of express-rate-limit |",
+  );
   console.log("| --- | --- | --- | --- | --- |");
   for (const library of ["node-redis", "ioredis"]) {
     const all = {};

@@ -15,7 +15,7 @@ export type Asking = Client | Sender;
 
 /** Sends commands once, each with a timeout. */
 export interface Asker {
-  send(words: Words): Promise<unknown>;
+  readonly send: (words: Words) => Promise<unknown>;
   /** What stands before keys. */
   readonly prefix: Key;
   /** The slot of a key, on a cluster. */

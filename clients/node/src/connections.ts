@@ -27,8 +27,8 @@ export interface Line {
 /** What a connection tells of itself. */
 export interface Events {
   /** It gets on: it has a server that it speaks with, say. */
-  progress(): void;
-  lost(): void;
+  readonly progress: () => void;
+  readonly lost: () => void;
 }
 
 /** A connection that is being opened. */
@@ -268,7 +268,8 @@ class Connections {
       return;
     }
     let link = this.#links.get(node);
-    if (link === undefined) this.#links.set(node, (link = new Link(source, slot, this.#onError, this.#onLost)));
+    if (link === undefined)
+      this.#links.set(node, (link = new Link(source, slot, this.#onError, this.#onLost)));
     if (this.#poll === undefined) this.#pollClosed();
     link.ask(asked);
   }

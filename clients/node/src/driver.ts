@@ -92,14 +92,14 @@ export class Driver {
     try {
       sent = this.asker.send(command.words(prefix, this.#clock && this.#now()));
     } catch (error) {
-      sent = Promise.reject(error as Error);
+      sent = Promise.reject(error);
     }
     return sent.then(
       (reply) => {
         this.#replied(command, reply);
       },
       (error: unknown) => {
-        this.#replied(command, error as Error);
+        this.#replied(command, error);
       },
     );
   }

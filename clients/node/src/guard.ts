@@ -81,7 +81,7 @@ export class Guard<R extends Request> {
   async visit(request: R): Promise<Visit | undefined> {
     const chosen = this.#policies.shares(request);
     const shares = isPromise(chosen) ? await chosen : chosen;
-    const visits = ((request as { [VISITS]?: Visit[] })[VISITS] ??= []);
+    const visits = ((request as { [VISITS]?: Visit[] | undefined })[VISITS] ??= []);
     for (const { policy } of shares) checkNew(visits, policy.name);
     const visit = { guard: this as unknown as Guard<never>, shares, asked: new Asked(shares) };
     visits.push(visit);

@@ -48,7 +48,7 @@ const isPool = (client: Any): client is Pool => "totalClients" in client;
 
 /** What goes before keys. Pools, clusters and sentinel clients tell it to commands of their modules alone. */
 function prefixOf(client: Any): Key {
-  if ("options" in client) return client.options?.keyPrefix ?? "";
+  if ("options" in client) return client.options.keyPrefix ?? "";
   let told: Key | undefined;
   const { rl } = client as unknown as { rl?: { peek(...args: unknown[]): Promise<unknown> } };
   const options = { [TELL_PREFIX]: (prefix: Key | undefined) => (told = prefix) };
@@ -64,9 +64,9 @@ function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "ope
     open(slot, events) {
       const master = masterOf(slot);
       if (master === undefined) return openLike(Promise.reject(new Error("no node has this slot")), events);
-      return openLike(Promise.resolve(cluster.nodeClient(master)) as unknown as Promise<Single>, events);
+      return openLike(Promise.resolve(cluster.nodeClient(master)), events);
     },
-    follow: (words) => cluster.sendCommand(words[1] as Key, false, words),
+    follow: (words) => cluster.sendCommand(words[1], false, words),
   };
 }
 
@@ -98,7 +98,7 @@ function open(client: Single, events: Events): Opening {
     commandsQueueMaxLength: 0,
     pingInterval: 0,
     commandOptions: { timeout: 0 },
-    socket: { ...client.options?.socket, reconnectStrategy: false } as object,
+    socket: { ...client.options.socket, reconnectStrategy: false } as object,
   });
   let isDestroyed = false;
   const destroy = () => {

@@ -23,7 +23,10 @@ const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT = { timeoutMs: 30_000 };
 
-const clients: Record<string, (port: number) => Promise<{ limiter: RateLimiter; asking: Asking; stop(): void }>> = {
+const clients: Record<
+  string,
+  (port: number) => Promise<{ limiter: RateLimiter; asking: Asking; stop(): void }>
+> = {
   "node-redis": async (port) => {
     const url = `redis://app:secret@127.0.0.1:${port}`;
     const client = await createClient({ url, socket, modules: { rl } }).connect();

@@ -2,14 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import {
-  acquire,
-  type AcquireOptions,
-  type Quotas,
-  type RateLimiter,
-  withClock,
-  withTimeout,
-} from "redis-rl";
+import { acquire, type AcquireOptions, type Quotas, type RateLimiter, withClock } from "redis-rl";
 import { calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
 
 const ALGORITHMS = ["fixed", "sliding", "log"] as const;

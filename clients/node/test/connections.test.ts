@@ -141,9 +141,18 @@ const canDuplicate = Number(version.split(".")[0]) > 5;
 
 const ofVerdict = ({ limited }: { limited: boolean }) => (limited ? 429 : 200);
 const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
-  fixed: ({ limiter }, key) => () => limiter.fixed(key, quotas).then(ofVerdict, failed),
-  sliding: ({ limiter }, key) => () => limiter.sliding(key, quotas).then(ofVerdict, failed),
-  log: ({ limiter }, key) => () => limiter.log(key, quotas).then(ofVerdict, failed),
+  fixed:
+    ({ limiter }, key) =>
+    () =>
+      limiter.fixed(key, quotas).then(ofVerdict, failed),
+  sliding:
+    ({ limiter }, key) =>
+    () =>
+      limiter.sliding(key, quotas).then(ofVerdict, failed),
+  log:
+    ({ limiter }, key) =>
+    () =>
+      limiter.log(key, quotas).then(ofVerdict, failed),
   all: ({ limiter }, key) => {
     const row = { algorithm: "log", limit: LIMIT, window: "1h" } as const;
     const rows = [
@@ -152,8 +161,10 @@ const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
     ];
     return () => limiter.all(rows).then(ofVerdict, failed);
   },
-  acquire: ({ client }, key) => () =>
-    acquire(client, "log", key, quotas, { timeoutMs: 0 }).then(ofVerdict, failed),
+  acquire:
+    ({ client }, key) =>
+    () =>
+      acquire(client, "log", key, quotas, { timeoutMs: 0 }).then(ofVerdict, failed),
   leases: ({ client }, key) => {
     const leased = leases(client, { quotas, units: 2, timeoutMs: PATIENT_MS });
     return () => leased.take(key).then(ofVerdict, failed);

@@ -402,8 +402,16 @@ describe("express", () => {
       const silent = { onError: () => {} };
       const app = express();
       app.use(limit("100/h"));
-      app.get("/closed", rateLimit(away, { name: "away", quotas: "5/h" }, { ...silent, fail: "closed" }), answer);
-      app.get("/answered", rateLimit(away, { name: "away", quotas: "5/h" }, { ...silent, onAway: () => ({ status: 418 }) }), answer);
+      app.get(
+        "/closed",
+        rateLimit(away, { name: "away", quotas: "5/h" }, { ...silent, fail: "closed" }),
+        answer,
+      );
+      app.get(
+        "/answered",
+        rateLimit(away, { name: "away", quotas: "5/h" }, { ...silent, onAway: () => ({ status: 418 }) }),
+        answer,
+      );
       app.get("/open", rateLimit(away, { name: "away", quotas: "5/h" }, silent), answer);
       web = await serve(app);
       for (const [path, status] of [
@@ -495,6 +503,33 @@ describe("express", () => {
       assert.match(text, /give this limit a key/);
       assert.equal((await get("/")).status, 200);
       assert.equal(await used("inner:{127.0.0.1}"), 2);
+    });
+
+    test("two limits of one name would share a key: an error when a request meets both", async () => {
+      const app = express();
+      app.use("/twice", limit("3/h"), limit("5/h"));
+      app.use("/once", limit("3/h"), answer);
+      web = await serve(app);
+      const { status, text } = await get("/twice");
+      assert.equal(status, 500);
+      assert.match(text, /two policies of the name requests/);
+      assert.equal((await get("/once")).status, 200);
+    });
+
+    test("an account that is called {bob} is not bob, and chooses no slot", async () => {
+      const app = express();
+      const key = (request: express.Request) => request.get("User");
+      app.use(
+        limit(["2/h", { name: "daily", quotas: "9/d" }], { key }),
+        limit({ name: "in", quotas: "9/h" }),
+      );
+      app.use(answer);
+      web = await serve(app);
+      for (const user of ["bob", "{bob}", "bob"]) assert.equal((await get("/", { User: user })).status, 200);
+      assert.deepEqual(
+        [await used("requests:bob"), await used("requests:{bob}"), await used("in:bob")],
+        [2, 1, 2],
+      );
     });
 
     test("any of them settles by the names of all", async () => {

@@ -211,6 +211,26 @@ describe("@fastify/rate-limit", () => {
     }
   });
 
+  test("a user whose name ends like our own keys is nobody else", async () => {
+    const refuse = (options: object, key: string, times: number) => {
+      const store = new (rateLimitStore(client, PATIENT))(options);
+      const hit = () =>
+        new Promise<number>((resolve, reject) =>
+          store.incr(key, (error, hits) => (hits ? resolve(hits.current) : reject(error)), 3_600_000, 1),
+        );
+      return Array.from({ length: times }).reduce<Promise<number>>(
+        (last) => last.then(hit),
+        Promise.resolve(0),
+      );
+    };
+    await refuse({ ban: 5 }, "bob:refused", 3);
+    await refuse({ ban: 5 }, "refused:bob", 3);
+    assert.equal(await refuse({ ban: 5 }, "bob", 2), 2);
+    await refuse({ exponentialBackoff: true }, "eve:block", 3);
+    await refuse({ exponentialBackoff: true }, "block:eve", 3);
+    assert.equal(await refuse({ exponentialBackoff: true }, "eve", 1), 1);
+  });
+
   test("remember: a flood costs no command", async () => {
     const app = await application({ max: 2 }, {}, { remember: "1h" });
     for (let i = 0; i < 100; i++) await ask(app);
