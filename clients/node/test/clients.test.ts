@@ -1,7 +1,6 @@
 // What node-redis and ioredis bring: keys of any bytes, prefixes, transactions, clusters, large figures.
 
 import assert from "node:assert/strict";
-import type { Socket } from "node:net";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
