@@ -31,7 +31,8 @@ export function ioredisSource(client: Client): Source {
       redis.isCluster ? openNode(redis as Cluster, nodeOf(slot), events) : open(redis as Redis, {}, events),
     nodeOf(slot) {
       if (redis.status === "wait") redis.connect().catch(() => undefined);
-      return nodeOf(slot);
+      // Before it is connected it may know slots already.
+      return redis.isCluster && (redis as Cluster).nodes().length > 0 ? nodeOf(slot) : undefined;
     },
     follow: ([name, ...words]) => redis.call(name, ...words),
   };

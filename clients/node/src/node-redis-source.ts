@@ -129,10 +129,21 @@ function openSentinel(client: Sentinel, events: Events): Opening {
     commandOptions: { timeout: 0 },
   });
   connection.on("error", () => undefined);
-  const send = (words: Words) => connection.sendCommand(false, words);
   const destroy = () => {
     events.lost();
     void Promise.resolve(connection.destroy()).catch(() => undefined);
+  };
+  let isProbing = false;
+  const probe = () => {
+    if (isProbing) return;
+    isProbing = true;
+    connection.sendCommand(false, ["PING"]).then(() => (isProbing = false), destroy);
+  };
+  const send = (words: Words) => {
+    const sent = connection.sendCommand(false, words);
+    // The server may have said so. If it does not answer either, there is no connection any more.
+    sent.catch(probe);
+    return sent;
   };
   return { line: { send, destroy }, opened: connection.connect() };
 }
