@@ -10,6 +10,8 @@ module.exports = tseslint.config(
     extends: [tseslint.configs.strictTypeChecked],
     languageOptions: { parserOptions: { project: "./tsconfig.json" } },
     rules: {
+      // Private members of a library.
+      "no-underscore-dangle": "error",
       "@typescript-eslint/no-invalid-void-type": ["error", { allowAsThisParameter: true }],
       "@typescript-eslint/prefer-promise-reject-errors": ["error", { allowThrowingUnknown: true }],
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],

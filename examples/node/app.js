@@ -5,40 +5,61 @@ import { setTimeout as delay } from "node:timers/promises";
 
 import express from "express";
 import { createClient } from "redis";
-import { rl } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { client } from "redis-rl/http";
 
-const { FAIL: fail = "open", PORT = "8000", PROXIES = "0", REDIS_URL = "redis://127.0.0.1:6379" } = process.env;
-const { EVERYBODY_LIMITS = "100000/1m", EVERYBODY_LEASE = "0", FREE_LIMITS = "5/10s,100/1h" } = process.env;
-const { PAID_LIMITS = "50/10s", SEARCH_LIMITS = "2/10s", TOKEN_LIMITS = "1000/1h" } = process.env;
+const {
+  FAIL: fail = "open",
+  PORT = "8000",
+  PROXIES = "0",
+  REDIS_URL = "redis://127.0.0.1:6379",
+} = process.env;
+const {
+  EVERYBODY_LIMITS = "100000/1m",
+  EVERYBODY_LEASE = "0",
+  FREE_LIMITS = "5/10s,100/1h",
+} = process.env;
+const {
+  PAID_LIMITS = "50/10s",
+  SEARCH_LIMITS = "2/10s",
+  TOKEN_LIMITS = "1000/1h",
+} = process.env;
 const timeoutMs = Number(process.env.REDIS_TIMEOUT_MS ?? "100");
 
-const redis = createClient({
-  url: REDIS_URL,
-  modules: { rl },
-  // While there is no connection commands fail at once, instead of waiting for one until the timeout.
-  disableOfflineQueue: true,
-});
+const redis = createClient({ url: REDIS_URL });
 redis.on("error", (error) => console.warn("Redis:", error.message));
 redis.connect();
 
 // A stand-in for a login.
-const accountOf = (request) => request.get("X-Account") ?? client(request.ip);
-const everybody = { name: "everybody", quotas: EVERYBODY_LIMITS, key: "all", lease: Number(EVERYBODY_LEASE) };
+const accountOf = (request) => request.get("X-Account") || client(request.ip);
+const everybody = {
+  name: "everybody",
+  quotas: EVERYBODY_LIMITS,
+  key: "all",
+  lease: Number(EVERYBODY_LEASE),
+};
 const free = [everybody, { name: "free", quotas: FREE_LIMITS }];
 const paid = [everybody, { name: "paid", quotas: PAID_LIMITS }];
-const planOf = (request) => (accountOf(request).startsWith("paid") ? paid : free);
+const planOf = (request) =>
+  accountOf(request).startsWith("paid") ? paid : free;
 
 const options = { fail, timeoutMs };
 // Each is made before there are requests, so that a mistake in the settings ends the program at once.
-for (const plan of [free, paid]) rateLimit(redis.rl, plan, options);
-const service = rateLimit(redis.rl, planOf, { ...options, key: accountOf });
-const searches = rateLimit(redis.rl, { name: "search", quotas: SEARCH_LIMITS }, options);
+for (const plan of [free, paid]) rateLimit(redis, plan, options);
+const service = rateLimit(redis, planOf, { ...options, key: accountOf });
+const searches = rateLimit(
+  redis,
+  { name: "search", quotas: SEARCH_LIMITS },
+  options,
+);
 const words = (text) => text.split(/\s+/).filter(Boolean);
 // Reserves what a prompt and a usual reply take.
 const cost = (request) => words(request.body).length + 16;
-const tokens = rateLimit(redis.rl, { name: "tokens", unit: "tokens", quotas: TOKEN_LIMITS, cost }, options);
+const tokens = rateLimit(
+  redis,
+  { name: "tokens", unit: "tokens", quotas: TOKEN_LIMITS, cost },
+  options,
+);
 
 const app = express();
 app.set("trust proxy", Number(PROXIES));
@@ -46,13 +67,22 @@ app.get("/health", (_, response) => response.json({ message: "well" }));
 app.use(service);
 app.get("/", (_, response) => response.json({ message: "hello" }));
 app.get("/search", searches, (_, response) => response.json({ found: [] }));
-app.post("/generate", express.text({ type: () => true }), needsPrompt, tokens, async (request, response) => {
-  // A stand-in for a language model, which says everything twice, and fails if there is nothing to say.
-  const said = words(request.body);
-  await tokens.settle(request, response, { tokens: 3 * said.length });
-  if (said.length === 0) throw new Error("the model failed");
-  response.json({ reply: [...said, ...said].join(" "), tokens: 3 * said.length });
-});
+app.post(
+  "/generate",
+  express.text({ type: () => true }),
+  needsPrompt,
+  tokens,
+  async (request, response) => {
+    // A stand-in for a language model, which says everything twice, and fails if there is nothing to say.
+    const said = words(request.body);
+    await tokens.settle(request, response, { tokens: 3 * said.length });
+    if (said.length === 0) throw new Error("the model failed");
+    response.json({
+      reply: [...said, ...said].join(" "),
+      tokens: 3 * said.length,
+    });
+  },
+);
 
 function needsPrompt(request, response, next) {
   if (request.body) next();
@@ -60,7 +90,10 @@ function needsPrompt(request, response, next) {
 }
 
 // Until it is connected, or has failed once. If Redis is away it goes on trying.
-await Promise.race([once(redis, "ready"), delay(5000, undefined, { ref: false })]).catch(() => {});
+await Promise.race([
+  once(redis, "ready"),
+  delay(5000, undefined, { ref: false }),
+]).catch(() => {});
 const server = app.listen(Number(PORT), "127.0.0.1", (error) => {
   if (error) throw error;
   console.log(`listening on http://127.0.0.1:${server.address().port}`);

@@ -2,10 +2,10 @@
 import { writeSync } from "node:fs";
 import { setImmediate, setTimeout } from "node:timers/promises";
 import { createClient } from "redis";
-import { leases, rl } from "redis-rl";
+import { leases } from "redis-rl";
 
 const { REDIS_PORT, ALGORITHM, LIMIT, WINDOW, UNITS, REMEMBER_MS } = process.env;
-const client = createClient({ socket: { port: Number(REDIS_PORT) }, modules: { rl } });
+const client = createClient({ socket: { port: Number(REDIS_PORT) } });
 client.on("error", () => {});
 await client.connect();
 const limiter = leases(client, {

@@ -45,9 +45,9 @@ const WAYS = ["direct", "leases"];
 
 /** What a store does for a row, as functions of a key. */
 const stores = {
-  "redis-rl": ({ limiter }) => {
+  "redis-rl": ({ client, limiter }) => {
     const store = (options) => {
-      const made = new RateLimitStore(limiter, { prefix: prefix() });
+      const made = new RateLimitStore(client, { prefix: prefix() });
       made.init({ windowMs: HOUR, ...options });
       return (key) => made.increment(key);
     };
@@ -106,9 +106,9 @@ const stores = {
 /** What is decided for a row of LOCAL_ROWS. */
 const ways = {
   direct: ({ limiter }) => Object.values(LOCAL_ROWS).map((limit) => () => limiter.log("hot", [limit, "1h"])),
-  leases: ({ limiter }) =>
+  leases: ({ client }) =>
     Object.values(LOCAL_ROWS).map((limit) => {
-      const leased = leases(limiter, { quotas: [limit, "1h"], units: 1000 });
+      const leased = leases(client, { quotas: [limit, "1h"], units: 1000 });
       return () => leased.take("hot");
     }),
 };
@@ -122,6 +122,7 @@ async function worker(url, client, store) {
   if (client === "node-redis") {
     const redis = await createClient({ url, modules: { rl } }).connect();
     connection = {
+      client: redis,
       limiter: redis.rl,
       sendCommand: (...words) => redis.sendCommand(words),
       flexible: { storeClient: redis, useRedisPackage: true },
@@ -129,6 +130,7 @@ async function worker(url, client, store) {
   } else {
     const redis = new Redis(url);
     connection = {
+      client: redis,
       limiter: rateLimiter(redis),
       sendCommand: (...words) => redis.call(...words),
       flexible: { storeClient: redis },
@@ -167,7 +169,7 @@ const TIMEOUT_MS = 100;
 /** How long requests wait, 50 at once, while the server is stopped. */
 async function waits(url, pid, [workMs, restMs]) {
   const redis = await createClient({ url, modules: { rl } }).connect();
-  const limit = rateLimit(redis.rl, "5/h", { timeoutMs: TIMEOUT_MS, onError: () => {} });
+  const limit = rateLimit(redis, "5/h", { timeoutMs: TIMEOUT_MS, onError: () => {} });
   const request = () => new Promise((resolve) => limit({ ip: "192.0.2.1" }, {}, resolve));
   let working = true;
   const work = async () => {

@@ -1,20 +1,20 @@
 // Waits for a limit.
 
 import { setTimeout as delay } from "node:timers/promises";
+import { type Asking, askerOf, limiterOf } from "./asker.js";
 import { clockOf } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
+import { tightest } from "./keys/request.js";
 import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
-import { sentOnce } from "./patient.js";
 import { now as realTime } from "./realtime.js";
-import { LONGEST_TIMER_MS, NoAnswer } from "./timeout.js";
-import { wholeWithTime } from "./whole.js";
+import { LONGEST_TIMER_MS } from "./timeout.js";
 
 export interface AcquireOptions {
   /** Units of the request; 1 if left out. */
   cost?: number | undefined;
   /**
-   * How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. It does not end a
-   * wait for Redis: `signal` does, and `withTimeout`.
+   * How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. That Redis does
+   * not answer is an error after a second.
    */
   timeoutMs?: number | undefined;
   /** Ends the wait. Nothing stays taken. */
@@ -23,13 +23,16 @@ export interface AcquireOptions {
   sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
 
+/** Redis is away if it does not answer. */
+const TIMEOUT_MS = 1000;
+
 /**
  * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
  * refusal, at once, if that is longer than what is left of the timeout, or if no wait helps. Those who wait have no
  * order.
  */
 export async function acquire(
-  limiter: RateLimiter,
+  client: Asking | RateLimiter,
   algorithm: Algorithm,
   key: Key,
   quotas: Quotas,
@@ -41,6 +44,8 @@ export async function acquire(
   if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
     throw new RangeError("timeoutMs must be a number from 0");
   }
+  const limiter = "all" in client ? client : limiterOf(askerOf(client, TIMEOUT_MS));
+  const now = clockOf(limiter) ?? realTime;
   const request: Request = {
     limiter,
     algorithm: checkedAlgorithm(algorithm),
@@ -48,7 +53,6 @@ export async function acquire(
     quotas: listOf(quotas),
     cost,
   };
-  const now = clockOf(limiter) ?? realTime;
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
@@ -67,14 +71,18 @@ interface Request {
   cost: number;
 }
 
-/** Asks. If it is aborted meanwhile, or has no answer in time, gives back what the command takes. */
+/** Takes all of the units or none. The verdict has `at`. */
+async function ask({ limiter, algorithm, key, quotas, cost }: Request): Promise<Verdict> {
+  // One unit is taken as a whole with PARTIAL too, which tells the time.
+  if (cost === 1) return limiter[algorithm](key, quotas, { partial: true });
+  const rows = quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
+  const decision = await limiter.all(rows);
+  return { ...tightest(decision.rows), at: decision.at };
+}
+
+/** Asks. If it is aborted meanwhile, gives back what the command takes. */
 function unlessAborted(request: Request, signal: AbortSignal | undefined): Promise<Verdict> {
-  const { limiter, algorithm, key, quotas, cost } = request;
-  const asked = wholeWithTime(limiter, algorithm, key, quotas, cost);
-  asked.catch((error: unknown) => {
-    // A late reply to several units is a decision, which says the same of them.
-    if (error instanceof NoAnswer) giveBackWhen(request, error.late as Promise<Verdict>);
-  });
+  const asked = ask(request);
   if (signal === undefined) return asked;
   return new Promise((resolve, reject) => {
     const abort = () => {
@@ -103,7 +111,7 @@ function unlessAborted(request: Request, signal: AbortSignal | undefined): Promi
 function giveBackWhen({ limiter, algorithm, key, quotas, cost }: Request, asked: Promise<Verdict>): void {
   asked
     .then(({ allowed, at }) => {
-      if (allowed && cost > 0) return sentOnce(limiter)[algorithm](key, quotas, { cost: -cost, at });
+      if (allowed && cost > 0) return limiter[algorithm](key, quotas, { cost: -cost, at });
     })
     .catch(() => undefined);
 }

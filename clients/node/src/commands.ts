@@ -1,8 +1,7 @@
 // The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
 // it as a module, and ioredis.
 
-import { listOf, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
-import { WAITING, type Waiting } from "./timeout.js";
+import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
 
 /** Whom to limit: any bytes. */
 export type Key = string | Buffer;
@@ -131,28 +130,14 @@ function pushQuotas(writer: CommandWriter, quotas: Quotas): void {
   for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
 }
 
-/** Where a writer learns that its command gives units back: sent twice, it would give back those of others. */
-export const GIVES_BACK = Symbol("gives back");
+/** Where `peek` is asked with which prefix its client sends keys. It asks the server nothing then. */
+export const TELL_PREFIX = Symbol("tell prefix");
 
-/** What the adapters tell whoever sends a command, beside its words. */
-export interface Notes {
-  [WAITING]?: Waiting;
-  [GIVES_BACK]?: boolean;
-}
-
-function pushOptions(
-  writer: CommandWriter & Notes & { readonly redisArgs?: unknown[] },
-  { cost, force, partial, at, [WAITING]: waiting }: TakeOptions & { [WAITING]?: Waiting } = {},
-): void {
+function pushOptions(writer: CommandWriter, { cost, force, partial, at }: TakeOptions = {}): void {
   if (cost !== undefined) writer.push("COST", String(cost));
-  if (cost !== undefined && cost < 0) writer[GIVES_BACK] = true;
   if (force) writer.push("FORCE");
   if (partial) writer.push("PARTIAL");
   if (at !== undefined) writer.push("AT", String(at));
-  if (waiting === undefined) return;
-  writer[WAITING] = waiting;
-  // node-redis sends what these words are then. It expects a reply to everything, so to something that counts nothing.
-  waiting.onGiveUp = () => writer.redisArgs?.splice(0, Infinity, "PING");
 }
 
 function verdict(figures: Figures): Verdict {
@@ -235,26 +220,11 @@ function taking(name: string) {
   } as const;
 }
 
-/** A row for each quota of a key. */
-export function rowsOf(
-  key: Key,
-  { algorithm, quotas }: { algorithm: Algorithm; quotas: readonly Quota[] },
-  cost: number,
-): Row[] {
-  return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
-}
-
 export function checkedAlgorithm(algorithm: Algorithm): Algorithm {
   if (!["fixed", "sliding", "log"].includes(algorithm)) {
     throw new TypeError("algorithm is fixed, sliding or log");
   }
   return algorithm;
-}
-
-/** Says of a command that the server does not know what is missing. */
-export function explained(error: unknown): unknown {
-  if (!(error instanceof Error) || !/^ERR unknown command '?RL\./i.test(error.message)) return error;
-  return new Error("the server has not loaded the redis-rl module", { cause: error });
 }
 
 /** The commands as node-redis takes them: `createClient({ modules: { rl } })`. */
@@ -264,9 +234,19 @@ export const rl = {
   log: taking("RL.LOG"),
   peek: {
     IS_READ_ONLY: true,
-    parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: PeekOptions): void {
+    parseCommand(
+      this: void,
+      writer: CommandWriter & { readonly firstKey?: Key | undefined },
+      key: Key,
+      quotas: Quotas,
+      options?: PeekOptions & { [TELL_PREFIX]?: (prefix: Key | undefined) => void },
+    ): void {
       writer.push("RL.PEEK");
       writer.pushKey(key);
+      if (options?.[TELL_PREFIX] !== undefined) {
+        options[TELL_PREFIX](writer.firstKey);
+        throw new Error("this was only asked for its prefix");
+      }
       pushQuotas(writer, quotas);
       pushOptions(writer, options);
     },
@@ -282,15 +262,9 @@ export const rl = {
   },
   all: {
     IS_READ_ONLY: false,
-    parseCommand(
-      this: void,
-      writer: CommandWriter & Notes,
-      rows: readonly Row[],
-      options?: AllOptions,
-    ): void {
+    parseCommand(this: void, writer: CommandWriter, rows: readonly Row[], options?: AllOptions): void {
       writer.push("RL.ALL");
       for (const { key, algorithm, limit, window, cost = 1 } of rows) {
-        if (cost < 0) writer[GIVES_BACK] = true;
         writer.pushKey(key);
         writer.push(algorithm.toUpperCase(), checked(limit), String(window), String(cost));
       }
@@ -312,18 +286,44 @@ export const rl = {
 /** A command as words, its name first. */
 export type Words = [name: string, ...args: Key[]];
 
-function words<Arguments extends unknown[]>(command: {
+/** A command as node-redis takes it. */
+export interface Description<Arguments extends unknown[], Reply> {
+  readonly IS_READ_ONLY: boolean;
   parseCommand(this: void, writer: CommandWriter, ...args: Arguments): void;
-}) {
-  return (...args: Arguments): Words => {
-    const words: Key[] = [];
-    const writer = {
-      push: (...more: string[]) => words.push(...more),
-      pushKey: (key: Key) => words.push(key),
-    };
-    command.parseCommand(writer, ...args);
-    return words as Words;
-  };
+  transformReply(this: void, reply: never): Reply;
+}
+
+/** The words of a command, with this before its keys. */
+export function wordsOf<Arguments extends unknown[]>(
+  { parseCommand }: Pick<Description<Arguments, unknown>, "parseCommand">,
+  prefix: Key,
+  args: Arguments,
+): Words {
+  const words: Key[] = [];
+  parseCommand(
+    {
+      push: (...more) => words.push(...more),
+      pushKey: (key) => {
+        // A client would send undefined as the empty key, which all such callers then share.
+        if (typeof key !== "string" && !ArrayBuffer.isView(key))
+          throw new TypeError("a key is text or a Buffer");
+        words.push(prefixed(prefix, key));
+      },
+    },
+    ...args,
+  );
+  return words as Words;
+}
+
+/** A key with what its client puts before it. */
+export function prefixed(prefix: Key, key: Key): Key {
+  if (prefix.length === 0) return key;
+  if (typeof prefix === "string" && typeof key === "string") return prefix + key;
+  return Buffer.concat([Buffer.from(prefix), Buffer.from(key)]);
+}
+
+function words<Arguments extends unknown[]>(command: Description<Arguments, unknown>) {
+  return (...args: Arguments): Words => wordsOf(command, "", args);
 }
 
 /** The words of a command, and what its reply means: for pipelines, and whatever else sends words as they are. */

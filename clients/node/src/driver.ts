@@ -1,98 +1,139 @@
-// What drives a machine of `local`: sends its commands, gives its answers, and tells it the time.
+// What drives `Keys`: sends its commands, gives its answers, and tells it the time.
 
-import type { Clock } from "./clock.js";
-import { explained } from "./commands.js";
-import { LONGEST_TIMER_MS, NoAnswer, type Timeout } from "./timeout.js";
+import { type Asker, type Asking, askerOf } from "./asker.js";
+import { type Clock, processTime } from "./clock.js";
+import type { Decision, Verdict } from "./commands.js";
+import { Keys } from "./keys/keys.js";
+import { type Answer, type Command, Request, type Share, type Step } from "./keys/request.js";
+import { LONGEST_TIMER_MS } from "./timeout.js";
 
-interface Step<Command, Request, Answer> {
-  readonly commands: readonly Command[];
-  /** Without an answer the commands that asked for it have failed. */
-  readonly answers: readonly (readonly [request: Request, answer: Answer | undefined])[];
-}
-
-export interface Machine<Command, Request, Answer> {
-  reply(nowMs: number, command: Command, reply: unknown): Step<Command, Request, Answer>;
-  /** A reply that comes after the command has failed. */
-  late?(nowMs: number, command: Command, reply: unknown): Step<Command, Request, Answer>;
-  tick(nowMs: number): Step<Command, Request, Answer>;
-  close(): Step<Command, Request, Answer>;
-  nextTickMs(): number | undefined;
-}
-
-export class Driver<Command, Request, Answer> {
-  readonly #sent = new Set<Promise<unknown>>();
+export class Driver {
+  readonly asker: Asker;
+  readonly #keys: Keys;
+  readonly #clock: Clock | undefined;
+  /** Replies that are to come, and who waits for the last. */
+  #due = 0;
+  #onIdle: (() => void)[] = [];
   #timer: NodeJS.Timeout | undefined;
   #timerMs = Infinity;
 
-  constructor(
-    readonly machine: Machine<Command, Request, Answer>,
-    /** Every command has a timeout: a client may lose one, for which the others of its key would wait for ever. */
-    readonly ask: (command: Command) => Promise<unknown>,
-    readonly answer: (request: Request, answer: Answer | undefined, error: Error | undefined) => void,
-    readonly timeout: Timeout,
-    readonly now: Clock,
-  ) {}
+  constructor(client: Asking, timeoutMs: number, rememberMs: number, clock?: Clock) {
+    this.asker = askerOf(client, timeoutMs);
+    this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
+    this.#clock = clock;
+  }
 
-  /** Sends commands and gives answers. What has failed has failed with `error`. */
-  carryOut({ commands, answers }: Step<Command, Request, Answer>, error?: Error): void {
-    for (const command of commands) this.#send(command);
-    for (const [request, answer] of answers) this.answer(request, answer, error);
+  #now(): number {
+    return Math.floor((this.#clock ?? processTime)());
+  }
+
+  /** Fails if Redis is away and nothing has refused. Then what the request took, or takes yet, stays counted. */
+  decide(request: Request): Promise<Answer> {
+    return new Promise((resolve, reject) => {
+      request.told = (answer) => {
+        if (answer instanceof Error) reject(answer);
+        else resolve(answer);
+      };
+      this.#carryOut(this.#keys.take(this.#now(), request));
+    });
+  }
+
+  /** A request of one share. */
+  take(share: Share): Verdict | Promise<Answer> {
+    return this.#keys.known(this.#now(), share) ?? this.decide(new Request([share]));
+  }
+
+  /** Nobody wants what it took, or takes: it is given back, once. That it could not be is no error. */
+  async giveBack(request: Request): Promise<void> {
+    const { commands } = this.#keys.giveBack(this.#now(), request);
+    await Promise.all(commands.map((command) => this.#send(command)));
+  }
+
+  /** Settles shares, by their index, for what was used. */
+  settle(request: Request, used: ReadonlyMap<number, number>): Promise<Answer> {
+    const before = request.told;
+    return new Promise((resolve, reject) => {
+      // One answer tells all that was settled meanwhile.
+      const isFirst = request.settling === 0;
+      request.told = (answer) => {
+        if (!isFirst) before?.(answer);
+        if (answer instanceof Error) reject(answer);
+        else resolve(answer);
+      };
+      this.#carryOut(this.#keys.settle(request, used));
+    });
+  }
+
+  /** A refusal of this share may be over. */
+  forget(share: Share): void {
+    this.#keys.forget(share);
+  }
+
+  /** Gives back all leases, and waits until what was sent is answered, but no longer than the timeout. */
+  async close(): Promise<void> {
+    this.#carryOut(this.#keys.close());
+    clearTimeout(this.#timer);
+    this.#timerMs = Infinity;
+    if (this.#due === 0) return;
+    const idle = new Promise<void>((resolve) => this.#onIdle.push(resolve));
+    await this.asker.timeout.wait(() => idle).catch(() => undefined);
+  }
+
+  #carryOut({ commands, answers }: Step): void {
+    for (const command of commands) void this.#send(command);
+    for (const [request, answer] of answers) request.told?.(answer);
     this.#tickLater();
   }
 
-  #send(command: Command): void {
-    const sent = this.ask(command).then(
+  #send(command: Command): Promise<void> {
+    const { prefix } = this.asker;
+    this.#due++;
+    let sent: Promise<unknown>;
+    try {
+      sent = this.asker.send(command.words(prefix, this.#clock && this.#now()));
+    } catch (error) {
+      sent = Promise.reject(error);
+    }
+    return sent.then(
       (reply) => {
-        this.#sent.delete(sent);
-        this.carryOut(this.machine.reply(this.now(), command, reply));
+        this.#replied(command, reply);
       },
-      (reason: unknown) => {
-        this.#sent.delete(sent);
-        const error = explained(reason) as Error;
-        this.carryOut(this.machine.reply(this.now(), command, error), error);
-        if (error instanceof NoAnswer) this.#awaitLate(command, error.late);
+      (error: unknown) => {
+        this.#replied(command, error);
       },
     );
-    this.#sent.add(sent);
   }
 
-  #awaitLate(command: Command, late: Promise<unknown>): void {
-    const { machine } = this;
-    late.then(
-      (reply) => {
-        // What was given up before it was sent is answered `PONG`, which has no time.
-        const at = (reply as { at?: unknown } | null | undefined)?.at;
-        if (typeof at === "number" && machine.late !== undefined)
-          this.carryOut(machine.late(this.now(), command, reply));
-      },
-      () => undefined,
-    );
+  #replied(command: Command, reply: unknown): void {
+    this.#due--;
+    if (command.request !== undefined) {
+      // As late as it may be, so that no wait is too short.
+      const nowMs = Math.ceil((this.#clock ?? processTime)());
+      this.#carryOut(this.#keys.reply(nowMs, command, read(command, reply)));
+    }
+    if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
   }
 
   #tickLater(): void {
-    const nextTickMs = this.machine.nextTickMs();
+    const { nextTickMs } = this.#keys;
     if (nextTickMs === undefined || nextTickMs >= this.#timerMs) return;
     clearTimeout(this.#timer);
     this.#timerMs = nextTickMs;
     this.#timer = setTimeout(
       () => {
         this.#timerMs = Infinity;
-        this.carryOut(this.machine.tick(this.now()));
+        this.#carryOut(this.#keys.tick(this.#now()));
       },
-      Math.min(Math.max(0, nextTickMs - this.now()), LONGEST_TIMER_MS),
+      Math.min(Math.max(0, nextTickMs - this.#now()), LONGEST_TIMER_MS),
     ).unref();
   }
+}
 
-  /** Gives back all leases, and waits until what was sent is answered, but no longer than the timeout. */
-  async close(): Promise<void> {
-    this.carryOut(this.machine.close());
-    clearTimeout(this.#timer);
-    this.#timerMs = Infinity;
-    // What waits for an answer may be asked for after it, with a timeout of its own.
-    await this.timeout.wait(() => this.#answered()).catch(() => undefined);
-  }
-
-  async #answered(): Promise<void> {
-    while (this.#sent.size > 0) await Promise.all(this.#sent);
+function read(command: Command, reply: unknown): Decision | Error {
+  if (reply instanceof Error) return reply;
+  try {
+    return command.read(reply);
+  } catch (error) {
+    return error as Error;
   }
 }

@@ -2,12 +2,12 @@
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Clock } from "./clock.js";
-import { type Algorithm, explained, type RateLimiter, type TakeOptions, type Verdict } from "./commands.js";
-import { LEASE_MS, LocalLimiter, wholeUnits } from "./leases.js";
-import { Rules, type Settings } from "./local/types.js";
-import { type Patient, patiently } from "./patient.js";
+import { type Asking, limiterOf } from "./asker.js";
+import type { Algorithm, RateLimiter, Verdict } from "./commands.js";
+import { Driver } from "./driver.js";
+import { Request, Rules, type Share } from "./keys/request.js";
+import { LEASE_MS, verdictOf, wholeUnits } from "./leases.js";
 import { duration, MAX_LIMIT, type Window } from "./quota.js";
-import { Timeout } from "./timeout.js";
 
 export interface StoreOptions {
   /** Begins each key; `redis-rl:` if left out. */
@@ -22,7 +22,7 @@ export interface StoreOptions {
   remember?: Window | undefined;
   /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
   lease?: number | undefined;
-  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
 }
 
@@ -43,9 +43,7 @@ export interface ClientInfo {
 interface Hit {
   /** Undefined once it has been given back. */
   key: string | undefined;
-  limited: boolean;
-  /** The server's time when it was counted. */
-  at: number | undefined;
+  request: Request;
 }
 
 /**
@@ -55,11 +53,13 @@ interface Hit {
 export class RateLimitStore {
   readonly prefix: string;
   readonly localKeys = false;
-  readonly #patient: Patient;
-  readonly #timeout: Timeout;
-  readonly #settings: Settings;
-  /** Where anything is decided in this process. */
-  #local: { limiter: LocalLimiter; rules: Rules } | undefined;
+  readonly #driver: Driver;
+  /** For what is no request. */
+  readonly #limiter: RateLimiter;
+  readonly #clock: Clock | undefined;
+  readonly #lease: number;
+  readonly #rememberMs: number;
+  #rules: Rules | undefined;
   #algorithm: Algorithm | undefined;
   readonly #countRefused: boolean | undefined;
   #windowMs = 60_000;
@@ -72,7 +72,7 @@ export class RateLimitStore {
    */
   #hit: AsyncLocalStorage<Hit> | undefined;
 
-  constructor(limiter: RateLimiter, options: StoreOptions = {}) {
+  constructor(client: Asking, options: StoreOptions = {}) {
     const {
       prefix = "redis-rl:",
       algorithm,
@@ -82,9 +82,11 @@ export class RateLimitStore {
       lease = 0,
       clock,
     } = options;
-    this.#timeout = new Timeout(timeoutMs);
-    this.#patient = patiently(limiter, this.#timeout, clock);
-    this.#settings = { units: wholeUnits(lease), rememberMs: duration(remember) };
+    this.#lease = wholeUnits(lease);
+    this.#rememberMs = duration(remember);
+    this.#driver = new Driver(client, timeoutMs, this.#rememberMs, clock);
+    this.#limiter = limiterOf(this.#driver.asker, clock);
+    this.#clock = clock;
     this.prefix = prefix;
     this.#algorithm = algorithm;
     this.#countRefused = countRefused;
@@ -102,73 +104,71 @@ export class RateLimitStore {
     const decides = known && !countRefused;
     this.#limit = decides ? (limit as number) : MAX_LIMIT;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
-    if (this.#settings.units > 0 || this.#settings.rememberMs > 0) {
-      if (!decides)
-        throw new TypeError(
-          "remember and lease need a limit that is a number, and refused requests that do not count",
-        );
-      this.#local = {
-        limiter: new LocalLimiter(this.#patient, this.#timeout, this.#settings, { wantsTime: true }),
-        rules: new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS),
-      };
+    if ((this.#lease > 0 || this.#rememberMs > 0) && !decides) {
+      throw new TypeError(
+        "remember and lease need a limit that is a number, and refused requests that do not count",
+      );
     }
+    this.#rules = new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS, this.#lease);
+  }
+
+  async #decide(key: string): Promise<ClientInfo> {
+    const taken = this.#driver.take(this.#share(key));
+    return this.#info("then" in taken ? verdictOf(await taken, 1) : taken);
   }
 
   increment(key: string): Promise<ClientInfo> {
-    if (this.#hit === undefined) return this.#decide(key).then((verdict) => this.#info(verdict), refuse);
-    const hit: Hit = { key, limited: true, at: undefined };
+    if (this.#hit === undefined) return this.#decide(key);
+    const request = new Request([this.#share(key)]);
     // In the caller's own context, where `decrement` will find it: so this is no async function.
-    this.#hit.enterWith(hit);
-    return this.#decide(key, { partial: true }).then((verdict) => {
-      hit.limited = verdict.limited;
-      hit.at = verdict.at;
-      return this.#info(verdict);
-    }, refuse);
-  }
-
-  /** Decides a hit: in this process, if it can. */
-  #decide(key: string, options?: TakeOptions): Promise<Verdict> {
-    if (this.#local === undefined) return this.#take(key, options);
-    const { limiter, rules } = this.#local;
-    return Promise.resolve(limiter.take(this.prefix + key, rules, 1));
+    this.#hit.enterWith({ key, request });
+    return this.#driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
 
   async decrement(key: string): Promise<void> {
     const hit = this.#hit?.getStore();
     if (hit?.key !== key) {
       // The hit of a request that is not known: the newest.
-      await this.#take(key, { cost: -1 });
+      await this.#take(key, -1);
       return;
     }
     hit.key = undefined;
-    if (!hit.limited) await this.#take(key, { cost: -1, at: hit.at });
+    await this.#driver.giveBack(hit.request);
   }
 
   async resetKey(key: string): Promise<void> {
-    const { limiter, clock } = this.#patient;
     // Gives back whatever is counted: an application need not have the right to DEL. What is ahead of a clock that was
     // set back would stay.
-    if (clock === undefined) await this.#take(key, { cost: -MAX_LIMIT });
-    else await limiter.reset(this.prefix + key);
+    if (this.#clock === undefined) await this.#take(key, -MAX_LIMIT);
+    else await this.#limiter.reset(this.prefix + key);
+    this.#driver.forget(this.#share(key));
   }
 
   /** Gives back all leases. */
   async shutdown(): Promise<void> {
-    await this.#local?.limiter.close();
+    await this.#driver.close();
   }
 
   async get(key: string): Promise<ClientInfo> {
     const quota = [MAX_LIMIT, this.#window] as const;
-    const { remaining, resetAfterMs } = await this.#patient.limiter.peek(this.prefix + key, quota);
+    const { remaining, resetAfterMs } = await this.#limiter.peek(this.prefix + key, quota);
     return { totalHits: MAX_LIMIT - remaining, resetTime: this.#inFuture(resetAfterMs) };
   }
 
-  #take(key: string, options?: TakeOptions): Promise<Verdict> {
-    return this.#patient.limiter[this.#algorithm ?? "log"](
-      this.prefix + key,
-      [this.#limit, this.#window],
-      options,
-    );
+  #share(key: string): Share {
+    // Before `init` nobody knows the limit.
+    const rules = (this.#rules ??= new Rules(
+      this.#algorithm ?? "log",
+      [[this.#limit, this.#window]],
+      LEASE_MS,
+      0,
+    ));
+    return { key: this.prefix + key, rules, cost: 1 };
+  }
+
+  #take(key: string, cost: number): Promise<Verdict> {
+    const { key: whole, rules } = this.#share(key);
+    return this.#limiter[rules.algorithm](whole, rules.quotas, { cost });
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
@@ -181,10 +181,6 @@ export class RateLimitStore {
   }
 
   #inFuture(ms: number): Date {
-    return new Date((this.#patient.clock ?? Date.now)() + ms);
+    return new Date((this.#clock ?? Date.now)() + ms);
   }
-}
-
-function refuse(error: unknown): never {
-  throw explained(error);
 }

@@ -1,11 +1,12 @@
 // A store for @fastify/rate-limit.
 
 import type { Clock } from "./clock.js";
-import { explained, type RateLimiter, type Verdict } from "./commands.js";
-import { patiently } from "./patient.js";
-import { MAX_LIMIT, MAX_WINDOW_MS, type Quota, type Window } from "./quota.js";
-import { Remembering } from "./remembering.js";
-import { Timeout } from "./timeout.js";
+import type { Verdict } from "./commands.js";
+import { type Asking, limiterOf } from "./asker.js";
+import { Driver } from "./driver.js";
+import { Rules } from "./keys/request.js";
+import { verdictOf } from "./leases.js";
+import { duration, MAX_LIMIT, MAX_WINDOW_MS, type Quota, type Window } from "./quota.js";
 
 export interface StoreOptions {
   /** Begins each key; `redis-rl:` if left out. */
@@ -14,7 +15,7 @@ export interface StoreOptions {
   timeoutMs?: number | undefined;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
   remember?: Window | undefined;
-  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
 }
 
@@ -57,15 +58,17 @@ const REFUSALS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => 64 ** n);
  * `timeWindow`, and what is refused takes none.
  */
 export function rateLimitStore(
-  limiter: RateLimiter,
+  client: Asking,
   { prefix = "redis-rl:", timeoutMs = 1000, remember = 0, clock }: StoreOptions = {},
 ): new (options: Configuration) => Store {
-  const patient = patiently(limiter, new Timeout(timeoutMs), clock);
-  const redis = patient.limiter;
-  const remembering = new Remembering(patient, remember);
+  const driver = new Driver(client, timeoutMs, duration(remember), clock);
+  const redis = limiterOf(driver.asker, clock);
+
+  // Behind the key, a client could choose another's.
+  const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;
 
   class RateLimitStore implements Store {
-    readonly #prefix: string;
+    readonly #name: string;
     readonly #ban: number;
     readonly #renews: boolean;
     readonly #grows: boolean;
@@ -74,18 +77,18 @@ export function rateLimitStore(
       { ban = -1, continueExceeding = false, exponentialBackoff = false }: Configuration,
       name = "",
     ) {
-      this.#prefix = prefix + name;
+      this.#name = name;
       this.#ban = ban;
       this.#renews = continueExceeding;
       this.#grows = exponentialBackoff && !continueExceeding;
     }
 
     incr(key: string, callback: Callback, timeWindow: number, max: number): void {
-      tell(this.#hit(this.#prefix + key, limitOf(max), windowOf(timeWindow)), callback);
+      tell(this.#hit(this.#name + key, limitOf(max), windowOf(timeWindow)), callback);
     }
 
     read(key: string, callback: Callback, timeWindow: number, max: number): void {
-      tell(this.#look(this.#prefix + key, limitOf(max), windowOf(timeWindow)), callback);
+      tell(this.#look(this.#name + key, limitOf(max), windowOf(timeWindow)), callback);
     }
 
     child(route: object): Store {
@@ -104,28 +107,32 @@ export function rateLimitStore(
     }
 
     async #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
-      const rows = [{ key, algorithm: "log" as const, limit, window: `${windowMs}ms` }];
+      const quota: Quota = [limit, `${windowMs}ms`];
       // Where a refusal has consequences, Redis is told of each.
-      const told = this.#ban >= 0 || this.#renews || this.#grows;
-      const decision = await (told ? redis.all(rows) : remembering.decide(rows));
-      return decision.rows[0] as Verdict;
+      if (this.#ban >= 0 || this.#renews || this.#grows) return redis.log(storedAs("hits", key), quota);
+      const taken = driver.take({
+        key: storedAs("hits", key),
+        rules: new Rules("log", [quota], 0, 0),
+        cost: 1,
+      });
+      return "then" in taken ? verdictOf(await taken, 1) : taken;
     }
 
     /** Of a client whose waits grow. */
     async #block(key: string, windowMs: number): Promise<Verdict | undefined> {
-      return this.#grows ? redis.peek(blockOf(key), waits(windowMs)) : undefined;
+      return this.#grows ? redis.peek(storedAs("block", key), waits(windowMs)) : undefined;
     }
 
     /** How many refusals there were in a window, as far as they matter. */
     async #countRefusal(key: string, windowMs: number): Promise<number> {
       if (this.#ban < 0) return 1;
-      const { limited, remaining } = await redis.log(`${key}:refused`, [this.#ban, `${windowMs}ms`]);
+      const { limited, remaining } = await redis.log(storedAs("refused", key), [this.#ban, `${windowMs}ms`]);
       return limited ? this.#ban + 1 : this.#ban - remaining;
     }
 
     async #look(key: string, max: number, windowMs: number): Promise<Hits> {
       const [hits, block] = await Promise.all([
-        redis.peek(key, [MAX_LIMIT, `${windowMs}ms`]),
+        redis.peek(storedAs("hits", key), [MAX_LIMIT, `${windowMs}ms`]),
         this.#block(key, windowMs),
       ]);
       if (block?.limited) return { current: max + refusalsIn(block), ttl: block.retryAfterMs ?? windowMs };
@@ -135,7 +142,7 @@ export function rateLimitStore(
 
   /** Refuses all until a window from now: more than all units, taken at once, leave it together. */
   async function renew(key: string, max: number, windowMs: number): Promise<number> {
-    await redis.log(key, [max, `${windowMs}ms`], { cost: max + 1, force: true });
+    await redis.log(storedAs("hits", key), [max, `${windowMs}ms`], { cost: max + 1, force: true });
     return windowMs;
   }
 
@@ -145,8 +152,8 @@ export function rateLimitStore(
     const n = Math.min(block.limited ? refusalsIn(block) : 0, quotas.length - 1);
     await Promise.all([
       // Of a block that has ended nothing is left.
-      n === 0 && redis.log(blockOf(key), quotas, { cost: -MAX_LIMIT }),
-      redis.log(blockOf(key), quotas, { cost: REFUSALS[n] as number, force: true }),
+      n === 0 && redis.log(storedAs("block", key), quotas, { cost: -MAX_LIMIT }),
+      redis.log(storedAs("block", key), quotas, { cost: REFUSALS[n] as number, force: true }),
     ]);
     return windowMs * 2 ** n;
   }
@@ -163,10 +170,6 @@ function waits(windowMs: number): Quota[] {
 
 function refusalsIn(block: Verdict): number {
   return REFUSALS.indexOf(block.limit) + 1;
-}
-
-function blockOf(key: string): string {
-  return `${key}:block`;
 }
 
 /** What a function of the application answers may be anything. */
@@ -191,7 +194,7 @@ function tell(hits: Promise<Hits>, callback: Callback): void {
       callback(null, result);
     },
     (error: unknown) => {
-      callback(explained(error) as Error);
+      callback(error as Error);
     },
   );
 }

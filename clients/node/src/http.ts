@@ -1,13 +1,6 @@
 // What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
 
-import {
-  type Algorithm,
-  checkedAlgorithm,
-  type Decision,
-  type Row,
-  rowsOf,
-  type Verdict,
-} from "./commands.js";
+import { type Algorithm, checkedAlgorithm, type Decision, type Row, type Verdict } from "./commands.js";
 import { checkedQuotas, milliseconds, type Quota, type Quotas, type Window } from "./quota.js";
 
 export { client } from "./address.js";
@@ -63,7 +56,8 @@ export class Policy {
 
   /** The rows of `all` that take `cost` units: one for each quota, all of the key `name:key`. */
   rows(key: string | number, cost = 1): Row[] {
-    return rowsOf(`${this.name}:${key}`, this, cost);
+    const { name, algorithm } = this;
+    return this.quotas.map(([limit, window]) => ({ key: `${name}:${key}`, algorithm, limit, window, cost }));
   }
 }
 

@@ -18,5 +18,6 @@ export {
   type Words,
 } from "./commands.js";
 export { type LeaseOptions, type Leases, leases } from "./leases.js";
-export { withTimeout } from "./patient.js";
+export type { Client } from "./connections.js";
+export { type Asking, type Sender, withTimeout } from "./asker.js";
 export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./quota.js";

@@ -1,15 +1,12 @@
 // A limiter that asks the server only now and then.
 
 import { inspect } from "node:util";
-import { type Clock, processTime } from "./clock.js";
-import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
-import { Driver, type Machine } from "./driver.js";
-import { Decider } from "./local/decider.js";
-import { type Command, type Request, Rules, type Settings } from "./local/types.js";
-import { type Patient, patiently } from "./patient.js";
+import type { Asking } from "./asker.js";
+import type { Clock } from "./clock.js";
+import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
+import { Driver } from "./driver.js";
+import { type Answer, Rules, tightest } from "./keys/request.js";
 import { checkedQuotas, duration, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
-import { Timeout } from "./timeout.js";
-import { wholeWithTime } from "./whole.js";
 
 /** How long a lease lasts if nothing else is said. */
 export const LEASE_MS = 100;
@@ -30,7 +27,7 @@ export interface LeaseOptions {
   remember?: Window | undefined;
   /** How long Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
-  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
 }
 
@@ -38,7 +35,7 @@ export interface LeaseOptions {
 export interface Leases {
   /**
    * Takes units: of the lease, or by asking the server. A negative cost gives units back, and 0 looks; both are asked
-   * for. The verdict has `taken` and `at` unless a request for several units was decided by itself.
+   * for. The verdict of a request that is asked for has `taken` and `at`.
    */
   take(key: Key, options?: { cost?: number | undefined }): Promise<Verdict>;
   /** Gives back all leases, and waits until all that was sent is answered. Then requests are asked for one by one. */
@@ -50,7 +47,7 @@ export interface Leases {
  * ahead; so at most that many more pass in a window, for each process, than the limits allow.
  */
 export function leases(
-  limiter: RateLimiter,
+  client: Asking,
   {
     quotas,
     algorithm = "log",
@@ -62,19 +59,23 @@ export function leases(
   }: LeaseOptions,
 ): Leases {
   const list = checkedQuotas(quotas);
-  const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting));
-  const settings = {
-    units: wholeUnits(units ?? Math.floor(smallest(list) / 100)),
-    rememberMs: duration(remember),
-  };
-  const timeout = new Timeout(timeoutMs);
-  const local = new LocalLimiter(patiently(limiter, timeout, clock), timeout, settings);
+  const most = wholeUnits(units ?? Math.floor(smallest(list) / 100));
+  const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
+  const driver = new Driver(client, timeoutMs, duration(remember), clock);
   return {
     async take(key, { cost = 1 } = {}) {
-      return local.take(key, rules, cost);
+      if (!Number.isSafeInteger(cost))
+        throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
+      const taken = driver.take({ key, rules, cost });
+      return "then" in taken ? verdictOf(await taken, cost) : taken;
     },
-    close: () => local.close(),
+    close: () => driver.close(),
   };
+}
+
+/** Of a request of one share. */
+export function verdictOf({ limited, at, rows: [rows] }: Answer, cost: number): Verdict {
+  return { ...tightest(rows ?? []), taken: limited ? 0 : cost, at };
 }
 
 function smallest(quotas: readonly Quota[]): number {
@@ -87,72 +88,4 @@ export function wholeUnits(units: number): number {
     throw new RangeError(`the units of a lease must be an integer from 0 to ${MAX_LIMIT}`);
   }
   return units;
-}
-
-/** A request whose answer somebody awaits. */
-interface Asked extends Request {
-  resolve(verdict: Verdict): void;
-  reject(error: Error): void;
-}
-
-/** Answers what is known here, and asks for the rest. */
-export class LocalLimiter {
-  readonly #decider: Decider<Asked>;
-  readonly #driver: Driver<Command<Asked>, Asked, Verdict>;
-  readonly #now: Clock;
-
-  /** If the time is wanted, every verdict on a positive cost has `at`. */
-  constructor(
-    patient: Patient,
-    timeout: Timeout,
-    settings: Settings,
-    { wantsTime = false }: { wantsTime?: boolean } = {},
-  ) {
-    const decider = new Decider<Asked>(settings);
-    const machine: Machine<Command<Asked>, Asked, Verdict> = {
-      reply: (nowMs, command, reply) =>
-        decider.reply(nowMs, command, reply instanceof Error ? undefined : (reply as Verdict)),
-      tick: (nowMs) => decider.tick(nowMs),
-      close: () => decider.close(),
-      nextTickMs: () => decider.nextTickMs,
-    };
-    this.#decider = decider;
-    this.#now = patient.clock ?? processTime;
-    this.#driver = new Driver(
-      machine,
-      (command) => ask(patient.limiter, command, wantsTime),
-      (request, verdict, error) => {
-        if (verdict === undefined) request.reject(error as Error);
-        else request.resolve(verdict);
-      },
-      timeout,
-      this.#now,
-    );
-  }
-
-  take(key: Key, rules: Rules, cost: number): Verdict | Promise<Verdict> {
-    if (!Number.isSafeInteger(cost))
-      throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
-    const known = this.#decider.known(this.#now(), key, rules, cost);
-    if (known !== undefined) return known;
-    return new Promise((resolve, reject) => {
-      const request: Asked = { rules, cost, resolve, reject };
-      this.#driver.carryOut(this.#decider.take(this.#now(), key, request));
-    });
-  }
-
-  close(): Promise<void> {
-    return this.#driver.close();
-  }
-}
-
-/** Sends a command of the machine for single keys. */
-export async function ask(
-  limiter: RateLimiter,
-  { key, rules, cost, partial, at }: Command<Request>,
-  wantsTime: boolean,
-): Promise<Verdict> {
-  const { algorithm, quotas } = rules;
-  if (wantsTime && cost > 0 && !partial) return wholeWithTime(limiter, algorithm, key, quotas, cost);
-  return limiter[algorithm](key, quotas, { cost, partial, at });
 }

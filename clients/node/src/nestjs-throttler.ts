@@ -1,11 +1,11 @@
 // A storage for @nestjs/throttler.
 
 import type { Clock } from "./clock.js";
-import { explained, type RateLimiter, type Row, type Verdict } from "./commands.js";
-import { patiently } from "./patient.js";
-import { MAX_LIMIT, type Window } from "./quota.js";
-import { Remembering } from "./remembering.js";
-import { Timeout } from "./timeout.js";
+import type { RateLimiter, Verdict } from "./commands.js";
+import { type Asking, limiterOf } from "./asker.js";
+import { Driver } from "./driver.js";
+import { Request, Rules, rowsOf, type Share } from "./keys/request.js";
+import { duration, MAX_LIMIT, type Window } from "./quota.js";
 
 export interface StorageOptions {
   /** Begins each key; `redis-rl:` if left out. */
@@ -14,7 +14,7 @@ export interface StorageOptions {
   timeoutMs?: number | undefined;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
   remember?: Window | undefined;
-  /** The time, in Unix milliseconds; the limiter's clock if left out. */
+  /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
 }
 
@@ -34,63 +34,57 @@ const BLOCK = 2 ** 50;
  * none. One that is refused blocks the client for `blockDuration`; after that the count begins anew.
  */
 export class RateLimitStorage {
+  readonly #driver: Driver;
   readonly #limiter: RateLimiter;
-  readonly #remembering: Remembering;
   readonly #prefix: string;
 
   constructor(
-    limiter: RateLimiter,
+    client: Asking,
     { prefix = "redis-rl:", timeoutMs = 1000, remember = 0, clock }: StorageOptions = {},
   ) {
-    const patient = patiently(limiter, new Timeout(timeoutMs), clock);
-    this.#limiter = patient.limiter;
-    this.#remembering = new Remembering(patient, remember);
+    this.#driver = new Driver(client, timeoutMs, duration(remember), clock);
+    this.#limiter = limiterOf(this.#driver.asker, clock);
     this.#prefix = prefix;
   }
 
-  increment(
+  async increment(
     key: string,
     ttl: number,
     limit: number,
     blockDuration: number,
     throttlerName = "default",
   ): Promise<StorageRecord> {
-    return this.#increment(key, ttl, limit, blockDuration, throttlerName).catch((error: unknown) => {
-      throw explained(error);
-    });
-  }
-
-  async #increment(
-    key: string,
-    ttl: number,
-    limit: number,
-    blockDuration: number,
-    throttlerName: string,
-  ): Promise<StorageRecord> {
-    // The hash tag keeps both keys on one node of a cluster. A key that the application makes may serve many throttlers.
-    const hits = `${this.#prefix}{${key}}:${throttlerName}`;
-    const window = `${ttl}ms`;
-    const counts: Row = { key: hits, algorithm: "log", limit, window };
+    // The hash tag keeps both keys on one node of a cluster: the library's key is a hash. A key that the application makes
+    // may serve many throttlers.
+    const hits = shareOf(`${this.#prefix}hits:${throttlerName}:{${key}}`, limit, ttl);
     if (blockDuration <= 0) {
-      const { rows } = await this.#remembering.decide([counts]);
-      const [counted] = rows as [Verdict];
-      return record(counted, limit, counted.retryAfterMs);
+      const [counted] = await this.#decide([hits]);
+      return record(counted as Verdict, limit, counted?.retryAfterMs ?? null);
     }
-    const block = `${hits}:block`;
-    const blockWindow = `${blockDuration}ms`;
-    const asked: Row[] = [{ key: block, algorithm: "log", limit: BLOCK, window: blockWindow }, counts];
-    const { rows } = await this.#remembering.decide(asked);
-    const [blocked, counted] = rows as [Verdict, Verdict];
-    if (blocked.limited) return record({ ...counted, limited: true }, limit, blocked.retryAfterMs);
-    if (!counted.limited) return record(counted, limit, 0);
+    const name = `${this.#prefix}block:${throttlerName}:{${key}}`;
+    const asked = [shareOf(name, BLOCK, blockDuration), hits];
+    const [blocked, counted] = await this.#decide(asked);
+    // One that is remembered is told alone.
+    if (blocked?.limited)
+      return record({ ...(counted ?? blocked), limited: true }, limit, blocked.retryAfterMs);
+    if (!counted?.limited) return record(counted as Verdict, limit, 0);
     // Of requests that come here at once the first blocks, and gives back all hits: the limit has room for one block.
     await this.#limiter.all([
-      { key: block, algorithm: "log", limit: BLOCK + BLOCK / 2, window: blockWindow, cost: BLOCK },
-      { ...counts, cost: -MAX_LIMIT },
+      ...rowsOf({ ...shareOf(name, BLOCK + BLOCK / 2, blockDuration), cost: BLOCK }),
+      ...rowsOf({ ...hits, cost: -MAX_LIMIT }),
     ]);
-    this.#remembering.forget(asked);
+    this.#driver.forget(hits);
     return record(counted, limit, blockDuration);
   }
+
+  async #decide(shares: readonly Share[]): Promise<(Verdict | undefined)[]> {
+    const { rows } = await this.#driver.decide(new Request(shares));
+    return rows.map((each) => each?.[0]);
+  }
+}
+
+function shareOf(key: string, limit: number, windowMs: number): Share {
+  return { key, rules: new Rules("log", [[limit, `${windowMs}ms`]], 0, 0), cost: 1 };
 }
 
 function record(verdict: Verdict, limit: number, blockMs: number | null): StorageRecord {

@@ -4,11 +4,10 @@ import type { IncomingMessage } from "node:http";
 import { inspect } from "node:util";
 import type { Algorithm, Verdict } from "./commands.js";
 import { client } from "./address.js";
-import { type Item, Policy as NamedQuotas } from "./http.js";
+import { Policy as NamedQuotas } from "./http.js";
+import { Rules, type Share } from "./keys/request.js";
 import { LEASE_MS, wholeUnits } from "./leases.js";
-import type { Share as JointShare } from "./local/joint.js";
-import { Recent } from "./local/recent.js";
-import { Rules } from "./local/types.js";
+import { Recent } from "./recent.js";
 import type { Quota, Quotas } from "./quota.js";
 
 export type Request = IncomingMessage & { ip?: string | undefined };
@@ -61,13 +60,12 @@ export interface AppliedPolicy {
   readonly verdicts: readonly Verdict[] | undefined;
 }
 
-/** What a request asks for by a policy, and how that stands. */
-export interface Share extends AppliedPolicy, JointShare {
+/** What a request asks for by a policy. */
+export interface PolicyShare extends Share {
   readonly key: string;
-  readonly items: readonly Item[];
+  readonly policy: Pick<NamedQuotas, "name" | "items">;
   /** Whom the policy counts, if it tells requests apart. */
   readonly who: string | undefined;
-  verdicts: readonly Verdict[] | undefined;
 }
 
 /** A policy that was checked. */
@@ -89,41 +87,30 @@ export class CheckedPolicy<R extends Request> extends NamedQuotas {
   }
 
   /** What a request asks for; nothing if it has no key. */
-  share(request: R, whoOf: KeyOf<R>, keyOf: (who: string) => string): MaybePromise<Share | undefined> {
+  share(request: R, whoOf: KeyOf<R>): MaybePromise<PolicyShare | undefined> {
     try {
       if (typeof this.#key === "string") return this.#withKey(request, this.#key, undefined);
       const who = (this.#key ?? whoOf)(request);
-      const spelled = this.#key === undefined ? keyOf : String;
-      return isPromise(who)
-        ? who.then((who) => this.#of(request, who, spelled))
-        : this.#of(request, who, spelled);
+      return isPromise(who) ? who.then((who) => this.#of(request, who)) : this.#of(request, who);
     } catch (error) {
       // Another policy may be waiting for its key, which may fail too: each failure is awaited.
       return Promise.reject(error);
     }
   }
 
-  #of(
-    request: R,
-    who: string | number | undefined | null,
-    keyOf: (who: string) => string,
-  ): MaybePromise<Share | undefined> {
+  #of(request: R, who: string | number | undefined | null): MaybePromise<PolicyShare | undefined> {
     if (who === undefined || who === null) return undefined;
     if (typeof who !== "string" && typeof who !== "number") throw new TypeError("a key must be text");
-    return this.#withKey(request, keyOf(String(who)), String(who));
+    return this.#withKey(request, String(who), String(who));
   }
 
-  #withKey(request: R, key: string, who: string | undefined): MaybePromise<Share> {
+  #withKey(request: R, key: string, who: string | undefined): MaybePromise<PolicyShare> {
     const cost = typeof this.#cost === "function" ? this.#cost(request) : this.#cost;
-    return isPromise(cost)
-      ? cost.then((cost) => this.#share(key, who, units(cost)))
-      : this.#share(key, who, units(cost));
+    return isPromise(cost) ? cost.then((cost) => this.#share(key, who, cost)) : this.#share(key, who, cost);
   }
 
-  #share(key: string, who: string | undefined, cost: number): Share {
-    const { name, quotas, items } = this;
-    const rules = this.#rules;
-    return { name, quotas, key: `${name}:${key}`, who, cost, items, rules, taken: [], verdicts: undefined };
+  #share(key: string, who: string | undefined, cost: number): PolicyShare {
+    return { key: `${this.name}:${key}`, rules: this.#rules, cost: units(cost), policy: this, who };
   }
 }
 
@@ -146,7 +133,6 @@ export class PolicySet<R extends Request> {
   readonly fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #choose: Choose<R> | undefined;
   readonly #whoOf: KeyOf<R>;
-  readonly #keyOf: (who: string) => string;
   readonly #texts = new Recent<CheckedPolicy<R>>(1000);
   readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
 
@@ -154,22 +140,20 @@ export class PolicySet<R extends Request> {
   constructor(
     policies: Policies<R> | Choose<R>,
     key: KeyOf<R> | undefined,
-    outer: (request: R) => readonly Share[],
+    outer: (request: R) => string | undefined,
   ) {
     this.#choose = typeof policies === "function" ? policies : undefined;
     this.fixed = typeof policies === "function" ? undefined : this.#checkedList(policies);
     if (this.fixed?.length === 0) throw new TypeError("a policy is missing: text such as 5/10s, or quotas");
     if (key !== undefined && typeof key !== "function")
       throw new TypeError("key is a function of the request");
+    // All that counts for an address is in one slot. Nothing that a user chooses is put in braces.
     this.#whoOf =
-      key ?? ((request) => whoIn(outer(request)) ?? client(request.ip ?? request.socket.remoteAddress));
-    // A hash tag keeps several together on a cluster.
-    const several = this.fixed === undefined || this.fixed.length > 1;
-    this.#keyOf = (who) => (several && key === undefined && !who.includes("{") ? `{${who}}` : who);
+      key ?? ((request) => outer(request) ?? `{${client(request.ip ?? request.socket.remoteAddress)}}`);
   }
 
   /** What a request asks for; nothing if it is not limited. */
-  shares(request: R): MaybePromise<readonly Share[]> {
+  shares(request: R): MaybePromise<readonly PolicyShare[]> {
     if (this.fixed !== undefined) return this.#shares(this.fixed, request);
     const chosen = this.#choose?.(request);
     return isPromise(chosen)
@@ -177,10 +161,10 @@ export class PolicySet<R extends Request> {
       : this.#shares(this.#checkedList(chosen), request);
   }
 
-  #shares(policies: readonly CheckedPolicy<R>[], request: R): MaybePromise<readonly Share[]> {
-    const shares = policies.map((policy) => policy.share(request, this.#whoOf, this.#keyOf));
-    if (!shares.some(isPromise)) return present(shares as (Share | undefined)[]);
-    return Promise.all(shares as PromiseLike<Share | undefined>[]).then(present);
+  #shares(policies: readonly CheckedPolicy<R>[], request: R): MaybePromise<readonly PolicyShare[]> {
+    const shares = policies.map((policy) => policy.share(request, this.#whoOf));
+    if (!shares.some(isPromise)) return present(shares as (PolicyShare | undefined)[]);
+    return Promise.all(shares as PromiseLike<PolicyShare | undefined>[]).then(present);
   }
 
   #checkedList(policies: Policies<R> | undefined | null): readonly CheckedPolicy<R>[] {
@@ -209,17 +193,10 @@ export class PolicySet<R extends Request> {
   }
 }
 
-function present(shares: readonly (Share | undefined)[]): readonly Share[] {
-  return shares.includes(undefined) ? shares.filter((share) => share !== undefined) : (shares as Share[]);
-}
-
-/** Whom all of these count. */
-function whoIn(shares: readonly Share[]): string | undefined {
-  const [who, ...others] = new Set(shares.flatMap(({ who }) => who ?? []));
-  if (others.length > 0) {
-    throw new TypeError("the limits further out count this request by several keys: give this limit a key");
-  }
-  return who;
+function present(shares: readonly (PolicyShare | undefined)[]): readonly PolicyShare[] {
+  return shares.includes(undefined)
+    ? shares.filter((share) => share !== undefined)
+    : (shares as PolicyShare[]);
 }
 
 export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {

@@ -1,6 +1,6 @@
 // Quotas: how they are spelled, and what they mean.
 
-import { Recent } from "./local/recent.js";
+import { Recent } from "./recent.js";
 
 /** `ms`, `s`, `m`, `h` or `d` after a positive integer, as in `"10s"`; a number is seconds. */
 export type Window = string | number;

@@ -19,8 +19,3 @@ function crc16(bytes: Uint8Array): number {
   }
   return crc;
 }
-
-/** A key with the prefix that a client gives it. */
-export function prefixed(prefix: string, key: Key): Key {
-  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
-}

@@ -1,7 +1,6 @@
 // A timeout that is Redis's time and not this process's. A plain timer fires before an answer is read that came while
 // the event loop was busy, and takes a burst or a long computation for a server that is away.
 
-import type { Line } from "./line.js";
 import { eventLoopUtilization, now, setImmediate, setTimeout } from "./realtime.js";
 
 /** What a timer can wait for. */
@@ -24,51 +23,12 @@ const processClock: Clock = {
   },
 };
 
-/** Redis has not answered in time. */
-export class NoAnswer extends Error {
-  readonly #late: Promise<unknown>;
-
-  constructor(timeoutMs: number, late: Promise<unknown>) {
-    super(`no answer within ${timeoutMs} ms`);
-    this.#late = late;
-  }
-
-  /** The answer, if it comes after all. */
-  get late(): Promise<unknown> {
-    return this.#late;
-  }
+/** What waits for something that Redis says. */
+export interface Waiting {
+  /** When it is given up, in listened milliseconds. */
+  dueMs: number;
+  giveUp(): void;
 }
-
-/** A request that waits for an answer. */
-export class Waiting {
-  /** Takes back what was not sent yet. */
-  onGiveUp: (() => void) | undefined;
-  /** The connection that owes the answer, what it had said when the request was sent, and when that is too long ago. */
-  #sent: { line: Line; heard: number; dueMs: number } | undefined;
-
-  constructor(
-    /** When it is given up, in listened milliseconds. */
-    readonly dueMs: number,
-    readonly reject: () => void,
-    readonly dueFromNow: () => number,
-  ) {}
-
-  /** Is told of each connection that the request is sent on. */
-  sentOn(line: Line): void {
-    this.#sent = { line, heard: line.heard, dueMs: this.dueFromNow() };
-  }
-
-  giveUp(listenedMs: number): void {
-    this.reject();
-    this.onGiveUp?.();
-    if (this.#sent === undefined) return;
-    const { line, heard, dueMs } = this.#sent;
-    if (line.heard === heard && dueMs <= listenedMs) line.giveUp();
-  }
-}
-
-/** Where the options of a command say who waits for it. */
-export const WAITING = Symbol("waiting");
 
 interface Moment {
   ms: number;
@@ -80,18 +40,16 @@ interface Moment {
 let answers = 0;
 
 /**
- * Gives up requests once Redis had the timeout to answer while this process listened.
+ * Gives up what waits once Redis had the timeout to answer while this process listened.
  *
  * It looks at the clock about every twentieth of the timeout. All of the time counts if the look comes in time: then
  * the event loop has turned, and nothing has arrived. If it comes late, the loop was busy, and a connection may need
  * several of its turns: idle time counts, and a tenth of the rest, so that the wait ends in a loop that is always busy
  * too. While answers come in only idle time counts, since more may have arrived. One look never counts more than a
  * tenth of the timeout.
- *
- * A connection that has said nothing in the time that a request had on it is given up with the request.
  */
 export class Timeout {
-  readonly #timeoutMs: number;
+  readonly ms: number;
   readonly #mostMs: number;
   readonly #clock: Clock;
   /** In the order in which they are due. */
@@ -103,41 +61,47 @@ export class Timeout {
     if (!(timeoutMs > 0) || typeof timeoutMs !== "number") {
       throw new RangeError("timeoutMs must be a number of more than 0");
     }
-    this.#timeoutMs = timeoutMs;
+    this.ms = timeoutMs;
     this.#mostMs = Math.min(Math.max(timeoutMs / 10, 2), 2000);
     this.#clock = clock;
   }
 
+  /** Its time begins now; anew, if it has begun before. */
+  begin(waiting: Waiting): void {
+    this.#waiting.delete(waiting);
+    // The next look may count time from before.
+    waiting.dueMs = this.#listenedMs + this.#mostMs + this.ms;
+    this.#waiting.add(waiting);
+    if (!this.#looking) this.#lookLater();
+  }
+
+  /** It is answered. */
+  end(waiting: Waiting): void {
+    answers++;
+    this.#waiting.delete(waiting);
+  }
+
   /** What `ask` answers, or an error once Redis had its time. */
-  wait<T>(ask: (waiting: Waiting) => Promise<T>): Promise<T> {
+  wait<T>(ask: () => Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
       const giveUp = () => {
-        reject(new NoAnswer(this.#timeoutMs, answer));
+        reject(new Error(`no answer within ${this.ms} ms`));
       };
-      const waiting = new Waiting(this.#dueFromNow(), giveUp, this.#dueFromNow);
-      const answer = ask(waiting);
-      const answered = () => {
-        answers++;
-        this.#waiting.delete(waiting);
-      };
-      // One promise instead of two: each costs more where `AsyncLocalStorage` is used.
+      const waiting = { dueMs: 0, giveUp };
+      const answer = ask();
+      this.begin(waiting);
       answer.then(
         (value) => {
-          answered();
+          this.end(waiting);
           resolve(value);
         },
         (error: unknown) => {
-          answered();
+          this.end(waiting);
           reject(error);
         },
       );
-      this.#waiting.add(waiting);
-      if (!this.#looking) this.#lookLater();
     });
   }
-
-  // The next look may count time from before the request was sent.
-  readonly #dueFromNow = (): number => this.#listenedMs + this.#mostMs + this.#timeoutMs;
 
   #lookLater(): void {
     this.#looking = true;
@@ -152,7 +116,7 @@ export class Timeout {
     for (const waiting of this.#waiting) {
       if (waiting.dueMs > this.#listenedMs) break;
       this.#waiting.delete(waiting);
-      waiting.giveUp(this.#listenedMs);
+      waiting.giveUp();
     }
     this.#looking = this.#waiting.size > 0;
     if (this.#looking) this.#lookLater();

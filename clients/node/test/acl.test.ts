@@ -6,7 +6,7 @@ import { after, before, beforeEach, describe, test } from "node:test";
 import express from "express";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
-import { type RateLimiter, rl } from "redis-rl";
+import { type Asking, type RateLimiter, rl, withTimeout } from "redis-rl";
 import { rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
@@ -23,15 +23,18 @@ const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT = { timeoutMs: 30_000 };
 
-const clients: Record<string, (port: number) => Promise<{ limiter: RateLimiter; stop(): void }>> = {
+const clients: Record<
+  string,
+  (port: number) => Promise<{ limiter: RateLimiter; asking: Asking; stop(): void }>
+> = {
   "node-redis": async (port) => {
     const url = `redis://app:secret@127.0.0.1:${port}`;
     const client = await createClient({ url, socket, modules: { rl } }).connect();
-    return { limiter: client.rl, stop: () => client.destroy() };
+    return { limiter: client.rl, asking: client, stop: () => client.destroy() };
   },
   ioredis: async (port) => {
     const redis = new Redis(port, { username: "app", password: "secret" });
-    return { limiter: rateLimiter(redis), stop: () => redis.disconnect() };
+    return { limiter: rateLimiter(redis), asking: redis, stop: () => redis.disconnect() };
   },
 };
 
@@ -39,11 +42,12 @@ for (const [name, connect] of Object.entries(clients)) {
   describe(name, () => {
     let server: Server;
     let limiter: RateLimiter;
+    let asking: Asking;
     let stop: (() => void) | undefined;
     before(async () => {
       server = await Server.start();
       await command(server, ...rules.split(" "));
-      ({ limiter, stop } = await connect(server.port));
+      ({ limiter, asking, stop } = await connect(server.port));
     });
     after(async () => {
       stop?.();
@@ -59,7 +63,7 @@ for (const [name, connect] of Object.entries(clients)) {
     test("Express", async () => {
       const errors: Error[] = [];
       const policy = { name: "limit", quotas: "5/h", cost: 5, key: () => "key" };
-      const limit = rateLimit<express.Request>(limiter, policy, {
+      const limit = rateLimit<express.Request>(asking, policy, {
         timeoutMs: 30_000,
         onError: (error) => errors.push(error),
       });
@@ -81,7 +85,7 @@ for (const [name, connect] of Object.entries(clients)) {
 
     for (const options of [{}, { skipFailedRequests: true }]) {
       test(`express-rate-limit and hono-rate-limiter, ${JSON.stringify(options)}`, async () => {
-        const store = new RateLimitStore(limiter, { ...PATIENT, prefix: "limit:" });
+        const store = new RateLimitStore(asking, { ...PATIENT, prefix: "limit:" });
         store.init({ windowMs: HOUR, limit: 1, ...options });
         assert.equal((await store.increment("key")).totalHits, 1);
         assert.equal((await store.increment("key")).totalHits, 2);
@@ -94,7 +98,7 @@ for (const [name, connect] of Object.entries(clients)) {
 
     for (const options of [{}, { ban: 0, continueExceeding: true }, { exponentialBackoff: true }]) {
       test(`@fastify/rate-limit, ${JSON.stringify(options)}`, async () => {
-        const store = new (rateLimitStore(limiter, { ...PATIENT, prefix: "limit:" }))(options);
+        const store = new (rateLimitStore(asking, { ...PATIENT, prefix: "limit:" }))(options);
         const hits = (ask: "incr" | "read") =>
           new Promise<boolean>((resolve, reject) =>
             store[ask]("key", (error, hits) => (hits ? resolve(hits.current > 1) : reject(error)), HOUR, 1),
@@ -106,7 +110,7 @@ for (const [name, connect] of Object.entries(clients)) {
 
     for (const block of [HOUR, 0]) {
       test(`@nestjs/throttler, blocked for ${block} ms`, async () => {
-        const storage = new RateLimitStorage(limiter, { ...PATIENT, prefix: "limit:" });
+        const storage = new RateLimitStorage(asking, { ...PATIENT, prefix: "limit:" });
         const hit = () => storage.increment("key", HOUR, 1, block);
         const blocked = [];
         for (let i = 0; i < 3; i++) blocked.push((await hit()).isBlocked);
@@ -129,7 +133,9 @@ test("a cluster, with the rights that the page adds for its clients", { timeout:
   try {
     for (const server of servers) await command(server, ...`${rules} ${inCluster}`.split(" "));
     await client.connect();
-    for (const limiter of [client.rl, rateLimiter(redis)]) {
+    for (const each of [client, redis]) {
+      // At nodes of their own choice too, where others are asked by their clients.
+      const limiter = withTimeout(each, 30_000);
       const verdicts = await Promise.all([1, 2, 3].map((i) => limiter.log(`limit:${i}`, [5, "1h"])));
       assert.equal(verdicts.length, 3);
     }

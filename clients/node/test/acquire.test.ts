@@ -2,14 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import {
-  acquire,
-  type AcquireOptions,
-  type Quotas,
-  type RateLimiter,
-  withClock,
-  withTimeout,
-} from "redis-rl";
+import { acquire, type AcquireOptions, type Quotas, type RateLimiter, withClock } from "redis-rl";
 import { calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
 
 const ALGORITHMS = ["fixed", "sliding", "log"] as const;
@@ -114,28 +107,6 @@ describe("acquire", () => {
         assert.equal(await calls(server, `RL.${algorithm}`), cost === 1 ? 3 : 2);
       });
     }
-  }
-
-  for (const cost of [1, 3]) {
-    test(`${cost} of a reply that comes after the timeout goes back`, async () => {
-      let reply = () => {};
-      const slow = async () => {
-        await new Promise<void>((resolve) => (reply = resolve));
-        return { limited: false, allowed: true, retryAfterMs: null, at: 7, rows: [] };
-      };
-      const back = new Promise((resolve) => {
-        const log = (...taken: Parameters<RateLimiter["log"]>) => {
-          if ((taken[2]?.cost ?? 1) > 0) return slow();
-          resolve(taken[2]);
-          return new Promise(() => {});
-        };
-        const limiter = withTimeout({ log, all: slow } as unknown as RateLimiter, 5);
-        const asked = acquire(limiter, "log", "key", "5/h", { cost });
-        void assert.rejects(asked, /no answer within 5 ms/).then(() => reply());
-      });
-      const { cost: given, at } = (await back) as { cost: number; at: number };
-      assert.deepEqual([given, at], [-cost, 7]);
-    });
   }
 
   test("a signal that fires between the verdict and the caller: the units are the caller's, or go back", async () => {

@@ -66,8 +66,9 @@ describe("clock", () => {
   });
 
   test("leases end by it, and so do refusals that are remembered", async () => {
-    const limiter = leases(limiters.ioredis?.() as RateLimiter, {
+    const limiter = leases(redis, {
       ...PATIENT,
+      clock: () => now,
       quotas: "1000/m",
       units: 100,
       remember: "1s",
@@ -90,7 +91,7 @@ describe("clock", () => {
   test("a lease that is longer than a timer can be has none that fires at once", async (t) => {
     const timers = t.mock.method(globalThis, "setTimeout");
     const options = { ...PATIENT, quotas: "1000000/3650d", units: 9, for: "3650d" } as const;
-    const limiter = leases(rateLimiter(redis), options);
+    const limiter = leases(redis, options);
     for (let i = 0; i < 10; i++) await limiter.take("key");
     const waits = timers.mock.calls.map((call) => Number(call.arguments[1]));
     assert.ok(waits.includes(2 ** 31 - 1) && waits.every((ms) => ms < 2 ** 31), String(waits));
@@ -98,7 +99,7 @@ describe("clock", () => {
   });
 
   test("fake timers of a test hold up no command of ioredis, and no timeout", async (t) => {
-    const store = new RateLimitStore(rateLimiter(redis), { timeoutMs: 200, clock: () => Date.now() });
+    const store = new RateLimitStore(redis, { timeoutMs: 200, clock: () => Date.now() });
     store.init({ windowMs: HOUR, limit: 1 });
     t.mock.timers.enable({ apis: ["setTimeout", "setImmediate", "Date"], now });
     assert.equal((await store.increment("key")).totalHits, 1);
@@ -115,7 +116,7 @@ describe("clock", () => {
 
   test("express-rate-limit: reset times are by it, and a reset forgets what is ahead of it", async () => {
     for (const algorithm of ["fixed", "sliding", "log"] as const) {
-      const store = new RateLimitStore(client.rl, { ...PATIENT, clock: () => now, algorithm });
+      const store = new RateLimitStore(client, { ...PATIENT, clock: () => now, algorithm });
       now = Math.ceil(now / HOUR) * HOUR;
       store.init({ windowMs: HOUR, limit: 2, skipFailedRequests: true });
       const { totalHits, resetTime } = await store.increment("key");
@@ -134,11 +135,9 @@ describe("clock", () => {
     }
   });
 
-  test("@nestjs/throttler: of the limiter, or of its own", async () => {
-    for (const storage of [
-      new RateLimitStorage(limiters["node-redis"]?.() as RateLimiter, PATIENT),
-      new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now }),
-    ]) {
+  test("@nestjs/throttler", async () => {
+    for (const each of [client, redis]) {
+      const storage = new RateLimitStorage(each, { ...PATIENT, clock: () => now });
       const hit = () => storage.increment("key", 10_000, 1, 0);
       assert.equal((await hit()).isBlocked, false);
       now += 9_999;

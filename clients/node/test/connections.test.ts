@@ -2,10 +2,11 @@
 
 import assert from "node:assert/strict";
 import type { ServerResponse } from "node:http";
+import { createRequire } from "node:module";
 import { after, afterEach, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
-import { acquire, leases, type RateLimiter, rl } from "redis-rl";
+import { acquire, type Client, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
 import { type Options, type RateLimit, type Request, rateLimit } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
@@ -42,7 +43,9 @@ function mapped({ forwarders }: Servers): Record<string, { host: string; port: n
 const urlOf = ({ one, forwarders }: Servers) => forwarders.find(({ to }) => to === one.port)?.url ?? one.url;
 
 interface Connected {
+  /** For plain commands. */
   limiter: RateLimiter;
+  client: Client;
   stop(): unknown;
 }
 
@@ -52,13 +55,20 @@ const kinds: Record<string, (servers: Servers) => Promise<Connected>> = {
     const client = createClient({ url: urlOf(servers), socket, modules: { rl } });
     client.on("error", () => {});
     await client.connect();
-    return { limiter: client.rl, stop: () => client.destroy() };
+    return { limiter: client.rl, client, stop: () => client.destroy() };
   },
   "node-redis, a pool": async (servers) => {
     const pool = createClientPool({ url: urlOf(servers), socket, modules: { rl } });
     pool.on("error", () => {});
     await pool.connect();
-    return { limiter: pool.rl, stop: () => pool.destroy() };
+    const stop = () => {
+      try {
+        pool.destroy();
+      } catch {
+        // Before 6 it fails if a connection is being made.
+      }
+    };
+    return { limiter: pool.rl, client: pool, stop };
   },
   "node-redis, a cluster": async (servers) => {
     const cluster = createCluster({
@@ -69,7 +79,7 @@ const kinds: Record<string, (servers: Servers) => Promise<Connected>> = {
     });
     cluster.on("error", () => {});
     await cluster.connect();
-    return { limiter: cluster.rl as unknown as RateLimiter, stop: () => cluster.destroy() };
+    return { limiter: cluster.rl, client: cluster, stop: () => cluster.destroy() };
   },
   "node-redis, Sentinel": async (servers) => {
     const client = createSentinel({
@@ -82,7 +92,7 @@ const kinds: Record<string, (servers: Servers) => Promise<Connected>> = {
     });
     client.on("error", () => {});
     await client.connect();
-    return { limiter: client.rl as unknown as RateLimiter, stop: () => client.destroy() };
+    return { limiter: client.rl, client, stop: () => client.destroy() };
   },
   ioredis: async (servers) => ofIoredis(new Redis(urlOf(servers))),
   "ioredis, a cluster": async (servers) =>
@@ -104,7 +114,7 @@ const kinds: Record<string, (servers: Servers) => Promise<Connected>> = {
 
 function ofIoredis(redis: Redis | Cluster): Connected {
   redis.on("error", () => {});
-  return { limiter: rateLimiter(redis), stop: () => redis.disconnect() };
+  return { limiter: rateLimiter(redis), client: redis, stop: () => redis.disconnect() };
 }
 
 /** A request to an adapter: the status of its answer, 500 for an error. */
@@ -112,8 +122,8 @@ type Ask = () => Promise<number>;
 
 const failed = () => 500;
 
-function middleware(limiter: RateLimiter, key: string, options: Options, lease = 0) {
-  const limit = rateLimit(limiter, { quotas, key, lease }, { onError: () => {}, ...options });
+function middleware(client: Client, key: string, options: Options, lease = 0) {
+  const limit = rateLimit(client, { quotas, key, lease }, { onError: () => {}, ...options });
   return { ask: () => statusOf(limit), close: () => limit.close() };
 }
 
@@ -126,12 +136,24 @@ function statusOf(limit: RateLimit): Promise<number> {
   });
 }
 
+const { version } = createRequire(import.meta.url)("@redis/client/package.json") as { version: string };
+const canDuplicate = Number(version.split(".")[0]) > 5;
+
 const ofVerdict = ({ limited }: { limited: boolean }) => (limited ? 429 : 200);
-const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
-  fixed: (limiter, key) => () => limiter.fixed(key, quotas).then(ofVerdict, failed),
-  sliding: (limiter, key) => () => limiter.sliding(key, quotas).then(ofVerdict, failed),
-  log: (limiter, key) => () => limiter.log(key, quotas).then(ofVerdict, failed),
-  all: (limiter, key) => {
+const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
+  fixed:
+    ({ limiter }, key) =>
+    () =>
+      limiter.fixed(key, quotas).then(ofVerdict, failed),
+  sliding:
+    ({ limiter }, key) =>
+    () =>
+      limiter.sliding(key, quotas).then(ofVerdict, failed),
+  log:
+    ({ limiter }, key) =>
+    () =>
+      limiter.log(key, quotas).then(ofVerdict, failed),
+  all: ({ limiter }, key) => {
     const row = { algorithm: "log", limit: LIMIT, window: "1h" } as const;
     const rows = [
       { ...row, key: `{${key}}:a` },
@@ -139,36 +161,38 @@ const adapters: Record<string, (limiter: RateLimiter, key: string) => Ask> = {
     ];
     return () => limiter.all(rows).then(ofVerdict, failed);
   },
-  acquire: (limiter, key) => () =>
-    acquire(limiter, "log", key, quotas, { timeoutMs: 0 }).then(ofVerdict, failed),
-  leases: (limiter, key) => {
-    const leased = leases(limiter, { quotas, units: 2, timeoutMs: PATIENT_MS });
+  acquire:
+    ({ client }, key) =>
+    () =>
+      acquire(client, "log", key, quotas, { timeoutMs: 0 }).then(ofVerdict, failed),
+  leases: ({ client }, key) => {
+    const leased = leases(client, { quotas, units: 2, timeoutMs: PATIENT_MS });
     return () => leased.take(key).then(ofVerdict, failed);
   },
-  "the middleware": (limiter, key) => middleware(limiter, key, { timeoutMs: PATIENT_MS }).ask,
-  "the middleware, leased": (limiter, key) => middleware(limiter, key, { timeoutMs: PATIENT_MS }, 2).ask,
-  "the store": (limiter, prefix) => {
-    const store = new RateLimitStore(limiter, { prefix, timeoutMs: PATIENT_MS });
+  "the middleware": ({ client }, key) => middleware(client, key, { timeoutMs: PATIENT_MS }).ask,
+  "the middleware, leased": ({ client }, key) => middleware(client, key, { timeoutMs: PATIENT_MS }, 2).ask,
+  "the store": ({ client }, prefix) => {
+    const store = new RateLimitStore(client, { prefix, timeoutMs: PATIENT_MS });
     store.init({ windowMs: HOUR, limit: LIMIT });
     return () => store.increment("key").then(({ totalHits }) => (totalHits > LIMIT ? 429 : 200), failed);
   },
-  "the storage": (limiter, prefix) => {
-    const storage = new RateLimitStorage(limiter, { prefix, timeoutMs: PATIENT_MS });
+  "the storage": ({ client }, prefix) => {
+    const storage = new RateLimitStorage(client, { prefix, timeoutMs: PATIENT_MS });
     const hit = () => storage.increment("key", HOUR, LIMIT, HOUR);
     return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
   },
 };
 
 /** What takes units and returns what gives them back. A client may lose the answer to that. */
-const givers: Record<string, (limiter: RateLimiter, key: string, mute: () => void) => Promise<() => void>> = {
-  leases: async (limiter, key) => {
-    const leased = leases(limiter, { quotas: "1000/h", units: 8, for: "1h", timeoutMs: PATIENT_MS });
+const givers: Record<string, (client: Client, key: string, mute: () => void) => Promise<() => void>> = {
+  leases: async (client, key) => {
+    const leased = leases(client, { quotas: "1000/h", units: 8, for: "1h", timeoutMs: PATIENT_MS });
     for (let i = 0; i < 12; i++) await leased.take(key);
     return () => void leased.close();
   },
-  settle: async (limiter, key) => {
+  settle: async (client, key) => {
     const limit = rateLimit(
-      limiter,
+      client,
       { quotas: "1000/h", key: () => key, cost: 10 },
       { timeoutMs: PATIENT_MS, onError: () => {} },
     );
@@ -177,7 +201,8 @@ const givers: Record<string, (limiter: RateLimiter, key: string, mute: () => voi
     await limit(request, response, () => {});
     return () => void limit.settle(request, response, 3);
   },
-  acquire: async (limiter, key, mute) => {
+  acquire: async (client, key, mute) => {
+    const limiter = withTimeout(client, PATIENT_MS);
     const abort = new AbortController();
     let taken = () => {};
     const isTaken = new Promise<void>((resolve) => (taken = resolve));
@@ -190,8 +215,7 @@ const givers: Record<string, (limiter: RateLimiter, key: string, mute: () => voi
       mute();
       return decision;
     };
-    const slow = Object.create(limiter, { all: { value: all } }) as RateLimiter;
-    acquire(slow, "log", key, "1000/h", { cost: 10, signal: abort.signal }).catch(() => {});
+    acquire({ ...limiter, all }, "log", key, "1000/h", { cost: 10, signal: abort.signal }).catch(() => {});
     await isTaken;
     return () => goOn();
   },
@@ -211,14 +235,14 @@ describe("connections", () => {
   let keys = 0;
   const aKey = () => `key:${keys++}`;
 
-  async function connect(kind: string, to = servers): Promise<RateLimiter> {
-    const { limiter, stop } = (await kinds[kind]?.(to)) as Connected;
-    open.push(stop);
-    return limiter;
+  async function connect(kind: string, to = servers): Promise<Connected> {
+    const connected = (await kinds[kind]?.(to)) as Connected;
+    open.push(connected.stop);
+    return connected;
   }
 
   /** A limiter whose every connection passes a forwarder. */
-  async function connectThrough(kind: string): Promise<[RateLimiter, Forwarder[]]> {
+  async function connectThrough(kind: string): Promise<[Connected, Forwarder[]]> {
     const forwarders = await Promise.all([servers.one, ...servers.cluster].map(Forwarder.start));
     for (const { stop } of forwarders) open.push(stop);
     return [await connect(kind, { ...servers, forwarders }), forwarders];
@@ -230,22 +254,24 @@ describe("connections", () => {
   }
 
   for (const kind of Object.keys(kinds)) {
-    describe(kind, () => {
+    // Of older clients of Sentinel there is no other.
+    const skip = kind === "node-redis, Sentinel" && !canDuplicate;
+    describe(kind, { skip }, () => {
       test(`a limit of ${LIMIT} lets ${LIMIT} of 50 pass, through every adapter`, async () => {
-        const limiter = await connect(kind);
+        const connected = await connect(kind);
         for (const [name, adapter] of Object.entries(adapters)) {
-          const ask = adapter(limiter, aKey());
+          const ask = adapter(connected, aKey());
           const answers = await Promise.all(Array.from({ length: 50 }, ask));
           assert.deepEqual(tally(answers), { 200: LIMIT, 429: 50 - LIMIT }, name);
         }
       });
 
       test("two policies are one decision, whatever their slots: the limit passes, and what one refuses costs nothing", async () => {
-        const limiter = await connect(kind);
+        const { limiter, client } = await connect(kind);
         for (const lease of [0, 10]) {
           const [many, few] = [aKey(), aKey()];
           const limit = rateLimit(
-            limiter,
+            client,
             [
               { name: "many", quotas: "1000/h", key: many, lease },
               { name: "few", quotas: "20/h", key: () => few },
@@ -265,10 +291,10 @@ describe("connections", () => {
         "of two slots one is away: what the other took goes back",
         { skip: !kind.includes("cluster") },
         async () => {
-          const limiter = await connect(kind);
+          const { limiter, client } = await connect(kind);
           const key = `{bar}${aKey()}`;
           const limit = rateLimit(
-            limiter,
+            client,
             [
               { name: "here", quotas: "100/h", key },
               { name: "away", quotas: "100/h", key: "{foo}" },
@@ -288,46 +314,9 @@ describe("connections", () => {
         },
       );
 
-      for (const [fail, lease] of [
-        ["closed", 0],
-        ["closed", 8],
-        ["open", 0],
-        ["open", 8],
-      ] as const) {
-        const what = fail === "closed" ? "goes back" : "stays taken";
-        test(`fail ${fail}, a lease of ${lease}: what a late reply has taken ${what}`, async () => {
-          const direct = await connect(kind);
-          const [limiter, forwarders] = await connectThrough(kind);
-          const key = aKey();
-          const errors: Error[] = [];
-          const onError = (error: Error) => errors.push(error);
-          const first = middleware(limiter, `{${key}}first`, { timeoutMs: PATIENT_MS, fail: "closed" });
-          const late = middleware(limiter, `{${key}}late`, { timeoutMs: 50, fail, onError }, lease);
-          await waitFor("a connection", async () => (await first.ask()) === 200);
-          for (const forwarder of forwarders) forwarder.held = [];
-          const held = () => forwarders.flatMap(({ held = [] }) => held);
-          const decided = first.ask();
-          await waitFor("the first reply", async () => held().length > 0);
-          const asked = late.ask();
-          await waitFor("what is taken", async () => (await used(`requests:{${key}}late`, direct)) > 0);
-          // On a connection that says something meanwhile.
-          held()[0]?.();
-          assert.equal(await decided, 200);
-          assert.equal(await asked, fail === "closed" ? 503 : 200);
-          assert.equal(errors.length, 1);
-          for (const forwarder of forwarders) {
-            forwarder.held?.splice(0, 1);
-            forwarder.letGo();
-          }
-          await waitFor("an answer", async () => (await first.ask()) === 200);
-          const expected = fail === "closed" ? 0 : 1;
-          await waitFor(what, async () => (await used(`requests:{${key}}late`, direct)) === expected);
-        });
-      }
-
       test("connections that fall silent are given up: the next requests ask on new ones", async () => {
-        const [limiter, forwarders] = await connectThrough(kind);
-        const { ask } = middleware(limiter, aKey(), { timeoutMs: 100, fail: "closed" });
+        const [{ client }, forwarders] = await connectThrough(kind);
+        const { ask } = middleware(client, aKey(), { timeoutMs: 100, fail: "closed" });
         await waitFor("the first decision", async () => (await ask()) !== 503);
         for (const forwarder of forwarders) forwarder.silence();
         const undecided = [];
@@ -341,9 +330,9 @@ describe("connections", () => {
       });
 
       test("a server whose answers take four fifths of the timeout: every request is decided", async () => {
-        const [limiter, forwarders] = await connectThrough(kind);
+        const [{ client }, forwarders] = await connectThrough(kind);
         const options = { timeoutMs: 400, fail: "closed" } as const;
-        const asks = [middleware(limiter, aKey(), options).ask, middleware(limiter, aKey(), options, 10).ask];
+        const asks = [middleware(client, aKey(), options).ask, middleware(client, aKey(), options, 10).ask];
         // Opens the connections.
         for (const ask of asks) await waitFor("the first decision", async () => (await ask()) !== 503);
         for (const forwarder of forwarders) forwarder.delayMs = 160;
@@ -358,13 +347,13 @@ describe("connections", () => {
       });
 
       // A sentinel client opens connections by itself, and waits for a greeting without end.
-      const skip = kind === "node-redis, Sentinel";
+      const waits = kind === "node-redis, Sentinel";
       test(
         "while nothing is carried, new connections are given up too, and decisions are back after that",
-        { skip },
+        { skip: waits },
         async () => {
-          const [limiter, forwarders] = await connectThrough(kind);
-          const { ask } = middleware(limiter, aKey(), { timeoutMs: 50, fail: "closed" });
+          const [{ client }, forwarders] = await connectThrough(kind);
+          const { ask } = middleware(client, aKey(), { timeoutMs: 50, fail: "closed" });
           await waitFor("the first decision", async () => (await ask()) !== 503);
           for (const forwarder of forwarders) {
             forwarder.carries = false;
@@ -380,8 +369,8 @@ describe("connections", () => {
 
       for (const [name, prepare] of Object.entries(givers)) {
         test(`${name}: what gives back is sent once, whatever the client tries again`, async () => {
-          const direct = await connect(kind);
-          const [limiter, forwarders] = await connectThrough(kind);
+          const { limiter: direct } = await connect(kind);
+          const [{ client }, forwarders] = await connectThrough(kind);
           const mute = () => {
             for (const forwarder of forwarders) forwarder.mute();
           };
@@ -389,7 +378,8 @@ describe("connections", () => {
           const stored = name === "settle" ? `requests:${key}` : key;
           // Of others: they would go back with the second one.
           await direct.log(stored, "1000/h", { cost: 100 });
-          const give = await prepare(limiter, key, mute);
+          const own = withTimeout(client, PATIENT_MS);
+          const give = await prepare(client, key, mute);
           const before = await used(stored, direct);
           mute();
           give();
@@ -401,7 +391,7 @@ describe("connections", () => {
           // On the new connections, after all that is sent again.
           for (const other of [key, aKey(), aKey(), aKey()]) {
             await waitFor("an answer", () =>
-              limiter.log(other, "1000/h", { cost: 0 }).catch(() => false as const),
+              own.log(other, "1000/h", { cost: 0 }).catch(() => false as const),
             );
           }
           assert.equal(await used(stored, direct), given);

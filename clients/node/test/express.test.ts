@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { afterEach, describe, test } from "node:test";
 import express from "express";
-import { leases, type RateLimiter } from "redis-rl";
+import { type Client as AnyClient, leases, type Sender, withTimeout } from "redis-rl";
 import {
   type AppliedPolicy,
   type Choose,
@@ -43,13 +43,16 @@ describe("express", () => {
     web = undefined;
   });
 
+  /** Commands that decide. */
+  const asked = async () => (await calls(server, "RL.ALL")) + (await calls(server, "RL.LOG"));
+
   /** An application whose every path is limited so. */
   async function limited(
     policies: Policies<express.Request> | Choose<express.Request>,
     options: Options<express.Request, express.Response> = {},
   ): Promise<void> {
     const app = express();
-    app.use(rateLimit(client.rl, policies, { ...PATIENT, ...options }));
+    app.use(rateLimit(client, policies, { ...PATIENT, ...options }));
     app.use((_request, response) => void response.send("hello"));
     web = await serve(app);
   }
@@ -91,8 +94,8 @@ describe("express", () => {
       title: "Quota Exceeded",
       "violated-policies": ["requests-10m", "requests-1h"],
     });
-    assert.equal(await calls(server, "RL.ALL"), 3);
-    assert.equal(await command(server, "EXISTS", "requests:127.0.0.1"), 1);
+    assert.equal(await asked(), 3);
+    assert.equal(await command(server, "EXISTS", "requests:{127.0.0.1}"), 1);
   });
 
   test("Retry-After is enough, and a second less is not", async () => {
@@ -133,7 +136,7 @@ describe("express", () => {
     assert.equal(refused.status, 429);
     assert.deepEqual(JSON.parse(refused.text)["violated-policies"], ["team-1h"]);
     assert.match(refused.limit ?? "", /^"user-1h";r=4, "team-1h";r=0;t=\d+$/);
-    assert.equal(await calls(server, "RL.ALL"), 3);
+    assert.equal(await asked(), 3);
   });
 
   test("a function of the request chooses a policy, several, or none", async () => {
@@ -164,7 +167,7 @@ describe("express", () => {
         assert.deepEqual([status, policy, limit], [200, null, null]);
       }
       assert.deepEqual(seen.splice(0), [["free"], ["paid", "burst"], ["requests"]]);
-      assert.equal(await calls(server, "RL.ALL"), 3);
+      assert.equal(await asked(), 3);
       assert.equal(await command(server, "EXISTS", "free:{127.0.0.1}", "paid:{127.0.0.1}"), 2);
       await command(server, "FLUSHALL");
       await command(server, "CONFIG", "RESETSTAT");
@@ -196,7 +199,7 @@ describe("express", () => {
       assert.equal((await get()).status, 500);
       await web?.stop();
     }
-    assert.equal(await calls(server, "RL.ALL"), 0);
+    assert.equal(await asked(), 0);
   });
 
   /** Policies that have so many quotas together. */
@@ -258,7 +261,7 @@ describe("express", () => {
         ["/c", false],
       ],
     );
-    assert.equal(await calls(server, "RL.ALL"), 2);
+    assert.equal(await asked(), 2);
     const [, bytes] = told[1]?.[2] ?? [];
     assert.deepEqual([bytes?.key, bytes?.cost, bytes?.quotas], ["bytes:{127.0.0.1}", 4, [[9, "1h"]]]);
     assert.deepEqual(
@@ -289,7 +292,7 @@ describe("express", () => {
   });
 
   test("onAway lets a request pass, or answers it", async () => {
-    await command(server, "SET", "requests:127.0.0.1", "text");
+    await command(server, "SET", "requests:{127.0.0.1}", "text");
     const errors: Error[] = [];
     const onError = (error: Error) => errors.push(error);
     await limited("1/h", {
@@ -320,15 +323,15 @@ describe("express", () => {
   test("each route has its own limit", async () => {
     const app = express();
     const answer: express.RequestHandler = (_request, response) => void response.send("hello");
-    app.use(rateLimit(client.rl, { name: "all", quotas: "5/h" }, PATIENT));
-    app.get("/search", rateLimit(client.rl, { name: "search", quotas: "1/h" }, PATIENT), answer);
+    app.use(rateLimit(client, { name: "all", quotas: "5/h" }, PATIENT));
+    app.get("/search", rateLimit(client, { name: "search", quotas: "1/h" }, PATIENT), answer);
     app.get("/other", answer);
     web = await serve(app);
     const statuses = [];
     for (const path of ["/search", "/search", "/other"]) statuses.push((await get(path)).status);
     assert.deepEqual(statuses, [200, 429, 200]);
     // The refused request has cost nothing.
-    await waitFor("what goes back", async () => (await used("all:127.0.0.1")) === 2);
+    await waitFor("what goes back", async () => (await used("all:{127.0.0.1}")) === 2);
   });
 
   async function used(key: string): Promise<number> {
@@ -338,7 +341,7 @@ describe("express", () => {
   describe("limits further out and further in", () => {
     const answer: express.RequestHandler = (_request, response) => void response.send("hello");
     const limit = (policies: Policies<express.Request>, options: Options<express.Request> = {}) =>
-      rateLimit<express.Request>(client.rl, policies, { timeoutMs: 30_000, ...options });
+      rateLimit<express.Request>(client, policies, { timeoutMs: 30_000, ...options });
 
     for (const lease of [0, 4]) {
       test(`what is refused further in costs nothing further out, with a lease of ${lease}`, async () => {
@@ -390,18 +393,26 @@ describe("express", () => {
         [(await get("/nothing")).status, (await get("/nothing")).limit],
         [404, '"requests-1h";r=97;t=3600'],
       );
-      assert.equal(await used("requests:127.0.0.1"), 3);
-      assert.equal(await calls(server, "RL.ALL"), 4);
+      assert.equal(await used("requests:{127.0.0.1}"), 3);
+      assert.equal(await asked(), 4);
     });
 
     test("Redis away further in, and a request that does not pass costs nothing", async () => {
-      const away = { all: () => Promise.reject(new Error("away")) } as unknown as RateLimiter;
+      const away = { send: () => Promise.reject(new Error("away")) };
       const silent = { onError: () => {} };
       const app = express();
       app.use(limit("100/h"));
-      app.get("/closed", rateLimit(away, "5/h", { ...silent, fail: "closed" }), answer);
-      app.get("/answered", rateLimit(away, "5/h", { ...silent, onAway: () => ({ status: 418 }) }), answer);
-      app.get("/open", rateLimit(away, "5/h", silent), answer);
+      app.get(
+        "/closed",
+        rateLimit(away, { name: "away", quotas: "5/h" }, { ...silent, fail: "closed" }),
+        answer,
+      );
+      app.get(
+        "/answered",
+        rateLimit(away, { name: "away", quotas: "5/h" }, { ...silent, onAway: () => ({ status: 418 }) }),
+        answer,
+      );
+      app.get("/open", rateLimit(away, { name: "away", quotas: "5/h" }, silent), answer);
       web = await serve(app);
       for (const [path, status] of [
         ["/closed", 503],
@@ -409,10 +420,10 @@ describe("express", () => {
       ] as const) {
         const refused = await get(path);
         assert.deepEqual([refused.status, refused.limit], [status, '"requests-1h";r=100;t=3600']);
-        await waitFor("what goes back", async () => (await used("requests:127.0.0.1")) === 0);
+        await waitFor("what goes back", async () => (await used("requests:{127.0.0.1}")) === 0);
       }
       assert.equal((await get("/open")).status, 200);
-      assert.equal(await used("requests:127.0.0.1"), 1);
+      assert.equal(await used("requests:{127.0.0.1}"), 1);
     });
 
     for (const lease of [0, 4]) {
@@ -423,10 +434,12 @@ describe("express", () => {
         const everybody = limit({ name: "everybody", quotas: "100/h", key: "all", lease });
         const route = { name: "route", quotas: "100/h", key: "all", lease };
         const handled: string[] = [];
-        app.use(everybody, rateLimit<express.Request>(slow.rl, route, { timeoutMs: 30_000 }));
+        app.use(everybody, rateLimit<express.Request>(slow, route, { timeoutMs: 30_000 }));
         app.use((request) => void handled.push(request.path));
         web = await serve(app);
         try {
+          // So that there is a connection.
+          await withTimeout(slow, 30_000).info("route:all");
           forwarder.held = [];
           const gone = new AbortController();
           const asked = fetch(web.url, { signal: gone.signal });
@@ -458,7 +471,7 @@ describe("express", () => {
       app.use(limit({ name: "route", quotas: "100/h" }, { onError: (error) => failed.push(error) }));
       web = await serve(app);
       await assert.rejects(fetch(web.url, { signal: gone.signal }));
-      await waitFor("what goes back", async () => (await calls(server, "RL.ALL")) === 2);
+      await waitFor("what goes back", async () => (await asked()) === 2);
       assert.equal(await command(server, "DBSIZE"), 0);
       assert.deepEqual(failed, []);
     });
@@ -484,12 +497,39 @@ describe("express", () => {
       assert.equal((await get("/user")).status, 200);
       assert.equal(await used("inner:42"), 1);
       assert.equal((await get("/default")).status, 200);
-      assert.equal(await used("inner:127.0.0.1"), 1);
+      assert.equal(await used("inner:{127.0.0.1}"), 1);
       const { status, text } = await get("/several");
       assert.equal(status, 500);
       assert.match(text, /give this limit a key/);
       assert.equal((await get("/")).status, 200);
-      assert.equal(await used("inner:127.0.0.1"), 2);
+      assert.equal(await used("inner:{127.0.0.1}"), 2);
+    });
+
+    test("two limits of one name would share a key: an error when a request meets both", async () => {
+      const app = express();
+      app.use("/twice", limit("3/h"), limit("5/h"));
+      app.use("/once", limit("3/h"), answer);
+      web = await serve(app);
+      const { status, text } = await get("/twice");
+      assert.equal(status, 500);
+      assert.match(text, /two policies of the name requests/);
+      assert.equal((await get("/once")).status, 200);
+    });
+
+    test("an account that is called {bob} is not bob, and chooses no slot", async () => {
+      const app = express();
+      const key = (request: express.Request) => request.get("User");
+      app.use(
+        limit(["2/h", { name: "daily", quotas: "9/d" }], { key }),
+        limit({ name: "in", quotas: "9/h" }),
+      );
+      app.use(answer);
+      web = await serve(app);
+      for (const user of ["bob", "{bob}", "bob"]) assert.equal((await get("/", { User: user })).status, 200);
+      assert.deepEqual(
+        [await used("requests:bob"), await used("requests:{bob}"), await used("in:bob")],
+        [2, 1, 2],
+      );
     });
 
     test("any of them settles by the names of all", async () => {
@@ -526,8 +566,8 @@ describe("express", () => {
 
   test("two middlewares on one path tell of both", async () => {
     const app = express();
-    app.use(rateLimit(client.rl, { quotas: [5, "1h"] }, PATIENT));
-    app.use(rateLimit(client.rl, { name: "login", quotas: [1, "1h"] }, PATIENT));
+    app.use(rateLimit(client, { quotas: [5, "1h"] }, PATIENT));
+    app.use(rateLimit(client, { name: "login", quotas: [1, "1h"] }, PATIENT));
     app.use((_request, response) => void response.send("hello"));
     web = await serve(app);
     const { policy, limit } = await get();
@@ -548,7 +588,7 @@ describe("express", () => {
       response.send("early");
       next();
     });
-    app.use(rateLimit(client.rl, { quotas: [1, "1h"] }, PATIENT));
+    app.use(rateLimit(client, { quotas: [1, "1h"] }, PATIENT));
     app.use((request) => void handled.push(request.path));
     // Express takes four arguments for a handler of errors.
     const failed: express.ErrorRequestHandler = (...[error, , ,]) => errors.push(error);
@@ -565,7 +605,7 @@ describe("express", () => {
     async function settling(quotas: Policy["quotas"]): Promise<void> {
       const app = express();
       const tokens: RateLimit<express.Request> = rateLimit(
-        client.rl,
+        client,
         { name: "tokens", unit: "tokens", quotas, cost: 10, key: () => "key" },
         PATIENT,
       );
@@ -592,7 +632,7 @@ describe("express", () => {
       await client.rl.log("tokens:key", "40/h", { cost: 20 });
       const app = express();
       const tokens = rateLimit<express.Request>(
-        client.rl,
+        client,
         { name: "tokens", quotas: "40/h", cost: 10, key: () => "key" },
         PATIENT,
       );
@@ -625,7 +665,7 @@ describe("express", () => {
     test("of a single policy by a number, of several by their names, of an exempt request nothing", async () => {
       const settle = async (policies: Policies | Choose, used: number | Record<string, number>) => {
         const app = express();
-        const limit = rateLimit(client.rl, policies, { ...PATIENT, key: () => "key" });
+        const limit = rateLimit(client, policies, { ...PATIENT, key: () => "key" });
         app.get("/", limit, async (request, response) => {
           await limit.settle(request, response, used);
           response.send("done");
@@ -651,7 +691,7 @@ describe("express", () => {
       const app = express();
       const settled: Promise<void>[] = [];
       const limit = (name: string, quotas: string) =>
-        rateLimit<express.Request>(client.rl, { name, quotas, cost: 5, key: () => "key" }, PATIENT);
+        rateLimit<express.Request>(client, { name, quotas, cost: 5, key: () => "key" }, PATIENT);
       const outer = limit("outer", "100/h");
       const inner = limit("inner", "5/h");
       app.use((request, response, next) => {
@@ -670,7 +710,7 @@ describe("express", () => {
 
     test("leaves the fields of a refusal as they are", async () => {
       const policies = ["100/h", { name: "daily", quotas: "1/d" }];
-      const limit = rateLimit<express.Request, express.Response>(client.rl, policies, {
+      const limit = rateLimit<express.Request, express.Response>(client, policies, {
         ...PATIENT,
         async onLimited(request, response) {
           await limit.settle(request, response, { requests: 30 });
@@ -686,12 +726,11 @@ describe("express", () => {
 
     test("counts nothing if the request is refused further in meanwhile", async () => {
       const { opened: replied, open: reply } = gate();
-      const slow: RateLimiter = {
-        ...client.rl,
-        async all(rows, options) {
-          const decision = await client.rl.all(rows, options);
-          if (options?.force) await replied;
-          return decision;
+      const slow: Sender = {
+        async send(words) {
+          const reply = await client.sendCommand(words);
+          if (words.includes("FORCE")) await replied;
+          return reply;
         },
       };
       const app = express();
@@ -701,7 +740,7 @@ describe("express", () => {
         settled = outer.settle(request, response, 30);
         next();
       };
-      app.get("/", outer, settle, rateLimit(client.rl, { name: "inner", quotas: "0/h" }, PATIENT));
+      app.get("/", outer, settle, rateLimit(client, { name: "inner", quotas: "0/h" }, PATIENT));
       web = await serve(app);
       assert.equal((await get()).status, 403);
       reply();
@@ -709,53 +748,17 @@ describe("express", () => {
       await waitFor("what goes back", async () => (await used("outer:all")) === 0);
     });
 
-    test("a late reply without a decision, of a stand-in say, does no harm", async () => {
-      const { opened, open } = gate();
-      const nothing = (() => opened) as unknown as RateLimiter["all"] & RateLimiter["log"];
-      const limiter: RateLimiter = { ...client.rl, all: nothing, log: nothing };
-      const app = express();
-      app.use(rateLimit(limiter, "1/h", { fail: "closed", timeoutMs: 1, onError() {} }));
-      web = await serve(app);
-      assert.equal((await get()).status, 503);
-      open();
-      // What it fails is told in the next turn of the event loop.
-      await new Promise(setImmediate);
-    });
-
-    test("counts in place of what a late reply says was taken", async () => {
-      const { opened: replied, open: reply } = gate();
-      const slow: RateLimiter = {
-        ...client.rl,
-        async all(rows, options) {
-          const decision = await client.rl.all(rows, options);
-          if (options?.force) reply();
-          await replied;
-          return decision;
-        },
-      };
-      const app = express();
-      const policy = { name: "tokens", quotas: "100/h", key: "all", cost: 20 };
-      const tokens = rateLimit(slow, policy, { timeoutMs: 20, onError: () => {} });
-      app.get("/", tokens, async (request, response) => {
-        await tokens.settle(request, response, 3);
-        response.send("done");
-      });
-      web = await serve(app);
-      assert.equal((await get()).limit, '"tokens-1h";r=97;t=3600');
-      assert.equal(await used("tokens:all"), 3);
-    });
-
     test("asks nothing if all was used", async () => {
       await settling([12, "1h"]);
       await get("/?used=10");
       assert.equal((await client.rl.peek("tokens:key", [12, "1h"])).remaining, 2);
-      assert.equal(await calls(server, "RL.ALL"), 1);
+      assert.equal(await asked(), 1);
     });
 
     test("leaves alone what was taken after the reservation", async () => {
       const app = express();
       const policy = { name: "tokens", quotas: "100/h", cost: 10, key: () => "key" };
-      const tokens = rateLimit(client.rl, policy, PATIENT);
+      const tokens = rateLimit(client, policy, PATIENT);
       app.get("/", tokens, async (request, response) => {
         // Within the hour of the reservation, but an hour before what is taken now leaves its window.
         const later = (await clock(server)) + 1;
@@ -816,12 +819,11 @@ describe("express", () => {
     test("what was used without a reservation is counted", async () => {
       const app = express();
       let away = true;
-      const limiter: RateLimiter = {
-        ...client.rl,
-        all: (rows, options) => (away ? Promise.reject(new Error("away")) : client.rl.all(rows, options)),
+      const sender: Sender = {
+        send: (words) => (away ? Promise.reject(new Error("away")) : client.sendCommand(words)),
       };
       const policy = { quotas: "100/h", cost: 10, key: () => "key" };
-      const tokens = rateLimit(limiter, policy, { ...PATIENT, onError: () => {} });
+      const tokens = rateLimit(sender, policy, { ...PATIENT, onError: () => {} });
       app.get("/", tokens, async (request, response) => {
         away = false;
         await tokens.settle(request, response, { requests: 7 });
@@ -856,23 +858,23 @@ describe("express", () => {
       [{ quotas: "5/m", key: 5 as unknown as () => string }, /text or a function/],
       [{ quotas: "5/m", cost: -1 }, /an integer from 0 to 9007199254740991, and not -1/],
       [{ quotas: [5, "3651d"] }, /at most 3650d/],
-      [{ quotas: [5, "1m"], algorithm: "bucket" as "log" }, /fixed, sliding or log/],
+      [{ quotas: [5, "1m"], algorithm: "leaky" as "log" }, /fixed, sliding or log/],
       [{ quotas: [-1, "1m"] }, /an integer/],
       [{ quotas: [10 ** 15, "1m"] }, /999999999999999/],
       [{ quotas: [5, "1m"], name: "größe" }, /ASCII/],
       [["5/m", { quotas: [6, "1m"] }], /a name of its own/],
       [policiesOf(65), /the policies of a request may have 64 quotas together/],
     ];
-    for (const [policies, reason] of refused) assert.throws(() => rateLimit(client.rl, policies), reason);
+    for (const [policies, reason] of refused) assert.throws(() => rateLimit(client, policies), reason);
     assert.throws(
-      () => rateLimit(client.rl, "5/m", { key: "ip" as unknown as () => string }),
+      () => rateLimit(client, "5/m", { key: "ip" as unknown as () => string }),
       /key is a function/,
     );
-    for (const limiter of [client, undefined]) {
-      assert.throws(() => rateLimit(limiter as unknown as RateLimiter, "5/m"), /a limiter is client.rl/);
+    for (const each of [client.rl, undefined]) {
+      assert.throws(() => rateLimit(each as unknown as AnyClient, "5/m"), /a client is one of/);
     }
     const away = { fail: "closed", onAway: () => undefined } as const;
-    assert.throws(() => rateLimit(client.rl, "5/m", away), /name one/);
+    assert.throws(() => rateLimit(client, "5/m", away), /name one/);
   });
 
   test("a setting that is undefined is as if it were left out, in strict types too", async () => {
@@ -904,8 +906,8 @@ describe("express", () => {
       clock: unset,
       algorithm: unset,
     };
-    const limiter = leases(client.rl, { quotas: "2/h", ...local });
-    assert.equal((await limiter.take("requests:127.0.0.1", { cost: unset })).remaining, 0);
+    const limiter = leases(client, { quotas: "2/h", ...local });
+    assert.equal((await limiter.take("requests:{127.0.0.1}", { cost: unset })).remaining, 0);
     await limiter.close();
   });
 

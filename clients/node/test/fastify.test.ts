@@ -28,7 +28,7 @@ describe("@fastify/rate-limit", () => {
     storeOptions: StoreOptions = {},
   ): Promise<FastifyInstance> {
     const app = Fastify();
-    const store = rateLimitStore(client.rl, { ...PATIENT, clock: () => now, ...storeOptions });
+    const store = rateLimitStore(client, { ...PATIENT, clock: () => now, ...storeOptions });
     await app.register(fastifyRateLimit, { timeWindow: MINUTE, ...options, store });
     app.get("/", () => "hello");
     for (const [path, rateLimit] of Object.entries(routes))
@@ -46,8 +46,8 @@ describe("@fastify/rate-limit", () => {
     const app = await application({ max: 50 });
     const answers = await Promise.all(Array.from({ length: 300 }, () => app.inject("/")));
     assert.deepEqual(tally(answers.map(({ statusCode }) => statusCode)), { 200: 50, 429: 250 });
-    assert.equal((await client.rl.info("redis-rl:127.0.0.1"))?.windows[0]?.used, 50);
-    assert.equal(await calls(server, "RL.ALL"), 300);
+    assert.equal((await client.rl.info("redis-rl:hits:127.0.0.1"))?.windows[0]?.used, 50);
+    assert.equal(await calls(server, "RL.LOG"), 300);
   });
 
   test("a refused request is told when it is allowed", async () => {
@@ -121,7 +121,7 @@ describe("@fastify/rate-limit", () => {
     for (const expected of [200, 200, 429]) assert.equal((await ask(app))[0], expected);
     now += MINUTE - 1;
     // Whoever only looks is not made to wait.
-    const store = new (rateLimitStore(client.rl, { ...PATIENT, clock: () => now }))({
+    const store = new (rateLimitStore(client, { ...PATIENT, clock: () => now }))({
       continueExceeding: true,
     });
     const look = () =>
@@ -132,8 +132,8 @@ describe("@fastify/rate-limit", () => {
   });
 
   for (const [settings, key] of [
-    [{ continueExceeding: true }, "redis-rl:127.0.0.1"],
-    [{ exponentialBackoff: true }, "redis-rl:127.0.0.1:block"],
+    [{ continueExceeding: true }, "redis-rl:hits:127.0.0.1"],
+    [{ exponentialBackoff: true }, "redis-rl:block:127.0.0.1"],
   ] as const) {
     test(`${Object.keys(settings)[0]}: a client that floods for a window takes no more memory`, async () => {
       const app = await application({ max: 5, timeWindow: 10 * MINUTE, ...settings });
@@ -198,7 +198,7 @@ describe("@fastify/rate-limit", () => {
     now += MINUTE;
     assert.deepEqual(await statuses(4), [200, 429, 429, 403]);
     // What is beyond the ban is not counted: it takes no memory.
-    assert.equal((await client.rl.info("redis-rl:127.0.0.1:refused"))?.windows[0]?.used, 2);
+    assert.equal((await client.rl.info("redis-rl:refused:127.0.0.1"))?.windows[0]?.used, 2);
     const strict = await application({ max: 1, ban: 0 }, {}, { prefix: "strict:" });
     assert.deepEqual([(await ask(strict))[0], (await ask(strict))[0]], [200, 403]);
     for (const settings of [{ continueExceeding: true }, { exponentialBackoff: true }]) {
@@ -211,14 +211,34 @@ describe("@fastify/rate-limit", () => {
     }
   });
 
+  test("a user whose name ends like our own keys is nobody else", async () => {
+    const refuse = (options: object, key: string, times: number) => {
+      const store = new (rateLimitStore(client, PATIENT))(options);
+      const hit = () =>
+        new Promise<number>((resolve, reject) =>
+          store.incr(key, (error, hits) => (hits ? resolve(hits.current) : reject(error)), 3_600_000, 1),
+        );
+      return Array.from({ length: times }).reduce<Promise<number>>(
+        (last) => last.then(hit),
+        Promise.resolve(0),
+      );
+    };
+    await refuse({ ban: 5 }, "bob:refused", 3);
+    await refuse({ ban: 5 }, "refused:bob", 3);
+    assert.equal(await refuse({ ban: 5 }, "bob", 2), 2);
+    await refuse({ exponentialBackoff: true }, "eve:block", 3);
+    await refuse({ exponentialBackoff: true }, "block:eve", 3);
+    assert.equal(await refuse({ exponentialBackoff: true }, "eve", 1), 1);
+  });
+
   test("remember: a flood costs no command", async () => {
     const app = await application({ max: 2 }, {}, { remember: "1h" });
     for (let i = 0; i < 100; i++) await ask(app);
-    assert.equal(await calls(server, "RL.ALL"), 3);
+    assert.equal(await calls(server, "RL.LOG"), 3);
   });
 
   test("an error of Redis is the application's: skipOnError lets requests pass", async () => {
-    await command(server, "SET", "redis-rl:127.0.0.1", "text");
+    await command(server, "SET", "redis-rl:hits:127.0.0.1", "text");
     assert.equal((await ask(await application({ max: 1 })))[0], 500);
     assert.equal((await ask(await application({ max: 1, skipOnError: true })))[0], 200);
   });

@@ -4,7 +4,6 @@
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { leases, type LeaseOptions, rl } from "redis-rl";
-import { rateLimiter } from "redis-rl/ioredis";
 import { socket } from "./harness.js";
 
 export interface Order {
@@ -20,15 +19,15 @@ const AT_ONCE = 50;
 async function connect({ client, url }: Order) {
   if (client === "ioredis") {
     const redis = new Redis(url);
-    return { limiter: rateLimiter(redis), end: () => redis.quit() };
+    return { asking: redis, end: () => redis.quit() };
   }
   const redis = await createClient({ url, socket, modules: { rl } }).connect();
-  return { limiter: redis.rl, end: () => redis.close() };
+  return { asking: redis, end: () => redis.close() };
 }
 
 async function hammer(order: Order): Promise<void> {
-  const { limiter, end } = await connect(order);
-  const limited = leases(limiter, { timeoutMs: 30_000, ...order.options });
+  const { asking, end } = await connect(order);
+  const limited = leases(asking, { timeoutMs: 30_000, ...order.options });
   let allowed = 0;
   const ask = async () => {
     while (!(await limited.take(order.key)).limited) allowed++;

@@ -37,7 +37,7 @@ describe("@nestjs/throttler", () => {
         { name: "short", ttl: 600_000, limit: 2 },
         { name: "long", ttl: HOUR, limit: 10 },
       ],
-      storage: new RateLimitStorage(client.rl, PATIENT),
+      storage: new RateLimitStorage(client, PATIENT),
     });
     class Greeting {
       get(): string {
@@ -101,7 +101,7 @@ describe("@nestjs/throttler", () => {
 
   test("@Throttle and @SkipThrottle serve per route, exactly", async () => {
     let now = await clock(server);
-    const storage = new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now });
+    const storage = new RateLimitStorage(client, { ...PATIENT, clock: () => now });
     const throttlers = [{ ttl: HOUR, limit: 3, blockDuration: 1 }];
     const { app, ask } = await serving(
       {
@@ -160,7 +160,7 @@ describe("@nestjs/throttler", () => {
     SubscribeMessage("greet")(Gateway.prototype, "greet", greet);
     UseGuards(MessageGuard)(Gateway.prototype, "greet", greet);
     WebSocketGateway()(Gateway);
-    const storage = new RateLimitStorage(client.rl, PATIENT);
+    const storage = new RateLimitStorage(client, PATIENT);
     const throttlers = [
       { name: "short", ttl: MINUTE, limit: 3 },
       { name: "long", ttl: HOUR, limit: 10 },
@@ -189,7 +189,7 @@ describe("@nestjs/throttler", () => {
   });
 
   test("several policies of a route are decided in one step by the middleware for Express", async () => {
-    const limit = rateLimit(client.rl, ["9/h", { name: "daily", quotas: "1/d" }], PATIENT);
+    const limit = rateLimit(client, ["9/h", { name: "daily", quotas: "1/d" }], PATIENT);
     const { app, ask } = await serving({}, { one: [], two: [] }, (app) => app.use("/one", limit));
     try {
       assert.equal(
@@ -206,7 +206,7 @@ describe("@nestjs/throttler", () => {
 
   test("without a block a request is allowed as soon as a hit leaves its window", async () => {
     let now = await clock(server);
-    const storage = new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now });
+    const storage = new RateLimitStorage(client, { ...PATIENT, clock: () => now });
     const hit = () => storage.increment("key", 10_000, 2, 0);
     assert.deepEqual(await hit(), { totalHits: 1, timeToExpire: 10, isBlocked: false, timeToBlockExpire: 0 });
     now += 4_000;
@@ -221,7 +221,7 @@ describe("@nestjs/throttler", () => {
   for (const block of [10_000, 60_000, 3_000]) {
     test(`a block of ${block} ms lasts so long, and the count begins anew`, async () => {
       let now = await clock(server);
-      const storage = new RateLimitStorage(client.rl, { ...PATIENT, clock: () => now });
+      const storage = new RateLimitStorage(client, { ...PATIENT, clock: () => now });
       const hit = () => storage.increment("key", 10_000, 2, block);
       await hit();
       now += 1_000;
@@ -247,7 +247,7 @@ describe("@nestjs/throttler", () => {
   }
 
   test("of requests that are refused at once the first blocks", async () => {
-    const storage = new RateLimitStorage(client.rl, PATIENT);
+    const storage = new RateLimitStorage(client, PATIENT);
     const hit = () => storage.increment("key", HOUR, 1, HOUR);
     assert.equal((await hit()).isBlocked, false);
     const refused = await Promise.all([hit(), hit(), hit()]);
@@ -255,11 +255,11 @@ describe("@nestjs/throttler", () => {
       refused.map(({ isBlocked }) => isBlocked),
       [true, true, true],
     );
-    assert.equal((await client.rl.info("redis-rl:{key}:default:block"))?.windows[0]?.used, 2 ** 50 + 1);
+    assert.equal((await client.rl.info("redis-rl:block:default:{key}"))?.windows[0]?.used, 2 ** 50 + 1);
   });
 
   test("throttlers that share a key count each by itself", async () => {
-    const storage = new RateLimitStorage(client.rl, PATIENT);
+    const storage = new RateLimitStorage(client, PATIENT);
     const hit = (name: string, limit: number) => storage.increment("key", HOUR, limit, HOUR, name);
     assert.equal((await hit("short", 1)).totalHits, 1);
     assert.equal((await hit("long", 9)).totalHits, 1);
@@ -268,7 +268,7 @@ describe("@nestjs/throttler", () => {
   });
 
   test("a hit takes one round trip", async () => {
-    const storage = new RateLimitStorage(client.rl, PATIENT);
+    const storage = new RateLimitStorage(client, PATIENT);
     await storage.increment("key", HOUR, 5, HOUR);
     assert.equal(await calls(server, "RL.ALL"), 1);
     assert.equal(await calls(server, "RL.LOG"), 0);

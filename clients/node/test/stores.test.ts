@@ -82,7 +82,7 @@ describe("stores", () => {
   for (const [name, start] of Object.entries(applications)) {
     describe(name, () => {
       test("allows the limit, refuses the rest and counts only what it allowed", async () => {
-        web = await start({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
+        web = await start({ limit: 2 }, new RateLimitStore(client, PATIENT));
         assert.deepEqual(await statuses("/200", "/200", "/200", "/200"), [200, 200, 429, 429]);
         assert.equal(await used(), 2);
         assert.equal(await calls(server, "RL.LOG"), 4);
@@ -91,7 +91,7 @@ describe("stores", () => {
       test("tells when a refused request is allowed, not when all is free", async () => {
         const hourAgo = Date.now() - HOUR;
         await client.rl.log("redis-rl:key", [2, "1h"], { at: hourAgo + 600_000 });
-        web = await start({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
+        web = await start({ limit: 2 }, new RateLimitStore(client, PATIENT));
         await statuses("/200");
         const response = await fetch(`${web.url}/200`);
         assert.equal(response.status, 429);
@@ -100,7 +100,7 @@ describe("stores", () => {
       });
 
       test("skipFailedRequests gives back only what was allowed", async () => {
-        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl, PATIENT));
+        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client, PATIENT));
         assert.deepEqual(
           await statuses(..."/200 /200 /200 /200 /200 /200".split(" ")),
           [200, 200, 429, 429, 429, 429],
@@ -109,7 +109,7 @@ describe("stores", () => {
       });
 
       test("skipFailedRequests gives back what failed", async () => {
-        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client.rl, PATIENT));
+        web = await start({ limit: 2, skipFailedRequests: true }, new RateLimitStore(client, PATIENT));
         assert.deepEqual(await statuses(..."/500 /404 /500 /200".split(" ")), [500, 404, 500, 200]);
         assert.equal(await used(), 1);
         // Four hits, of which three go back.
@@ -120,7 +120,7 @@ describe("stores", () => {
       });
 
       test("skipSuccessfulRequests gives back what succeeded", async () => {
-        web = await start({ limit: 2, skipSuccessfulRequests: true }, new RateLimitStore(client.rl, PATIENT));
+        web = await start({ limit: 2, skipSuccessfulRequests: true }, new RateLimitStore(client, PATIENT));
         assert.deepEqual(
           await statuses(..."/200 /200 /200 /500 /500 /200 /500 /200".split(" ")),
           [200, 200, 200, 500, 500, 429, 429, 429],
@@ -130,7 +130,7 @@ describe("stores", () => {
 
       test("a limit that is a function: every request is counted", async () => {
         let limit = 1;
-        web = await start({ limit: () => limit }, new RateLimitStore(client.rl, PATIENT));
+        web = await start({ limit: () => limit }, new RateLimitStore(client, PATIENT));
         assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 429, 429]);
         limit = 5;
         assert.deepEqual(await statuses("/200", "/200", "/200"), [200, 200, 429]);
@@ -142,7 +142,7 @@ describe("stores", () => {
         for (const algorithm of ["fixed", "sliding", "log"] as const) {
           web = await start(
             { limit: 2, skipFailedRequests: true },
-            new RateLimitStore(client.rl, { ...PATIENT, algorithm }),
+            new RateLimitStore(client, { ...PATIENT, algorithm }),
           );
           assert.deepEqual(await statuses("/200", "/500", "/200", "/200"), [200, 500, 200, 429]);
           assert.equal((await client.rl.info("redis-rl:key"))?.algorithm, algorithm);
@@ -158,7 +158,7 @@ describe("stores", () => {
     for (const algorithm of [undefined, "sliding", "log"] as const) {
       const app = express();
       const now = Date.now();
-      const store = new RateLimitStore(client.rl, {
+      const store = new RateLimitStore(client, {
         ...PATIENT,
         clock: () => now,
         ...(algorithm && { algorithm }),
@@ -184,7 +184,7 @@ describe("stores", () => {
   test("countRefused: whether what is refused counts", async () => {
     const hits = async (options: StoreOptions, limit: number) => {
       await command(server, "FLUSHALL");
-      const store = new RateLimitStore(client.rl, { ...PATIENT, ...options });
+      const store = new RateLimitStore(client, { ...PATIENT, ...options });
       store.init({ windowMs: HOUR, limit });
       const hits = [];
       for (let i = 0; i < 4; i++) hits.push((await store.increment("key")).totalHits);
@@ -194,7 +194,7 @@ describe("stores", () => {
     assert.deepEqual(await hits({ countRefused: true }, 2), [1, 2, 3, 4]);
     assert.deepEqual(await hits({}, 0), [1, 2, 3, 4]);
     assert.deepEqual(await hits({ countRefused: false }, 0), [1, 1, 1, 1]);
-    const store = new RateLimitStore(client.rl, { countRefused: false });
+    const store = new RateLimitStore(client, { countRefused: false });
     assert.throws(() => store.init({ windowMs: HOUR, limit: () => 2 }), /a limit that is a number/);
   });
 
@@ -206,7 +206,7 @@ describe("stores", () => {
         windowMs: HOUR,
         limit: 3,
         skipFailedRequests: true,
-        store: new RateLimitStore(client.rl, PATIENT),
+        store: new RateLimitStore(client, PATIENT),
         keyGenerator: () => "key",
       }),
     );
@@ -237,13 +237,13 @@ describe("stores", () => {
 
   test("a limit that is a function: what was refused and skipped is given back", async () => {
     const config = { limit: () => 2, skipFailedRequests: true };
-    web = await applications["express-rate-limit"]?.(config, new RateLimitStore(client.rl, PATIENT));
+    web = await applications["express-rate-limit"]?.(config, new RateLimitStore(client, PATIENT));
     assert.deepEqual(await statuses(..."/500 /200 /200 /200 /200".split(" ")), [500, 200, 200, 429, 429]);
     assert.equal(await used(), 2);
   });
 
   test("a hit is given back as of its time", async () => {
-    const store = new RateLimitStore(client.rl, PATIENT);
+    const store = new RateLimitStore(client, PATIENT);
     store.init({ windowMs: HOUR, limit: 5, skipFailedRequests: true });
     await store.increment("key");
     await client.rl.log("redis-rl:key", [5, "1h"], { cost: 2, at: Date.now() + 60_000 });
@@ -253,7 +253,7 @@ describe("stores", () => {
   });
 
   test("as an API: hits, the newest given back, reset", async () => {
-    const store = new RateLimitStore(client.rl, { ...PATIENT, prefix: "app:" });
+    const store = new RateLimitStore(client, { ...PATIENT, prefix: "app:" });
     store.init({ windowMs: 60_000 });
     assert.equal((await store.get("key")).totalHits, 0);
     const { totalHits, resetTime } = await store.increment("key");
@@ -274,7 +274,7 @@ describe("stores", () => {
 
   test("a reset leaves nothing, whatever the algorithm", async () => {
     for (const algorithm of ["fixed", "sliding", "log"] as const) {
-      const store = new RateLimitStore(client.rl, { ...PATIENT, algorithm });
+      const store = new RateLimitStore(client, { ...PATIENT, algorithm });
       store.init({ windowMs: HOUR, limit: 2 });
       const hits = [];
       for (let i = 0; i < 3; i++) hits.push((await store.increment("key")).totalHits);
@@ -287,7 +287,7 @@ describe("stores", () => {
   });
 
   test("a limit of nothing refuses all, and asks to come again after a window", async () => {
-    const store = new RateLimitStore(client.rl, PATIENT);
+    const store = new RateLimitStore(client, PATIENT);
     store.init({ windowMs: 60_000, limit: 0 });
     const { totalHits, resetTime } = await store.increment("key");
     assert.equal(totalHits, 1);
@@ -296,14 +296,14 @@ describe("stores", () => {
 
   test("a key that rate-limit-redis has left does not stand in the way", async () => {
     await command(server, "SET", "rl:key", "3");
-    const store = new RateLimitStore(client.rl, PATIENT);
+    const store = new RateLimitStore(client, PATIENT);
     store.init({ windowMs: HOUR, limit: 5 });
     assert.equal((await store.increment("key")).totalHits, 1);
   });
 
   test("an error of Redis is the library's to handle", async () => {
     await command(server, "SET", "redis-rl:key", "text");
-    web = await applications["express-rate-limit"]?.({ limit: 2 }, new RateLimitStore(client.rl, PATIENT));
+    web = await applications["express-rate-limit"]?.({ limit: 2 }, new RateLimitStore(client, PATIENT));
     assert.deepEqual(await statuses("/200"), [500]);
   });
 });

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Clock, Timeout as Type, Waiting } from "./node_modules/redis-rl/dist/timeout.js";
+import type { Clock, Timeout as Type } from "./node_modules/redis-rl/dist/timeout.js";
 
 // Not exported, so by its path.
 const { Timeout } = (await import(
@@ -72,12 +72,9 @@ function asking(timeoutMs: number) {
     loop,
     said,
     /** Asks, and answers when what it returns is called. */
-    ask(name: string, sent: (waiting: Waiting) => void = () => {}): () => void {
+    ask(name: string): () => void {
       let answer = () => {};
-      const asked = timeout.wait((waiting) => {
-        sent(waiting);
-        return new Promise<void>((resolve) => (answer = resolve));
-      });
+      const asked = timeout.wait(() => new Promise<void>((resolve) => (answer = resolve)));
       asked.then(
         () => said.push(`${name}: answered`),
         (error: Error) => said.push(`${name}: ${error.message}`),
@@ -180,17 +177,19 @@ test("an hour in which the process was suspended counts a tenth of the timeout",
   assert.deepEqual(said, ["a: answered"]);
 });
 
-test("what was sent is taken back once, and nothing is watched while nothing waits", async () => {
-  const { loop, ask } = asking(100);
-  let takenBack = 0;
-  ask("a", (waiting) => {
-    waiting.onGiveUp = () => takenBack++;
-  });
+test("nothing is watched while nothing waits, and what begins anew has all of its time again", async () => {
+  const loop = new Loop();
+  const timeout = new Timeout(100, loop);
+  let givenUp = 0;
+  const waiting = { dueMs: 0, giveUp: () => givenUp++ };
+  timeout.begin(waiting);
   assert.equal(loop.watched, true);
-  loop.idle(50);
-  assert.equal(takenBack, 0);
+  loop.idle(80);
+  timeout.begin(waiting);
+  loop.idle(90);
+  assert.equal(givenUp, 0);
   loop.idle(200);
-  assert.equal(takenBack, 1);
+  assert.equal(givenUp, 1);
   assert.equal(loop.watched, false);
 });
 

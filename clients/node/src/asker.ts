@@ -1,0 +1,80 @@
+// Who is asked: a client, or a stand-in for one.
+
+import { type Clock, withClock } from "./clock.js";
+import { type Description, type Key, type RateLimiter, rl, type Words, wordsOf } from "./commands.js";
+import { type Client, connectionsOf } from "./connections.js";
+import { Timeout } from "./timeout.js";
+
+/** Sends the words of a command, and resolves to its reply as it is: what stands in for a client in a test. */
+export interface Sender {
+  send(words: Words): Promise<unknown>;
+}
+
+/** What asks Redis: a client of node-redis or ioredis, of which connections of one's own are made, or a stand-in. */
+export type Asking = Client | Sender;
+
+/** Sends commands once, each with a timeout. */
+export interface Asker {
+  readonly send: (words: Words) => Promise<unknown>;
+  /** What stands before keys. */
+  readonly prefix: Key;
+  /** The slot of a key, on a cluster. */
+  readonly slotOf: ((key: Key) => number) | undefined;
+  readonly timeout: Timeout;
+}
+
+export function askerOf(asking: Asking, timeoutMs: number): Asker {
+  const timeout = new Timeout(timeoutMs);
+  if (isSender(asking)) {
+    return {
+      send: (words) => timeout.wait(() => asking.send(words)),
+      prefix: "",
+      slotOf: undefined,
+      timeout,
+    };
+  }
+  // A command that fails is read as Redis being away: this must not wait for the first one.
+  if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
+  const connections = connectionsOf(asking);
+  const { slotOf } = connections;
+  return {
+    send: (words) => connections.send(words, timeout),
+    prefix: connections.source.prefix,
+    slotOf,
+    timeout,
+  };
+}
+
+function isSender(asking: Asking): asking is Sender {
+  return typeof (asking as Partial<Sender> | undefined | null)?.send === "function";
+}
+
+function isClient(asking: unknown): boolean {
+  return typeof asking === "object" && asking !== null && ("isOpen" in asking || "isCluster" in asking);
+}
+
+/** The commands, sent by this one. */
+export function limiterOf({ send, prefix }: Asker, clock?: Clock): RateLimiter {
+  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
+    return async (...args: Arguments): Promise<Reply> =>
+      description.transformReply((await send(wordsOf(description, prefix, args))) as never);
+  }
+  const limiter: RateLimiter = {
+    fixed: command(rl.fixed),
+    sliding: command(rl.sliding),
+    log: command(rl.log),
+    peek: command(rl.peek),
+    info: command(rl.info),
+    all: command(rl.all),
+    reset: command(rl.reset),
+  };
+  return clock === undefined ? limiter : withClock(limiter, clock);
+}
+
+/**
+ * The commands on connections of their own: each is sent once, and fails if Redis has not answered it after so many
+ * milliseconds.
+ */
+export function withTimeout(client: Asking, timeoutMs: number): RateLimiter {
+  return limiterOf(askerOf(client, timeoutMs));
+}

@@ -1,0 +1,474 @@
+// The keys of one process, and the requests that ask for units of them. Pure: told of time and events, it says what to
+// send and what to answer. The rules and names are those of clients/README.md, the cases those of clients/local.json.
+
+import { isUtf8 } from "node:buffer";
+import type { Decision, Key as Name, Verdict } from "../commands.js";
+import { Recent } from "../recent.js";
+import { Key, Lease, Refusal } from "./key.js";
+import {
+  Command,
+  MAX_COST,
+  type Noted,
+  refuses,
+  type Request,
+  type Rules,
+  type Share,
+  Step,
+  tightest,
+} from "./request.js";
+
+const MAX_KEYS = 10_000;
+const LONGEST_BYTES = 256;
+
+export interface Settings {
+  /** How old a refusal may be that is repeated. */
+  readonly rememberMs: number;
+  readonly maxKeys?: number | undefined;
+  /** The slot of a key, on a cluster. */
+  readonly slotOf?: ((key: Name) => number) | undefined;
+}
+
+/** Tells what to send and what to answer. Of the keys it remembers those that were used last. */
+export class Keys {
+  readonly #rememberMs: number;
+  readonly #slotOf: ((key: Name) => number) | undefined;
+  readonly #keys: Recent<Key>;
+  /** When leases end, the next first. They may have been used up, or have gone back, before. */
+  #ends: { key: Key; lease: Lease }[] = [];
+  #isClosed = false;
+
+  constructor({ rememberMs, maxKeys = MAX_KEYS, slotOf }: Settings) {
+    this.#rememberMs = rememberMs;
+    this.#slotOf = slotOf;
+    this.#keys = new Recent(maxKeys);
+  }
+
+  /** What a request of one share is told without asking, if that is known. It is a quicker `take`. */
+  known(nowMs: number, share: Share): Verdict | undefined {
+    const key = this.#used(share);
+    if (key === undefined) return undefined;
+    const { cost } = share;
+    if (cost > 0 && key.serves(nowMs, cost)) {
+      key.asked += cost;
+      return key.lease?.serve(nowMs, cost);
+    }
+    const rows = key.refused(nowMs, cost);
+    return rows && tightest(rows);
+  }
+
+  /** A request comes. */
+  take(nowMs: number, request: Request): Step {
+    const step = new Step();
+    const { shares } = request;
+    const keys = shares.map((share) => this.#used(share));
+    if (this.#refuse(nowMs, request, keys)) {
+      step.answers.push([request, request.answer()]);
+      return step;
+    }
+    const alone = new Map<number, number[]>();
+    for (let index = 0; index < shares.length; index++) {
+      if (this.#takeLeased(nowMs, request, index, keys[index], step)) continue;
+      const slot = this.#slot((shares[index] as Share).key);
+      const indices = alone.get(slot);
+      if (indices === undefined) alone.set(slot, [index]);
+      else indices.push(index);
+    }
+    for (const indices of alone.values()) {
+      const asked = indices.map((index) => shares[index] as Share);
+      step.commands.push(new Command(asked, request, indices));
+    }
+    this.#answerIfWhole(nowMs, request, step);
+    return step;
+  }
+
+  /** Whether refusals are remembered that hold. Then no share is asked for. */
+  #refuse(nowMs: number, request: Request, keys: readonly (Key | undefined)[]): boolean {
+    for (let index = 0; index < keys.length; index++) {
+      const key = keys[index];
+      const { cost } = request.shares[index] as Share;
+      if (key === undefined || (cost > 0 && key.serves(nowMs, cost))) continue;
+      const rows = key.refused(nowMs, cost);
+      if (rows === undefined) continue;
+      (request.noted[index] as Noted).rows = rows;
+      request.givesBack = true;
+    }
+    return request.givesBack;
+  }
+
+  /** Whether a share is served from a lease, waits, or is asked for with a lease. */
+  #takeLeased(nowMs: number, request: Request, index: number, known: Key | undefined, step: Step): boolean {
+    const share = request.shares[index] as Share;
+    const { rules, cost } = share;
+    if (this.#isClosed || rules.units === 0 || cost <= 0 || cost > rules.smallestLimit || isLong(share.key)) {
+      return false;
+    }
+    const key = known ?? this.#remembered(nowMs, share, step);
+    if (key.serves(nowMs, cost)) {
+      key.asked += cost;
+      this.#serve(nowMs, key, request, index);
+    } else if (key.inFlight !== undefined) {
+      key.asked += cost;
+      key.waiting.push([request, index]);
+    } else {
+      const size = key.size(nowMs);
+      key.asked += cost;
+      if (size === 0) return false;
+      this.#ask(key, request, index, size, step);
+    }
+    return true;
+  }
+
+  #serve(nowMs: number, key: Key, request: Request, index: number): void {
+    const lease = key.lease as Lease;
+    const { cost } = request.shares[index] as Share;
+    request.note(index, [lease.serve(nowMs, cost)], cost, lease.at, lease);
+  }
+
+  /** With a lease of this size. What is left of the one before goes back first. */
+  #ask(key: Key, request: Request, index: number, size: number, step: Step): void {
+    this.#endLease(key, step);
+    const share = request.shares[index] as Share;
+    const most = Math.min(size, MAX_COST - share.cost);
+    const command = new Command([share], request, [index], { key: size > 0 ? key : undefined, size: most });
+    if (size > 0) key.inFlight = command;
+    step.commands.push(command);
+  }
+
+  /** The reply to a command that awaits one, or the error with which it has failed. */
+  reply(nowMs: number, command: Command, reply: Decision | Error): Step {
+    const step = new Step();
+    const { key } = command;
+    const request = command.request as Request;
+    if (command.settles) {
+      this.#noteSettled(nowMs, request, command, reply, step);
+      return step;
+    }
+    if (key !== undefined) key.inFlight = undefined;
+    if (reply instanceof Error) {
+      this.#fail(nowMs, command, request, reply, step);
+    } else if (command.size > 0 && key !== undefined) {
+      this.#deal(nowMs, key, command, reply.rows[0] as Verdict, step);
+    } else {
+      const refusal = this.#note(nowMs, request, command, reply, step);
+      if (key !== undefined) this.#serveWaiting(nowMs, key, refusal, step);
+    }
+    return step;
+  }
+
+  #fail(nowMs: number, { key, indices }: Command, request: Request, error: Error, step: Step): void {
+    const failed = [
+      ...indices.map(() => request),
+      ...(key?.waiting.splice(0) ?? []).map(([waiting]) => waiting),
+    ];
+    for (const each of failed) {
+      each.missing--;
+      each.error = error;
+      this.#answerIfWhole(nowMs, each, step);
+    }
+  }
+
+  /** What was decided of shares as a whole; returns what refuses the last of them. */
+  #note(nowMs: number, request: Request, command: Command, reply: Decision, step: Step): Refusal | undefined {
+    const { limited, at, rows } = reply;
+    let refusal: Refusal | undefined;
+    let first = 0;
+    for (const index of command.indices) {
+      const share = request.shares[index] as Share;
+      const { length } = share.rules.quotas;
+      const ofShare = length === rows.length ? rows : rows.slice(first, first + length);
+      first += length;
+      request.note(index, ofShare, limited ? 0 : Math.max(share.cost, 0), at);
+      refusal = refuses(ofShare) ? new Refusal(share.cost, ofShare, nowMs, this.#rememberMs) : undefined;
+      if (share.cost !== 0) this.#remember(nowMs, share, refusal, step);
+    }
+    this.#answerIfWhole(nowMs, request, step);
+    return refusal;
+  }
+
+  /** The newest reply counts: if it allows, nothing is remembered. */
+  #remember(nowMs: number, share: Share, refusal: Refusal | undefined, step: Step): void {
+    if (refusal !== undefined && nowMs < refusal.untilMs && !isLong(share.key)) {
+      (this.#used(share) ?? this.#remembered(nowMs, share, step)).refusal = refusal;
+    } else {
+      this.forget(share);
+    }
+  }
+
+  /** Of what was taken beyond the cost those are served who waited. The rest is the lease. */
+  #deal(nowMs: number, key: Key, command: Command, reply: Verdict, step: Step): void {
+    const request = command.request as Request;
+    const [index, share] = [command.indices[0] as number, command.shares[0] as Share];
+    const { taken = 0 } = reply;
+    let refusal: Refusal | undefined;
+    const lease = (key.lease = new Lease(reply, taken, nowMs, key.rules.forMs));
+    if (request.givesBack) {
+      request.missing--;
+      this.#answerIfWhole(nowMs, request, step);
+    } else if (taken >= share.cost) {
+      this.#serve(nowMs, key, request, index);
+      key.refusal = undefined;
+      this.#answerIfWhole(nowMs, request, step);
+    } else if (share.cost === 1) {
+      // Of one unit the wait is its own.
+      refusal = new Refusal(1, [reply], nowMs, this.#rememberMs);
+      request.note(index, [reply], 0);
+      this.#remember(nowMs, share, refusal, step);
+      this.#answerIfWhole(nowMs, request, step);
+    } else {
+      this.#endLease(key, step);
+      key.inFlight = new Command([share], request, [index], { key });
+      step.commands.push(key.inFlight);
+    }
+    this.#serveWaiting(nowMs, key, refusal, step);
+    if (key.lease !== lease) return;
+    const isKept = !this.#isClosed && this.#keys.peek(nameOf(key.rules, key.name)) === key;
+    this.#giveBackBeyond(key, lease, isKept ? key.rules.units : 0, step);
+    lease.granted = lease.left;
+    if (lease.left > 0) this.#endsLater(key, lease);
+  }
+
+  #endsLater(key: Key, lease: Lease): void {
+    let i = this.#ends.length;
+    while (i > 0 && (this.#ends[i - 1] as { lease: Lease }).lease.endsMs > lease.endsMs) i--;
+    this.#ends.splice(i, 0, { key, lease });
+  }
+
+  /** Serves or refuses the requests that waited for a reply, or asks for them. */
+  #serveWaiting(nowMs: number, key: Key, refusal: Refusal | undefined, step: Step): void {
+    const { waiting } = key;
+    key.waiting = [];
+    for (const [request, index] of waiting) {
+      const { cost } = request.shares[index] as Share;
+      if (request.givesBack) {
+        request.missing--;
+      } else if (key.serves(nowMs, cost)) {
+        this.#serve(nowMs, key, request, index);
+      } else if (refusal?.holdsFor(key.rules, cost)) {
+        request.note(index, refusal.tell(nowMs), 0);
+      } else {
+        key.waiting.push([request, index]);
+        continue;
+      }
+      this.#answerIfWhole(nowMs, request, step);
+    }
+    if (key.inFlight !== undefined) return;
+    const [first, ...others] = key.waiting;
+    if (first === undefined) return;
+    key.waiting = others;
+    const more = others.reduce((sum, [{ shares }, index]) => sum + (shares[index] as Share).cost, 0);
+    this.#ask(key, ...first, key.size(nowMs) + more, step);
+  }
+
+  /** When all its shares are. If any refuses, what the others took goes back. */
+  #answerIfWhole(nowMs: number, request: Request, step: Step): void {
+    if (request.givesBack) {
+      this.#giveBack(nowMs, request, step);
+      return;
+    }
+    if (request.missing > 0) return;
+    const answer = request.answer();
+    if (answer.limited) {
+      request.givesBack = true;
+      this.#giveBack(nowMs, request, step);
+    }
+    step.answers.push([request, answer.limited ? answer : (request.error ?? answer)]);
+  }
+
+  /** Nobody wants what it took or takes: it is cancelled, refused further in, or does not pass undecided. */
+  giveBack(nowMs: number, request: Request): Step {
+    const step = new Step();
+    if (!request.givesBack) {
+      request.givesBack = true;
+      this.#giveBack(nowMs, request, step);
+    }
+    return step;
+  }
+
+  /** What is counted, once: to its lease if that is there, else as of its time. */
+  #giveBack(nowMs: number, { shares, noted }: Request, step: Step): void {
+    const back = new Parts<Share>();
+    for (let index = 0; index < shares.length; index++) {
+      const share = shares[index] as Share;
+      const note = noted[index] as Noted;
+      const { counted, lease, units } = note;
+      if (counted.length === 0) continue;
+      note.returned += units;
+      const isThere = lease !== undefined && nowMs < lease.endsMs && this.#peek(share)?.lease === lease;
+      if (isThere && lease.left + units <= lease.granted) {
+        lease.left += units;
+        counted.length = 0;
+      }
+      for (const { at, units } of counted.splice(0).reverse()) {
+        back.of(this.#slot(share.key), at).push({ ...share, cost: -units });
+      }
+    }
+    for (const { at, parts } of back.all) this.#sendBack(parts, at, step);
+  }
+
+  #sendBack(shares: readonly Share[], at: number | undefined, step: Step): void {
+    step.commands.push(new Command(shares, undefined, [], { at }));
+    for (const share of shares) this.forget(share);
+  }
+
+  /** A refusal of a key may be over: units went back to it. */
+  forget(share: Share): void {
+    const key = this.#peek(share);
+    if (key !== undefined) key.refusal = undefined;
+  }
+
+  /**
+   * Corrects what is counted of shares, by their index, to what was used. It is answered when all replies are in. What
+   * goes back is forgotten before it is sent: it is not sent again.
+   */
+  settle(request: Request, used: ReadonlyMap<number, number>): Step {
+    const step = new Step();
+    request.next = new Map([...(request.next ?? []), ...used]);
+    if (request.settling === 0) this.#settle(request, step);
+    return step;
+  }
+
+  #settle(request: Request, step: Step): void {
+    const used = [...(request.next ?? [])].sort(([a], [b]) => a - b);
+    request.next = request.error = undefined;
+    const changes = new Parts<[index: number, share: Share]>();
+    for (const [index, units] of request.givesBack ? [] : used) {
+      const noted = request.noted[index] as Noted;
+      const share = request.shares[index] as Share;
+      const slot = this.#slot(share.key);
+      let more = units - noted.units;
+      // What is left of it does not go back to the lease.
+      if (more !== 0) noted.lease = undefined;
+      while (more < 0) {
+        // The newest go back first.
+        const newest = noted.counted.at(-1) as { at: number; units: number };
+        const given = Math.min(newest.units, -more);
+        newest.units -= given;
+        if (newest.units === 0) noted.counted.pop();
+        changes.of(slot, newest.at).push([index, { ...share, cost: -given }]);
+        more += given;
+      }
+      if (more > 0) changes.of(slot, undefined).push([index, { ...share, cost: more }]);
+    }
+    for (const { at, parts } of changes.all) {
+      const shares = parts.map(([, share]) => share);
+      const indices = parts.map(([index]) => index);
+      step.commands.push(new Command(shares, request, indices, { at, force: at === undefined }));
+      if (at !== undefined) for (const share of shares) this.forget(share);
+    }
+    request.settling = changes.all.length;
+    if (request.settling === 0) step.answers.push([request, request.answer()]);
+  }
+
+  #noteSettled(
+    nowMs: number,
+    request: Request,
+    { indices, shares, force }: Command,
+    reply: Decision | Error,
+    step: Step,
+  ): void {
+    request.settling--;
+    if (reply instanceof Error) {
+      request.error = reply;
+    } else {
+      let first = 0;
+      for (const [i, index] of indices.entries()) {
+        const { rules, cost } = shares[i] as Share;
+        const noted = request.noted[index] as Noted;
+        const rows = reply.rows.slice(first, (first += rules.quotas.length));
+        noted.rows = rows.map((row) => ({ ...row, allowed: true, limited: false }));
+        if (force) noted.count(cost, reply.at);
+      }
+    }
+    // It was refused further in meanwhile.
+    if (request.givesBack) this.#giveBack(nowMs, request, step);
+    if (request.settling > 0) return;
+    if (request.next !== undefined) this.#settle(request, step);
+    else step.answers.push([request, request.error ?? request.answer()]);
+  }
+
+  /** What is known of a key, which is used now. */
+  #used({ key, rules }: Share): Key | undefined {
+    if (rules.units === 0 && this.#rememberMs === 0) return undefined;
+    return this.#keys.get(nameOf(rules, key));
+  }
+
+  #peek({ key, rules }: Share): Key | undefined {
+    if (rules.units === 0 && this.#rememberMs === 0) return undefined;
+    return this.#keys.peek(nameOf(rules, key));
+  }
+
+  /** A key from now on. Another is forgotten if there are too many. */
+  #remembered(nowMs: number, { key: name, rules }: Share, step: Step): Key {
+    const key = new Key(name, rules, nowMs);
+    const leaving = this.#keys.put(nameOf(rules, name), key);
+    if (leaving !== undefined) this.#endLease(leaving, step);
+    return key;
+  }
+
+  #endLease(key: Key, step: Step): void {
+    if (key.lease !== undefined) this.#giveBackBeyond(key, key.lease, 0, step);
+    key.lease = undefined;
+  }
+
+  #giveBackBeyond({ name, rules }: Key, lease: Lease, kept: number, step: Step): void {
+    const units = lease.left - kept;
+    if (units <= 0) return;
+    lease.left = kept;
+    this.#sendBack([{ key: name, rules, cost: -units }], lease.at, step);
+  }
+
+  /** Ends the leases whose time is over. */
+  tick(nowMs: number): Step {
+    const step = new Step();
+    const later = this.#ends.findIndex(({ lease }) => lease.endsMs > nowMs);
+    for (const { key, lease } of this.#ends.splice(0, later < 0 ? this.#ends.length : later)) {
+      if (key.lease === lease) this.#endLease(key, step);
+    }
+    return step;
+  }
+
+  /** When the next tick is due, if any is. */
+  get nextTickMs(): number | undefined {
+    return this.#ends[0]?.lease.endsMs;
+  }
+
+  /** Gives back all leases. From now on nothing is leased. */
+  close(): Step {
+    const step = new Step();
+    this.#isClosed = true;
+    for (const key of this.#keys.values()) this.#endLease(key, step);
+    this.#ends = [];
+    return step;
+  }
+
+  /** On one server all keys are in one. */
+  #slot(key: Name): number {
+    return this.#slotOf?.(key) ?? 0;
+  }
+}
+
+/** What goes into one command each: by slot and time. */
+class Parts<T> {
+  readonly all: { slot: number; at: number | undefined; parts: T[] }[] = [];
+
+  of(slot: number, at: number | undefined): T[] {
+    let found = this.all.find((each) => each.slot === slot && each.at === at);
+    if (found === undefined) this.all.push((found = { slot, at, parts: [] }));
+    return found.parts;
+  }
+}
+
+// No text of valid UTF-8 begins with this.
+const BYTES = "\ud800";
+
+/** A key by its rules as text: one text for the same bytes. */
+function nameOf({ id }: Rules, key: Name): string {
+  if (typeof key === "string") return id + key;
+  return id + (isUtf8(key) ? key.toString() : BYTES + key.toString("latin1"));
+}
+
+/** Names that are remembered are short, so that memory is bounded. */
+function isLong(key: Name): boolean {
+  // No character has more than three bytes for each of its units.
+  return 3 * key.length > LONGEST_BYTES && Buffer.byteLength(key) > LONGEST_BYTES;
+}
