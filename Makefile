@@ -41,7 +41,7 @@ cluster: PORTS = $(PORT) 6 10000
 cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
 
-demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the three limiters live under the same traffic: arrow keys change the rate, q quits
+demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the limiters live under the same traffic: arrow keys change the rate, q quits
 	@[[ -e $(TARGET)/debug/redis-rl-demo ]] || echo "building the demo: some minutes the first time" >&2
 	cargo build --locked $(DEMO)
 	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)

@@ -12,8 +12,9 @@ use std::{env, fs};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl::encoding::{decode, encode};
+use redis_rl::limiter::several::Parts;
 use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
-use redis_rl::request::{Options, Request, Rows};
+use redis_rl::request::{self, Options, Request};
 
 fn main() {
     let case = env::args().nth(1).and_then(|name| CASES.iter().find(|case| case.0 == name));
@@ -179,7 +180,7 @@ fn peek(case: Case) {
 }
 
 fn parse_one_tier(limit: &str, window: &str) {
-    measured(|| Request::of_one_tier(black_box(limit).as_bytes(), window.as_bytes())).expect("a request");
+    measured(|| request::parse_quota(black_box(limit).as_bytes(), window.as_bytes())).expect("a quota");
 }
 
 fn parse(args: &[&str]) {
@@ -189,7 +190,8 @@ fn parse(args: &[&str]) {
 /// Parses rows, each with a key of its own.
 fn parse_rows(words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
-    measured(|| Rows::parse(black_box(&words), &[0, 1, 2])).expect("rows");
+    let mut rows = Parts::<_, (), _>::default();
+    measured(|| request::parse_rows(black_box(&words), &mut rows)).expect("rows");
 }
 
 fn to_bytes(case: Case) {

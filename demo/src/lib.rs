@@ -1,4 +1,4 @@
-//! A live view of the three limiters under the same traffic.
+//! A live view of the limiters under the same traffic.
 
 /// The traffic and its outcome.
 pub mod state;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use harness::{Launch, Server};
 use portable_pty::{Child, CommandBuilder, PtyPair, PtySize, native_pty_system};
-use redis_rl_demo::state::{LIMIT, Tour, WINDOW_MS};
+use redis_rl_demo::state::{COMMANDS, LIMIT, Tour, WINDOW_MS};
 use redis_rl_demo::traffic::Traffic;
 use tempfile::TempDir;
 
@@ -199,7 +199,7 @@ fn a_server_that_redis_url_names_keeps_running_and_keeps_no_key_of_the_demo() {
         redis::Client::open(&*url).and_then(|client| client.get_connection()).expect("a connection");
     let mut keys = || redis::cmd("DBSIZE").query::<u64>(&mut connection).expect("DBSIZE");
     let mut demo = Demo::start(Some(&url));
-    wait_for(|| keys() == 3, || demo.screen());
+    wait_for(|| keys() == COMMANDS.len() as u64, || demo.screen());
     demo.press("q");
     demo.ends_cleanly();
     assert_eq!(keys(), 0);
@@ -223,6 +223,6 @@ fn a_burst_at_the_edge_passes_fixed_alone() {
     tour.burst();
     traffic.send(&mut tour, edge - 1).expect("nothing is due");
     traffic.send(&mut tour, edge + 1).expect("replies");
-    assert_eq!(tour.lanes.each_ref().map(|lane| lane.most), [2 * LIMIT, LIMIT, LIMIT]);
-    assert_eq!(tour.lanes.each_ref().map(|lane| lane.refused), [0, LIMIT, LIMIT]);
+    assert_eq!(tour.lanes.each_ref().map(|lane| lane.most), [2 * LIMIT, LIMIT, LIMIT, LIMIT]);
+    assert_eq!(tour.lanes.each_ref().map(|lane| lane.refused), [0, LIMIT, LIMIT, LIMIT]);
 }
