@@ -10,14 +10,14 @@ use redis::{ConnectionLike, RedisResult, Value};
 
 use crate::helpers::errors::ROW;
 use crate::helpers::nodes::{Cluster, cluster_client};
-use crate::helpers::requests::AllReply;
+use crate::helpers::requests::{AllReply, used};
 use harness::{COMMANDS, Random, Server, command, figures, not_tested, pipeline, wait_for};
 
 /// A window that does not end while a test runs.
 const WINDOW: &str = "3650d";
 
-/// The largest limit.
-const MOST: i64 = 9_007_199_254_740_991;
+/// A limit that the traffic does not reach. A bucket of so many units refills by less than one while a test runs.
+const MANY: i64 = 500_000;
 
 /// A limit that the traffic reaches.
 const FEW: i64 = 300;
@@ -52,7 +52,7 @@ fn keys(cluster: &Cluster) -> Vec<Key> {
                     command,
                     slot: cluster.slot(&name),
                     name,
-                    limit: if number == 0 { FEW } else { MOST },
+                    limit: if number == 0 { FEW } else { MANY },
                     granted: AtomicI64::new(0),
                     replicated: AtomicI64::new(0),
                     unanswered: AtomicI64::new(0),
@@ -71,9 +71,8 @@ impl Key {
 
     /// The units that the cluster has counted.
     fn used(&self, client: &mut impl ConnectionLike) -> i64 {
-        let peek = command(&format!("RL.PEEK {} {MOST} {WINDOW}", self.name)).query(client);
-        let [_, _, remaining, _, _] = figures(&peek.expect("figures"));
-        MOST - remaining
+        let info: Value = command(&format!("RL.INFO {}", self.name)).query(client).expect("RL.INFO");
+        used(&info).into_iter().sum()
     }
 }
 
@@ -192,8 +191,8 @@ impl Traffic<'_> {
         let mut found = None;
         wait_for("the key to be served again", || {
             found = cluster_client(addresses).ok();
-            let peek = command(&format!("RL.PEEK {} {MOST} {WINDOW}", key.name));
-            found.as_mut().is_some_and(|client| peek.exec(client).is_ok())
+            let info = command(&format!("RL.INFO {}", key.name));
+            found.as_mut().is_some_and(|client| info.exec(client).is_ok())
         });
         found.expect("a client")
     }
@@ -246,13 +245,14 @@ impl KeysAtRest {
             "RL.FIXED {tenant}:at-rest:fixed 50 1d 500 30d 5000 3650d COST 7".to_owned(),
             format!("RL.SLIDING {{tenant}}:at-rest:sliding 50 30d 500 365d COST 7 AT {}", now - month),
             "RL.SLIDING {tenant}:at-rest:sliding 50 30d 500 365d COST 3".to_owned(),
+            "RL.BUCKET {tenant}:at-rest:bucket 50 1d 500 30d 5000 3650d COST 7".to_owned(),
         ];
         lines.extend((0..300).map(|nth| {
             let (units, at) = (1 + nth % 3, now - 300_000 + nth * 997);
             format!("RL.LOG {{tenant}}:at-rest:log 1000 30d COST {units} AT {at}")
         }));
         pipeline(lines).exec(&mut node.connect()).expect("replies");
-        let names = ["fixed", "sliding", "log"].map(|name| format!("{{tenant}}:at-rest:{name}"));
+        let names = ["fixed", "sliding", "log", "bucket"].map(|name| format!("{{tenant}}:at-rest:{name}"));
         KeysAtRest { states: names.into_iter().map(|name| KeysAtRest::state(node, name)).collect() }
     }
 

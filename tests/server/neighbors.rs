@@ -7,7 +7,7 @@ use harness::{APPEND_ONLY, COMMANDS, Random, ReplicationStream, Server, command,
 use redis::{RedisResult, Value};
 
 use crate::helpers::expiries::{assert_copy, keys};
-use crate::helpers::requests::{ALGORITHMS, AllReply};
+use crate::helpers::requests::{ALGORITHMS, AllReply, used};
 
 const NOW: i64 = 1_900_000_000_123;
 
@@ -80,7 +80,8 @@ impl Neighborhood {
             return None;
         }
         assert!(self.server.integer(&format!("PTTL {key}")) > 0, "{key} has no time to live");
-        Some(1_000 - self.server.figures(&format!("RL.PEEK {key} 1000 1h"))[2])
+        let windows = used(&self.server.value(&format!("RL.INFO {key}")));
+        Some(*windows.last().expect("a window that counts"))
     }
 
     /// Asserts that the replica and the append-only file hold what the server holds.
@@ -187,8 +188,8 @@ fn count_in_every_key_that_is_left_alone(mut town: Neighborhood, causes: &[(Caus
                 let held = if cause == Cause::CreatedAmongNew { 0 } else { HELD };
                 if key == teller { cause.key(name, algorithm) } else { Key::counting(name, algorithm, held) }
             });
-            for Key { name, algorithm, held, .. } in keys.iter().filter(|key| key.held > 0) {
-                town.server.value(&format!("RL.{algorithm} {name} 100 1h COST {held}"));
+            for Key { name, algorithm, held, limit, .. } in keys.iter().filter(|key| key.held > 0) {
+                town.server.value(&format!("RL.{algorithm} {name} {limit} 1h COST {held}"));
             }
             if cause == Cause::Expired {
                 town.server.value(&format!("PEXPIRE {} 1", keys[teller].name));
@@ -256,7 +257,7 @@ fn a_single_command_survives_whatever_another_module_does_to_its_key() {
                 let key = cause.key(town.next_case().to_string(), algorithm);
                 let Key { name, held, limit, cost, .. } = &key;
                 if *held > 0 {
-                    town.server.value(&format!("RL.{algorithm} {name} 100 1h COST {held}"));
+                    town.server.value(&format!("RL.{algorithm} {name} {limit} 1h COST {held}"));
                 }
                 if cause == Cause::Expired {
                     town.server.value(&format!("PEXPIRE {name} 1"));
@@ -416,9 +417,9 @@ fn a_new_key_in_which_another_module_counts_expires_alike_on_every_copy() {
         for request in 0..3 {
             let key = town.next_case().to_string();
             let line = &[
-                format!("RL.{algorithm} {key} 9 1m"),
-                format!("RL.ALL {key} {algorithm} 9 1m 1"),
-                format!("RL.ALL {key} {algorithm} 9 1m 1 {key}:other {algorithm} 9 1m 1"),
+                format!("RL.{algorithm} {key} 9 1m COST 3"),
+                format!("RL.ALL {key} {algorithm} 9 1m 3"),
+                format!("RL.ALL {key} {algorithm} 9 1m 3 {key}:other {algorithm} 9 1m 1"),
             ][request];
             let write = format!("RL.{algorithm} {key} 9 {window} COST 3");
             let (reply, reacted) = town.call("new", &key, &write, line);

@@ -2,7 +2,7 @@
 //!
 //! - `errors`: the texts of errors.
 //! - `expiries`: commands that change when a key expires, and a check that copies agree on it.
-//! - `requests`: the commands, and the reply to RL.ALL.
+//! - `requests`: the commands, and the replies to RL.ALL and RL.INFO.
 //! - `traffic`: random requests of all kinds, and a check that two servers hold the same.
 //! - `histories`: clients whose server is killed while they send, and which of their requests it must hold.
 //! - `nodes`: a cluster of six servers.

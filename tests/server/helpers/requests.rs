@@ -1,4 +1,6 @@
-//! The commands, and the reply to RL.ALL.
+//! The commands, and the replies to RL.ALL and RL.INFO.
+
+use std::collections::HashMap;
 
 use harness::{COMMANDS, Figures, Server, figures};
 use redis::Value;
@@ -47,6 +49,17 @@ pub fn effect(command: &str, limit: u64, rest: &str) -> String {
         "RL.BUCKET" => format!("{letter}{}", rest.replace('/', &format!("/{limit}/"))),
         _ => format!("{letter}{rest}"),
     }
+}
+
+/// The units in each window of a key, shortest first, from the reply to RL.INFO; none if the key is missing. A peek with
+/// another limit would show others, since a bucket with another limit is as full as before.
+#[track_caller]
+pub fn used(info: &Value) -> Vec<i64> {
+    let info: Option<HashMap<String, Value>> = redis::from_redis_value(info.clone()).expect("a map or null");
+    let Some(mut info) = info else { return Vec::new() };
+    let windows = info.remove("windows").expect("windows");
+    let windows: Vec<HashMap<String, i64>> = redis::from_redis_value(windows).expect("maps of integers");
+    windows.iter().map(|window| window["used"]).collect()
 }
 
 /// The reply to RL.ALL, parsed.
