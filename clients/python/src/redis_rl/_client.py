@@ -94,6 +94,18 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         """Takes units that are each free again exactly one window later: RL.LOG."""
         return self._call(_wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
+    def bucket(
+        self,
+        key: Key,
+        *quotas: Quota,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> _Verdict:
+        """Takes units from a bucket that refills evenly, from empty to full in one window: RL.BUCKET."""
+        return self._call(_wire.take("RL.BUCKET", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
+
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
         return self._call(_wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), _wire.verdict)

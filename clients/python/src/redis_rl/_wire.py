@@ -16,7 +16,7 @@ Pair: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
 Quota: TypeAlias = Pair | str
 """A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
-Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
+Algorithm: TypeAlias = Literal["fixed", "sliding", "log", "bucket"]
 Clock: TypeAlias = Callable[[], int]
 """Returns the Unix time in milliseconds."""
 
@@ -152,6 +152,8 @@ class WindowInfo:
     """Of a sliding window: units of this window, before any of them fade."""
     previous: int | None = None
     """Of a sliding window: units of the window before, of which a share still counts."""
+    limit: int | None = None
+    """Of a bucket: how many units it holds, as its last count said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class Info:
 def check_algorithm(algorithm: Algorithm) -> None:
     """Refuses one that does not exist."""
     if algorithm not in get_args(Algorithm):
-        raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
+        raise ValueError(f"an algorithm is fixed, sliding, log or bucket: {algorithm!r}")
 
 
 def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
@@ -231,7 +233,7 @@ def take(
     at: int | None = None,
     partial: bool = False,
 ) -> list[Key | int]:
-    """RL.FIXED, RL.SLIDING, RL.LOG or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
+    """What takes from one key, or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
     for quota in quotas:
         # As pairs() does, in half of the time.
@@ -319,6 +321,7 @@ def info(reply: Any) -> Info | None:
                 timedelta(milliseconds=window["reset_after_ms"]),
                 window.get("current"),
                 window.get("previous"),
+                window.get("limit"),
             )
             for window in windows(reply)
         ),
