@@ -132,12 +132,17 @@ class Decision:
 
     def verdict(self) -> Verdict:
         """What the single command replies if the rows are tiers of one key, with the time."""
-        refusing = [row for row in self.rows if row.limited]
-        if refusing:
-            row = max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
-        else:
-            row = min(self.rows, key=lambda row: row.remaining)
-        return row._replace(at=self.at)
+        return tightest(self.rows)._replace(at=self.at)
+
+
+def tightest(rows: Sequence[Verdict]) -> Verdict:
+    """The one that a single command would tell."""
+    if len(rows) == 1:
+        return rows[0]
+    refusing = [row for row in rows if row.limited]
+    if refusing:
+        return max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
+    return min(rows, key=lambda row: row.remaining)
 
 
 @dataclass(frozen=True, slots=True)

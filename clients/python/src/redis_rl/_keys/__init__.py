@@ -6,7 +6,7 @@ the repository has the rules, ``clients/local.json`` the cases.
 
 from .key import Key, Lease, Refusal
 from .keys import Keys
-from .request import Answer, Command, Request, Rules, Share, Step, tightest, without
+from .request import Answer, Command, Request, Rules, Share, Step, without
 
 __all__ = [
     "Answer",
@@ -19,6 +19,5 @@ __all__ = [
     "Rules",
     "Share",
     "Step",
-    "tightest",
     "without",
 ]
