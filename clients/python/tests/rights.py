@@ -5,7 +5,7 @@ from __future__ import annotations
 from .servers import Server
 
 # As docs/operations.md has it.
-APP = "app on >secret ~limit:* -@all +@connection -@dangerous +rl.fixed +rl.sliding +rl.log +rl.all +rl.peek"
+APP = "app on >secret ~limit:* -@all +@connection -@dangerous +rl.fixed +rl.sliding +rl.log +rl.bucket +rl.all +rl.peek"
 ON_A_CLUSTER = "+cluster|slots +cluster|shards +cluster|nodes +cluster|info +command"
 
 

@@ -50,6 +50,7 @@ def test_a_limiter(server: Server) -> None:
         assert limiter.fixed("limit:1", (5, "1h")).remaining == 4
         assert limiter.sliding("limit:2", (5, "1h")).remaining == 4
         assert limiter.log("limit:3", (5, "1h")).remaining == 4
+        assert limiter.bucket("limit:4", (5, "1h")).remaining == 4
         assert limiter.peek("limit:3", (5, "1h")).remaining == 4
         assert not limiter.all([("limit:3", "log", 5, "1h", 1)]).limited
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -62,7 +63,7 @@ def test_leases(server: Server) -> None:
         redis.Redis(port=server.port, **LOGIN) as client,
         Leases(RateLimiter(client), "sliding", (100, "1h"), units=1000, duration=60) as leases,
     ):
-        assert [leases.take("limit:4").limited for _ in range(101)] == [False] * 100 + [True]
+        assert [leases.take("limit:5").limited for _ in range(101)] == [False] * 100 + [True]
 
 
 @pytest.mark.usefixtures("rights")

@@ -63,7 +63,7 @@ def acquire(request: pytest.FixtureRequest, server: Server, clock: Slept) -> Ite
     yield lambda *args, **options: run(call(*args, **options))
 
 
-@pytest.mark.parametrize("algorithm", ["log", "sliding", "fixed"])
+@pytest.mark.parametrize("algorithm", ["log", "sliding", "fixed", "bucket"])
 @pytest.mark.parametrize("cost", [1, 2])
 def test_it_sleeps_exactly_as_long_as_the_server_says(
     acquire: Acquire, clock: Slept, raw: redis.Redis, algorithm: str, cost: int
@@ -104,7 +104,7 @@ def test_units_that_others_take_meanwhile_are_waited_for_again_within_the_timeou
 
 
 def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
-    with pytest.raises(ValueError, match="fixed, sliding or log: 'user:1'"):
+    with pytest.raises(ValueError, match="fixed, sliding, log or bucket: 'user:1'"):
         acquire("user:1", "5/10s")
     with pytest.raises(ValueError, match="a cost that is waited for"):
         acquire("log", "k", "5/10s", cost=-1)

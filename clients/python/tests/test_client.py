@@ -58,7 +58,7 @@ def test_the_answer_is_true_if_the_request_is_allowed(raw: redis.Redis) -> None:
     assert [bool(each) for each in decisions] == [each.allowed for each in decisions] == [True, False]
 
 
-@pytest.mark.parametrize("method", ["fixed", "sliding", "log", "peek"])
+@pytest.mark.parametrize("method", ["fixed", "sliding", "log", "bucket", "peek"])
 def test_a_quota_is_a_text_too_and_beside_pairs(raw: redis.Redis, method: str) -> None:
     limiter = RateLimiter(raw)
     told = getattr(limiter, method)("k", "9/10s, 7/m", (5, "1h"), at=T)
@@ -90,7 +90,7 @@ def test_what_is_no_client_is_refused_at_once(kind: Any, client: Any) -> None:
 def test_a_clock_says_when_unless_a_command_does(raw: redis.Redis) -> None:
     clock = Clock(T)
     limiter = RateLimiter(raw, clock=clock)
-    for method in (limiter.fixed, limiter.sliding, limiter.log):
+    for method in (limiter.fixed, limiter.sliding, limiter.log, limiter.bucket):
         assert method(method.__name__, "1/10s")
         assert not method(method.__name__, "1/10s")
         assert not limiter.peek(method.__name__, "1/10s")
@@ -133,13 +133,13 @@ def test_reset_forgets_a_key_and_tells_whether_there_was_one(raw: redis.Redis, s
 
 def test_a_pipeline_has_the_words_of_commands_and_their_replies_read(raw: redis.Redis) -> None:
     pipe = raw.pipeline(transaction=True)
-    for name in ("fixed", "sliding", "log", "peek"):
+    for name in ("fixed", "sliding", "log", "bucket", "peek"):
         pipe.execute_command(*getattr(cmd, name)(f"k:{name}", "5/10s", cost=2, at=T))
     pipe.execute_command(*cmd.log("k:log", (5, "10s"), cost=9, partial=True, at=T))
     pipe.execute_command(*cmd.all([Row("k:fixed", "fixed", 9, "1h", cost=3)], force=True, at=T))
     pipe.execute_command("RL.INFO", "k:log")
     *verdicts, partial, decision, info = pipe.execute()
-    assert [cmd.verdict(reply).remaining for reply in verdicts] == [3, 3, 3, 5]
+    assert [cmd.verdict(reply).remaining for reply in verdicts] == [3, 3, 3, 3, 5]
     assert (cmd.verdict(partial).taken, cmd.verdict(partial).allowed) == (3, False)
     assert cmd.decision(decision).rows[0].remaining == 6
     told = cmd.info(info)
@@ -147,7 +147,7 @@ def test_a_pipeline_has_the_words_of_commands_and_their_replies_read(raw: redis.
     assert told.algorithm == "log"
 
 
-@pytest.mark.parametrize("method", ["fixed", "sliding", "log"])
+@pytest.mark.parametrize("method", ["fixed", "sliding", "log", "bucket"])
 def test_partial_takes_what_fits_and_tells_how_much_and_as_of_when(raw: redis.Redis, method: str) -> None:
     take = getattr(RateLimiter(raw), method)
     assert take("k", (8, "1m"), cost=3, partial=True, at=T)[5:] == (3, T)
@@ -162,7 +162,7 @@ def test_partial_async(server: Server) -> None:
     async def run() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
             limiter = AsyncRateLimiter(client)
-            for method in (limiter.fixed, limiter.sliding, limiter.log):
+            for method in (limiter.fixed, limiter.sliding, limiter.log, limiter.bucket):
                 verdict = await method(method.__name__, (8, "1m"), cost=9, partial=True, at=T)
                 assert (verdict.taken, verdict.at) == (8, T)
 

@@ -95,8 +95,8 @@ def test_what_the_server_would_always_refuse_is_refused_at_the_start() -> None:
         Policy("q", (-1, "1s"))
     with pytest.raises(TypeError, match="a quota is a text such as"):
         Policy("q", (1.5, "1s"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="fixed, sliding or log"):
-        Policy("q", (5, "1s"), algorithm="bucket")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fixed, sliding, log or bucket"):
+        Policy("q", (5, "1s"), algorithm="leaky")  # type: ignore[arg-type]
 
 
 def test_a_name_is_quoted_or_refused() -> None:

@@ -41,6 +41,13 @@ class AsyncClient(Protocol):
         """Sends a command and returns its reply."""
 
 
+def _check_client(client: Any) -> None:
+    if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
+        raise TypeError(_wire.NO_PIPELINE)
+    if not hasattr(client, "execute_command"):
+        raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
+
+
 class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
     """The commands, each with what it returns: a verdict, say, or a coroutine of one."""
 
@@ -93,6 +100,18 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
     ) -> _Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
         return self._call(_wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
+
+    def bucket(
+        self,
+        key: Key,
+        *quotas: Quota,
+        cost: int = 1,
+        force: bool = False,
+        partial: bool = False,
+        at: int | None = None,
+    ) -> _Verdict:
+        """Takes units from a bucket that refills evenly, from empty to full in one window: RL.BUCKET."""
+        return self._call(_wire.take("RL.BUCKET", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
 
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
@@ -154,10 +173,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
         """
         if isinstance(client, AsyncRedis | AsyncRedisCluster):
             raise TypeError("AsyncRateLimiter is for this client")
-        if isinstance(client, Pipeline | ClusterPipeline):
-            raise TypeError(_wire.NO_PIPELINE)
-        if not hasattr(client, "execute_command"):
-            raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
+        _check_client(client)
         self.client = client
         self.clock = clock
         self._sleep = sleep
@@ -202,10 +218,7 @@ class AsyncRateLimiter(
         """
         if isinstance(client, Redis | RedisCluster):
             raise TypeError("RateLimiter is for this client")
-        if isinstance(client, AsyncPipeline | AsyncClusterPipeline):
-            raise TypeError(_wire.NO_PIPELINE)
-        if not hasattr(client, "execute_command"):
-            raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
+        _check_client(client)
         self.client = client
         self.clock = clock
         self._sleep = sleep

@@ -53,10 +53,8 @@ class Choice:
 
     def check_names(self, named: Cost | None) -> None:
         """Refuses names of policies that do not exist, as far as these are known."""
-        if isinstance(named, Mapping) and self.fixed is not None:
-            unknown = named.keys() - {policy.name for policy in self.fixed}
-            if unknown:
-                raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
+        if isinstance(named, Mapping):
+            _check_exist([self], named)
 
     def check_apart(self, others: Sequence[Policy] | None) -> None:
         """Refuses names that others of the same request have, as far as these are known."""
@@ -116,6 +114,13 @@ def _own(answer: Any) -> Answer | None:
     if answer is not None and not isinstance(answer, Answer):
         raise TypeError(f"on_limited and on_away return an Answer, or None: {answer!r}")
     return answer
+
+
+def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
+    """An answer with these fields too, unless it names them."""
+    named = {name.lower() for name in answer.fields}
+    kept = {name: value for name, value in fields.items() if name.lower() not in named}
+    return Answer(answer.status, {**kept, **answer.fields}, answer.body)
 
 
 class Guard:
@@ -234,7 +239,7 @@ class Guard:
             self._on_decision(scope, told.decision, limiting)
         if not answer.limited:
             return Taken(self, choice, shares, request, told)
-        self._release(() if has_begun else before)
+        _release(() if has_begun else before)
         earlier = [taken.standing for taken in before if taken.standing]
         refusal = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
         return Taken(self, choice, shares, request, told, refusal)
@@ -272,9 +277,7 @@ class Guard:
         own = _own(await resolved(self._on_limited(scope, decision, answer))) if self._on_limited else None
         if own is None:
             return answer
-        named = {name.lower() for name in own.fields}
-        kept = {name: answer.fields[name] for name in _FIELDS if name in answer.fields and name.lower() not in named}
-        return Answer(own.status, {**kept, **own.fields}, own.body)
+        return _with({name: answer.fields[name] for name in _FIELDS if name in answer.fields}, own)
 
     async def _pass_or_not(
         self,
@@ -291,18 +294,10 @@ class Guard:
             answer = _own(await resolved(self._on_away(scope, error)))
         if answer is not None:
             self.give_back(request)
-            self._release(before)
+            _release(before)
             if earlier := [taken.standing for taken in before if taken.standing]:
-                named = {name.lower() for name in answer.fields}
-                fields = http.together(earlier).fields()
-                kept = {name: value for name, value in fields.items() if name.lower() not in named}
-                answer = Answer(answer.status, {**kept, **answer.fields}, answer.body)
+                answer = _with(http.together(earlier).fields(), answer)
         return Taken(self, choice, shares, request, refusal=answer)
-
-    @staticmethod
-    def _release(before: Sequence[Taken]) -> None:
-        for taken in before:
-            taken.release()
 
     async def _asked(self, answer: Awaitable[_Told]) -> _Told | Exception:
         """What Redis decided, or why it did not."""
@@ -331,9 +326,7 @@ class Guard:
         if report is None:
             if REPORT in scope:
                 raise RuntimeError("the request is over: use taken.settle")
-            raise RuntimeError(
-                "to settle by the request needs the middleware: app.add_middleware(RateLimit, guard=guard)"
-            )
+            raise RuntimeError(f"to settle by the request {NEEDS_MIDDLEWARE}")
         return await settle(report.taken, used)
 
     async def settled(self, request: Request, used: Mapping[int, int]) -> Told | None:
@@ -427,6 +420,11 @@ class Taken:
             self.standing = self.standing.without(units)
 
 
+def _release(before: Sequence[Taken]) -> None:
+    for taken in before:
+        taken.release()
+
+
 async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
     """Settles what was taken for one request, by the names of policies; the last is the innermost."""
     if not isinstance(used, Mapping):
@@ -445,18 +443,18 @@ async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
             corrections.append(each.correct(own))
     await asyncio.gather(*corrections)
     if missing:
-        _check_exist(taken, missing)
+        _check_exist([each.choice for each in taken], missing)
     standings = [each.standing for each in taken if each.standing]
     return http.together(standings).fields() if standings else {}
 
 
-def _check_exist(taken: Sequence[Taken], names: Mapping[str, int]) -> None:
+def _check_exist(choices: Sequence[Choice], names: Mapping[str, int]) -> None:
     """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
     known: set[str] = set()
-    for each in taken:
-        if each.choice.fixed is None:
+    for choice in choices:
+        if choice.fixed is None:
             return
-        known.update(policy.name for policy in each.choice.fixed)
+        known.update(policy.name for policy in choice.fixed)
     if unknown := names.keys() - known:
         raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
 

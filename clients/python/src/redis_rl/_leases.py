@@ -16,7 +16,7 @@ from . import _wire
 from ._asking import CLOSE_SECONDS, Driver, Loop, PerLoop, check_seconds
 from ._asking.own import socket_timeout
 from ._client import AsyncRateLimiter, RateLimiter
-from ._keys import Answer, Request, Rules, Share, tightest
+from ._keys import Answer, Request, Rules, Share
 from ._wire import MAX_COST, Algorithm, Clock, Key, Quota, Verdict
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
@@ -261,7 +261,7 @@ if hasattr(os, "register_at_fork"):
 def _verdict(request: Request, answer: Answer) -> Verdict:
     [rows], [share] = answer.rows, request.shares
     assert rows
-    return tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
+    return _wire.tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
 
 
 def _check_cost(cost: int) -> None:

@@ -16,7 +16,7 @@ Pair: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
 Quota: TypeAlias = Pair | str
 """A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
-Algorithm: TypeAlias = Literal["fixed", "sliding", "log"]
+Algorithm: TypeAlias = Literal["fixed", "sliding", "log", "bucket"]
 Clock: TypeAlias = Callable[[], int]
 """Returns the Unix time in milliseconds."""
 
@@ -132,12 +132,17 @@ class Decision:
 
     def verdict(self) -> Verdict:
         """What the single command replies if the rows are tiers of one key, with the time."""
-        refusing = [row for row in self.rows if row.limited]
-        if refusing:
-            row = max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
-        else:
-            row = min(self.rows, key=lambda row: row.remaining)
-        return row._replace(at=self.at)
+        return tightest(self.rows)._replace(at=self.at)
+
+
+def tightest(rows: Sequence[Verdict]) -> Verdict:
+    """The one that a single command would tell."""
+    if len(rows) == 1:
+        return rows[0]
+    refusing = [row for row in rows if row.limited]
+    if refusing:
+        return max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
+    return min(rows, key=lambda row: row.remaining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,8 @@ class WindowInfo:
     """Of a sliding window: units of this window, before any of them fade."""
     previous: int | None = None
     """Of a sliding window: units of the window before, of which a share still counts."""
+    limit: int | None = None
+    """Of a bucket: how many units it holds, as its last count said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,7 @@ class Info:
 def check_algorithm(algorithm: Algorithm) -> None:
     """Refuses one that does not exist."""
     if algorithm not in get_args(Algorithm):
-        raise ValueError(f"an algorithm is fixed, sliding or log: {algorithm!r}")
+        raise ValueError(f"an algorithm is fixed, sliding, log or bucket: {algorithm!r}")
 
 
 def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
@@ -231,7 +238,7 @@ def take(
     at: int | None = None,
     partial: bool = False,
 ) -> list[Key | int]:
-    """RL.FIXED, RL.SLIDING, RL.LOG or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
+    """What takes from one key, or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
     for quota in quotas:
         # As pairs() does, in half of the time.
@@ -319,6 +326,7 @@ def info(reply: Any) -> Info | None:
                 timedelta(milliseconds=window["reset_after_ms"]),
                 window.get("current"),
                 window.get("previous"),
+                window.get("limit"),
             )
             for window in windows(reply)
         ),

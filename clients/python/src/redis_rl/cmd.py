@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from ._wire import Algorithm, Key, Quota, Window, decision, info, take, take_all, verdict
 
-__all__ = ["all", "decision", "fixed", "info", "log", "peek", "sliding", "verdict"]
+__all__ = ["all", "bucket", "decision", "fixed", "info", "log", "peek", "sliding", "verdict"]
 
 
 def fixed(
@@ -36,6 +36,13 @@ def log(
 ) -> list[Key | int]:
     """RL.LOG, answered by a verdict."""
     return take("RL.LOG", key, quotas, cost, force, at, partial)
+
+
+def bucket(
+    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
+) -> list[Key | int]:
+    """RL.BUCKET, answered by a verdict."""
+    return take("RL.BUCKET", key, quotas, cost, force, at, partial)
 
 
 def peek(key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> list[Key | int]:

@@ -112,8 +112,8 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
     def _take(self, limiter: RateLimiter, key: str, cost: int) -> Verdict:
         if self.lease or self.remember:
             return _leases(limiter, self.algorithm, tuple(self.tiers), self.lease, self.remember).take(key, cost)
-        take = {"fixed": limiter.fixed, "sliding": limiter.sliding, "log": limiter.log}[self.algorithm]
-        return take(key, *self.tiers, cost=cost)
+        verdict: Verdict = getattr(limiter, self.algorithm)(key, *self.tiers, cost=cost)
+        return verdict
 
     def wait(self) -> float | None:
         """The exact wait, in whole seconds; None if no wait can help."""

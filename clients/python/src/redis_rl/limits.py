@@ -15,8 +15,8 @@ import hashlib
 import math
 import time
 from asyncio import Future, get_running_loop
-from collections.abc import Coroutine
-from functools import partial
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import redis.exceptions
@@ -106,16 +106,6 @@ def _whole(amount: float) -> int:
     return math.ceil(amount)
 
 
-def _cost_of_next(reply: list[int]) -> int | None:
-    """What to peek for to learn when the next unit frees, if a first peek has not told. As in _PEEK_NEXT."""
-    limited, limit, remaining, *_ = reply
-    return None if limited or remaining == limit else remaining + 1
-
-
-def _is_other_type(error: redis.exceptions.ResponseError) -> bool:
-    return str(error).startswith("WRONGTYPE")
-
-
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     """The count of the window before and the seconds that it lasts, and the same of this one."""
     length_ms = 1000 * expiry
@@ -148,11 +138,18 @@ def _redis_uri(uri: str) -> str:
     return f"{scheme.replace('-rl', '', 1)}://{rest}"
 
 
-class _Windows(TimestampedSlidingWindow):
-    """What all storages do. Sliding windows are aligned to the clock.
+def _of_storage(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """A coroutine that awaits nothing but ``_call``: the storage returns it, or what comes of it."""
 
-    Each method is a coroutine that awaits nothing but ``_call``; ``_run`` returns it, or what comes of it.
-    """
+    @wraps(method)
+    def run(self: _Windows, *arguments: Any, **named: Any) -> Any:
+        return self._run(method(self, *arguments, **named))
+
+    return run
+
+
+class _Windows(TimestampedSlidingWindow):
+    """What all storages do. Sliding windows are aligned to the clock."""
 
     clock: Clock | None
     # Unless an ACL rule says no.
@@ -173,46 +170,6 @@ class _Windows(TimestampedSlidingWindow):
         """The name on the server."""
         raise NotImplementedError
 
-    def incr(self, key: str, expiry: int, amount: int = 1) -> Any:
-        """Counts in a fixed window."""
-        return self._run(self._incr(key, expiry, amount))
-
-    def get(self, key: str) -> Any:
-        """The count of a fixed window."""
-        return self._run(self._get(key))
-
-    def get_expiry(self, key: str) -> Any:
-        """When a fixed window ends."""
-        return self._run(self._get_expiry(key))
-
-    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
-        """Takes units from a moving window, exactly, if they fit."""
-        return self._run(self._take("RL.LOG", _log(key), limit, expiry, amount))
-
-    def get_moving_window(self, key: str, limit: int, expiry: int) -> Any:
-        """When the oldest unit in the moving window was taken, and how many there are."""
-        return self._run(self._get_moving_window(key, limit, expiry))
-
-    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
-        """Takes units from a sliding window if they fit."""
-        return self._run(self._take("RL.SLIDING", _sliding(key), limit, expiry, amount))
-
-    def get_sliding_window(self, key: str, expiry: int) -> Any:
-        """Count and seconds left of the window before and of this one."""
-        return self._run(self._get_sliding_window(key, expiry))
-
-    def clear(self, key: str) -> Any:
-        """Forgets a fixed or a moving window."""
-        return self._run(self._clear(key))
-
-    def clear_sliding_window(self, key: str, expiry: int) -> Any:
-        """Forgets a sliding window."""
-        return self._run(self._forget("RL.SLIDING", _sliding(key), expiry))
-
-    def check(self) -> Any:
-        """Whether a server with the module answers."""
-        return self._run(self._check())
-
     def _as_of(self) -> int | None:
         return None if self.clock is None else self.clock()
 
@@ -224,19 +181,25 @@ class _Windows(TimestampedSlidingWindow):
         except redis.exceptions.NoScriptError:
             return await self._call("EVAL", script.script, *words)
 
-    async def _incr(self, key: str, expiry: int, amount: int) -> int:
+    @_of_storage
+    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        """Counts in a fixed window."""
         if self.clock is not None:
             arguments = (self.clock(), 1000 * expiry, _whole(amount))
             return int(await self._run_script(_COUNT_AS_OF, _fixed(key), *arguments))
         return int(await self._run_script(self._incr_script(), key, expiry, amount))
 
-    async def _get(self, key: str) -> int:
+    @_of_storage
+    async def get(self, key: str) -> int:
+        """The count of a fixed window."""
         if self.clock is None:
             return int(await self._call("GET", self.prefixed_key(key)) or 0)
         count, ends_ms = await self._fixed_window(key)
         return count if ends_ms > self.clock() else 0
 
-    async def _get_expiry(self, key: str) -> float:
+    @_of_storage
+    async def get_expiry(self, key: str) -> float:
+        """When a fixed window ends."""
         if self.clock is None:
             return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
         _, ends_ms = await self._fixed_window(key)
@@ -246,6 +209,21 @@ class _Windows(TimestampedSlidingWindow):
         """Its count, and when it ends, by the clock of the application."""
         count, ends_ms = await self._call("HMGET", self.prefixed_key(_fixed(key)), "count", "ends_ms")
         return int(count or 0), int(ends_ms or 0)
+
+    @_of_storage
+    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        """Takes units from a moving window, exactly, if they fit."""
+        return await self._take("RL.LOG", _log(key), limit, expiry, amount)
+
+    @_of_storage
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        """Takes units from a sliding window if they fit."""
+        return await self._take("RL.SLIDING", _sliding(key), limit, expiry, amount)
+
+    @_of_storage
+    async def clear_sliding_window(self, key: str, expiry: int) -> None:
+        """Forgets a sliding window."""
+        await self._forget("RL.SLIDING", _sliding(key), expiry)
 
     async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
         words = _wire.take(command, self.prefixed_key(key), [(limit, expiry)], _whole(amount), at=self._as_of())
@@ -265,12 +243,14 @@ class _Windows(TimestampedSlidingWindow):
                 return reply
             except redis.exceptions.NoPermissionError:
                 self._may_run_scripts = False
+        # As in _PEEK_NEXT.
         reply = await self._peek(key, limit, expiry, at=at)
-        if cost := _cost_of_next(reply):
-            reply = await self._peek(key, limit, expiry, cost, at)
-        return reply
+        limited, _, remaining, *_ = reply
+        return reply if limited or remaining == limit else await self._peek(key, limit, expiry, remaining + 1, at)
 
-    async def _get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+    @_of_storage
+    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        """When the oldest unit in the moving window was taken, and how many there are."""
         at = self._as_of()
         _, _, remaining, retry_after, _ = await self._peek_next(_log(key), limit, expiry, at)
         now = time.time() if at is None else at / 1000
@@ -278,7 +258,9 @@ class _Windows(TimestampedSlidingWindow):
         start = now if remaining == limit else now + max(0, retry_after) / 1000 - expiry
         return start, limit - remaining
 
-    async def _get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+    @_of_storage
+    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        """Count and seconds left of the window before and of this one."""
         if self.clock is None:
             return _sliding_window(await self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
         # RL.INFO has no AT. At its start a window counts with all of the one before, and so does the next with this.
@@ -292,7 +274,9 @@ class _Windows(TimestampedSlidingWindow):
         """By a command that whoever counts may use, where DEL may be kept from applications."""
         await self._call(*_wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST, at=self._as_of()))
 
-    async def _clear(self, key: str) -> None:
+    @_of_storage
+    async def clear(self, key: str) -> None:
+        """Forgets a fixed or a moving window."""
         await self._forget("RL.LOG", _log(key), "3650d")
         if self.clock is not None:
             await self._call("DEL", self.prefixed_key(_fixed(key)))
@@ -300,12 +284,14 @@ class _Windows(TimestampedSlidingWindow):
         try:
             await self._peek(key, 1, 1)
         except redis.exceptions.ResponseError as error:
-            if not _is_other_type(error):
+            if not str(error).startswith("WRONGTYPE"):
                 raise
             # A fixed window.
             await self._call("DEL", self.prefixed_key(key))
 
-    async def _check(self) -> bool:
+    @_of_storage
+    async def check(self) -> bool:
+        """Whether a server with the module answers."""
         try:
             await self._peek("", 1, 1)
         except Exception:

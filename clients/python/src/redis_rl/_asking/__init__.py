@@ -1,6 +1,6 @@
 """How commands of guards, leases and storages are sent: together, on connections of the package's own."""
 
-from .driver import CLOSE_SECONDS, Driver, PerLoop, check_seconds, noted_ms, now_ms
+from .driver import CLOSE_SECONDS, Driver, PerLoop, check_seconds
 from .sender import Loop, Sender
 
-__all__ = ["CLOSE_SECONDS", "Driver", "Loop", "PerLoop", "Sender", "check_seconds", "noted_ms", "now_ms"]
+__all__ = ["CLOSE_SECONDS", "Driver", "Loop", "PerLoop", "Sender", "check_seconds"]

@@ -4,21 +4,7 @@ Pure: it is told the time and what happens, and says which commands to send and 
 the repository has the rules, ``clients/local.json`` the cases.
 """
 
-from .key import Key, Lease, Refusal
 from .keys import Keys
-from .request import Answer, Command, Request, Rules, Share, Step, tightest, without
+from .request import Answer, Command, Request, Rules, Share, Step, without
 
-__all__ = [
-    "Answer",
-    "Command",
-    "Key",
-    "Keys",
-    "Lease",
-    "Refusal",
-    "Request",
-    "Rules",
-    "Share",
-    "Step",
-    "tightest",
-    "without",
-]
+__all__ = ["Answer", "Command", "Keys", "Request", "Rules", "Share", "Step", "without"]

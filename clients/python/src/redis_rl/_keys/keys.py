@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 
-from .._wire import MAX_COST, Decision, Verdict
+from .._wire import MAX_COST, Decision, Verdict, tightest
 from .._wire import Key as Name
 from .key import Key, Lease, Refusal
-from .request import Command, Request, Rules, Share, Step, refuses, tightest
+from .request import Command, Request, Rules, Share, Step, refuses
 
 MAX_KEYS = 10_000
 LONGEST_BYTES = 256

@@ -133,16 +133,6 @@ def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
     return None if None in waits else max(wait for wait in waits if wait is not None)
 
 
-def tightest(rows: Sequence[Verdict]) -> Verdict:
-    """The one that a single command would tell."""
-    if len(rows) == 1:
-        return rows[0]
-    refusing = [row for row in rows if row.limited]
-    if refusing:
-        return max(refusing, key=lambda row: timedelta.max if row.retry_after is None else row.retry_after)
-    return min(rows, key=lambda row: row.remaining)
-
-
 def refuses(rows: Sequence[Verdict]) -> bool:
     """Whether any does."""
     return any(row.limited for row in rows)
