@@ -147,6 +147,8 @@ pub struct Info {
 pub struct WindowInfo {
     /// Its length.
     pub window: Duration,
+    /// Of a bucket, the limit of its newest count.
+    pub limit: Option<u64>,
     /// Units used.
     pub used: u64,
     /// After this time it is empty, if no request comes.
@@ -175,6 +177,7 @@ impl FromRedisValue for WindowInfo {
         let mut fields = Fields::of(value)?;
         Ok(WindowInfo {
             window: Duration::from_millis(fields.take("window_ms")?),
+            limit: fields.take("limit")?,
             used: fields.take("used")?,
             reset_after: Duration::from_millis(fields.take("reset_after_ms")?),
             current: fields.take("current")?,

@@ -336,7 +336,7 @@ async fn a_connection_that_broke_is_made_anew() {
 #[tokio::test]
 async fn what_was_reserved_and_not_used_is_given_back() {
     let server = Server::start();
-    for algorithm in [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log] {
+    for &algorithm in Algorithm::EVERY {
         let name = format!("{algorithm:?}");
         let guard = guard(&server, policy(&name, "100/365d").algorithm(algorithm));
         let reserved = guard.take("a", 60).await.expect("an admission");
