@@ -173,6 +173,7 @@ fn every_case_holds(protocol: &str) {
     let cases = cases().commands;
     assert!(!cases.is_empty());
     for case in cases {
+        let () = server.call("FLUSHALL");
         for step in &case.steps {
             step.check(&mut connection, &case.name);
         }
@@ -367,6 +368,7 @@ fn the_words_of_the_table_answer_the_same_as_typed_calls() {
     let server = Server::start();
     let mut connection = server.connect();
     for case in cases().commands {
+        let () = server.call("FLUSHALL");
         for step in &case.steps {
             let reply: RedisResult<Value> = plain(&step.words).query(&mut connection);
             let (Ok(value), Json::Array(expected)) = (reply, &step.reply) else { continue };
