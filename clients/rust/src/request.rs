@@ -122,7 +122,10 @@ impl From<i64> for Take {
 /// The options after the quotas.
 impl ToRedisArgs for Take {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        write_cost(out, self.cost);
+        if self.cost != 1 {
+            out.write_arg(b"COST");
+            out.write_arg_fmt(self.cost);
+        }
         match self.excess {
             Excess::Refuse => {}
             Excess::Force => out.write_arg(b"FORCE"),
@@ -222,13 +225,6 @@ impl fmt::Debug for All {
 impl Default for All {
     fn default() -> All {
         All::new()
-    }
-}
-
-fn write_cost<W: ?Sized + RedisWrite>(out: &mut W, cost: i64) {
-    if cost != 1 {
-        out.write_arg(b"COST");
-        out.write_arg_fmt(cost);
     }
 }
 
