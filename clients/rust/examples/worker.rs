@@ -39,11 +39,9 @@ async fn take(leases: Leases) {
 async fn main() {
     let address = format!("redis://127.0.0.1:{}/", setting("REDIS_PORT"));
     let client = redis::Client::open(address).expect("an address");
-    let algorithm = match setting("ALGORITHM").as_str() {
-        "fixed" => Algorithm::Fixed,
-        "sliding" => Algorithm::Sliding,
-        _ => Algorithm::Log,
-    };
+    let name = setting("ALGORITHM");
+    let named = |algorithm: &&Algorithm| format!("{algorithm:?}").eq_ignore_ascii_case(&name);
+    let algorithm = *Algorithm::EVERY.iter().find(named).expect("an algorithm");
     let quota: Quota = format!("{}/{}", setting("LIMIT"), setting("WINDOW")).parse().expect("a quota");
     let leases = Leases::new(client, algorithm, [quota])
         .units(number("UNITS"))

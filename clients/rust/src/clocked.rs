@@ -38,7 +38,8 @@ impl<C> Clocked<C> {
 
     /// The command with the time in it, if it takes one.
     fn timed(&self, command: &Cmd) -> Cmd {
-        const TIMED: [&[u8]; 5] = [b"RL.FIXED", b"RL.SLIDING", b"RL.LOG", b"RL.ALL", b"RL.PEEK"];
+        const TIMED: [&[u8]; 6] =
+            [b"RL.FIXED", b"RL.SLIDING", b"RL.LOG", b"RL.BUCKET", b"RL.ALL", b"RL.PEEK"];
         let words: Vec<&[u8]> = command.args_iter().filter_map(simple).collect();
         let takes_time =
             words.first().is_some_and(|name| TIMED.iter().any(|timed| timed.eq_ignore_ascii_case(name)));

@@ -32,6 +32,11 @@ pub fn log(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl I
     by(Algorithm::Log, key, quotas, take)
 }
 
+/// `RL.BUCKET`, answered by a [`Verdict`](crate::Verdict).
+pub fn bucket(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
+    by(Algorithm::Bucket, key, quotas, take)
+}
+
 /// The command of an algorithm, answered by a [`Verdict`](crate::Verdict).
 pub fn by(
     algorithm: Algorithm,
@@ -43,6 +48,7 @@ pub fn by(
         Algorithm::Fixed => "RL.FIXED",
         Algorithm::Sliding => "RL.SLIDING",
         Algorithm::Log => "RL.LOG",
+        Algorithm::Bucket => "RL.BUCKET",
     };
     keyed(name, key).arg(quotas.as_ref()).arg(take.into()).take()
 }

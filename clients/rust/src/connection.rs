@@ -29,6 +29,12 @@ macro_rules! commands {
                 quotas: impl AsRef<[Quota]>,
                 take: impl Into<Take>
             ) -> Verdict;
+            /// Takes units from a token bucket that refills evenly.
+            rl_bucket = bucket(
+                key: impl ToSingleRedisArg,
+                quotas: impl AsRef<[Quota]>,
+                take: impl Into<Take>
+            ) -> Verdict;
             /// Shows whether a request would be allowed, without counting it.
             rl_peek = peek(
                 key: impl ToSingleRedisArg,

@@ -1,6 +1,5 @@
 //! A limiter that asks the server only now and then.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +9,7 @@ use crate::asker::Asker;
 use crate::clock::Clock;
 use crate::local::{Rules, Share};
 use crate::quota::check;
-use crate::{Algorithm, Decision, Quota, Redis, Verdict};
+use crate::{Algorithm, Quota, Redis, Verdict};
 
 /// A limiter for hot keys and floods: it leases units, and remembers refusals.
 ///
@@ -33,7 +32,7 @@ use crate::{Algorithm, Decision, Quota, Redis, Verdict};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {
     algorithm: Algorithm,
@@ -44,14 +43,6 @@ pub struct Leases {
     clock: Clock,
     rules: Arc<Rules>,
     asker: Asker,
-}
-
-impl fmt::Debug for Leases {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("Leases");
-        fields.field("algorithm", &self.algorithm).field("quotas", &self.quotas);
-        fields.field("units", &self.units).finish_non_exhaustive()
-    }
 }
 
 impl Leases {
@@ -121,10 +112,7 @@ impl Leases {
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
         let (_, answer) = self.asker.take(vec![share]).await;
         answer.map(|answer| {
-            let rows = answer.rows.into_iter().flatten().flatten().collect();
-            let at = answer.at.unwrap_or(SystemTime::UNIX_EPOCH);
-            let decision = Decision { limited: answer.limited, retry_after: answer.retry_after, at, rows };
-            let verdict = decision.tightest().expect("a row for each quota");
+            let verdict = answer.decision().tightest().expect("a row for each quota");
             Verdict { taken: Some(answer.taken[0]), at: answer.at, ..verdict }
         })
     }

@@ -73,22 +73,12 @@ impl Quota {
         if is_valid { Ok(()) } else { Err(InvalidQuota(self.to_string())) }
     }
 
-    /// The window as the commands take it.
-    pub(crate) fn window_text(&self) -> impl fmt::Display + use<> {
-        WindowText { ms: self.window_ms() }
-    }
-}
-
-/// A number in the largest unit in which it is whole.
-struct WindowText {
-    ms: u64,
-}
-
-impl fmt::Display for WindowText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_whole = |(unit_ms, _): &(u64, &str)| self.ms > 0 && self.ms.is_multiple_of(*unit_ms);
+    /// The window in the largest unit in which it is whole.
+    pub(crate) fn window_and_unit(&self) -> (u64, &'static str) {
+        let ms = self.window_ms();
+        let is_whole = |(unit_ms, _): &(u64, &str)| ms > 0 && ms.is_multiple_of(*unit_ms);
         let (unit_ms, unit) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms"));
-        write!(f, "{}{unit}", self.ms / unit_ms)
+        (ms / unit_ms, unit)
     }
 }
 
@@ -105,7 +95,8 @@ impl AsRef<[Quota]> for Quota {
 impl ToRedisArgs for Quota {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
         self.limit.write_redis_args(out);
-        out.write_arg_fmt(self.window_text());
+        let (window, unit) = self.window_and_unit();
+        out.write_arg_fmt(format_args!("{window}{unit}"));
     }
 
     fn num_of_args(&self) -> usize {
@@ -116,7 +107,8 @@ impl ToRedisArgs for Quota {
 /// As in `100/1h`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.limit, self.window_text())
+        let (window, unit) = self.window_and_unit();
+        write!(f, "{}/{window}{unit}", self.limit)
     }
 }
 

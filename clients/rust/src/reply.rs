@@ -46,7 +46,7 @@ impl Verdict {
 }
 
 impl FromRedisValue for Verdict {
-    fn from_redis_value_ref(value: &Value) -> Result<Verdict, ParsingError> {
+    fn from_redis_value(value: Value) -> Result<Verdict, ParsingError> {
         let Value::Array(items) = value else { return Err("a verdict is an array".into()) };
         let (figures, partial) = match items.as_slice() {
             [figures @ .., taken, at_ms] if figures.len() == 5 => (figures, Some((taken, at_ms))),
@@ -64,10 +64,6 @@ impl FromRedisValue for Verdict {
             taken: partial.map(|(taken, _)| integer(taken)).transpose()?,
             at: partial.map(|(_, at_ms)| time(at_ms)).transpose()?,
         })
-    }
-
-    fn from_redis_value(value: Value) -> Result<Verdict, ParsingError> {
-        Verdict::from_redis_value_ref(&value)
     }
 }
 
@@ -113,19 +109,14 @@ impl Decision {
 }
 
 impl FromRedisValue for Decision {
-    fn from_redis_value_ref(value: &Value) -> Result<Decision, ParsingError> {
-        let [limited, retry_after_ms, at_ms, rows] =
-            array(value).ok_or("a decision is three integers and an array")?;
-        Ok(Decision {
-            limited: flag(limited)?,
-            retry_after: wait(retry_after_ms)?,
-            at: time(at_ms)?,
-            rows: Vec::from_redis_value_ref(rows)?,
-        })
-    }
-
     fn from_redis_value(value: Value) -> Result<Decision, ParsingError> {
-        Decision::from_redis_value_ref(&value)
+        let [limited, retry_after_ms, at_ms, rows]: [Value; 4] = from_redis_value(value)?;
+        Ok(Decision {
+            limited: flag(&limited)?,
+            retry_after: wait(&retry_after_ms)?,
+            at: time(&at_ms)?,
+            rows: from_redis_value(rows)?,
+        })
     }
 }
 
@@ -147,6 +138,8 @@ pub struct Info {
 pub struct WindowInfo {
     /// Its length.
     pub window: Duration,
+    /// Of a bucket, the limit of its newest count.
+    pub limit: Option<u64>,
     /// Units used.
     pub used: u64,
     /// After this time it is empty, if no request comes.
@@ -175,6 +168,7 @@ impl FromRedisValue for WindowInfo {
         let mut fields = Fields::of(value)?;
         Ok(WindowInfo {
             window: Duration::from_millis(fields.take("window_ms")?),
+            limit: fields.take("limit")?,
             used: fields.take("used")?,
             reset_after: Duration::from_millis(fields.take("reset_after_ms")?),
             current: fields.take("current")?,
@@ -193,12 +187,6 @@ impl Fields {
     fn take<T: FromRedisValue>(&mut self, name: &str) -> Result<T, ParsingError> {
         from_redis_value(self.0.remove(name).unwrap_or(Value::Nil))
     }
-}
-
-/// The items of an array, if it has that many.
-fn array<const N: usize>(value: &Value) -> Option<&[Value; N]> {
-    let Value::Array(items) = value else { return None };
-    items.as_slice().try_into().ok()
 }
 
 fn integer(value: &Value) -> Result<i64, ParsingError> {

@@ -18,22 +18,27 @@ pub enum Algorithm {
     Sliding,
     /// Exact: every unit is free again one window after it was taken.
     Log,
+    /// A token bucket: a burst of the whole limit, then an even stream.
+    Bucket,
 }
 
 impl Algorithm {
-    const EVERY: [Algorithm; 3] = [Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log];
+    /// All of them.
+    pub const EVERY: &[Algorithm] =
+        &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
 
     fn name(self) -> &'static str {
         match self {
             Algorithm::Fixed => "FIXED",
             Algorithm::Sliding => "SLIDING",
             Algorithm::Log => "LOG",
+            Algorithm::Bucket => "BUCKET",
         }
     }
 
     /// The algorithm of this name, in either case.
     pub(crate) fn named(name: &str) -> Option<Algorithm> {
-        Algorithm::EVERY.into_iter().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
+        Algorithm::EVERY.iter().copied().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
     }
 }
 
@@ -117,7 +122,10 @@ impl From<i64> for Take {
 /// The options after the quotas.
 impl ToRedisArgs for Take {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        write_cost(out, self.cost);
+        if self.cost != 1 {
+            out.write_arg(b"COST");
+            out.write_arg_fmt(self.cost);
+        }
         match self.excess {
             Excess::Refuse => {}
             Excess::Force => out.write_arg(b"FORCE"),
@@ -167,6 +175,11 @@ impl All {
         self.key(key, Algorithm::Log, quotas, cost)
     }
 
+    /// A key that counts by a token bucket.
+    pub fn bucket(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
+        self.key(key, Algorithm::Bucket, quotas, cost)
+    }
+
     /// A key, how it counts, and what is taken from it. Cost 0 only looks, a negative one gives units back.
     pub fn key(
         mut self,
@@ -212,13 +225,6 @@ impl fmt::Debug for All {
 impl Default for All {
     fn default() -> All {
         All::new()
-    }
-}
-
-fn write_cost<W: ?Sized + RedisWrite>(out: &mut W, cost: i64) {
-    if cost != 1 {
-        out.write_arg(b"COST");
-        out.write_arg_fmt(cost);
     }
 }
 

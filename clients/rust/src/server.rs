@@ -107,7 +107,6 @@ impl Redis {
 
     /// Settings of redis-rs for the connections, such as a credentials provider. Its timeouts are not used.
     pub fn config(self, config: AsyncConnectionConfig) -> Redis {
-        let config = config.set_connection_timeout(None).set_response_timeout(None);
         Redis { servers: servers(&self.source, &config, self.timeout), config, ..self }
     }
 

@@ -173,6 +173,7 @@ fn every_case_holds(protocol: &str) {
     let cases = cases().commands;
     assert!(!cases.is_empty());
     for case in cases {
+        let () = server.call("FLUSHALL");
         for step in &case.steps {
             step.check(&mut connection, &case.name);
         }
@@ -210,6 +211,7 @@ impl Step {
             "fixed" => cmd::fixed(&self.key, quotas()?, self.take()),
             "sliding" => cmd::sliding(&self.key, quotas()?, self.take()),
             "log" => cmd::log(&self.key, quotas()?, self.take()),
+            "bucket" => cmd::bucket(&self.key, quotas()?, self.take()),
             "peek" => cmd::peek(&self.key, quotas()?, self.peek()),
             "info" => cmd::info(&self.key),
             "all" => cmd::all(&self.all()),
@@ -223,6 +225,7 @@ impl Step {
             "fixed" => connection.rl_fixed(&self.key, quotas, self.take()).map(figures),
             "sliding" => connection.rl_sliding(&self.key, quotas, self.take()).map(figures),
             "log" => connection.rl_log(&self.key, quotas, self.take()).map(figures),
+            "bucket" => connection.rl_bucket(&self.key, quotas, self.take()).map(figures),
             "peek" => connection.rl_peek(&self.key, quotas, self.peek()).map(figures),
             "info" => connection.rl_info(&self.key).map(|info| info.map_or(Json::Null, info_map)),
             "all" => connection.rl_all(&self.all()).map(decision),
@@ -286,12 +289,8 @@ fn request(rows: &[Row]) -> All {
 }
 
 fn algorithm(name: &str) -> Algorithm {
-    match name {
-        "fixed" => Algorithm::Fixed,
-        "sliding" => Algorithm::Sliding,
-        "log" => Algorithm::Log,
-        other => panic!("{other} is no algorithm"),
-    }
+    let named = |algorithm: &&Algorithm| format!("{algorithm:?}").to_lowercase() == name;
+    *Algorithm::EVERY.iter().find(named).expect("an algorithm")
 }
 
 fn time(unix_ms: i64) -> SystemTime {
@@ -339,8 +338,8 @@ fn info_map(info: Info) -> Json {
         .windows
         .iter()
         .map(|window| {
-            json!({"window_ms": ms(window.window), "used": window.used, "reset_after_ms": ms(window.reset_after),
-                "current": window.current, "previous": window.previous})
+            json!({"window_ms": ms(window.window), "limit": window.limit, "used": window.used,
+                "reset_after_ms": ms(window.reset_after), "current": window.current, "previous": window.previous})
         })
         .collect();
     let algorithm = format!("{:?}", info.algorithm).to_lowercase();
@@ -369,6 +368,7 @@ fn the_words_of_the_table_answer_the_same_as_typed_calls() {
     let server = Server::start();
     let mut connection = server.connect();
     for case in cases().commands {
+        let () = server.call("FLUSHALL");
         for step in &case.steps {
             let reply: RedisResult<Value> = plain(&step.words).query(&mut connection);
             let (Ok(value), Json::Array(expected)) = (reply, &step.reply) else { continue };

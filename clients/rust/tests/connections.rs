@@ -67,6 +67,23 @@ fn a_part_of_a_millisecond_is_a_whole_one_in_a_window_and_none_in_a_time() {
 }
 
 #[test]
+fn a_bucket_lets_a_burst_through_and_then_an_even_stream_and_tells_its_limit() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let quota = Quota::new(2, Duration::from_secs(10));
+    let mut limited_at = |ms| {
+        let take = Take::cost(1).at(noon() + Duration::from_millis(ms));
+        connection.rl_bucket("a", quota, take).expect("a verdict").limited
+    };
+    let times = [0, 0, 0, 4_999, 5_000, 5_000, 9_999, 10_000];
+    assert_eq!(times.map(&mut limited_at), [false, false, true, true, false, true, true, false]);
+    let decision = connection.rl_all(&All::new().bucket("b", HOURLY, 40)).expect("a decision");
+    assert_eq!(decision.rows[0].remaining, 60);
+    let info = connection.rl_info("b").expect("a reply").expect("a key");
+    assert_eq!((info.algorithm, info.windows[0].limit), (Algorithm::Bucket, Some(100)));
+}
+
+#[test]
 fn a_pipeline_takes_the_commands_and_answers_verdicts() {
     let server = Server::start();
     let take = Take::cost(1).at(noon());
@@ -96,6 +113,8 @@ fn a_clock_of_the_applications_own_is_named_in_every_command_and_in_pipelines_to
     assert_eq!(from_pipeline(&mut clocked, redis::pipe().atomic()), remaining(97));
     assert_eq!(clocked.rl_peek("AT", HOURLY, 1), Ok(remaining(97)));
     assert_eq!(clocked.rl_all(&All::new().log("AT", HOURLY, 1)).expect("a decision").at, noon());
+    let verdict = clocked.rl_bucket("bucket", HOURLY, Take::cost(1).partial()).expect("a verdict");
+    assert_eq!((verdict.remaining, verdict.at), (99, Some(noon())));
     // A time that is named already stays.
     let later = noon() + Duration::from_secs(1);
     let verdict = clocked.rl_log("AT", HOURLY, Take::cost(1).partial().at(later)).expect("a verdict");

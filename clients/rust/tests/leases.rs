@@ -66,6 +66,17 @@ async fn a_hot_key_costs_a_command_for_many_decisions_and_close_gives_back_what_
     assert_eq!(used(&server, "hot"), 5_000);
 }
 
+#[tokio::test]
+async fn a_bucket_is_leased_and_gives_back_what_is_left() {
+    let server = Server::start();
+    let yearly = Quota::new(10_000, Duration::from_secs(365 * 86_400));
+    let leases = Leases::new(server.redis(), Algorithm::Bucket, yearly).units(64).lasting(PATIENCE);
+    assert_eq!(burst(&leases, "hot", 100).await, 5_000);
+    assert!(calls(&server, "RL.BUCKET") <= 5_000 / 50);
+    leases.close().await;
+    assert_eq!(used(&server, "hot"), 5_000);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_share_a_limiter_and_exactly_the_limit_passes() {
     let server = Server::start();

@@ -8,7 +8,7 @@ use server::{Cluster, Server};
 const HOURLY: Quota = Quota::per_hour(100);
 
 const USER: &str = "ACL SETUSER app on >secret ~limit:* -@all +@connection -@dangerous \
-    +del +rl.fixed +rl.sliding +rl.log +rl.all +rl.peek";
+    +del +rl.fixed +rl.sliding +rl.log +rl.bucket +rl.all +rl.peek";
 /// What connections to a cluster need too.
 const CLUSTER: &str = " +cluster|slots +cluster|shards +cluster|nodes +command";
 
@@ -28,6 +28,7 @@ fn call_all(connection: &mut impl RlCommands) {
     connection.rl_fixed("limit:fixed", HOURLY, 1).expect("a verdict");
     connection.rl_sliding("limit:sliding", HOURLY, 1).expect("a verdict");
     connection.rl_log("limit:log", HOURLY, 1).expect("a verdict");
+    connection.rl_bucket("limit:bucket", HOURLY, 1).expect("a verdict");
     connection.rl_peek("limit:log", HOURLY, 1).expect("a verdict");
     connection.rl_all(&all()).expect("a decision");
     assert_eq!(connection.rl_reset("limit:log"), Ok(true));
@@ -64,6 +65,7 @@ mod asynchronous {
         connection.rl_fixed("limit:fixed", HOURLY, 1).await.expect("a verdict");
         connection.rl_sliding("limit:sliding", HOURLY, 1).await.expect("a verdict");
         connection.rl_log("limit:log", HOURLY, 1).await.expect("a verdict");
+        connection.rl_bucket("limit:bucket", HOURLY, 1).await.expect("a verdict");
         connection.rl_peek("limit:log", HOURLY, 1).await.expect("a verdict");
         connection.rl_all(&all()).await.expect("a decision");
         connection.rl_acquire(Algorithm::Log, "limit:log", HOURLY, 1).await.expect("a verdict");

@@ -73,6 +73,15 @@ pub struct Answer {
     pub taken: Vec<i64>,
 }
 
+impl Answer {
+    /// As one of all shares.
+    pub(crate) fn decision(&self) -> Decision {
+        let rows = self.rows.iter().flatten().flatten().copied().collect();
+        let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
+        Decision { limited: self.limited, retry_after: self.retry_after, at, rows }
+    }
+}
+
 /// A request: shares that are taken together, all or nothing.
 #[derive(Debug)]
 pub struct Request {

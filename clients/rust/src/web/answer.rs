@@ -12,11 +12,6 @@ use crate::{Decision, Quota, Verdict};
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// The header fields of a response to a request that was counted by these policies.
-pub fn fields(policies: impl AsRef<[Policy]>, decision: &Decision) -> HeaderMap {
-    fields_of(&told(policies.as_ref(), decision), false)
-}
-
 /// The header fields of a response to a request that these policies decided on, or its refusal.
 pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
     let told = told(policies.as_ref(), decision);
@@ -78,7 +73,8 @@ struct Item<'a> {
 
 impl Item<'_> {
     fn name(&self) -> String {
-        format!("{}-{}", self.policy.name(), self.quota.window_text())
+        let (window, unit) = self.quota.window_and_unit();
+        format!("{}-{window}{unit}", self.policy.name())
     }
 }
 
@@ -101,7 +97,7 @@ pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
         let name = structured(&item.name());
         let separator = if all.is_empty() { "" } else { ", " };
         let _ = write!(all, "{separator}{name};q={}", item.quota.limit);
-        if let Some(unit) = item.policy.counted_unit() {
+        if let Some(unit) = &item.policy.0.unit {
             let _ = write!(all, ";qu={}", structured(unit));
         }
         let _ = write!(all, ";w={}", item.quota.window.as_secs());

@@ -10,13 +10,13 @@ use redis::RedisError;
 
 use crate::asker::Asker;
 use crate::clock::Clock;
-use crate::local::Share;
+use crate::local::{Answer, Share};
 use crate::web::answer::refusal_of;
 use crate::web::away::AwayLog;
 use crate::web::client::{client_address, peer};
 use crate::web::policies::{Source, checked};
 use crate::web::policy::{KeyOf, MAX_COST};
-use crate::web::reservation::{Client, Costs, Part, decision_of};
+use crate::web::reservation::{Client, Costs, Part};
 use crate::web::{Policies, Policy, RateLimitLayer, Refusal, Reservation};
 use crate::{Decision, Redis};
 
@@ -150,7 +150,8 @@ impl Guard {
     }
 
     /// With another memory nothing is known yet.
-    fn anew(self, redis: Redis) -> Guard {
+    fn anew(self) -> Guard {
+        let redis = self.asker.redis().clone();
         Guard { asker: Asker::new(redis, self.clock.clone(), self.remember), ..self }
     }
 
@@ -160,7 +161,7 @@ impl Guard {
     /// counted the request by; without any, it is the network address that the server has put among the request's
     /// extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. Requests without one share the key `unknown`.
     pub fn key(mut self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Guard {
-        self.key = Some(KeyOf::new(key));
+        self.key = Some(Arc::new(key));
         self
     }
 
@@ -183,7 +184,7 @@ impl Guard {
     /// If it is 0.
     pub fn timeout(self, timeout: Duration) -> Guard {
         let redis = self.asker.redis().clone().timeout(timeout);
-        self.anew(redis)
+        Guard { asker: Asker::new(redis, self.clock.clone(), self.remember), ..self }
     }
 
     /// What becomes of requests while Redis is away.
@@ -217,8 +218,7 @@ impl Guard {
     /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
     pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Guard {
         self.clock = Clock::new(now);
-        let redis = self.asker.redis().clone();
-        self.anew(redis)
+        self.anew()
     }
 
     /// Repeats a refusal without asking until its wait is over, or until it is so old.
@@ -227,8 +227,7 @@ impl Guard {
     /// that others give back are seen when it is over. At most 10,000 keys are remembered.
     pub fn remember(mut self, remember: Duration) -> Guard {
         self.remember = remember;
-        let redis = self.asker.redis().clone();
-        self.anew(redis)
+        self.anew()
     }
 
     /// Gives back what is leased. It ends after some timeouts if Redis is silent.
@@ -261,11 +260,11 @@ impl Guard {
     /// Whose units a policy counts: what its own function tells, or that of the guard; else whom the layers further out
     /// have counted, or else the network address.
     fn client(&self, policy: &Policy, head: &Parts, outer: &Reservation) -> Result<Option<Client>, Refusal> {
-        if policy.key_of_everybody().is_some() {
+        if policy.0.key_text.is_some() {
             return Ok(Some(Client::Everybody));
         }
-        if let Some(key) = policy.key_of().or(self.key.as_ref()) {
-            return Ok(key.key(head).map(Client::Key));
+        if let Some(key) = policy.0.key.as_ref().or(self.key.as_ref()) {
+            return Ok(key(head).map(Client::Key));
         }
         outer.client(|| self.address(head)).map(Some)
     }
@@ -305,7 +304,7 @@ impl Guard {
         let checked = checked(policies, &outer.policies()).and_then(|()| costs.check(policies));
         checked.map_err(|why| Refusal::misused(&why))?;
         let share = |policy: &Policy| {
-            let everybody = policy.key_of_everybody().map(|_| Client::Everybody);
+            let everybody = policy.0.key_text.as_ref().map(|_| Client::Everybody);
             let cost = costs.of(policy.name()).or_else(|| policy.cost_of(None));
             self.share(policy.clone(), everybody.unwrap_or_else(|| client.clone()), cost)
         };
@@ -326,13 +325,16 @@ impl Guard {
         }
         let (prefix, name) = (&self.prefix, policy.name());
         let key = match &client {
-            Client::Everybody => format!("{prefix}{name}:{}", policy.key_of_everybody().unwrap_or_default()),
+            Client::Everybody => {
+                format!("{prefix}{name}:{}", policy.0.key_text.as_deref().unwrap_or_default())
+            }
             Client::Address(address) => format!("{prefix}{name}:{{{address}}}"),
             Client::Key(key) => format!("{prefix}{name}:{key}"),
         };
         // Nothing but addresses stands in braces: a name that users choose chooses no slot.
         // The server refuses a larger cost, which no limit allows anyway.
-        let share = Share { key: key.into_bytes().into(), rules: policy.rules(), cost: cost.min(MAX_COST) };
+        let share =
+            Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) };
         Ok((policy, client, share))
     }
 
@@ -347,7 +349,7 @@ impl Guard {
             asked.into_iter().map(|(policy, client, share)| ((policy, client), share)).unzip();
         let (held, answer) = self.asker.take(shares).await;
         self.teller.tell(answer.as_ref().err());
-        let decision = answer.as_ref().map(decision_of).ok();
+        let decision = answer.as_ref().map(Answer::decision).ok();
         if let (Err(error), Some(Fail::Closed)) = (&answer, self.fail) {
             held.give_back();
             return Err(Refusal::away(error.clone()));

@@ -23,32 +23,22 @@ use crate::web::{Guard, Refusal, Reservation};
 #[must_use]
 pub struct RateLimitLayer<R> {
     guard: Guard,
-    answers: Arc<Answers<R>>,
-}
-
-type OnLimited<R> = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<R> + Send + Sync>;
-type OnAway<R> = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<R>> + Send + Sync>;
-
-/// What is answered in place of the service.
-struct Answers<R> {
     body: Arc<dyn Fn(String) -> R + Send + Sync>,
     on_limited: Option<OnLimited<R>>,
     on_away: Option<OnAway<R>>,
 }
 
-impl<R> Clone for Answers<R> {
-    fn clone(&self) -> Answers<R> {
-        Answers {
+type OnLimited<R> = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<R> + Send + Sync>;
+type OnAway<R> = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<R>> + Send + Sync>;
+
+impl<R> Clone for RateLimitLayer<R> {
+    fn clone(&self) -> RateLimitLayer<R> {
+        RateLimitLayer {
+            guard: self.guard.clone(),
             body: self.body.clone(),
             on_limited: self.on_limited.clone(),
             on_away: self.on_away.clone(),
         }
-    }
-}
-
-impl<R> Clone for RateLimitLayer<R> {
-    fn clone(&self) -> RateLimitLayer<R> {
-        RateLimitLayer { guard: self.guard.clone(), answers: self.answers.clone() }
     }
 }
 
@@ -79,8 +69,7 @@ impl<R> RateLimitLayer<R> {
     /// # }
     /// ```
     pub fn with_body(guard: Guard, body: impl Fn(String) -> R + Send + Sync + 'static) -> RateLimitLayer<R> {
-        let answers = Answers { body: Arc::new(body), on_limited: None, on_away: None };
-        RateLimitLayer { guard, answers: Arc::new(answers) }
+        RateLimitLayer { guard, body: Arc::new(body), on_limited: None, on_away: None }
     }
 
     /// Answers a request that is over a limit, in place of 429 or 403 with problem details.
@@ -100,7 +89,7 @@ impl<R> RateLimitLayer<R> {
         mut self,
         answer: impl Fn(&Parts, &Decision, Refusal) -> Response<R> + Send + Sync + 'static,
     ) -> RateLimitLayer<R> {
-        Arc::make_mut(&mut self.answers).on_limited = Some(Arc::new(answer));
+        self.on_limited = Some(Arc::new(answer));
         self
     }
 
@@ -114,12 +103,10 @@ impl<R> RateLimitLayer<R> {
         answer: impl Fn(&Parts, &RedisError) -> Option<Response<R>> + Send + Sync + 'static,
     ) -> RateLimitLayer<R> {
         assert!(self.guard.chosen_fail().is_none(), "fail and on_away are two answers to one question");
-        Arc::make_mut(&mut self.answers).on_away = Some(Arc::new(answer));
+        self.on_away = Some(Arc::new(answer));
         self
     }
-}
 
-impl<R> Answers<R> {
     /// The answer to a request that the guard refuses.
     fn refused(&self, head: &Parts, refusal: Refusal) -> Response<R> {
         let tells_all = refusal.tells_all();
@@ -194,11 +181,11 @@ where
         // The service that was found ready is the one to call.
         let ready = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, ready);
-        let RateLimitLayer { guard, answers } = self.layer.clone();
+        let layer = self.layer.clone();
         let (mut head, body) = request.into_parts();
         let outer = Reservation::of(&head.extensions);
         let is_outermost = outer.is_none();
-        let reservation = outer.unwrap_or_else(|| Reservation::begun(Some(guard.address(&head))));
+        let reservation = outer.unwrap_or_else(|| Reservation::begun(Some(layer.guard.address(&head))));
         if is_outermost {
             head.extensions.insert(reservation.clone());
         }
@@ -214,10 +201,10 @@ where
                 }
                 Ok(response)
             };
-            if let Err(refusal) = guard.admit(&head).await {
-                return finished(answers.refused(&head, refusal));
+            if let Err(refusal) = layer.guard.admit(&head).await {
+                return finished(layer.refused(&head, refusal));
             }
-            if let Some(response) = answers.away(&head, &reservation) {
+            if let Some(response) = layer.away(&head, &reservation) {
                 return finished(response);
             }
             finished(inner.call(Request::from_parts(head, body)).await?)

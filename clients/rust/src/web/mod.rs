@@ -17,7 +17,7 @@ mod policy;
 mod refusal;
 mod reservation;
 
-pub use answer::{answer, fields};
+pub use answer::answer;
 pub use client::client_address;
 pub use guard::{Fail, Guard, InvalidFail};
 pub use layer::{RateLimit, RateLimitLayer};

@@ -34,22 +34,22 @@ pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
-pub struct Policy(Arc<Inner>);
+pub struct Policy(pub(crate) Arc<Inner>);
 
-#[derive(Clone, Debug)]
-struct Inner {
+#[derive(Clone)]
+pub(crate) struct Inner {
     name: String,
     algorithm: Algorithm,
     quotas: Quotas,
-    unit: Option<String>,
+    pub unit: Option<String>,
     cost: Cost,
-    key: Option<KeyOf>,
+    pub key: Option<KeyOf>,
     /// Of everybody, in place of a function.
-    key_text: Option<String>,
+    pub key_text: Option<String>,
     lease: u64,
-    rules: Arc<Rules>,
+    pub rules: Arc<Rules>,
 }
 
 /// What a request takes.
@@ -60,33 +60,12 @@ enum Cost {
 }
 
 /// Whose quotas they are; none if the request is not limited.
-#[derive(Clone)]
-pub(crate) struct KeyOf(Arc<KeyFn>);
+pub(crate) type KeyOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-type KeyFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-impl KeyOf {
-    pub fn new(key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> KeyOf {
-        KeyOf(Arc::new(key))
-    }
-
-    pub fn key(&self, head: &Parts) -> Option<String> {
-        (self.0)(head)
-    }
-}
-
-impl fmt::Debug for Cost {
+impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Cost::Units(units) => write!(f, "{units}"),
-            Cost::Of(_) => f.write_str("a function"),
-        }
-    }
-}
-
-impl fmt::Debug for KeyOf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a function")
+        let Inner { name, algorithm, quotas, .. } = &*self.0;
+        write!(f, "Policy({name}: {algorithm:?} {quotas})")
     }
 }
 
@@ -191,7 +170,10 @@ impl Policy {
 
     /// Says by the request's head whose quotas they are. With `None` the policy does not limit the request.
     pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Policy {
-        self.with(|inner| (inner.key, inner.key_text) = (Some(KeyOf::new(key)), None))
+        self.with(|inner| {
+            inner.key = Some(Arc::new(key));
+            inner.key_text = None;
+        })
     }
 
     /// One key for all requests: a limit for everybody.
@@ -227,22 +209,6 @@ impl Policy {
     #[must_use]
     pub fn quotas(&self) -> &Quotas {
         &self.0.quotas
-    }
-
-    pub(crate) fn counted_unit(&self) -> Option<&str> {
-        self.0.unit.as_deref()
-    }
-
-    pub(crate) fn key_of(&self) -> Option<&KeyOf> {
-        self.0.key.as_ref()
-    }
-
-    pub(crate) fn key_of_everybody(&self) -> Option<&str> {
-        self.0.key_text.as_deref()
-    }
-
-    pub(crate) fn rules(&self) -> Arc<Rules> {
-        self.0.rules.clone()
     }
 
     /// What a request takes; none if that depends on a head that is not there.

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::UNIX_EPOCH;
 
 use http::{Extensions, HeaderMap};
 use redis::{RedisError, RedisResult};
@@ -148,8 +147,9 @@ impl Reservation {
     /// What was decided by all policies; none while Redis is away, and for a request that no policy limits.
     #[must_use]
     pub fn decision(&self) -> Option<Decision> {
-        let answers = self.parts().into_iter().filter_map(|part| locked(&part.answer).clone());
-        answers.map(|answer| decision_of(&answer)).reduce(|mut all, decision| {
+        let parts = self.parts();
+        let decisions = parts.iter().filter_map(|part| Some(locked(&part.answer).as_ref()?.decision()));
+        decisions.reduce(|mut all, decision| {
             all.rows.extend(decision.rows);
             Decision { at: all.at.max(decision.at), ..all }
         })
@@ -213,12 +213,6 @@ impl Reservation {
             write_fields(&fields_of(&told, is_refused), headers);
         }
     }
-}
-
-pub(crate) fn decision_of(answer: &Answer) -> Decision {
-    let rows = answer.rows.iter().flatten().flatten().copied().collect();
-    let (limited, at) = (answer.limited, answer.at.unwrap_or(UNIX_EPOCH));
-    Decision { limited, retry_after: answer.retry_after, at, rows }
 }
 
 #[cfg(feature = "axum")]
