@@ -781,13 +781,13 @@ fn a_key_restored_without_a_time_to_live_gets_one_on_every_copy_at_once() {
     let replica = Server::replica_of(&master, &[]);
     let mut connection = master.connect();
     for name in COMMANDS {
-        master.value(&format!("{name} {name} 5 3649d"));
+        master.value(&format!("{name} {name} 1000000 3649d"));
         let payload: Vec<u8> = redis::cmd("DUMP").arg(name).query(&mut connection).expect("a payload");
         let restore =
             redis::cmd("RESTORE").arg(name).arg(0).arg(payload).arg("REPLACE").exec(&mut connection);
         restore.expect("RESTORE");
     }
-    for (request, has_time_to_live) in [("5 3649d", false), ("5 3650d", true)] {
+    for (request, has_time_to_live) in [("1000000 3649d", false), ("1000000 3650d", true)] {
         for name in COMMANDS {
             master.value(&format!("{name} {name} {request}"));
         }
