@@ -63,6 +63,7 @@ export function limiterOf({ send, prefix }: Asker, clock?: Clock): RateLimiter {
     fixed: command(rl.fixed),
     sliding: command(rl.sliding),
     log: command(rl.log),
+    bucket: command(rl.bucket),
     peek: command(rl.peek),
     info: command(rl.info),
     all: command(rl.all),

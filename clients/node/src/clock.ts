@@ -23,6 +23,7 @@ export function withClock(limiter: RateLimiter, clock: Clock): RateLimiter {
     fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
     sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),
     log: async (key, quotas, options) => to.log(key, quotas, timed(options)),
+    bucket: async (key, quotas, options) => to.bucket(key, quotas, timed(options)),
     peek: async (key, quotas, options) => to.peek(key, quotas, timed(options)),
     all: async (rows, options) => to.all(rows, timed(options)),
     info: (key) => to.info(key),

@@ -6,7 +6,9 @@ import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
 /** Whom to limit: any bytes. */
 export type Key = string | Buffer;
 
-export type Algorithm = "fixed" | "sliding" | "log";
+const ALGORITHMS = ["fixed", "sliding", "log", "bucket"] as const;
+
+export type Algorithm = (typeof ALGORITHMS)[number];
 
 export interface PeekOptions {
   /** Units of the request; 1 if left out. */
@@ -78,6 +80,8 @@ export interface WindowInfo {
   current?: number;
   /** Units of the window before, of a sliding key. */
   previous?: number;
+  /** The limit that its last count named, of a bucket. */
+  limit?: number;
 }
 
 export interface Info {
@@ -96,6 +100,8 @@ export interface RateLimiter {
   sliding(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
   /** Counts every unit with its own time: never more than the limit in any span of a window's length. */
   log(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
+  /** Takes from a bucket that refills evenly, from empty to full in one window. */
+  bucket(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
   /** Whether a request would be allowed. Takes nothing, and reads any kind of key. */
   peek(key: Key, quotas: Quotas, options?: PeekOptions): Promise<Verdict>;
   /** What is counted in a key; null if it does not exist. */
@@ -195,6 +201,7 @@ function windowInfo(reply: unknown): WindowInfo {
       current: Number(fields.get("current")),
       previous: Number(fields.get("previous")),
     }),
+    ...(fields.has("limit") && { limit: Number(fields.get("limit")) }),
   };
 }
 
@@ -221,8 +228,8 @@ function taking(name: string) {
 }
 
 export function checkedAlgorithm(algorithm: Algorithm): Algorithm {
-  if (!["fixed", "sliding", "log"].includes(algorithm)) {
-    throw new TypeError("algorithm is fixed, sliding or log");
+  if (!ALGORITHMS.includes(algorithm)) {
+    throw new TypeError("algorithm is fixed, sliding, log or bucket");
   }
   return algorithm;
 }
@@ -232,6 +239,7 @@ export const rl = {
   fixed: taking("RL.FIXED"),
   sliding: taking("RL.SLIDING"),
   log: taking("RL.LOG"),
+  bucket: taking("RL.BUCKET"),
   peek: {
     IS_READ_ONLY: true,
     parseCommand(
@@ -331,9 +339,10 @@ export const cmd = {
   fixed: words(rl.fixed),
   sliding: words(rl.sliding),
   log: words(rl.log),
+  bucket: words(rl.bucket),
   peek: words(rl.peek),
   all: words(rl.all),
-  /** The reply to `fixed`, `sliding`, `log` and `peek`. */
+  /** The reply to `fixed`, `sliding`, `log`, `bucket` and `peek`. */
   verdict: (reply: unknown): Verdict => verdict(reply as Figures),
   /** The reply to `all`. */
   decision: (reply: unknown): Decision => decision(reply as DecisionFigures),

@@ -12,7 +12,7 @@ import { duration, MAX_LIMIT, type Window } from "./quota.js";
 export interface StoreOptions {
   /** Begins each key; `redis-rl:` if left out. */
   prefix?: string | undefined;
-  /** `log` if left out; `fixed` where refused requests count. */
+  /** `log` if left out; `fixed` where refused requests count, which a `bucket` cannot. */
   algorithm?: Algorithm | undefined;
   /** Whether refused requests count too; if left out, where `limit` is 0, as of express-slow-down, or a function. */
   countRefused?: boolean | undefined;
@@ -104,9 +104,11 @@ export class RateLimitStore {
     const decides = known && !countRefused;
     this.#limit = decides ? (limit as number) : MAX_LIMIT;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
-    if ((this.#lease > 0 || this.#rememberMs > 0) && !decides) {
+    // A bucket refills by its limit.
+    const needsLimit = this.#lease > 0 || this.#rememberMs > 0 || this.#algorithm === "bucket";
+    if (needsLimit && !decides) {
       throw new TypeError(
-        "remember and lease need a limit that is a number, and refused requests that do not count",
+        "remember, lease and bucket need a limit that is a number, and refused requests that do not count",
       );
     }
     this.#rules = new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS, this.#lease);
@@ -150,9 +152,9 @@ export class RateLimitStore {
   }
 
   async get(key: string): Promise<ClientInfo> {
-    const quota = [MAX_LIMIT, this.#window] as const;
-    const { remaining, resetAfterMs } = await this.#limiter.peek(this.prefix + key, quota);
-    return { totalHits: MAX_LIMIT - remaining, resetTime: this.#inFuture(resetAfterMs) };
+    const { key: whole, rules } = this.#share(key);
+    const { remaining, resetAfterMs } = await this.#limiter.peek(whole, rules.quotas);
+    return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
   }
 
   #share(key: string): Share {

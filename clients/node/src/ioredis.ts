@@ -32,6 +32,7 @@ export function rateLimiter(redis: Redis | Cluster, { clock }: LimiterOptions = 
     fixed: command(rl.fixed),
     sliding: command(rl.sliding),
     log: command(rl.log),
+    bucket: command(rl.bucket),
     peek: command(rl.peek),
     info: command(rl.info),
     all: command(rl.all),

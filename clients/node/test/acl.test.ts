@@ -12,7 +12,7 @@ import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { command, serve, Server, socket, startCluster } from "./harness.js";
+import { ALGORITHMS, command, serve, Server, socket, startCluster } from "./harness.js";
 
 const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
 const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.exec(operations) ?? [];
@@ -58,6 +58,13 @@ for (const [name, connect] of Object.entries(clients)) {
     test("the user has no right to anything else", async () => {
       await assert.rejects(limiter.reset("limit:key"), /NOPERM/);
       await assert.rejects(limiter.log("other", [5, "1h"]), /NOPERM/);
+    });
+
+    test("every algorithm", async () => {
+      for (const algorithm of ALGORITHMS) {
+        assert.equal((await limiter[algorithm](`limit:${algorithm}`, "5/h")).remaining, 4);
+        assert.equal((await limiter.peek(`limit:${algorithm}`, "5/h")).remaining, 4);
+      }
     });
 
     test("Express", async () => {

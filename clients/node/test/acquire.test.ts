@@ -3,9 +3,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { acquire, type AcquireOptions, type Quotas, type RateLimiter, withClock } from "redis-rl";
-import { calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
-
-const ALGORITHMS = ["fixed", "sliding", "log"] as const;
+import { ALGORITHMS, calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
 
 describe("acquire", () => {
   let server: Server;
@@ -144,7 +142,7 @@ describe("acquire", () => {
     for (const timeoutMs of [-1, Number.NaN, "5" as unknown as number]) {
       await assert.rejects(acquire(client.rl, "log", "key", "5/h", { timeoutMs }), RangeError);
     }
-    await assert.rejects(acquire(client.rl, "logs" as "log", "key", "5/h"), /fixed, sliding or log/);
+    await assert.rejects(acquire(client.rl, "logs" as "log", "key", "5/h"), /fixed, sliding, log or bucket/);
     await assert.rejects(acquire(client.rl, "log", "key", "5/ten"), /is not a quota/);
     await command(server, "SET", "key", "text");
     await assert.rejects(acquire(client.rl, "log", "key", "5/h"), /WRONGTYPE/);

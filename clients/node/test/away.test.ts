@@ -153,6 +153,7 @@ for (const [name, connect] of Object.entries(clients)) {
         limiter.log("key", "5/h"),
         limiter.fixed("key", "5/h"),
         limiter.sliding("key", "5/h"),
+        limiter.bucket("key", "5/h"),
         limiter.all([{ key: "key", algorithm: "log", limit: 5, window: "1h" }]),
         limiter.peek("key", "5/h"),
         limiter.info("key"),

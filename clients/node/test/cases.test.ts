@@ -7,6 +7,7 @@ import { after, before, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import {
+  type Algorithm,
   cmd,
   type Decision,
   type LeaseOptions,
@@ -25,7 +26,7 @@ import { Server, socket } from "./harness.js";
 
 type Figures = [number, number, number, number, number, taken?: number, at?: number];
 interface Step {
-  call?: "fixed" | "sliding" | "log" | "peek" | "info" | "all";
+  call?: Algorithm | "peek" | "info" | "all";
   key: string;
   limits: [number, string | number][];
   rows: Parameters<RateLimiter["all"]>[0];

@@ -182,6 +182,7 @@ describe("a cluster", () => {
     await limiter.log(`${key}:log`, [5, "1h"]);
     await limiter.fixed(`${key}:fixed`, [5, "1h"]);
     await limiter.sliding(`${key}:sliding`, [5, "1h"]);
+    await limiter.bucket(`${key}:bucket`, [5, "1h"]);
     await limiter.peek(`${key}:log`, [5, "1h"]);
     assert.notEqual(await limiter.info(`${key}:log`), null);
     assert.equal(await limiter.reset(`${key}:log`), 1);

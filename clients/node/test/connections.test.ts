@@ -153,6 +153,10 @@ const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
     ({ limiter }, key) =>
     () =>
       limiter.log(key, quotas).then(ofVerdict, failed),
+  bucket:
+    ({ limiter }, key) =>
+    () =>
+      limiter.bucket(key, quotas).then(ofVerdict, failed),
   all: ({ limiter }, key) => {
     const row = { algorithm: "log", limit: LIMIT, window: "1h" } as const;
     const rows = [

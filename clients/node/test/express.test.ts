@@ -858,7 +858,7 @@ describe("express", () => {
       [{ quotas: "5/m", key: 5 as unknown as () => string }, /text or a function/],
       [{ quotas: "5/m", cost: -1 }, /an integer from 0 to 9007199254740991, and not -1/],
       [{ quotas: [5, "3651d"] }, /at most 3650d/],
-      [{ quotas: [5, "1m"], algorithm: "leaky" as "log" }, /fixed, sliding or log/],
+      [{ quotas: [5, "1m"], algorithm: "leaky" as "log" }, /fixed, sliding, log or bucket/],
       [{ quotas: [-1, "1m"] }, /an integer/],
       [{ quotas: [10 ** 15, "1m"] }, /999999999999999/],
       [{ quotas: [5, "1m"], name: "größe" }, /ASCII/],

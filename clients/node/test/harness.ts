@@ -9,11 +9,13 @@ import { join } from "node:path";
 import { after, before, beforeEach } from "node:test";
 import { setTimeout as delay } from "node:timers/promises";
 import { createClient } from "redis";
-import { rl } from "redis-rl";
+import { type Algorithm, rl } from "redis-rl";
 
 const { REDIS_SERVER = "redis-server", MODULE } = process.env;
 if (MODULE === undefined) throw new Error("MODULE is the path of libredis_rl.so");
 const module_ = MODULE;
+
+export const ALGORITHMS: readonly Algorithm[] = ["fixed", "sliding", "log", "bucket"];
 
 /** No condition takes longer, however busy the machine is. */
 const PATIENCE_MS = 30_000;

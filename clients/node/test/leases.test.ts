@@ -13,7 +13,7 @@ import { type Options, type Policy, type Request, rateLimit } from "redis-rl/exp
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import type { Order } from "./hammer.js";
-import { calls, command, Server, socket, tally, waitFor } from "./harness.js";
+import { ALGORITHMS, calls, command, Server, socket, tally, waitFor } from "./harness.js";
 
 const HOUR = 3_600_000;
 /** However busy the machine is, a refusal is not as old, and a server that answers is not away. */
@@ -74,7 +74,7 @@ describe("leases", () => {
 
   for (const [name, connect] of Object.entries(clients)) {
     describe(name, () => {
-      for (const algorithm of ["log", "fixed", "sliding"] as const) {
+      for (const algorithm of ALGORITHMS) {
         test(`${algorithm}: a hot key costs few commands, exactly the limit passes, and what is left goes back`, async () => {
           const options: LeaseOptions = { algorithm, quotas: [6000, "30d"], units: 1000 };
           const limiter = leases(await connect(), options);
@@ -197,7 +197,7 @@ describe("leases", () => {
     assert.throws(make({ timeoutMs: 0 }), RangeError);
     for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
     assert.throws(make({ quotas: [5, "soon"] }), /is not a window/);
-    assert.throws(make({ algorithm: "logs" as "log" }), /fixed, sliding or log/);
+    assert.throws(make({ algorithm: "logs" as "log" }), /fixed, sliding, log or bucket/);
     assert.throws(make({ for: "soon" }), /is not a window/);
     assert.throws(make({ remember: "-1s" }), /is not a window/);
     await assert.rejects(make({})().take("key", { cost: 1.5 }), RangeError);
@@ -219,7 +219,7 @@ describe("leases", () => {
       return { child, allowed };
     }
 
-    for (const algorithm of ["log", "fixed", "sliding"] as const) {
+    for (const algorithm of ALGORITHMS) {
       test(`${algorithm}: of two on one key the limit passes, less what one holds that is killed`, async () => {
         const [limit, units] = [20_000, 500];
         // No other window begins while this runs, and no lease ends.

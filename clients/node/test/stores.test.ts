@@ -10,7 +10,7 @@ import { slowDown } from "express-slow-down";
 import { Hono } from "hono";
 import { rateLimiter as honoRateLimiter } from "hono-rate-limiter";
 import { RateLimitStore, type StoreOptions } from "redis-rl/express-rate-limit";
-import { calls, command, serve, Server, type Web, type Client, onOneServer } from "./harness.js";
+import { ALGORITHMS, calls, command, serve, Server, type Web, type Client, onOneServer } from "./harness.js";
 
 const HOUR = 3_600_000;
 /** However busy the machine is, a server that answers is not away. */
@@ -139,7 +139,7 @@ describe("stores", () => {
       });
 
       test("every algorithm", async () => {
-        for (const algorithm of ["fixed", "sliding", "log"] as const) {
+        for (const algorithm of ALGORITHMS) {
           web = await start(
             { limit: 2, skipFailedRequests: true },
             new RateLimitStore(client, { ...PATIENT, algorithm }),
@@ -196,6 +196,22 @@ describe("stores", () => {
     assert.deepEqual(await hits({ countRefused: false }, 0), [1, 1, 1, 1]);
     const store = new RateLimitStore(client, { countRefused: false });
     assert.throws(() => store.init({ windowMs: HOUR, limit: () => 2 }), /a limit that is a number/);
+  });
+
+  test("a bucket refills by its limit, so it needs one, and cannot count what is refused", async () => {
+    const bucket = (options: StoreOptions = {}) =>
+      new RateLimitStore(client, { ...PATIENT, algorithm: "bucket", ...options });
+    const needs = /bucket need a limit that is a number, and refused requests that do not count/;
+    assert.throws(() => bucket().init({ windowMs: HOUR }), needs);
+    assert.throws(() => bucket().init({ windowMs: HOUR, limit: () => 2 }), needs);
+    assert.throws(() => bucket({ countRefused: true }).init({ windowMs: HOUR, limit: 2 }), needs);
+    let now = Date.now();
+    const store = bucket({ clock: () => now });
+    store.init({ windowMs: HOUR, limit: 2 });
+    for (const hits of [1, 2, 3]) assert.equal((await store.increment("key")).totalHits, hits);
+    now += HOUR / 2;
+    assert.equal((await store.get("key")).totalHits, 1);
+    for (const hits of [2, 3]) assert.equal((await store.increment("key")).totalHits, hits);
   });
 
   test("requests that are answered at once give back each its own", async () => {
@@ -273,7 +289,7 @@ describe("stores", () => {
   });
 
   test("a reset leaves nothing, whatever the algorithm", async () => {
-    for (const algorithm of ["fixed", "sliding", "log"] as const) {
+    for (const algorithm of ALGORITHMS) {
       const store = new RateLimitStore(client, { ...PATIENT, algorithm });
       store.init({ windowMs: HOUR, limit: 2 });
       const hits = [];
