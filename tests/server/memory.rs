@@ -66,7 +66,9 @@ fn fill(server: &Server, key: &str, keys: usize) {
         let request = match i % 8 {
             0 | 1 => "RL.FIXED KEY 9 1h",
             2 | 3 => "RL.SLIDING KEY 9 1m 9 1h 9 1d",
-            4..7 => "RL.LOG KEY 9 1h COST 3",
+            4 => "RL.BUCKET KEY 9 1h",
+            5 => "RL.BUCKET KEY 9 1h 9 1d",
+            6 => "RL.LOG KEY 9 1h COST 3",
             _ => "RL.LOG KEY 900 1m 900 1h",
         };
         let request = request.replace("KEY", &format!("{key}{i}"));
@@ -205,18 +207,18 @@ fn no_kind_of_request_leaks_memory() {
             }
             let seventy: String = (0..70).map(|key| format!(" k{key} LOG 9 1h 1")).collect();
             for request in [
-                "f FIXED 9 1h 1 s SLIDING 9 1h 2 l LOG 9 1h 3",
+                "f FIXED 9 1h 1 s SLIDING 9 1h 2 l LOG 9 1h 3 t BUCKET 9 1h 3",
                 "f FIXED 9 1h 1 f FIXED 9 2h 1 f FIXED 9 3h 1 l LOG 0 1h 1",
                 "f FIXED 9 1h 1 f FIXED 9 2h 1 a LOG 9 1h 1 b LOG 9 1h 1 c LOG 9 1h 1 d LOG 0 1h 1 FORCE",
                 "f FIXED 9 1h 1 new LOG 9 1h 1 text LOG 9 1h 1",
                 "new LOG 9 1h 1 f LOG 9 1h 1",
                 "f FIXED 9 1h 1 g FIXED 9 1h 1 AT",
-                "f FIXED 9 1h -99 s SLIDING 9 1h -99 l LOG 9 1h -99 a LOG 9 1h -9",
+                "f FIXED 9 1h -99 s SLIDING 9 1h -99 l LOG 9 1h -99 t BUCKET 9 1h -99 a LOG 9 1h -9",
                 &seventy,
             ] {
                 lines.push(format!("RL.ALL {request}"));
             }
-            lines.extend(["RL.LOAD load x", "RL.LOAD text x", "DEL f s l a b c d"].map(str::to_owned));
+            lines.extend(["RL.LOAD load x", "RL.LOAD text x", "DEL f s l t a b c d"].map(str::to_owned));
             pipeline(lines).ignore_errors().exec(&mut connection).expect("replies");
         }
         drop(connection);

@@ -193,9 +193,10 @@ fn an_expiry_that_only_the_clock_moves_is_sent_and_marks_no_key_as_modified() {
     }
     // By RL.ALL too, of several keys at once.
     master.step_clock(-3_600_000);
-    master.value("RL.ALL RL.FIXED FIXED 1 10s 1 RL.LOG LOG 1 10s 1");
-    let [fixed, log] = ["FIXED", "LOG"].map(|name| master.integer(&format!("PEXPIRETIME RL.{name}")));
-    assert_eq!(stream.commands(&master), [format!("RL.APPLY RL.FIXED >{fixed} RL.LOG >{log}")]);
+    let rows = COMMANDS.map(|name| format!(" {name} {} 1 10s 1", &name[3..]));
+    master.value(&format!("RL.ALL{}", rows.concat()));
+    let sent = COMMANDS.map(|name| format!(" {name} >{}", master.integer(&format!("PEXPIRETIME {name}"))));
+    assert_eq!(stream.commands(&master), [format!("RL.APPLY{}", sent.concat())]);
     assert_copy(&master, &replica, "several keys");
     assert_eq!(master.digest(), digest);
     let before = keys(&master);

@@ -42,6 +42,15 @@ const CONTENT: &[(&str, &[i64])] = &[
     ("RL.LOG log:tiers 9 1ms 90 1s 900 3650d", &[99 * HOUR, 1_000, 999, 1, 0]),
     ("RL.LOG log:refunded 99 1h COST 5", &[5_000, 4_000, 0]),
     ("RL.LOG log:refunded 99 1h COST -7", &[0]),
+    ("RL.BUCKET bucket:one 5 1h COST 3", &[0]),
+    ("RL.BUCKET bucket:forced 7 1h COST 20 FORCE", &[HOUR, 1, 0]),
+    ("RL.BUCKET bucket:most 9007199254740991 3650d COST 9007199254740991 FORCE", &[0, 0]),
+    ("RL.BUCKET bucket:refunded 9 1h COST 5", &[5_000, 0]),
+    ("RL.BUCKET bucket:refunded 90 1h COST -7", &[0]),
+    ("RL.BUCKET bucket:eight 9 1ms 9 7ms 9 1s 9 1m 9 1h 9 1d 9 365d 9 3650d", &[HOUR, 1, 0]),
+    // The shorter windows are full and still stored.
+    ("RL.BUCKET bucket:over 9 1ms 9 1s 9 1m", &[HOUR]),
+    ("RL.BUCKET bucket:over 9 1m", &[0]),
 ];
 
 /// Calls that together bring counts to 2^63 - 1, how often to make each, and how long before `NOW`.
