@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { afterEach, describe, test } from "node:test";
 import express from "express";
-import { type Client as AnyClient, leases, type Sender, withTimeout } from "redis-rl";
+import { type Algorithm, type Client as AnyClient, leases, type Sender, withTimeout } from "redis-rl";
 import {
   type AppliedPolicy,
   type Choose,
@@ -602,11 +602,11 @@ describe("express", () => {
 
   describe("settling", () => {
     /** Reserves 10 tokens for each request, of which it uses as many as the query says. */
-    async function settling(quotas: Policy["quotas"]): Promise<void> {
+    async function settling(quotas: Policy["quotas"], algorithm?: Algorithm): Promise<void> {
       const app = express();
       const tokens: RateLimit<express.Request> = rateLimit(
         client,
-        { name: "tokens", unit: "tokens", quotas, cost: 10, key: () => "key" },
+        { name: "tokens", unit: "tokens", quotas, algorithm, cost: 10, key: () => "key" },
         PATIENT,
       );
       app.get("/", tokens, async (request, response) => {
@@ -626,6 +626,21 @@ describe("express", () => {
       assert.equal(policy, '"tokens-1h";q=40;qu="tokens";w=3600, "tokens-1d";q=100;qu="tokens";w=86400');
       assert.match(limit ?? "", /^"tokens-1h";r=37;t=3[56]\d\d, "tokens-1d";r=97;t=86[34]\d\d$/);
       assert.equal((await client.rl.peek("tokens:key", [40, "1h"])).remaining, 37);
+    });
+
+    test("of a bucket, which is full again as soon as what was used has refilled", async () => {
+      await settling([40, "1h"], "bucket");
+      const answers = [];
+      for (const used of [3, 42, 1]) answers.push(await get(`/?used=${used}`));
+      assert.deepEqual(
+        answers.map(({ status }) => status),
+        [200, 200, 429],
+      );
+      // A unit each 90 s: 3, then 5 more than there are. The third request waits for 15.
+      assert.match(answers[0]?.limit ?? "", /^"tokens-1h";r=37;t=2[4-7]\d$/);
+      assert.match(answers[1]?.limit ?? "", /^"tokens-1h";r=0;t=40[0-5]\d$/);
+      assert.match(answers[2]?.retryAfter ?? "", /^13[0-5]\d$/);
+      assert.equal((await client.rl.info("tokens:key"))?.windows[0]?.limit, 40);
     });
 
     test("the last settled cost counts, and gives back nothing of others", async () => {
