@@ -32,7 +32,7 @@ pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
         "Requests allowed within the last 10 s, under the same bursts; the line is the limit, 100 in 10 s";
     canvas.draw(&Text::new(title, (20, 12), text(17)))?;
     let (_, panels) = canvas.split_vertically(40);
-    for (limiter, panel) in LIMITERS.iter().zip(panels.split_evenly((3, 1))) {
+    for (limiter, panel) in LIMITERS.iter().zip(panels.split_evenly((LIMITERS.len(), 1))) {
         let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times)?;
         let most = traffic::most_within(&requests, WINDOW_MS);
         let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);

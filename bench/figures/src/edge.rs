@@ -38,7 +38,7 @@ pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
         canvas.draw(&Text::new(name, (left + 22, 12), text(15)))?;
     }
     let (_, strips) = canvas.split_vertically(40);
-    for (limiter, strip) in LIMITERS.iter().zip(strips.split_evenly((3, 1))) {
+    for (limiter, strip) in LIMITERS.iter().zip(strips.split_evenly((LIMITERS.len(), 1))) {
         let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times())?;
         let most = traffic::most_within(&requests, WINDOW_MS);
         let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);

@@ -4,15 +4,16 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::tables::{self, Table};
-use super::{ALL, Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
+use super::{ALL, BUCKET, Canvas, FIXED, INK, LOG, OTHER, SLIDING, text};
 
 /// The rows to show, by their names in the table. Rows that were not measured are left out.
-const ONE_KEY: [(&str, RGBColor); 10] = [
+const ONE_KEY: [(&str, RGBColor); 11] = [
     ("INCR", INK),
     ("no-op module command", INK),
     ("RL.FIXED, allowed", FIXED),
     ("RL.SLIDING, allowed", SLIDING),
     ("RL.LOG, allowed", LOG),
+    ("RL.BUCKET, allowed", BUCKET),
     ("MULTI, INCR, EXPIRE NX, EXEC", OTHER),
     ("CL.THROTTLE", OTHER),
     ("Lua, fixed window (`limits`)", OTHER),

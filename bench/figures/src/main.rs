@@ -25,6 +25,7 @@ const INK: RGBColor = RGBColor(111, 118, 128);
 const FIXED: RGBColor = RGBColor(177, 97, 5);
 const SLIDING: RGBColor = RGBColor(7, 128, 158);
 const LOG: RGBColor = RGBColor(29, 135, 68);
+const BUCKET: RGBColor = RGBColor(158, 104, 68);
 const ALL: RGBColor = RGBColor(60, 115, 211);
 /// Lua scripts, lists and other alternatives to redis-rl.
 const OTHER: RGBColor = RGBColor(137, 101, 183);
@@ -45,8 +46,8 @@ fn draw(folder: &Path, benchmark: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let server = Server::start();
     let mut connection = server.connect();
-    picture(folder, "edge", (900, 580), |canvas| edge::draw(canvas, &mut connection))?;
-    picture(folder, "accuracy", (900, 560), |canvas| accuracy::draw(canvas, &mut connection))?;
+    picture(folder, "edge", (900, 760), |canvas| edge::draw(canvas, &mut connection))?;
+    picture(folder, "accuracy", (900, 735), |canvas| accuracy::draw(canvas, &mut connection))?;
     picture(folder, "leases", (900, 420), leases::draw)?;
 
     let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;

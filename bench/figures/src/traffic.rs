@@ -1,10 +1,10 @@
-//! The same traffic through the three limiters.
+//! The same traffic through the limiters.
 
 use anyhow::Result;
 use plotters::prelude::RGBColor;
 use redis::Connection;
 
-use super::{FIXED, LOG, SLIDING};
+use super::{BUCKET, FIXED, LOG, SLIDING};
 use harness::pipeline;
 
 /// A limiter, and the color of its allowed requests.
@@ -13,10 +13,11 @@ pub struct Limiter {
     pub color: RGBColor,
 }
 
-pub const LIMITERS: [Limiter; 3] = [
+pub const LIMITERS: [Limiter; 4] = [
     Limiter { command: "RL.FIXED", color: FIXED },
     Limiter { command: "RL.SLIDING", color: SLIDING },
     Limiter { command: "RL.LOG", color: LOG },
+    Limiter { command: "RL.BUCKET", color: BUCKET },
 ];
 
 /// A request, and the server's verdict.
