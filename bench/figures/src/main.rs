@@ -25,7 +25,7 @@ const INK: RGBColor = RGBColor(111, 118, 128);
 const FIXED: RGBColor = RGBColor(177, 97, 5);
 const SLIDING: RGBColor = RGBColor(7, 128, 158);
 const LOG: RGBColor = RGBColor(29, 135, 68);
-const BUCKET: RGBColor = RGBColor(158, 104, 68);
+const BUCKET: RGBColor = RGBColor(176, 78, 176);
 const ALL: RGBColor = RGBColor(60, 115, 211);
 /// Lua scripts, lists and other alternatives to redis-rl.
 const OTHER: RGBColor = RGBColor(137, 101, 183);

@@ -14,7 +14,7 @@ import redis.asyncio
 from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Server
+from .servers import PATIENCE, Server, wait_for
 
 Acquire = Callable[..., Verdict]
 
@@ -137,8 +137,7 @@ def test_what_a_task_takes_that_is_cancelled_at_once_goes_back(
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            while logs(raw) < before + calls:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_for, "what goes back", lambda: logs(raw) >= before + calls)
 
     run(test())
     assert raw.keys() == []
