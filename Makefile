@@ -131,6 +131,8 @@ lint: setup-build docs ## Check formatting, lints and source docs
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --workspace --exclude redis-rl-client --all-targets -- --deny warnings
+	@# The core needs no server.
+	cargo clippy --locked --lib --no-default-features -- --deny warnings
 
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links

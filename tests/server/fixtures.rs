@@ -7,6 +7,7 @@
 //! - `1.0.0.aof`: an append-only file with `aof-use-rdb-preamble no`. BGREWRITEAOF wrote what the first 15 calls and
 //!   `more_calls` had made, as RL.LOAD; the other calls were appended as RL.APPLY, with `LAST_CALLS` at the end. Before
 //!   these `stepped 1 10s` was counted, limited by a clock an hour behind, and deleted.
+//! - `1.0.0-bucket.rdb` and `1.0.0-bucket.aof`: the same of `BUCKET_CALLS`, of which the file was rewritten after the first four.
 //!
 //! Never regenerate them; a new encoding adds new files.
 
@@ -156,4 +157,35 @@ fn an_append_only_file_of_version_1_0_0_loads_with_every_count_and_every_time_to
     }
     let last = LAST_CALLS.map(str::to_owned).to_vec();
     assert_unchanged(&server, &[more_calls().concat(), last].concat());
+}
+
+/// Calls of RL.BUCKET: one window and several, the largest figures, below empty, given back.
+const BUCKET_CALLS: [&str; 8] = [
+    "RL.BUCKET bucket 7 1h COST 3 AT 1899999000001",
+    "RL.BUCKET bucket:windows 9 7s 90 1h 900 1d COST 5",
+    "RL.BUCKET bucket:most 9007199254740991 3650d COST 9007199254740991 FORCE",
+    "RL.BUCKET bucket:below 5 1h COST 9 FORCE",
+    "RL.BUCKET bucket 7 1h COST 2",
+    "RL.BUCKET bucket:windows 18 1h COST 1",
+    "RL.BUCKET bucket:most 9007199254740991 3650d COST -5",
+    "RL.ALL bucket:below BUCKET 5 1h -1 bucket BUCKET 7 1h 1",
+];
+
+#[test]
+fn buckets_in_files_of_version_1_0_0_load_with_every_unit_and_every_time_to_live() {
+    let reference = Server::with_clock_at(NOW, &[]);
+    BUCKET_CALLS.iter().for_each(|call| drop(reference.value(call)));
+    let settings: [&[(&str, &str)]; 2] = [&[], &[("appendonly", "yes")]];
+    let files = [("1.0.0-bucket.rdb", "dump.rdb"), ("1.0.0-bucket.aof", "appendonly.aof")];
+    for ((fixture, name), settings) in files.into_iter().zip(settings) {
+        let server = load(fixture, name, settings);
+        assert_eq!(server.integer("DBSIZE"), 4, "{fixture}");
+        assert_eq!(server.digest(), reference.digest(), "{fixture}");
+        for key in ["bucket", "bucket:windows", "bucket:most", "bucket:below"] {
+            for command in ["RL.INFO", "PEXPIRETIME"] {
+                let line = format!("{command} {key}");
+                assert_eq!(server.value(&line), reference.value(&line), "{fixture}: {line}");
+            }
+        }
+    }
 }
