@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let caption = if now < EDGE {
             "Next: 20 requests right before the edge of a window, and 20 right after"
         } else {
-            "Within 5 s RL.FIXED let 40 through; the others stopped at 20"
+            "Within 5 s RL.FIXED let 40 through, RL.BUCKET 20 and what refilled, the others 20"
         };
         fs::write(folder.join(format!("frame-{number:03}.svg")), svg(terminal.backend().buffer(), caption)?)?;
     }
