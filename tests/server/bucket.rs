@@ -47,7 +47,7 @@ fn the_calls_on_the_page_of_migrating_have_the_burst_and_the_rate_of_what_they_r
     let server = Server::start();
     let page = include_str!("../../docs/migrating.md");
     for (before, burst, (units, period), call) in [
-        ("CL.THROTTLE user123 15 30 60", 16, (30, 60_000), "RL.BUCKET user123 16 32s"),
+        ("CL.THROTTLE user123 15 30 60", 16, (30, 60_000), "RL.BUCKET cell:user123 16 32s"),
         ("Ratelimit.tokenBucket(5, \"10 s\", 20)", 20, (5, 10_000), "RL.BUCKET user123 20 40s"),
         ("redis_rate.PerMinute(30)", 30, (30, 60_000), "RL.BUCKET user123 30 1m"),
         ("capacity(50).refillGreedy(10, Duration.ofSeconds(1))", 50, (10, 1_000), "RL.BUCKET user123 50 5s"),
@@ -69,6 +69,19 @@ fn the_calls_on_the_page_of_migrating_have_the_burst_and_the_rate_of_what_they_r
             assert_eq!(server.figures(&format!("{call} AT {free}"))[0], 0, "{call}: unit {unit}");
         }
     }
+}
+
+/// What the page says of a service that changes its plans, and of waits that are no whole milliseconds.
+#[test]
+fn a_new_window_begins_a_full_bucket_and_one_that_is_rounded_up_lets_no_more_pass() {
+    let server = Server::start();
+    server.value(&format!("RL.BUCKET k 16 32s COST 16 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.BUCKET k 32 32s AT {NOW}"))[0], 1);
+    assert_eq!(server.figures(&format!("RL.BUCKET k 16 16s COST 0 AT {NOW}")), [0, 16, 16, -1, 0]);
+    // 16 at once and 7 a minute: a bucket in 137,142.86 ms.
+    server.value(&format!("RL.BUCKET seven 16 137143ms COST 16 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.BUCKET seven 16 137143ms COST 7 AT {}", NOW + 60_000))[0], 1);
+    assert_eq!(server.figures(&format!("RL.BUCKET seven 16 137143ms COST 7 AT {}", NOW + 60_001))[0], 0);
 }
 
 #[test]
