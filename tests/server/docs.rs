@@ -198,41 +198,6 @@ fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     }
 }
 
-/// The least that WCAG asks for text on a white page; on GitHub's dark one it then is 4.1.
-const CONTRAST: f64 = 4.5;
-
-#[test]
-fn text_in_the_pictures_has_contrast_to_a_white_page_and_to_a_dark_one() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/figures");
-    let files = folder.read_dir().expect("the figures").map(|entry| entry.expect("a figure").path());
-    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "svg")) {
-        let (name, picture) = (path.display(), read(&path));
-        let texts = picture.split("<text ").skip(1);
-        let colors: BTreeSet<&str> = texts
-            .map(|text| text.split_once("fill=\"#").expect("a color").1)
-            .map(|rest| &rest[..6])
-            .collect();
-        assert!(!colors.is_empty(), "{name}");
-        for color in colors {
-            let luminance = luminance(u32::from_str_radix(color, 16).expect("three bytes"));
-            assert!(1.05 / (luminance + 0.05) >= CONTRAST, "{name}: #{color} on white");
-            assert!(
-                (luminance + 0.05) / (self::luminance(0x0d1117) + 0.05) >= 4.1,
-                "{name}: #{color} on dark"
-            );
-        }
-    }
-}
-
-/// The relative luminance of a color, as WCAG 2 defines it.
-fn luminance(rgb: u32) -> f64 {
-    let linear = |shift: u32| match f64::from(rgb >> shift & 0xff) / 255.0 {
-        part if part <= 0.04045 => part / 12.92,
-        part => ((part + 0.055) / 1.055).powf(2.4),
-    };
-    0.2126 * linear(16) + 0.7152 * linear(8) + 0.0722 * linear(0)
-}
-
 /// The README files of the project and of the examples, and everything in docs.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

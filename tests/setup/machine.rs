@@ -74,14 +74,6 @@ impl Machine {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// The standard error of make, which must succeed.
-    pub fn said(&self, args: &[&str]) -> String {
-        let output = self.make(args);
-        let said = String::from_utf8(output.stderr).expect("text");
-        assert!(output.status.success(), "{said}");
-        said
-    }
-
     /// The standard error of make, which must fail.
     pub fn refusal(&self, args: &[&str]) -> String {
         let output = self.make(args);

@@ -4,7 +4,6 @@ mod machine;
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -30,14 +29,6 @@ fn without_rust_the_refusal_says_where_to_get_it() {
 }
 
 #[test]
-fn building_asks_for_a_compiler_and_for_no_server() {
-    let machine = Machine::with_rust();
-    let refusal = machine.refusal(&["build"]);
-    assert!(refusal.contains("please install: gcc libc6-dev"), "{refusal}");
-    assert!(!refusal.contains("redis"), "{refusal}");
-}
-
-#[test]
 fn missing_packages_are_installed_once() {
     let machine = Machine::with_rust();
     machine.add("id", "echo 4711");
@@ -56,64 +47,6 @@ fn missing_packages_are_installed_once() {
 }
 
 #[test]
-fn an_installation_waits_for_another_and_shows_errors_but_no_word_of_apt_utils() {
-    let machine = Machine::with_rust();
-    machine.add("sudo", r#""$@""#);
-    machine.add(
-        "apt-get",
-        r#"[[ $1 != install ]] || {
-            echo "debconf: delaying package configuration, since apt-utils is not installed" >&2
-            echo "E: Unable to fetch some archives" >&2
-            exit 100
-        }"#,
-    );
-    let refusal = machine.refusal(&["build"]);
-    assert!(refusal.contains("E: Unable to fetch") && refusal.contains("please install: gcc"), "{refusal}");
-    assert!(!refusal.contains("apt-utils"), "{refusal}");
-    let calls = machine.calls().join("\n");
-    assert!(calls.contains("DPkg::Lock::Timeout="), "{calls}");
-}
-
-#[test]
-fn set_up_says_in_one_line_what_it_installs_and_stops_before_it_does_and_builds_nothing() {
-    let machine = Machine::that_builds();
-    machine.add("id", "echo 0");
-    machine.add("service", "");
-    machine.add(
-        "apt-get",
-        r#"echo "apt-get $1" >&2
-        [[ $1 != install ]] || for program in redis-server redis-cli; do ln -sf /bin/true "${0%/*}/$program"; done"#,
-    );
-    let said = machine.said(&["setup"]);
-    let lines: Vec<&str> = said.lines().collect();
-    let says = "installing redis-server: about a minute; stopping the service redis-server";
-    assert_eq!(lines, [says, "apt-get update", "apt-get install"]);
-    let calls = machine.calls();
-    assert_eq!(calls.last().map(String::as_str), Some("service redis-server stop"));
-    assert!(!calls.iter().any(|call| call.starts_with("cargo module")), "{calls:?}");
-    assert_eq!(machine.said(&["setup"]), "");
-}
-
-#[test]
-fn a_folder_in_which_another_user_built_is_refused_unless_its_group_may_write() {
-    let machine = Machine::that_builds();
-    let target = machine.target();
-    for folder in [target.join("release"), target.clone()] {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o775)).expect("its permission");
-    }
-    let bob_of_group =
-        |group: u32| format!("case $1 in -u) echo 4711 ;; -G) echo 4711 {group} ;; *) echo bob ;; esac");
-    machine.add("id", &bob_of_group(4711));
-    let refusal = machine.refusal(&["build"]);
-    assert!(refusal.contains("is not yours, bob: another user built here"), "{refusal}");
-    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
-
-    let owning_group = fs::metadata(&target).expect("the folder").gid();
-    machine.add("id", &bob_of_group(owning_group));
-    machine.run(&["build"]);
-}
-
-#[test]
 fn make_run_uses_valkey_if_redis_is_missing_and_prints_a_command_to_try() {
     let machine = Machine::that_builds();
     machine.add("valkey-server", "echo the server runs");
@@ -124,36 +57,6 @@ fn make_run_uses_valkey_if_redis_is_missing_and_prints_a_command_to_try() {
     let typed = format!("valkey-cli -p {port} RL.LOG login:alice 3 1m\n");
     let (_, after) = shown.split_once(&typed).unwrap_or_else(|| panic!("{shown}"));
     assert_eq!(after, "the server runs\n");
-}
-
-#[test]
-fn make_test_and_make_demo_say_that_they_build_for_minutes_the_first_time() {
-    let machine = Machine::that_builds();
-    for program in ["redis-server", "redis-cli"] {
-        machine.add(program, "");
-    }
-    let debug = machine.target().join("debug");
-    fs::create_dir_all(debug.join("deps")).expect("a folder");
-    for (target, built) in [("test", "deps/server-1234"), ("demo", "redis-rl-demo")] {
-        let says = format!("building the {}: some minutes the first time", target.replace("test", "tests"));
-        assert!(machine.said(&[target]).contains(&says), "{target}");
-        fs::write(debug.join(built), "").expect("a file");
-        assert!(!machine.said(&[target]).contains(&says), "{target}");
-    }
-}
-
-#[test]
-fn a_language_that_cannot_be_installed_is_named_and_skipped_except_in_ci() {
-    let machine = Machine::that_builds();
-    for program in ["redis-server", "redis-cli", "lua5.1", "perl", "php", "ruby"] {
-        machine.add(program, "");
-    }
-    machine.run(&["test-languages"]);
-    let last = machine.calls().pop().expect("a call");
-    assert_eq!(last, "cargo test --locked --test languages -- --skip ::go");
-    let refusal = machine.refusal(&["test-languages", "CI=true"]);
-    assert!(refusal.contains("please install: golang-go"), "{refusal}");
-    assert!(refusal.contains("not tested: go in docs/clients.md"), "{refusal}");
 }
 
 #[test]
@@ -172,12 +75,6 @@ fn a_port_that_is_taken_is_named_before_the_build() {
     let refusal = machine.refusal(&["run", &format!("PORT={port}")]);
     assert!(refusal.contains(&format!("port {port} is taken")), "{refusal}");
     assert!(machine.calls().is_empty());
-}
-
-#[test]
-fn installing_before_a_build_says_to_build_first_and_needs_no_cargo() {
-    let refusal = Machine::new().refusal(&["install"]);
-    assert!(refusal.contains("run make build first"), "{refusal}");
 }
 
 #[test]
@@ -252,17 +149,6 @@ fn a_new_version_is_set_everywhere_and_one_that_differs_is_named() {
     }
     fs::write(&changelog, "## 98.7.6 - 2026-11-23\n").expect("a changelog");
     assert!(versions(&[]).contains("1.0.0.rdb is of a version that CHANGELOG.md lacks"), "{}", versions(&[]));
-}
-
-#[test]
-fn after_installing_it_says_how_to_enable_a_service_that_is_disabled() {
-    let machine = Machine::new();
-    fs::write(machine.target().join("release/libredis_rl.so"), "a module").expect("a file");
-    machine.add("systemctl", "[[ $* == 'is-enabled redis-server' ]] && echo disabled");
-    let folder = format!("MODULEDIR={}", machine.target().display());
-    let said = machine.run(&["install", &folder]);
-    assert!(said.contains("loadmodule ") && said.contains("systemctl enable --now redis-server"), "{said}");
-    assert!(!said.contains("valkey-server"), "{said}");
 }
 
 #[test]

@@ -8,7 +8,6 @@ mod accuracy;
 mod bytes;
 mod edge;
 mod instructions;
-mod leases;
 mod tables;
 mod traffic;
 
@@ -48,7 +47,6 @@ fn draw(folder: &Path, benchmark: &Path) -> Result<()> {
     let mut connection = server.connect();
     picture(folder, "edge", (900, 760), |canvas| edge::draw(canvas, &mut connection))?;
     picture(folder, "accuracy", (900, 735), |canvas| accuracy::draw(canvas, &mut connection))?;
-    picture(folder, "leases", (900, 420), leases::draw)?;
 
     let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
     match bytes::Series::read(&tables) {
