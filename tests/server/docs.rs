@@ -178,6 +178,18 @@ fn anchors(page: &str) -> impl Iterator<Item = String> {
 }
 
 #[test]
+fn every_row_of_a_table_has_as_many_cells_as_its_head() {
+    for path in pages() {
+        let mut head = None;
+        for (number, line) in read(&path).lines().enumerate() {
+            let cells = line.starts_with('|').then(|| line.replace("\\|", "").matches('|').count());
+            assert!(cells.is_none() || head.is_none() || cells == head, "{}:{}", path.display(), number + 1);
+            head = cells;
+        }
+    }
+}
+
+#[test]
 fn the_benchmark_figures_in_the_readme_match_the_benchmark_page() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
