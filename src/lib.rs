@@ -19,8 +19,10 @@ pub mod encoding;
 #[cfg(feature = "server")]
 mod keyspace;
 pub mod limiter;
+pub mod memory;
 #[cfg(feature = "server")]
 mod module;
+mod reply;
 pub mod request;
 #[cfg(feature = "server")]
 mod server;
