@@ -109,7 +109,7 @@ impl Hosts {
         let mut connection = self.connection.borrow_mut();
         connection.write_all(&command.get_packed_command()).expect("a server");
         let (mut by_server, mut read) = (Vec::new(), [0; 1 << 14]);
-        while by_server.is_empty() || redis::parse_redis_value(&by_server).is_err() {
+        while end(&by_server).is_none() {
             let len = connection.read(&mut read).expect("a reply");
             assert_ne!(len, 0, "the server has ended: {}", self.server.log());
             by_server.extend(&read[..len]);
@@ -124,6 +124,18 @@ impl Hosts {
             assert_eq!(shown(in_memory), shown(&by_server), "in memory, by the server: {line}");
         }
         by_server
+    }
+}
+
+/// What follows the first reply in these bytes, if that is whole.
+fn end(bytes: &[u8]) -> Option<&[u8]> {
+    let line = bytes.windows(2).position(|two| two == b"\r\n")?;
+    let (head, rest) = (&bytes[..line], &bytes[line + 2..]);
+    let len = || str::from_utf8(&head[1..]).ok()?.parse::<usize>().ok();
+    match head[0] {
+        b'$' => len().map_or(Some(rest), |len| rest.get(len + 2..)),
+        b'*' => (0..len().unwrap_or(0)).try_fold(rest, |rest, _| end(rest)),
+        _ => Some(rest),
     }
 }
 
