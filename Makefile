@@ -18,7 +18,7 @@ export REDIS_SERVER
 DEMO := --package redis-rl-demo
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
 	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
@@ -242,7 +242,7 @@ fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules}
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} $(WASM_COPIES)
 
 setup: setup-server ## Install what build and test need, which they do by themselves too, and nothing else
 	@echo "make build and make test have what they need"
