@@ -18,7 +18,7 @@ export REDIS_SERVER
 DEMO := --package redis-rl-demo
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
 	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
@@ -76,7 +76,7 @@ test: setup-server build ## Run the module's tests; make check adds lints, clien
 
 test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
 
-test-client-%: setup-server build
+test-client-%: setup-server build wasm
 	@if tools/install-missing $*; then \
 		MODULE=$(MODULE) REDIS_SERVER=$(abspath $(shell command -v $(REDIS_SERVER))) clients/$*/check $(CHECK); \
 	else echo "not tested: clients/$*" >&2; [[ -z $$CI ]]; fi
@@ -89,13 +89,13 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 	@tools/install-missing valgrind
 	tools/memcheck $(REDIS_SERVER)
 
-test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
+test-examples: setup-server build wasm target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
 	@tools/install-missing nginx || echo "not tested: examples/nginx" >&2
 	@tools/install-missing prometheus || echo "not tested: examples/monitoring/alerts.yml" >&2
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 
-test-leases: setup-server build target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
+test-leases: setup-server build wasm target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
 	@ln -sfn ../../../tests/leases/worker.js target/examples/node/worker.js
 	cargo build --quiet --locked --package redis-rl-client --features leases --example worker
 	cargo test --locked --test leases
@@ -222,7 +222,7 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-dist dist-arm64
+	$(MAKE) check-dist dist-arm64 wasm
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	packaging/check-packages $(MODULE) $(RELEASE)
 	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)
@@ -242,7 +242,7 @@ fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules}
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} $(WASM_COPIES)
 
 setup: setup-server ## Install what build and test need, which they do by themselves too, and nothing else
 	@echo "make build and make test have what they need"
