@@ -21,7 +21,10 @@ async function load(path) {
       end += word.length;
     }
     const length = call(nowMs, words.length);
-    const lines = new TextDecoder().decode(new Uint8Array(memory.buffer, at, length)).trimEnd().split("\r\n");
+    const lines = new TextDecoder()
+      .decode(new Uint8Array(memory.buffer, at, length))
+      .trimEnd()
+      .split("\r\n");
     return lines[0].startsWith("*") ? lines.slice(1).map((line) => Number(line.slice(1))) : lines[0];
   };
 }
@@ -115,7 +118,10 @@ function draw() {
 
   pen.strokeStyle = color("line");
   for (let edge = Math.floor(now / windowMs) * windowMs; edge > now - span; edge -= windowMs) {
-    line([[x(edge), 0], [x(edge), height]]);
+    line([
+      [x(edge), 0],
+      [x(edge), height],
+    ]);
   }
   const [base, top] = [height - 56, 20];
   const times = Array.from({ length: Math.ceil(width) }, (_, i) => now - span + (i / width) * span);
@@ -124,7 +130,10 @@ function draw() {
   const y = (count) => base - (count / most) * (base - top);
   pen.fillStyle = pen.strokeStyle = color("faint");
   pen.setLineDash([4, 4]);
-  line([[0, y(limit)], [width, y(limit)]]);
+  line([
+    [0, y(limit)],
+    [width, y(limit)],
+  ]);
   pen.setLineDash([]);
   pen.fillText(`limit ${limit}`, 6, y(limit) - 5);
   pen.strokeStyle = color("accent");
@@ -138,12 +147,21 @@ function draw() {
       pen.arc(x(at), height - 36, 4, 0, 7);
       pen.fill();
     } else {
-      line([[x(at) - 4, height - 18], [x(at) + 4, height - 10]]);
-      line([[x(at) - 4, height - 10], [x(at) + 4, height - 18]]);
+      line([
+        [x(at) - 4, height - 18],
+        [x(at) + 4, height - 10],
+      ]);
+      line([
+        [x(at) - 4, height - 10],
+        [x(at) + 4, height - 18],
+      ]);
     }
   }
   const last = counts.at(-1);
-  canvas.setAttribute("aria-label", `Requests over time: ${last} passed within the last window, the limit is ${limit}`);
+  canvas.setAttribute(
+    "aria-label",
+    `Requests over time: ${last} passed within the last window, the limit is ${limit}`,
+  );
 }
 
 let holding;
@@ -159,7 +177,9 @@ function release() {
 }
 
 find("send").addEventListener("pointerdown", hold);
-["pointerup", "pointercancel", "pointerleave", "blur"].forEach((end) => find("send").addEventListener(end, release));
+["pointerup", "pointercancel", "pointerleave", "blur"].forEach((end) =>
+  find("send").addEventListener(end, release),
+);
 // From the keyboard or a screen reader: a pointer has sent its request already.
 find("send").addEventListener("click", (event) => event.detail === 0 && send());
 find("reset").addEventListener("click", reset);
@@ -173,5 +193,6 @@ try {
   reset();
   setInterval(draw, often);
 } catch (error) {
-  find("status").textContent = `The limiters cannot be loaded: ${error.message}. Run make wasm, then serve this folder.`;
+  find("status").textContent =
+    `The limiters cannot be loaded: ${error.message}. Run make wasm, then serve this folder.`;
 }

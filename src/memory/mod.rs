@@ -29,7 +29,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Holds at most `max_keys` keys, and at least one. Beyond that, the key that expires first is dropped for a new one.
+    /// Holds at most `max_keys` keys, and at least one. Beyond that, the key that expires first is dropped for a new one. A key takes
+    /// some 200 bytes; of RL.LOG, it grows with its units as on a server.
     pub fn new(max_keys: usize) -> Memory {
         Memory::seeded(max_keys, 0)
     }

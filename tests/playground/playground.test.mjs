@@ -63,9 +63,17 @@ before(async () => {
   await once(server.listen(0, "127.0.0.1"), "listening");
   url = `http://127.0.0.1:${server.address().port}/`;
   profile = await mkdtemp(join(tmpdir(), "playground-"));
-  const flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"];
+  const flags = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-dev-shm-usage",
+  ];
   const args = [...flags, `--user-data-dir=${profile}`, "--remote-debugging-pipe", "about:blank"];
-  browser = spawn(process.env.CHROMIUM ?? "chromium", args, { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
+  browser = spawn(process.env.CHROMIUM ?? "chromium", args, {
+    stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"],
+  });
   let heard = "";
   browser.stdio[4].setEncoding("utf8").on("data", (chunk) => {
     const messages = (heard + chunk).split("\0");
@@ -105,7 +113,9 @@ test("a click sends a request, and the page says what the reply means", async ()
   assert.equal(rows.length, 5);
   assert.match(rows[0], /^1\) \(integer\) 1\s+limited: refused/);
   assert.match(rows[3], /^4\) \(integer\) (5\d{4}|60000)\s+retry_after: exactly (\d+) ms/);
-  await until(`document.getElementById("chart").ariaLabel.includes("2 passed within the last window, the limit is 2")`);
+  await until(
+    `document.getElementById("chart").ariaLabel.includes("2 passed within the last window, the limit is 2")`,
+  );
 });
 
 test("every algorithm counts from the start, and DEL resets it", async () => {
@@ -141,7 +151,9 @@ test("a limit that the module refuses is refused by the page", async () => {
 });
 
 test("every control has a name, text has contrast in light and dark, and no page scrolls sideways", async () => {
-  assert.ok(await evaluate(`[...document.querySelectorAll("input")].every((input) => input.labels.length === 1)`));
+  assert.ok(
+    await evaluate(`[...document.querySelectorAll("input")].every((input) => input.labels.length === 1)`),
+  );
   for (const value of ["light", "dark"]) {
     await ask("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value }] });
     for (const name of ["text", "faint", "passed", "refused", "accent"]) {
@@ -160,7 +172,12 @@ test("every control has a name, text has contrast in light and dark, and no page
       assert.ok(contrast >= 4.5, `${name} in ${value}: ${contrast}`);
     }
   }
-  await ask("Emulation.setDeviceMetricsOverride", { width: 360, height: 800, deviceScaleFactor: 1, mobile: true });
+  await ask("Emulation.setDeviceMetricsOverride", {
+    width: 360,
+    height: 800,
+    deviceScaleFactor: 1,
+    mobile: true,
+  });
   assert.ok(await evaluate("document.documentElement.scrollWidth <= 360"));
   await ask("Emulation.clearDeviceMetricsOverride");
 });
@@ -168,7 +185,12 @@ test("every control has a name, text has contrast in light and dark, and no page
 // It takes as long as the traffic that it shows.
 test("its picture", { skip: !process.env.SCREENSHOT }, async () => {
   await ask("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: "light" }] });
-  await ask("Emulation.setDeviceMetricsOverride", { width: 760, height: 960, deviceScaleFactor: 1, mobile: false });
+  await ask("Emulation.setDeviceMetricsOverride", {
+    width: 760,
+    height: 960,
+    deviceScaleFactor: 1,
+    mobile: false,
+  });
   await evaluate(`document.querySelector("[value='RL.FIXED']").click()`);
   await set("window", 4);
   await mouse("mousePressed", "send");
