@@ -77,22 +77,25 @@ impl Asker {
         self.state().keys.known(self.shared.time.now(), key, rules, cost)
     }
 
-    /// Decides on a request. One whose future is dropped takes nothing.
-    pub async fn take(&self, shares: Vec<Share>) -> (Held, RedisResult<Answer>) {
-        let mut asked = {
+    /// Decides on a request, which is asked for at once. One whose future is dropped takes nothing, nor does one that is
+    /// not kept.
+    pub fn take(
+        &self,
+        shares: Vec<Share>,
+    ) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
+        let (held, receiver, step) = {
             let mut state = self.state();
             state.last_id += 1;
             let id = state.last_id;
             let step = state.keys.take(self.shared.time.now(), id, shares);
-            let receiver = state.awaited(id);
-            drop(state);
-            let held = Held { asker: self.clone(), id, is_answered: AtomicBool::new(false) };
-            self.carry_out(step);
-            (held, receiver)
+            let held = Held { asker: self.clone(), id, is_kept: AtomicBool::new(false) };
+            (held, state.awaited(id), step)
         };
-        let answer = (&mut asked.1).await.unwrap_or_else(|_| Err(io_error(ENDED)));
-        asked.0.is_answered.store(true, Ordering::Relaxed);
-        (asked.0, answer)
+        self.carry_out(step);
+        async {
+            let answer = receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)));
+            (held, answer)
+        }
     }
 
     /// Gives back all leases, and waits until all that is in flight is answered.
@@ -173,17 +176,20 @@ impl State {
     }
 }
 
-/// A request that may be settled or given back. One that nobody has any more stays as it is; before it was answered, it
-/// takes nothing.
+/// A request that may be settled or given back. Unless it is kept it takes nothing.
 #[derive(Debug)]
 pub(crate) struct Held {
     asker: Asker,
     id: RequestId,
-    is_answered: AtomicBool,
+    is_kept: AtomicBool,
 }
 
-#[cfg(feature = "tower")]
 impl Held {
+    /// From now on it stays as it is if nobody has it any more.
+    pub fn keep(&self) {
+        self.is_kept.store(true, Ordering::Relaxed);
+    }
+
     /// Gives back what the request took, once, in the background.
     pub fn give_back(&self) {
         let step = self.asker.state().keys.give_back(self.asker.shared.time.now(), self.id);
@@ -191,6 +197,7 @@ impl Held {
     }
 
     /// Corrects what was taken of the shares at these places. The last cost counts.
+    #[cfg(feature = "web")]
     pub async fn settle(&self, used: Vec<(usize, i64)>) -> RedisResult<Answer> {
         let (step, receiver) = {
             let mut state = self.asker.state();
@@ -204,18 +211,11 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let now = self.asker.shared.time.now();
-        let mut state = self.asker.state();
-        let step = match *self.is_answered.get_mut() {
-            true => Step::default(),
-            false => {
-                state.waiting.remove(&self.id);
-                state.keys.give_back(now, self.id)
-            }
-        };
-        state.keys.leave_as_is(self.id);
-        drop(state);
-        self.asker.carry_out(step);
+        if !*self.is_kept.get_mut() {
+            self.asker.state().waiting.remove(&self.id);
+            self.give_back();
+        }
+        self.asker.state().keys.leave_as_is(self.id);
     }
 }
 

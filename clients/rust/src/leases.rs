@@ -110,7 +110,8 @@ impl Leases {
             return Ok(verdict);
         }
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
-        let (_, answer) = self.asker.take(vec![share]).await;
+        let (held, answer) = self.asker.take(vec![share]).await;
+        held.keep();
         answer.map(|answer| {
             let verdict = answer.decision().tightest().expect("a row for each quota");
             Verdict { taken: Some(answer.taken[0]), at: answer.at, ..verdict }

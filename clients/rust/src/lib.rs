@@ -25,8 +25,8 @@
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
 )]
 #![cfg_attr(
-    feature = "tower",
-    doc = "- [`web`] limits the clients of a web service, as middleware for tower."
+    feature = "web",
+    doc = "- [`web`] limits the clients of a web service, as middleware for tower and actix-web."
 )]
 //!
 //! # Time
@@ -62,7 +62,7 @@ mod reply;
 mod request;
 #[cfg(feature = "leases")]
 mod server;
-#[cfg(feature = "tower")]
+#[cfg(feature = "web")]
 pub mod web;
 
 pub use acquire::Acquire;
@@ -73,7 +73,7 @@ pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
-pub use quota::{InvalidQuota, Quota, Quotas};
+pub use quota::{Invalid, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Take};
 #[cfg(feature = "leases")]

@@ -429,13 +429,13 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
             })
             .collect();
         let words = Words::start();
-        let guard = Guard::new(words.client(), policies);
+        let guard = Guard::new(words.client(), policies).expect("policies");
         let (mut head, ()) = axum::http::Request::new(()).into_parts();
         if let Some(client) = case.client {
             let address: IpAddr = client.parse().expect("an address");
             head.extensions.insert(SocketAddr::from((address, 1)));
         }
-        guard.admit(&head).await.expect("it passes, as nothing answers");
+        guard.take(&head, ()).await.expect("it passes, as nothing answers");
         assert_eq!(words.sent(), Vec::from_iter(case.instead.or(case.words)), "{}", case.name);
     }
 }
@@ -457,7 +457,7 @@ fn an_address_is_told_by_one_name_however_a_proxy_writes_it() {
 #[test]
 fn every_mistake_of_the_table_is_refused_where_it_is_made() {
     use redis_rl_client::web::{Fail, Guard, Policy};
-    use redis_rl_client::{Leases, web::InvalidPolicy};
+    use redis_rl_client::{Invalid, Leases};
     use server::words::Words;
 
     let text = |panic: Box<dyn std::any::Any + Send>| match panic.downcast::<String>() {
@@ -482,7 +482,7 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
                     Ok(quotas) => Policy::new(name, quotas.clone()),
                     Err(text) => Policy::new(name, text),
                 };
-                Ok::<_, InvalidPolicy>(policy?.cost(cost).lease(lease))
+                Ok::<_, Invalid>(policy?.cost(cost).lease(lease))
             };
             errors.push(match std::panic::catch_unwind(policy) {
                 Ok(policy) => policy.expect_err(&case.name).to_string(),
@@ -505,7 +505,11 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
             errors.push(fail.as_str().expect("text").parse::<Fail>().expect_err(&case.name).to_string());
         } else if let Some(ms) = case.settings.get("timeout_ms").and_then(Json::as_u64) {
             let policy = Policy::new("requests", "5/10s").expect("a policy");
-            let guard = || Guard::new(Words::start().client(), policy).timeout(Duration::from_millis(ms));
+            let guard = || {
+                Guard::new(Words::start().client(), policy)
+                    .expect("a policy")
+                    .timeout(Duration::from_millis(ms))
+            };
             let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(guard)).expect_err(&case.name);
             errors.push(panic.downcast::<&str>().expect("text").to_string());
         }

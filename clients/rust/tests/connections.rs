@@ -195,7 +195,7 @@ mod asynchronous {
         let leases = Leases::new(&redis, Algorithm::Sliding, [three]).units(1);
         let policies =
             [Policy::new("a", [three]), Policy::new("b", [HOURLY])].map(|policy| policy.expect("a policy"));
-        let guard = Guard::new(&redis, policies);
+        let guard = Guard::new(&redis, policies).expect("policies");
         for request in 0..4 {
             let is_allowed = request < 3;
             let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");

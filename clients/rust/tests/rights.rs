@@ -96,12 +96,12 @@ mod asynchronous {
         let server = server();
         let policy = Policy::new("limit", "5/1h").expect("a policy");
         for (client, units) in [("a", 0), ("b", 64)] {
-            let guard = Guard::new(server.client("resp3"), policy.clone().lease(units));
+            let guard = Guard::new(server.client("resp3"), policy.clone().lease(units)).expect("a policy");
             let guard = guard.timeout(server::PATIENCE).fail(Fail::Closed);
             let reserved = guard.take(client, 5).await.expect("an admission");
             assert_eq!(guard.take(client, 1).await.unwrap_err().status(), 429);
-            let settled = reserved.settle(2).await.expect("it is settled");
-            assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
+            guard.settle(&reserved, 2).await.expect("it is settled");
+            assert_eq!(reserved.decision().map(|decision| decision.rows[0].remaining), Some(3));
             guard.close().await;
         }
     }
