@@ -362,7 +362,7 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
 fn counted(guard: Guard) -> Guard {
     guard
         .on_decision(|_head, decision, policies| {
-            let result = if decision.is_allowed() { "allowed" } else { "limited" };
+            let result = if decision.limited { "limited" } else { "allowed" };
             for policy in policies {
                 let labels = [("policy", policy.name().to_owned()), ("result", result.to_owned())];
                 metrics::counter!("rate_limit_decisions_total", &labels).increment(1);

@@ -17,15 +17,15 @@ const README: &str = include_str!("../README.md");
 #[test]
 fn the_first_program_prints_what_stands_below_it() {
     let server = Server::start();
-    let run = program("first", 0, &server, &[]).output().expect("cargo runs");
+    let run = program("first", 1, &server, &[]).output().expect("cargo runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 0));
+    assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 1));
 }
 
 #[test]
 fn the_service_answers_what_stands_below_it() {
     let (server, port) = (Server::start(), server::free_port().to_string());
-    let mut service = program("service", 1, &server, &[("8000", &port)]).spawn().expect("cargo runs");
+    let mut service = program("service", 0, &server, &[("8000", &port)]).spawn().expect("cargo runs");
     let ask = |path: &str| {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
@@ -46,7 +46,7 @@ fn the_service_answers_what_stands_below_it() {
     };
     assert_eq!(
         third.lines().filter(is_told).collect::<Vec<_>>(),
-        block("```text", 1).lines().collect::<Vec<_>>()
+        block("```text", 0).lines().collect::<Vec<_>>()
     );
 }
 

@@ -66,6 +66,8 @@ struct Settings {
     teller: Teller,
 }
 
+/// What is decided by itself: by which policies for whom, and what is asked for.
+type Group = (Vec<(Policy, Client)>, Vec<Share>);
 type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
 type OnLimited = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync>;
 type OnAway = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync>;
@@ -280,14 +282,14 @@ impl Guard {
             (Source::Chosen(_), None) => return Err(Refusal::misused("the policies depend on the request")),
         };
         checked(&policies, &outer.policies()).and_then(|()| costs.check(&policies))?;
-        let mut groups = vec![(Vec::new(), Vec::new())];
+        let mut groups = vec![Group::default()];
         for policy in policies.iter() {
             let Some(client) = self.client(policy, &request, &outer)? else { continue };
             let cost = costs.of(policy.name()).or_else(|| policy.cost_of(head));
             let share = self.share(policy, &client, cost)?;
             // A dry run must not have the others refuse: it is asked by itself, at once.
             let group = if policy.is_dry_run() { groups.len() } else { 0 };
-            groups.resize_with(groups.len().max(group + 1), Default::default);
+            groups.resize_with(groups.len().max(group + 1), Group::default);
             groups[group].0.push((policy.clone(), client));
             groups[group].1.push(share);
         }
@@ -358,7 +360,7 @@ impl Guard {
     /// Asks for all groups, and tells those who want to know. Each is decided by itself.
     async fn ask(
         &self,
-        groups: Vec<(Vec<(Policy, Client)>, Vec<Share>)>,
+        groups: Vec<Group>,
         head: Option<&Parts>,
         outer: &Reservation,
     ) -> Result<(), Refusal> {
@@ -386,7 +388,11 @@ impl Guard {
             parts.push(part);
         }
         // Parts that are not added go back.
-        refusal.map_or_else(|| Ok(outer.add(parts)), Err)
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
+        outer.add(parts);
+        Ok(())
     }
 
     /// Corrects what was taken for a request to what was used, whichever limit took it, however late: by the names of
