@@ -19,7 +19,6 @@
 //! - [`Acquire`] waits until units are allowed.
 //! - [`cmd`] builds the commands, for pipelines and scripts.
 //! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
-//! - [`Clocked`] has tests move the time.
 #![cfg_attr(
     feature = "leases",
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
@@ -45,7 +44,6 @@ mod acquire;
 #[cfg(feature = "leases")]
 mod asker;
 mod clock;
-mod clocked;
 #[cfg(feature = "leases")]
 mod cluster;
 pub mod cmd;
@@ -66,7 +64,6 @@ mod server;
 pub mod web;
 
 pub use acquire::Acquire;
-pub use clocked::Clocked;
 #[cfg(feature = "aio")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;

@@ -4,7 +4,7 @@ mod server;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis_rl_client::{Algorithm, All, Clocked, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
+use redis_rl_client::{Algorithm, All, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
 use server::{Cluster, Sentinel, Server};
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -95,33 +95,6 @@ fn a_pipeline_takes_the_commands_and_answers_verdicts() {
     assert_eq!(verdict, remaining(99));
     assert_eq!(sliding.map(|info| info.windows[0].used), Some(40));
     assert_eq!(missing, None);
-}
-
-#[test]
-fn a_clock_of_the_applications_own_is_named_in_every_command_and_in_pipelines_too() {
-    let server = Server::start();
-    let mut clocked = Clocked::new(server.connect(), noon);
-    let from_pipeline = |clocked: &mut dyn redis::ConnectionLike, pipeline: &mut redis::Pipeline| {
-        pipeline.add_command(cmd::log("AT", HOURLY, 1)).add_command(cmd::reset("nothing"));
-        let (verdict, existed): (Verdict, bool) = pipeline.query(clocked).expect("replies");
-        assert!(!existed);
-        verdict
-    };
-    // A key that was last seen at noon has its whole window before it.
-    assert_eq!(clocked.rl_log("AT", HOURLY, 1), Ok(remaining(99)));
-    assert_eq!(from_pipeline(&mut clocked, &mut redis::pipe()), remaining(98));
-    assert_eq!(from_pipeline(&mut clocked, redis::pipe().atomic()), remaining(97));
-    assert_eq!(clocked.rl_peek("AT", HOURLY, 1), Ok(remaining(97)));
-    assert_eq!(clocked.rl_all(&All::new().log("AT", HOURLY, 1)).expect("a decision").at, noon());
-    let verdict = clocked.rl_bucket("bucket", HOURLY, Take::cost(1).partial()).expect("a verdict");
-    assert_eq!((verdict.remaining, verdict.at), (99, Some(noon())));
-    // A time that is named already stays.
-    let later = noon() + Duration::from_secs(1);
-    let verdict = clocked.rl_log("AT", HOURLY, Take::cost(1).partial().at(later)).expect("a verdict");
-    assert_eq!(verdict.at, Some(later));
-    assert!(clocked.rl_info("AT").expect("a reply").is_some());
-    assert_eq!(clocked.rl_reset("AT"), Ok(true));
-    assert_eq!(clocked.rl_reset("AT"), Ok(false));
 }
 
 #[test]
@@ -258,22 +231,6 @@ mod asynchronous {
             let info = manager.rl_info(protocol).await.expect("a reply").expect("a key");
             assert_eq!((info.algorithm, info.entries), (Algorithm::Log, Some(1)));
         }
-    }
-
-    #[tokio::test]
-    async fn a_clock_of_the_applications_own_is_named_in_every_command_and_in_pipelines_too() {
-        let server = Server::start();
-        let mut clocked = Clocked::new(server.connect_async("resp3").await, noon);
-        assert_eq!(clocked.rl_log("a", HOURLY, 1).await, Ok(remaining(99)));
-        let mut pipeline = redis::pipe();
-        pipeline
-            .atomic()
-            .add_command(cmd::log("a", HOURLY, 1))
-            .ignore()
-            .add_command(cmd::log("a", HOURLY, 1));
-        let (verdict,): (Verdict,) = pipeline.query_async(&mut clocked).await.expect("replies");
-        assert_eq!(verdict, remaining(97));
-        assert_eq!(clocked.rl_reset("a").await, Ok(true));
     }
 
     #[tokio::test]

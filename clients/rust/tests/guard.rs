@@ -240,10 +240,12 @@ mod in_actix {
             let answer = Response::builder().status(418).header("content-type", "text/plain");
             answer.body(format!("{} of {account} at {}", refusal.status(), head.uri)).expect("a response")
         });
-        let user = guard.limit("1/1h").expect("a text").middleware();
+        let user = guard.limit("1/1h").expect("a text");
         let app = App::new()
             .service(
-                web::resource("/users/{id}").route(web::get().to(async || HttpResponse::Ok())).wrap(user),
+                web::resource("/users/{id}")
+                    .route(web::get().to(async || HttpResponse::Ok()))
+                    .wrap(user.middleware()),
             )
             .wrap(guard.middleware())
             .wrap_fn(|request, service| {

@@ -193,14 +193,14 @@ mod in_actix {
 
     pub async fn service(limits: Limits) -> Service {
         let get = |text: &'static str| web::get().to(move || ready(text));
-        let [search, export, tokens] =
-            [&limits.search, &limits.export, &limits.tokens].map(Guard::middleware);
         let app = App::new()
             .route("/health", get("well"))
             .route("/", get("hello"))
-            .service(web::resource("/search").route(get("found")).wrap(search))
-            .service(web::resource("/export").route(get("exported")).wrap(export))
-            .service(web::resource("/generate").route(web::post().to(generate)).wrap(tokens))
+            .service(web::resource("/search").route(get("found")).wrap(limits.search.middleware()))
+            .service(web::resource("/export").route(get("exported")).wrap(limits.export.middleware()))
+            .service(
+                web::resource("/generate").route(web::post().to(generate)).wrap(limits.tokens.middleware()),
+            )
             .route("/batch", web::post().to(batch))
             .wrap(limits.guard.middleware())
             .app_data(web::Data::new(limits));

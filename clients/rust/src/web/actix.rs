@@ -2,13 +2,11 @@
 
 use std::borrow::Cow;
 use std::future::{Ready, ready};
-use std::pin::Pin;
-use std::rc::Rc;
-use std::task::{Context, Poll};
 
 use actix_web::body::{BoxBody, EitherBody, MessageBody};
 use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform};
 use actix_web::http::{StatusCode, header};
+use actix_web::middleware::{Next, from_fn};
 use actix_web::{Error, FromRequest, HttpMessage, HttpRequest, HttpResponse, ResponseError};
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Response};
@@ -17,77 +15,53 @@ use crate::web::client::Pattern;
 use crate::web::refusal::Refused;
 use crate::web::{Guard, Refusal, Requester, Reservation};
 
+/// By the service or by a limit.
+type Answered<B> = ServiceResponse<EitherBody<B>>;
+
 impl Guard {
-    /// Middleware of an application, a scope or a resource.
+    /// Middleware of an application, a scope or a resource of actix-web.
     ///
     /// What middleware of your own knows of a request, functions of the head find among its extensions, if it has put a
     /// [`http::Extensions`] among those of the request.
-    pub fn middleware(&self) -> Guard {
-        self.clone()
+    pub fn middleware<S, B>(
+        &self,
+    ) -> impl Transform<S, ServiceRequest, Response = Answered<B>, Error = Error, InitError = ()> + use<S, B>
+    where
+        S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+        B: MessageBody + 'static,
+    {
+        let guard = self.clone();
+        from_fn(move |request, next| limit(guard.clone(), request, next))
     }
 }
 
-impl<S, B> Transform<S, ServiceRequest> for Guard
-where
-    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
-    B: MessageBody + 'static,
-{
-    type Response = ServiceResponse<EitherBody<B>>;
-    type Error = Error;
-    type Transform = Limited<S>;
-    type InitError = ();
-    type Future = Ready<Result<Limited<S>, ()>>;
-
-    fn new_transform(&self, inner: S) -> Self::Future {
-        ready(Ok(Limited { inner: Rc::new(inner), guard: self.clone() }))
-    }
-}
-
-/// A service that a [`Guard`] limits.
-#[derive(Debug)]
-pub struct Limited<S> {
-    inner: Rc<S>,
+async fn limit<B: MessageBody>(
     guard: Guard,
-}
-
-impl<S, B> Service<ServiceRequest> for Limited<S>
-where
-    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
-    B: MessageBody + 'static,
-{
-    type Response = ServiceResponse<EitherBody<B>>;
-    type Error = Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Error>>>>;
-
-    fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.inner.poll_ready(context)
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<Answered<B>, Error> {
+    let mut head = head(request.request());
+    let outermost = guard.begin(&mut head);
+    if let Some(outermost) = &outermost {
+        request.extensions_mut().insert(outermost.clone());
     }
-
-    fn call(&self, request: ServiceRequest) -> Self::Future {
-        let (inner, guard) = (self.inner.clone(), self.guard.clone());
-        Box::pin(async move {
-            let mut head = head(request.request());
-            let outermost = guard.begin(&mut head);
-            if let Some(outermost) = &outermost {
-                request.extensions_mut().insert(outermost.clone());
-            }
-            let answered = match guard.answer(&head).await {
-                Some(answer) => Ok(request.into_response(response(answer)).map_into_right_body()),
-                None => inner.call(request).await.map(ServiceResponse::map_into_left_body),
-            };
-            let Some(outermost) = outermost else { return answered };
-            // Only the answer that leaves all limits is the request's: until then another may take its place.
-            let Ok(mut answered) = answered else {
-                let is_refused = answered.as_ref().is_err_and(|error| error.as_error::<Refusal>().is_some());
-                outermost.end(is_refused, true);
-                return answered;
-            };
+    let mut answered = match guard.answer(&head).await {
+        Some(answer) => Ok(request.into_response(response(answer)).map_into_right_body()),
+        None => next.call(request).await.map(ServiceResponse::map_into_left_body),
+    };
+    // Only the answer that leaves all limits is the request's: until then another may take its place.
+    match (outermost, &mut answered) {
+        (Some(outermost), Ok(answered)) => {
             let is_refused = answered.response_mut().extensions_mut().remove::<Refused>().is_some();
             let has_fields = answered.headers().contains_key("ratelimit");
             append(&outermost.end(is_refused, has_fields), answered.headers_mut());
-            Ok(answered)
-        })
+        }
+        (Some(outermost), Err(error)) => {
+            outermost.end(error.as_error::<Refusal>().is_some(), true);
+        }
+        (None, _) => {}
     }
+    answered
 }
 
 /// As functions of requests know it.
