@@ -7,7 +7,7 @@
 //! # fn main() -> redis::RedisResult<()> {
 //! let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
 //! let verdict = connection.rl_log("api:42", [Quota::per_second(5), Quota::per_hour(100)], 1)?;
-//! if !verdict.is_allowed() {
+//! if verdict.limited {
 //!     println!("retry after {:?}", verdict.retry_after);
 //! }
 //! # Ok(())

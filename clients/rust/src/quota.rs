@@ -166,7 +166,7 @@ pub(crate) fn check(quotas: &[Quota]) -> Result<(), Invalid> {
     let windows: std::collections::HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();
     if !(1..=MAX_QUOTAS).contains(&quotas.len()) || windows.len() < quotas.len() {
         let why = format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ");
-        return Err(Invalid(why));
+        return Err(Invalid::new(why));
     }
     Ok(())
 }
@@ -246,7 +246,7 @@ impl Invalid {
     }
 
     fn quota(text: &str) -> Invalid {
-        Invalid(format!(
+        Invalid::new(format!(
             "\"{text}\" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
         ))
     }

@@ -210,7 +210,7 @@ async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
         guard.on_decision(move |head, decision, policies| {
             let names: Vec<String> = policies.iter().map(|policy| policy.name().to_owned()).collect();
             let client = field(head, "client").expect("a client");
-            told.lock().expect("no panic").push((client, decision.is_allowed(), names.join(" ")));
+            told.lock().expect("no panic").push((client, !decision.limited, names.join(" ")));
         })
     };
     let guards = [

@@ -2,7 +2,7 @@
 
 mod server;
 
-use redis_rl_client::{All, Quota, RlCommands};
+use redis_rl_client::{Algorithm, All, Quota, RlCommands};
 use server::{Cluster, Server};
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -20,7 +20,12 @@ fn server() -> Server {
 }
 
 fn all() -> All {
-    All::new().log("limit:{a}:requests", HOURLY, 1).sliding("limit:{a}:tokens", HOURLY, 40)
+    All::new().key("limit:{a}:requests", Algorithm::Log, HOURLY, 1).key(
+        "limit:{a}:tokens",
+        Algorithm::Sliding,
+        HOURLY,
+        40,
+    )
 }
 
 /// Every command that the user may call, on its keys.

@@ -23,6 +23,7 @@ impl Guard {
     ///
     /// What middleware of your own knows of a request, functions of the head find among its extensions, if it has put a
     /// [`http::Extensions`] among those of the request.
+    #[must_use]
     pub fn middleware<S, B>(
         &self,
     ) -> impl Transform<S, ServiceRequest, Response = Answered<B>, Error = Error, InitError = ()> + use<S, B>

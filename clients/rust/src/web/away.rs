@@ -14,9 +14,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// warning.
 #[derive(Clone, Default)]
 pub(crate) struct Teller {
-    pub on_error: Option<Arc<dyn Fn(&RedisError) + Send + Sync>>,
+    pub on_error: Option<OnError>,
     log: Arc<Log>,
 }
+
+type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 
 #[derive(Default)]
 struct Log {

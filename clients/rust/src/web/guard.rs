@@ -422,7 +422,6 @@ impl Guard {
     }
 
     /// Begins a request, if this is the outermost limit that it meets.
-    #[cfg(any(feature = "tower", feature = "actix"))]
     pub(crate) fn begin(&self, head: &mut Parts) -> Option<Reservation> {
         if head.extensions.get::<Reservation>().is_some() {
             return None;
@@ -433,7 +432,6 @@ impl Guard {
     }
 
     /// What middleware answers in place of the service, if it does.
-    #[cfg(any(feature = "tower", feature = "actix"))]
     pub(crate) async fn answer(&self, head: &Parts) -> Option<Response<String>> {
         let mut response = match (self.take(head, ()).await, &self.settings.on_limited) {
             (Ok(reserved), _) => {

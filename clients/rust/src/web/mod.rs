@@ -6,6 +6,10 @@
 //! Header fields are those of [draft-ietf-httpapi-ratelimit-headers-11][draft], in seconds that are rounded up.
 //!
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/
+#![cfg_attr(
+    not(all(feature = "axum", feature = "actix")),
+    allow(dead_code, reason = "each adapter uses its part")
+)]
 
 #[cfg(feature = "actix")]
 mod actix;

@@ -70,7 +70,6 @@ impl Refusal {
         Refusal(Box::new(Inner { status, fields: HeaderMap::new(), problem, why: Why::Misused }))
     }
 
-    #[cfg(any(feature = "axum", feature = "actix"))]
     pub(crate) fn of_no_limit() -> Refusal {
         Refusal::misused("no limit is in front of this handler")
     }

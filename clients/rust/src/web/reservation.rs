@@ -172,7 +172,6 @@ impl Reservation {
 
     /// The answer leaves the outermost limit: if it is a refusal, what was taken goes back, once. Tells the header fields
     /// to add.
-    #[cfg(any(feature = "tower", feature = "actix"))]
     pub(crate) fn end(&self, is_refused: bool, has_fields: bool) -> HeaderMap {
         for part in self.parts().into_iter().filter(|_| is_refused) {
             part.is_over.store(true, Ordering::Relaxed);
