@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
@@ -115,7 +114,7 @@ impl Asker {
 
     /// Sends commands and gives answers.
     fn carry_out(&self, step: Step) {
-        let Step { mut commands, answers } = step;
+        let Step { commands, answers } = step;
         let mut state = self.state();
         for (id, answer) in answers {
             for sender in state.waiting.remove(&id).unwrap_or_default() {
@@ -130,23 +129,18 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        let Some(last) = commands.pop() else { return };
-        let last = InFlight::new(self.clone(), last);
-        let mut sent: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
-        sent.extend(commands.into_iter().map(|command| -> Pin<Box<dyn Future<Output = ()> + Send>> {
-            Box::pin(InFlight::new(self.clone(), command).send())
-        }));
+        let send = |command| Box::pin(InFlight::new(self.clone(), command).send());
+        let mut sent: Vec<_> = commands.into_iter().map(send).collect();
         let Ok(runtime) = Handle::try_current() else { return };
-        if sent.is_empty() {
-            drop(runtime.spawn(last.send()));
-            return;
+        if sent.len() == 1 {
+            sent.pop().map(|sent| runtime.spawn(sent));
+        } else if !sent.is_empty() {
+            // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
+            runtime.spawn(poll_fn(move |context| {
+                sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
+                if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            }));
         }
-        // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
-        sent.push(Box::pin(last.send()));
-        runtime.spawn(poll_fn(move |context| {
-            sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
-            if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        }));
     }
 
     async fn tick(self) {
