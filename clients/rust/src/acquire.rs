@@ -18,21 +18,6 @@ use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 /// It asks; if refused, it sleeps for exactly `retry_after` and asks again. If that is longer than what is left of the
 /// timeout, or if no wait helps, it answers the refusal at once: see whether the verdict
 /// is [limited](Verdict::limited). Those who wait have no order among them.
-///
-/// ```no_run
-/// # use std::time::Duration;
-/// use redis_rl_client::{Acquire, Algorithm, Quota, RlCommands};
-///
-/// # fn main() -> redis::RedisResult<()> {
-/// # let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-/// let ten_seconds = Acquire::cost(1).timeout(Duration::from_secs(10));
-/// let verdict = connection.rl_acquire(Algorithm::Log, "mail", Quota::per_second(5), ten_seconds)?;
-/// if !verdict.limited {
-///     println!("send it");
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Acquire {

@@ -86,7 +86,12 @@ impl Asker {
             let mut state = self.state();
             state.last_id += 1;
             let id = state.last_id;
-            let step = state.keys.take(self.shared.time.now(), id, shares);
+            let now = self.shared.time.now();
+            // What is over goes back first, however the clock has moved.
+            let mut step = state.keys.tick(now);
+            let taken = state.keys.take(now, id, shares);
+            step.commands.extend(taken.commands);
+            step.answers.extend(taken.answers);
             let held = Held { asker: self.clone(), id, is_kept: AtomicBool::new(false) };
             (held, state.awaited(id), step)
         };

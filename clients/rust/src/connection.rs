@@ -54,19 +54,6 @@ macro_rules! commands {
 /// The commands of redis-rl on connections, clients and cluster connections.
 ///
 /// The third argument is a cost, or a [`Take`] with more to say.
-///
-/// ```no_run
-/// use redis_rl_client::{Quota, RlCommands, Take};
-///
-/// # fn main() -> redis::RedisResult<()> {
-/// let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-/// let hourly = Quota::per_hour(100_000);
-/// if !connection.rl_sliding("tokens:42", hourly, 1200)?.limited {
-///     connection.rl_sliding("tokens:42", hourly, Take::cost(40).force())?;
-/// }
-/// # Ok(())
-/// # }
-/// ```
 pub trait RlCommands: ConnectionLike + Sized {
     commands!(blocking);
 
@@ -87,17 +74,6 @@ impl<C: ConnectionLike> RlCommands for C {}
 /// The commands of redis-rl on asynchronous connections, cluster connections too.
 ///
 /// The third argument is a cost, or a [`Take`] with more to say.
-///
-/// ```no_run
-/// use redis_rl_client::{Quota, RlAsyncCommands};
-///
-/// # async fn limit() -> redis::RedisResult<()> {
-/// let client = redis::Client::open("redis://127.0.0.1/")?;
-/// let mut connection = client.get_multiplexed_async_connection().await?;
-/// let verdict = connection.rl_log("api:42", Quota::per_second(5), 1).await?;
-/// # Ok(())
-/// # }
-/// ```
 #[cfg(feature = "aio")]
 pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     commands!(asynchronous);

@@ -1,19 +1,6 @@
 //! Commands of redis-rl, a module for Redis and Valkey, on [`redis`] connections: rate limits that the server decides
 //! and counts in one step.
 //!
-//! ```no_run
-//! use redis_rl_client::{Quota, RlCommands};
-//!
-//! # fn main() -> redis::RedisResult<()> {
-//! let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-//! let verdict = connection.rl_log("api:42", [Quota::per_second(5), Quota::per_hour(100)], 1)?;
-//! if verdict.limited {
-//!     println!("retry after {:?}", verdict.retry_after);
-//! }
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
 //! - [`Quotas`] reads them from text such as `5/10s, 100/h`.
 //! - [`Acquire`] waits until units are allowed.

@@ -18,16 +18,6 @@ const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// One is made when it is needed, and anew when it breaks or says nothing for the timeout while answers are due; of a
 /// cluster, each node's by itself. No command is sent twice: what was lost with a connection has failed.
-///
-/// ```no_run
-/// use redis_rl_client::Redis;
-///
-/// # fn redis() -> redis::RedisResult<()> {
-/// let server: Redis = redis::Client::open("redis://127.0.0.1/")?.into();
-/// let cluster = Redis::cluster([redis::Client::open("redis://node-1/")?, redis::Client::open("redis://node-2/")?]);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Redis {

@@ -25,20 +25,6 @@ use crate::{Decision, Invalid, Redis};
 ///
 /// It is middleware itself, for tower ([`layer`](Guard::layer)) and actix-web (`middleware`). [`limit`](Guard::limit) is the
 /// same for a route. A handler decides by [`take`](Guard::take), and corrects costs by [`settle`](Guard::settle).
-///
-/// ```no_run
-/// # use redis_rl_client::{web::{Guard, Policy}};
-/// # async fn generate(prompt: String) -> Result<(), Box<dyn std::error::Error>> {
-/// let client = redis::Client::open("redis://127.0.0.1/")?;
-/// let guard = Guard::new(client, Policy::new("tokens", "100000/h")?)?;
-/// // Reserve an estimate, and settle when the cost is known.
-/// if let Ok(reserved) = guard.take("192.0.2.1", 500).await {
-///     let tokens_used = 420;
-///     let _settled = guard.settle(&reserved, tokens_used).await;
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Guard {

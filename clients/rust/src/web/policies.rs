@@ -18,21 +18,6 @@ const MAX_ROWS: usize = 64;
 ///
 /// All policies of a request are decided in one step, and units are taken of all or of none. Each has a name of its
 /// own, and together they have at most 64 quotas. Build them once, and have the function choose among clones.
-///
-/// ```
-/// # use redis_rl_client::{Invalid, web::{Policies, Policy}};
-/// # fn main() -> Result<(), Invalid> {
-/// let free = Policy::new("free", "5/10s, 100/h")?;
-/// let paid = Policy::new("paid", "100/s")?;
-/// // By a header that a gateway of your own sets.
-/// let by_plan = Policies::by(move |head| match head.headers.get("plan") {
-///     _ if head.uri.path() == "/health" => None,
-///     Some(plan) if plan == "paid" => Some(paid.clone()),
-///     _ => Some(free.clone()),
-/// });
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct Policies(pub(crate) Source);
 

@@ -22,19 +22,6 @@ const LEASE: Duration = Duration::from_millis(100);
 ///
 /// It names whose quotas they are by a key and takes a cost, each of which may be a function of the request's head.
 /// Clones are cheap.
-///
-/// ```
-/// # use redis_rl_client::{Algorithm, Invalid, Quota, web::Policy};
-/// # fn main() -> Result<(), Invalid> {
-/// let requests = Policy::new("requests", "5/10s, 100/h")?;
-/// let tokens = Policy::new("tokens", [Quota::per_hour(100_000)])?
-///     .algorithm(Algorithm::Sliding)
-///     .unit("tokens")
-///     .cost(500)
-///     .key(|head| Some(head.headers.get("account")?.to_str().ok()?.to_owned()));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Policy(pub(crate) Arc<Inner>);
