@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: help build wasm run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
 .PHONY: latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
@@ -27,6 +27,17 @@ help: ## Show this list
 build: setup-build ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
 	cargo module
+
+WASM_TARGET := wasm32-unknown-unknown
+WASM := $(TARGET)/redis_rl.wasm
+# The packages that carry it.
+WASM_COPIES := clients/node/redis_rl.wasm clients/python/src/redis_rl/redis_rl.wasm
+wasm: ## Build the limiters in memory as WebAssembly: target/redis_rl.wasm, and where packages pack it
+	@tools/install-missing wasm
+	cargo build --quiet --locked --profile wasm --package redis-rl-wasm --target $(WASM_TARGET)
+	@install -m 644 $(TARGET)/$(WASM_TARGET)/wasm/redis_rl_wasm.wasm $(WASM)
+	@(($$(stat --format %s $(WASM)) <= 200 * 1024)) || { echo "$(WASM) has more than 200 KiB" >&2; exit 1; }
+	@for copy in $(WASM_COPIES); do install -m 644 $(WASM) $$copy; done
 
 run: PORT ?= 6379
 run: PORTS = $(PORT)
