@@ -17,8 +17,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock::{Clock, Time};
 use crate::connection::explained;
-use crate::link::{ENDED, io_error, locked};
+use crate::link::{ENDED, io_error};
 use crate::local::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
+use crate::locked;
 use crate::{Decision, Redis, Verdict};
 
 /// Timeouts after which what is in flight is left to itself at the end.
@@ -58,7 +59,7 @@ impl Asker {
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
-        let time = Time::of(clock.clone());
+        let time = Time::of(clock.clone().or(redis.clock()));
         let shared = Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) };
         Asker { redis, clock, shared: Arc::new(shared) }
     }

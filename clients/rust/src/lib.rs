@@ -6,6 +6,7 @@
 //! - [`Acquire`] waits until units are allowed.
 //! - [`cmd`] builds the commands, for pipelines and scripts.
 //! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
+#![cfg_attr(feature = "memory", doc = "- [`MemoryLimiter`] runs them in this process, without a server.")]
 #![cfg_attr(
     feature = "leases",
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
@@ -42,6 +43,8 @@ mod link;
 #[cfg(feature = "leases")]
 #[doc(hidden)]
 pub mod local;
+#[cfg(feature = "memory")]
+mod memory;
 mod quota;
 mod reply;
 mod request;
@@ -57,13 +60,20 @@ pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
+#[cfg(feature = "memory")]
+pub use memory::MemoryLimiter;
 pub use quota::{Invalid, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Take};
 #[cfg(feature = "leases")]
 pub use server::Redis;
 
-#[cfg(all(doctest, feature = "axum"))]
+#[cfg(any(feature = "leases", feature = "memory"))]
+fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(all(doctest, feature = "axum", feature = "memory"))]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../recipes.md")]
 struct Pages;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
 
+use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::link::Link;
 use crate::local::slot;
@@ -30,6 +31,8 @@ pub struct Redis {
 enum Servers {
     One(Link<MultiplexedConnection>),
     Cluster(Cluster),
+    #[cfg(feature = "memory")]
+    Memory(crate::MemoryLimiter),
 }
 
 impl From<Client> for Redis {
@@ -38,6 +41,14 @@ impl From<Client> for Redis {
             let client = client.clone();
             async { Ok(client) }
         })
+    }
+}
+
+/// Keys in memory, which answer at once and never are away.
+#[cfg(feature = "memory")]
+impl From<crate::MemoryLimiter> for Redis {
+    fn from(memory: crate::MemoryLimiter) -> Redis {
+        Redis::of(move |_, _| Servers::Memory(memory.clone()))
     }
 }
 
@@ -112,11 +123,25 @@ impl Redis {
         matches!(*self.servers, Servers::Cluster(_))
     }
 
+    /// By which it decides; none if that is a server's own.
+    pub(crate) fn clock(&self) -> Clock {
+        match &*self.servers {
+            #[cfg(feature = "memory")]
+            Servers::Memory(memory) => {
+                let memory = memory.clone();
+                Clock::new(move || memory.time())
+            }
+            _ => Clock::default(),
+        }
+    }
+
     /// The reply to a command for a key.
     pub(crate) async fn ask(&self, key: &[u8], command: &Cmd) -> RedisResult<Value> {
         match &*self.servers {
             Servers::One(link) => link.ask(command, false).await,
             Servers::Cluster(cluster) => cluster.ask(slot(key), command).await,
+            #[cfg(feature = "memory")]
+            Servers::Memory(memory) => memory.reply(command)?.extract_error(),
         }
     }
 }

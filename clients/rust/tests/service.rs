@@ -13,7 +13,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use axum::http::request::Parts;
 use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
-use redis_rl_client::{Algorithm, Invalid};
+use redis_rl_client::{Algorithm, Invalid, MemoryLimiter, Redis};
 use serde::Deserialize;
 use serde_json::Value as Json;
 use server::Server;
@@ -73,7 +73,7 @@ fn account(head: &Parts) -> Option<String> {
 }
 
 impl Limits {
-    fn new(server: &Server, fail: Fail) -> Result<Limits, Invalid> {
+    fn new(redis: impl Into<Redis>, fail: Fail) -> Result<Limits, Invalid> {
         let everybody = Policy::new("everybody", "1000/m")?.key_text("all").lease(100);
         let of_account = |policy: Policy| policy.key(|head| Some(account(head).unwrap_or("here".to_owned())));
         let free = of_account(Policy::new("free", "5/10s, 100/h")?);
@@ -88,7 +88,7 @@ impl Limits {
         });
         let (at, told) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
         let (clock, hear) = (at.clone(), told.clone());
-        let guard = Guard::new(server.redis(), by_plan)?
+        let guard = Guard::new(redis, by_plan)?
             .fail(fail)
             .clock(move || UNIX_EPOCH + Duration::from_millis(clock.load(Ordering::Relaxed)))
             .on_decision(move |_, decision, policies| {
@@ -257,14 +257,18 @@ async fn check(service: &Service, step: &Step, limits: &Limits) {
     step.check(&service(method, uri, step.account.as_deref()).await, limits);
 }
 
-async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Service) {
+fn table() -> Table {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/service.json");
-    let table: Table = serde_json::from_str(&fs::read_to_string(path).expect("a file")).expect("a table");
+    serde_json::from_str(&fs::read_to_string(path).expect("a file")).expect("a table")
+}
+
+async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Service) {
+    let table = table();
     let mut server = Server::start();
     let mut services = Vec::new();
     for fail in [Fail::Open, Fail::Closed] {
         let () = server.call("FLUSHALL");
-        let limits = Limits::new(&server, fail).expect("policies");
+        let limits = Limits::new(server.redis(), fail).expect("policies");
         let service = framework(limits.clone()).await;
         for step in &table.steps {
             check(&service, step, &limits).await;
@@ -276,6 +280,24 @@ async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Ser
     for ((service, limits), step) in services.iter().zip([&table.away.open, &table.away.closed]) {
         check(service, step, limits).await;
     }
+}
+
+async fn every_step_holds_without_a_server_in(framework: impl AsyncFn(Limits) -> Service) {
+    let limits = Limits::new(MemoryLimiter::new(), Fail::Open).expect("policies");
+    let service = framework(limits.clone()).await;
+    for step in &table().steps {
+        check(&service, step, &limits).await;
+    }
+}
+
+#[tokio::test]
+async fn every_step_of_the_table_holds_in_axum_without_a_server() {
+    every_step_holds_without_a_server_in(in_axum::service).await;
+}
+
+#[actix_web::test]
+async fn every_step_of_the_table_holds_in_actix_web_without_a_server() {
+    every_step_holds_without_a_server_in(in_actix::service).await;
 }
 
 #[tokio::test]

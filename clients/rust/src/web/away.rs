@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::RedisError;
 
-use crate::link::locked;
+use crate::locked;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 

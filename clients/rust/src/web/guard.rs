@@ -3,17 +3,18 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use http::Response;
 use http::request::Parts;
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 
-use crate::asker::Asker;
+use crate::asker::{Asker, Held};
 use crate::clock::Clock;
 use crate::local::{Answer, Share};
 use crate::web::away::Teller;
 use crate::web::client::{client_address, peer, route};
+use crate::web::local::{Local, OnLocal};
 use crate::web::policies::{Source, checked};
 use crate::web::policy::{Key, KeyOf, MAX_COST};
 use crate::web::refusal::Refused;
@@ -29,6 +30,7 @@ use crate::{Decision, Invalid, Redis};
 #[must_use]
 pub struct Guard {
     asker: Asker,
+    local: Option<Local>,
     policies: Policies,
     /// Where policies without a name stand, once a request has come that way.
     stands: Arc<OnceLock<String>>,
@@ -49,6 +51,7 @@ struct Settings {
     on_decision: Option<OnDecision>,
     on_limited: Option<OnLimited>,
     on_away: Option<OnAway>,
+    on_local: Option<Arc<OnLocal>>,
     teller: Teller,
 }
 
@@ -65,9 +68,12 @@ pub enum Fail {
     Open,
     /// They are answered 503: what stands behind the service stays protected.
     Closed,
+    /// This process decides by the same policies, of counts of its own: at most the limit for each process passes. Redis
+    /// decides again within a second after it is back.
+    Local,
 }
 
-/// `open` or `closed`, as from a setting.
+/// `open`, `closed` or `local`, as from a setting.
 impl FromStr for Fail {
     type Err = Invalid;
 
@@ -75,7 +81,8 @@ impl FromStr for Fail {
         match text {
             "open" => Ok(Fail::Open),
             "closed" => Ok(Fail::Closed),
-            _ => Err(Invalid::new(format!("{text:?} is neither open nor closed"))),
+            "local" => Ok(Fail::Local),
+            _ => Err(Invalid::new(format!("{text:?} is none of open, closed and local"))),
         }
     }
 }
@@ -105,7 +112,7 @@ impl Guard {
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
         let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO);
-        Ok(Guard { asker, policies, stands: Arc::default(), settings: Arc::default() })
+        Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
     /// The same with other policies, for a route or a handler. All guards made so share connections, and what is leased
@@ -134,7 +141,9 @@ impl Guard {
     /// With another memory nothing is known yet.
     fn anew(self, redis: Redis) -> Guard {
         let Settings { clock, remember, .. } = &*self.settings;
-        Guard { asker: Asker::new(redis, clock.clone(), *remember), ..self }
+        let local = self.local.map(|_| Local::new(clock.clone(), *remember));
+        let asker = Asker::new(redis, clock.clone(), *remember);
+        Guard { asker, local, ..self }
     }
 
     /// Says by the request's head whose quotas they are, for policies that have no key of their own.
@@ -187,7 +196,16 @@ impl Guard {
     ///
     /// If [`on_away`](Guard::on_away) says that already.
     pub fn fail(self, fail: Fail) -> Guard {
-        self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away()
+        let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
+        let Settings { clock, remember, .. } = &*guard.settings;
+        let local = (fail == Fail::Local).then(|| Local::new(clock.clone(), *remember));
+        Guard { local, ..guard }
+    }
+
+    /// Is told why limits are local from now on, or by `None` that Redis decides again, with [`Fail::Local`]. The log says
+    /// so too.
+    pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
+        self.with(|settings| settings.on_local = Some(Arc::new(tell)))
     }
 
     /// Answers a request while Redis is away, or with `None` lets it pass.
@@ -244,6 +262,9 @@ impl Guard {
     /// Gives back what is leased. It ends after some timeouts if Redis is silent.
     pub async fn close(&self) {
         self.asker.close().await;
+        if let Some(local) = &self.local {
+            local.asker.close().await;
+        }
     }
 
     /// Takes units of the policies for a request, of all or of none: by its head, as middleware does, by what has been
@@ -343,6 +364,26 @@ impl Guard {
         Ok(Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) })
     }
 
+    /// By Redis, or while it is away by this process.
+    fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
+        let local = self.local.clone().map(|local| (local, shares.clone()));
+        let asks = local.as_ref().map_or_else(|| Some(Instant::now()), |(local, _)| local.asks());
+        let asked = asks.map(|since| (since, self.asker.take(shares)));
+        let settings = self.settings.clone();
+        async move {
+            if let Some((since, asked)) = asked {
+                let (held, answer) = asked.await;
+                let Some((local, _)) = &local else { return (held, answer) };
+                local.note(since, answer.as_ref().err(), settings.on_local.as_deref());
+                if answer.is_ok() {
+                    return (held, answer);
+                }
+            }
+            let (local, shares) = local.expect("else it is asked");
+            local.asker.take(shares).await
+        }
+    }
+
     /// Asks for all groups, and tells those who want to know. Each is decided by itself.
     async fn ask(
         &self,
@@ -350,7 +391,7 @@ impl Guard {
         head: Option<&Parts>,
         outer: &Reservation,
     ) -> Result<(), Refusal> {
-        let asked = groups.into_iter().map(|(asked, shares)| (asked, self.asker.take(shares)));
+        let asked = groups.into_iter().map(|(asked, shares)| (asked, self.decide(shares)));
         let (mut parts, mut refusal) = (Vec::new(), None);
         for (asked, answered) in asked.collect::<Vec<_>>() {
             let (held, answer) = answered.await;

@@ -17,6 +17,7 @@ mod answer;
 mod away;
 mod client;
 mod guard;
+mod local;
 mod policies;
 mod policy;
 mod refusal;

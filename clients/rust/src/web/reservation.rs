@@ -10,8 +10,8 @@ use http::{Extensions, HeaderMap};
 use redis::{RedisError, RedisResult};
 
 use crate::asker::Held;
-use crate::link::locked;
 use crate::local::Answer;
+use crate::locked;
 use crate::web::answer::{Told, fields_of};
 use crate::web::away::Teller;
 use crate::web::policy::MAX_COST;
