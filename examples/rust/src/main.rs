@@ -4,6 +4,7 @@ use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderValue, StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
+use redis_rl_client::Redis;
 use redis_rl_client::web::{Fail, Guard, Policies, Policy, Reservation, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
@@ -45,14 +46,14 @@ async fn generate(
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let setting = |name, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
+/// The service, with settings by name and what each is if nothing is said of it.
+fn service(
+    redis: impl Into<Redis>,
+    setting: impl Fn(&str, &str) -> String,
+) -> Result<(Router, Guard), Box<dyn Error>> {
     let timeout = Duration::from_millis(setting("REDIS_TIMEOUT_MS", "100").parse()?);
-    let fail: Fail = setting("FAIL", "open").parse().map_err(|_| "FAIL is open or closed")?;
+    let fail: Fail = setting("FAIL", "open").parse()?;
     let proxies: usize = setting("PROXIES", "0").parse()?;
-    let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
 
     let everybody = Policy::new("everybody", setting("EVERYBODY_LIMITS", "100000/m"))?;
     let everybody = everybody.key_text("all").lease(setting("EVERYBODY_LEASE", "0").parse()?);
@@ -65,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let plan = if account(head, proxies).starts_with("paid") { &paid } else { &free };
         if head.uri.path() == "/health" { vec![] } else { vec![everybody.clone(), plan.clone()] }
     });
-    let guard = Guard::new(client, by_plan)?.timeout(timeout).fail(fail);
+    let guard = Guard::new(redis, by_plan)?.timeout(timeout).fail(fail);
     let guard = guard.key(move |head| Some(account(head, proxies)));
     let router = Router::new()
         .route("/health", get("well"))
@@ -74,6 +75,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/generate", post(generate))
         .layer(guard.layer())
         .with_state(guard.limit(tokens)?);
+    Ok((router, guard))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let setting = |name: &str, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
+    let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
+    let (router, guard) = service(client, setting)?;
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{}", setting("PORT", "8000"))).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let mut terminated = signal(SignalKind::terminate())?;
@@ -83,3 +93,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     guard.close().await; // leases go back
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

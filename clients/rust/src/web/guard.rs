@@ -82,7 +82,7 @@ impl FromStr for Fail {
             "open" => Ok(Fail::Open),
             "closed" => Ok(Fail::Closed),
             "local" => Ok(Fail::Local),
-            _ => Err(Invalid::new(format!("{text:?} is none of open, closed and local"))),
+            _ => Err(Invalid::new(format!("fail must be open or closed, or local: {text:?}"))),
         }
     }
 }
