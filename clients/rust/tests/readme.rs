@@ -17,15 +17,17 @@ const README: &str = include_str!("../README.md");
 #[test]
 fn the_first_program_prints_what_stands_below_it() {
     let server = Server::start();
-    let run = program("first", 1, &server, &[]).output().expect("cargo runs");
+    let run = program("first", 1, &[("redis://127.0.0.1/", &server.url())]).output().expect("cargo runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 1));
 }
 
 #[test]
 fn the_service_answers_what_stands_below_it() {
-    let (server, port) = (Server::start(), server::free_port().to_string());
-    let mut service = program("service", 0, &server, &[("8000", &port)]).spawn().expect("cargo runs");
+    let port = server::free_port().to_string();
+    let mut service = program("service", 0, &[("127.0.0.1:8000", &format!("127.0.0.1:{port}"))])
+        .spawn()
+        .expect("cargo runs");
     let ask = |path: &str| {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
@@ -51,6 +53,15 @@ fn the_service_answers_what_stands_below_it() {
 }
 
 #[test]
+fn the_test_without_a_server_passes() {
+    let test = block("```rust", 0);
+    let project = project("tested", &format!("{test}\nfn main() {{}}\n"));
+    let run = cargo("test", &project).output().expect("cargo runs");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
 fn links_lead_somewhere_wherever_the_pages_are_shown() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     for page in [README, include_str!("../recipes.md"), include_str!("../benchmarks.md")] {
@@ -68,15 +79,18 @@ fn block(fence: &str, number: usize) -> &'static str {
     rest.split_once("```").expect("its end").0
 }
 
-/// Runs a program of the README with this server, in a package of its own.
-fn program(name: &str, number: usize, server: &Server, replaced: &[(&str, &str)]) -> Command {
-    let mut program = block("```rust,no_run", number).replace("redis://127.0.0.1/", &server.url());
+/// Runs a program of the README, in a package of its own.
+fn program(name: &str, number: usize, replaced: &[(&str, &str)]) -> Command {
+    let mut program = block("```rust,no_run", number).to_owned();
     for (old, new) in replaced {
         program = program.replace(old, new);
     }
-    let project = project(name, &program);
+    cargo("run", &project(name, &program))
+}
+
+fn cargo(verb: &str, project: &Path) -> Command {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["run", "--quiet", "--offline"]).current_dir(&project);
+    command.args([verb, "--quiet", "--offline"]).current_dir(project);
     // Where this test was built, so that nothing is built twice.
     command.env("CARGO_TARGET_DIR", project.join("../.."));
     server::end_with_this_thread(&mut command);
