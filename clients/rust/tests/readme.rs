@@ -2,6 +2,7 @@
 
 mod server;
 
+use std::env;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -107,9 +108,12 @@ fn project(name: &str, program: &str) -> PathBuf {
     let written = written.or_else(|_| fs::read_to_string(here.join("Cargo.toml"))).expect("a manifest");
     let tested = written.split("[dev-dependencies]\n").nth(1).expect("a section");
     let tested = tested.split("\n[").next().unwrap_or_default();
+    // The core, which may not be published yet.
+    let core = env::var("REDIS_RL").unwrap_or_else(|_| format!("{}/../..", here.display()));
     let manifest = format!(
         "[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{tested}\n\
-         redis-rl-client = {{ path = {here:?}, features = [\"axum\"] }}\n"
+         redis-rl-client = {{ path = {here:?}, features = [\"axum\"] }}\n\n\
+         [patch.crates-io]\nredis-rl.path = {core:?}\n"
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(project.join("src/main.rs"), program).expect("a program");

@@ -1,6 +1,5 @@
 //! Middleware for tower, and with it for axum and hyper.
 
-use std::fmt;
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -28,16 +27,10 @@ impl<S> Layer<S> for Guard {
 }
 
 /// A service that a [`Guard`] limits.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     inner: S,
     guard: Guard,
-}
-
-impl<S: fmt::Debug> fmt::Debug for RateLimit<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimit").field("inner", &self.inner).field("guard", &self.guard).finish()
-    }
 }
 
 impl<S, B, R> Service<Request<B>> for RateLimit<S>
