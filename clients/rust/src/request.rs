@@ -1,5 +1,6 @@
 //! What is asked of the server, besides keys and quotas.
 
+use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
@@ -149,7 +150,7 @@ impl ToRedisArgs for Take {
 ///     .key("{42}:requests", Algorithm::Log, [Quota::per_second(5), Quota::per_hour(100)], 1)
 ///     .key("{42}:tokens", Algorithm::Sliding, Quota::per_hour(100_000), 1200);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct All {
     rows: Cmd,
@@ -196,6 +197,12 @@ impl All {
         }
         write_at(&mut cmd, self.at);
         cmd
+    }
+}
+
+impl fmt::Debug for All {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("All").field("force", &self.force).field("at", &self.at).finish_non_exhaustive()
     }
 }
 

@@ -59,7 +59,8 @@ fn hear(guard: Guard) -> (Guard, Arc<Mutex<Vec<String>>>) {
 async fn a_text_of_quotas_is_a_policy_and_a_route_names_its_own() {
     let server = Server::start();
     let guard = Guard::new(server.redis(), "9/1h").expect("a text of quotas");
-    let [search, user] = [guard.limit("2/1h"), guard.limit("2/1h")].map(|limit| limit.expect("a text"));
+    let chosen = Policies::by(|_| Policy::try_from("2/1h").ok());
+    let [search, user] = [guard.limit("2/1h"), guard.limit(chosen)].map(|limit| limit.expect("policies"));
     let app = Router::new()
         .route("/search", get("found").post("made").route_layer(search.layer()))
         .nest("/api", Router::new().route("/users/{id}", get("somebody").route_layer(user.layer())))

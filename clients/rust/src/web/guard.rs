@@ -284,10 +284,11 @@ impl Guard {
         let (request, costs) = (request.into(), costs.into());
         let (outer, head) = (request.reservation(), request.head());
         let policies = match (&self.policies.0, head) {
-            (Source::Fixed(policies), _) => self.named(policies, head)?,
+            (Source::Fixed(policies), _) => policies.clone(),
             (Source::Chosen(choose), Some(head)) => choose(head).await.into(),
             (Source::Chosen(_), None) => return Err(Refusal::misused("the policies depend on the request")),
         };
+        let policies = self.named(policies, head)?;
         checked(&policies, &outer.policies()).and_then(|()| costs.check(&policies))?;
         let mut groups = vec![Group::default()];
         for policy in policies.iter() {
@@ -306,9 +307,9 @@ impl Guard {
     }
 
     /// With the name of the route for policies that have none.
-    fn named(&self, policies: &Arc<[Policy]>, head: Option<&Parts>) -> Result<Arc<[Policy]>, Refusal> {
+    fn named(&self, policies: Arc<[Policy]>, head: Option<&Parts>) -> Result<Arc<[Policy]>, Refusal> {
         if policies.iter().all(|policy| !policy.name().is_empty()) {
-            return Ok(policies.clone());
+            return Ok(policies);
         }
         let unknown =
             || Refusal::misused("this limit has no name, and its route is not known: give it a name");
