@@ -10,7 +10,7 @@ use redis_rl_client::{
     Acquire, Algorithm, All, Info, Leases, MemoryLimiter, Quota, RlAsyncCommands, RlCommands, Verdict, cmd,
 };
 use server::forwarder::Forwarder;
-use server::{PATIENCE, Server};
+use server::{Cluster, PATIENCE, Server};
 use tokio::task::JoinSet;
 
 const TWO_A_MINUTE: Quota = Quota::per_minute(2);
@@ -199,6 +199,24 @@ async fn while_the_network_is_silent_or_slow_this_process_limits() {
         }
         assert!(told.lock().expect("no panic")[0], "{name}");
     }
+}
+
+#[tokio::test]
+async fn on_a_cluster_the_keys_of_nodes_that_are_well_are_decided_by_them() {
+    let cluster = Cluster::start();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let guard = Guard::new(cluster.redis(), "5/1h").expect("a text").fail(Fail::Local);
+    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
+    assert_eq!(passing(&guard, "warm", 1).await, 1);
+    cluster.nodes[0].freeze();
+    for client in 0..30 {
+        assert_eq!(passing(&guard, &format!("{client}"), 10).await, 5, "{client}");
+    }
+    cluster.nodes[0].thaw();
+    let keys = cluster.keys();
+    assert!(keys[1] > 3 && keys[2] > 3, "{keys:?}");
+    assert_eq!(*told.lock().expect("no panic"), [true]);
 }
 
 #[tokio::test]

@@ -368,7 +368,9 @@ impl Guard {
     /// By Redis, or while it is away by this process.
     fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
         let local = self.local.clone().map(|local| (local, shares.clone()));
-        let asks = local.as_ref().map_or_else(|| Some(Instant::now()), |(local, _)| local.asks());
+        let asks = local
+            .as_ref()
+            .map_or_else(|| Some(Instant::now()), |(local, _)| local.asks(self.asker.redis().is_cluster()));
         let asked = asks.map(|since| (since, self.asker.take(shares)));
         let settings = self.settings.clone();
         async move {

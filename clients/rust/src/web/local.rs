@@ -34,10 +34,11 @@ impl Local {
         Local { asker, away: Arc::default() }
     }
 
-    /// Since when a request asks, if it does: while Redis is away, one at a time finds out whether it is back.
-    pub fn asks(&self) -> Option<Instant> {
+    /// Since when a request asks, if it does: while Redis is away, one at a time finds out whether it is back. Of a
+    /// cluster other nodes may be well.
+    pub fn asks(&self, is_cluster: bool) -> Option<Instant> {
         let now = Instant::now();
-        if let Some(away) = &mut *locked(&self.away) {
+        if let Some(away) = locked(&self.away).as_mut().filter(|_| !is_cluster) {
             if now < away.again {
                 return None;
             }
@@ -52,7 +53,7 @@ impl Local {
             let mut away = locked(&self.away);
             let (was_away, now) = (away.is_some(), Instant::now());
             match error {
-                None => drop(away.take_if(|away| away.since < asked)),
+                None => drop(away.take_if(|away| away.since + PAUSE <= asked)),
                 // A server that answers is asked by the next request too.
                 Some(error) if error.kind() != ErrorKind::Io => {}
                 Some(_) => *away = Some(Away { since: now, again: now + PAUSE }),
