@@ -378,8 +378,10 @@ impl Guard {
                 let (held, answer) = asked.await;
                 let Some((local, _)) = &local else { return (held, answer) };
                 local.note(since, answer.as_ref().err(), settings.on_local.as_deref());
-                if answer.is_ok() {
-                    return (held, answer);
+                match (&answer, &settings.teller.on_error) {
+                    (Ok(_), _) => return (held, answer),
+                    (Err(error), Some(tell)) => tell(error),
+                    (Err(_), None) => {}
                 }
             }
             let (local, shares) = local.expect("else it is asked");
@@ -398,7 +400,9 @@ impl Guard {
         let (mut parts, mut refusal) = (Vec::new(), None);
         for (asked, answered) in asked.collect::<Vec<_>>() {
             let (held, answer) = answered.await;
-            self.settings.teller.tell(answer.as_ref().err());
+            if parts.is_empty() {
+                self.settings.teller.tell(answer.as_ref().err());
+            }
             let decision = answer.as_ref().map(Answer::decision).map_err(Clone::clone);
             let part = Part::new(asked, held, answer);
             if let (Some(tell), Some(head), Ok(decision)) = (&self.settings.on_decision, head, &decision) {
