@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Script, pipe};
-use redis_rl_client::{All, Quota, RlAsyncCommands};
+use redis_rl_client::{Algorithm, All, Quota, RlAsyncCommands};
 use server::Server;
 
 /// Clients that make requests.
@@ -79,7 +79,7 @@ impl Contestant {
             }
             Contestant::RlLog => Ok(!redis.rl_log(format!("log:{client}"), quotas, 1).await?.limited),
             Contestant::RlAll => {
-                let request = All::new().fixed(format!("all:{client}"), quotas, 1);
+                let request = All::new().key(format!("all:{client}"), Algorithm::Fixed, quotas, 1);
                 Ok(!redis.rl_all(&request).await?.limited)
             }
             Contestant::Incr => {

@@ -26,7 +26,7 @@ const LEASES: [(&str, u64); 2] = [("no lease", 0), ("a lease of 1,000", 1_000)];
 async fn decide(redis: Redis, units: u64) -> Duration {
     let everybody = Policy::new("everybody", "100000000/m").expect("a policy").key_text("all").lease(units);
     let plan = Policy::new("plan", "10/s").expect("a policy").key(|head| Some(head.uri.path().to_owned()));
-    let guard = Guard::new(redis.timeout(PATIENCE), [everybody, plan]);
+    let guard = Guard::new(redis.timeout(PATIENCE), [everybody, plan]).expect("policies");
     let started = Instant::now();
     let tasks = (0..AT_ONCE).map(|task| {
         let guard = guard.clone();
@@ -36,7 +36,7 @@ async fn decide(redis: Redis, units: u64) -> Duration {
                 let customer = (round * AT_ONCE + task) % CUSTOMERS;
                 let (head, ()) =
                     Request::get(format!("/{customer}")).body(()).expect("a request").into_parts();
-                let admission = guard.admit(&head).await.expect("within the limits");
+                let admission = guard.take(&head, ()).await.expect("within the limits");
                 assert!(admission.error().is_none(), "the server is away");
             }
         }

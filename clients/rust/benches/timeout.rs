@@ -8,7 +8,7 @@ mod server;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_rl_client::web::{Guard, Policy};
+use redis_rl_client::web::Guard;
 use server::Server;
 use tokio::task::JoinSet;
 
@@ -49,8 +49,7 @@ async fn main() {
         let mut row = Vec::new();
         for work in WORK {
             let server = Server::start();
-            let guard = Guard::new(server.client("resp3"), Policy::new("a", "5/1h").expect("a policy"))
-                .timeout(TIMEOUT);
+            let guard = Guard::new(server.client("resp3"), "5/1h").expect("a policy").timeout(TIMEOUT);
             guard.take("a", 1).await.expect("an admission");
             server.freeze();
             let mut late = Vec::new();

@@ -5,31 +5,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use redis::{ConnectionLike, RedisResult, ToSingleRedisArg};
+#[cfg(feature = "tokio-comp")]
+use redis::RedisError;
+use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 
 use crate::clock::Clock;
-use crate::{Algorithm, Quota, Take, Verdict, cmd};
+use crate::request::write_at;
+use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 
 /// How to wait for units: how many, and at most how long. A number is a cost, without a timeout.
 ///
 /// It asks; if refused, it sleeps for exactly `retry_after` and asks again. If that is longer than what is left of the
 /// timeout, or if no wait helps, it answers the refusal at once: see whether the verdict
-/// [is allowed](Verdict::is_allowed). Those who wait have no order among them.
-///
-/// ```no_run
-/// # use std::time::Duration;
-/// use redis_rl_client::{Acquire, Algorithm, Quota, RlCommands};
-///
-/// # fn main() -> redis::RedisResult<()> {
-/// # let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-/// let ten_seconds = Acquire::cost(1).timeout(Duration::from_secs(10));
-/// let verdict = connection.rl_acquire(Algorithm::Log, "mail", Quota::per_second(5), ten_seconds)?;
-/// if verdict.is_allowed() {
-///     println!("send it");
-/// }
-/// # Ok(())
-/// # }
-/// ```
+/// is [limited](Verdict::limited). Those who wait have no order among them.
 #[derive(Clone)]
 #[must_use]
 pub struct Acquire {
@@ -62,26 +50,6 @@ impl Acquire {
         self.sleep = Some(Arc::new(sleep));
         self
     }
-
-    pub(crate) fn run<C: ConnectionLike>(
-        &self,
-        connection: &mut C,
-        algorithm: Algorithm,
-        key: impl ToSingleRedisArg,
-        quotas: &[Quota],
-    ) -> RedisResult<Verdict> {
-        let waiting = Waiting::begin(self);
-        loop {
-            let take = Take::cost(self.cost);
-            let take = self.clock.at().map_or(take, |at| take.at(at));
-            let verdict: Verdict = cmd::by(algorithm, &key, quotas, take).query(connection)?;
-            let Some(pause) = waiting.pause(&verdict) else { return Ok(verdict) };
-            match &self.sleep {
-                Some(sleep) => sleep(pause),
-                None => thread::sleep(pause),
-            }
-        }
-    }
 }
 
 impl From<i64> for Acquire {
@@ -97,15 +65,36 @@ impl fmt::Debug for Acquire {
     }
 }
 
-struct Waiting<'a> {
-    acquire: &'a Acquire,
+/// What is asked for, again and again. The replies tell as of which time units were counted.
+pub(crate) struct Asked {
+    acquire: Acquire,
+    take: Cmd,
+    #[cfg_attr(not(feature = "tokio-comp"), expect(dead_code, reason = "nobody leaves a thread that waits"))]
+    give_back: Cmd,
     began: Instant,
     began_at: Option<SystemTime>,
 }
 
-impl Waiting<'_> {
-    fn begin(acquire: &Acquire) -> Waiting<'_> {
-        Waiting { acquire, began: Instant::now(), began_at: acquire.clock.at() }
+impl Asked {
+    pub fn new(
+        acquire: Acquire,
+        algorithm: Algorithm,
+        key: impl ToSingleRedisArg,
+        quotas: &[Quota],
+    ) -> Asked {
+        // `PARTIAL` would take a part of several units.
+        let take = match acquire.cost {
+            1 => cmd::by(algorithm, &key, quotas, Take::cost(1).partial()),
+            cost => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
+        };
+        let give_back = cmd::by(algorithm, &key, quotas, acquire.cost.saturating_neg());
+        Asked { take, give_back, began: Instant::now(), began_at: acquire.clock.at(), acquire }
+    }
+
+    fn command(&self) -> Cmd {
+        let mut command = self.take.clone();
+        write_at(&mut command, self.acquire.clock.at());
+        command
     }
 
     /// How long to sleep before asking again; none if the verdict is the answer.
@@ -118,99 +107,71 @@ impl Waiting<'_> {
         let in_time = self.acquire.timeout.is_none_or(|timeout| gone.saturating_add(wait) <= timeout);
         in_time.then_some(wait)
     }
+
+    pub fn run(&self, connection: &mut impl ConnectionLike) -> RedisResult<Verdict> {
+        loop {
+            let verdict = read(self.acquire.cost, self.command().query(connection)?)?;
+            let Some(pause) = self.pause(&verdict) else { return Ok(verdict) };
+            self.acquire.sleep.as_ref().map_or_else(|| thread::sleep(pause), |sleep| sleep(pause));
+        }
+    }
+
+    #[cfg(feature = "tokio-comp")]
+    pub async fn run_async<C>(&self, connection: C) -> RedisResult<Verdict>
+    where
+        C: redis::aio::ConnectionLike + Clone + Send + 'static,
+    {
+        loop {
+            let (cost, command, give_back) = (self.acquire.cost, self.command(), self.give_back.clone());
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let mut connection = connection.clone();
+            // A task of its own: what it takes goes back if nobody reads the reply.
+            tokio::spawn(async move {
+                let reply: RedisResult<Value> = command.query_async(&mut connection).await;
+                let verdict = reply.and_then(|reply| read(cost, reply));
+                let _ = sender.send(Unread { verdict, give_back: Some((give_back, connection)) });
+            });
+            let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
+            let mut unread = receiver.await.map_err(ended)?;
+            unread.give_back = None;
+            let verdict = unread.verdict.clone()?;
+            let Some(pause) = self.pause(&verdict) else { return Ok(verdict) };
+            match &self.acquire.sleep {
+                Some(sleep) => sleep(pause),
+                None => tokio::time::sleep(pause).await,
+            }
+        }
+    }
+}
+
+/// What the reply to a command says that takes units at this cost.
+fn read(cost: i64, reply: Value) -> RedisResult<Verdict> {
+    if cost == 1 {
+        return Ok(Verdict::from_redis_value(reply)?);
+    }
+    let verdict = Decision::from_redis_value(reply)?.tightest();
+    let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
+    Ok(Verdict { taken: Some(if verdict.limited { 0 } else { cost }), ..verdict })
+}
+
+/// A verdict whose units go back, if that is not taken from it.
+#[cfg(feature = "tokio-comp")]
+struct Unread<C: redis::aio::ConnectionLike + Send + 'static> {
+    verdict: RedisResult<Verdict>,
+    give_back: Option<(Cmd, C)>,
 }
 
 #[cfg(feature = "tokio-comp")]
-mod asynchronous {
-    use redis::aio::ConnectionLike;
-    use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, Value};
-    use tokio::sync::oneshot;
-    use tokio::time::sleep;
-
-    use super::*;
-    use crate::request::write_at;
-    use crate::{All, Decision};
-
-    impl Acquire {
-        pub(crate) async fn run_async<C>(self, connection: C, request: Request) -> RedisResult<Verdict>
-        where
-            C: ConnectionLike + Clone + Send + 'static,
+impl<C: redis::aio::ConnectionLike + Send + 'static> Drop for Unread<C> {
+    fn drop(&mut self) {
+        if let Some((mut command, mut connection)) = self.give_back.take()
+            && let Ok(Verdict { limited: false, taken: Some(1..), at, .. }) = self.verdict
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let waiting = Waiting::begin(&self);
-            loop {
-                let verdict = request.clone().ask(connection.clone(), self.clock.at()).await?;
-                let Some(pause) = waiting.pause(&verdict) else { return Ok(verdict) };
-                match &self.sleep {
-                    Some(sleep) => sleep(pause),
-                    None => sleep(pause).await,
-                }
-            }
-        }
-
-        pub(crate) fn request(
-            &self,
-            algorithm: Algorithm,
-            key: impl ToSingleRedisArg,
-            quotas: &[Quota],
-        ) -> Request {
-            // `PARTIAL` would take a part of several units.
-            let take = if self.cost == 1 {
-                cmd::by(algorithm, &key, quotas, Take::cost(1).partial())
-            } else {
-                cmd::all(&All::new().key(&key, algorithm, quotas, self.cost))
-            };
-            let give_back = cmd::by(algorithm, &key, quotas, self.cost.saturating_neg());
-            Request { cost: self.cost, take, give_back }
-        }
-    }
-
-    /// What is asked for, again and again. The replies tell as of which time units were counted.
-    #[derive(Clone)]
-    pub(crate) struct Request {
-        cost: i64,
-        take: Cmd,
-        give_back: Cmd,
-    }
-
-    impl Request {
-        /// In a task of its own: what it takes goes back if nobody reads the reply.
-        async fn ask<C>(self, mut connection: C, at: Option<SystemTime>) -> RedisResult<Verdict>
-        where
-            C: ConnectionLike + Send + 'static,
-        {
-            let (sender, receiver) = oneshot::channel();
-            let (read, is_read) = oneshot::channel();
-            tokio::spawn(async move {
-                let verdict = self.take(&mut connection, at).await;
-                let counted = verdict.as_ref().ok().filter(|verdict| !verdict.limited && self.cost > 0);
-                let counted = counted.and_then(|verdict| verdict.at);
-                let is_unread = sender.send(verdict).is_err() || is_read.await.is_err();
-                if is_unread && counted.is_some() {
-                    let mut command = self.give_back;
-                    write_at(&mut command, counted);
-                    let _: RedisResult<Value> = command.query_async(&mut connection).await;
-                }
-            });
-            let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
-            let verdict = receiver.await.map_err(ended)?;
-            let _ = read.send(());
-            verdict
-        }
-
-        async fn take(
-            &self,
-            connection: &mut impl ConnectionLike,
-            at: Option<SystemTime>,
-        ) -> RedisResult<Verdict> {
-            let mut command = self.take.clone();
             write_at(&mut command, at);
-            let reply: Value = command.query_async(connection).await?;
-            if self.cost == 1 {
-                return Ok(Verdict::from_redis_value(reply)?);
-            }
-            let verdict = Decision::from_redis_value(reply)?.tightest();
-            let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
-            Ok(Verdict { taken: Some(if verdict.limited { 0 } else { self.cost }), ..verdict })
+            runtime.spawn(async move {
+                let _: RedisResult<Value> = command.query_async(&mut connection).await;
+            });
         }
     }
 }

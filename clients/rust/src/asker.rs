@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
@@ -18,8 +17,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock::{Clock, Time};
 use crate::connection::explained;
-use crate::link::{ENDED, io_error, locked};
+use crate::link::{ENDED, io_error};
 use crate::local::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
+use crate::locked;
 use crate::{Decision, Redis, Verdict};
 
 /// Timeouts after which what is in flight is left to itself at the end.
@@ -59,7 +59,7 @@ impl Asker {
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
-        let time = Time::of(clock.clone());
+        let time = Time::of(clock.clone().or(redis.clock()));
         let shared = Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) };
         Asker { redis, clock, shared: Arc::new(shared) }
     }
@@ -77,22 +77,30 @@ impl Asker {
         self.state().keys.known(self.shared.time.now(), key, rules, cost)
     }
 
-    /// Decides on a request. One whose future is dropped takes nothing.
-    pub async fn take(&self, shares: Vec<Share>) -> (Held, RedisResult<Answer>) {
-        let mut asked = {
+    /// Decides on a request, which is asked for at once. One whose future is dropped takes nothing, nor does one that is
+    /// not kept.
+    pub fn take(
+        &self,
+        shares: Vec<Share>,
+    ) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
+        let (held, receiver, step) = {
             let mut state = self.state();
             state.last_id += 1;
             let id = state.last_id;
-            let step = state.keys.take(self.shared.time.now(), id, shares);
-            let receiver = state.awaited(id);
-            drop(state);
-            let held = Held { asker: self.clone(), id, is_answered: AtomicBool::new(false) };
-            self.carry_out(step);
-            (held, receiver)
+            let now = self.shared.time.now();
+            // What is over goes back first, however the clock has moved.
+            let mut step = state.keys.tick(now);
+            let taken = state.keys.take(now, id, shares);
+            step.commands.extend(taken.commands);
+            step.answers.extend(taken.answers);
+            let held = Held { asker: self.clone(), id, is_kept: AtomicBool::new(false) };
+            (held, state.awaited(id), step)
         };
-        let answer = (&mut asked.1).await.unwrap_or_else(|_| Err(io_error(ENDED)));
-        asked.0.is_answered.store(true, Ordering::Relaxed);
-        (asked.0, answer)
+        self.carry_out(step);
+        async {
+            let answer = receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)));
+            (held, answer)
+        }
     }
 
     /// Gives back all leases, and waits until all that is in flight is answered.
@@ -112,7 +120,7 @@ impl Asker {
 
     /// Sends commands and gives answers.
     fn carry_out(&self, step: Step) {
-        let Step { mut commands, answers } = step;
+        let Step { commands, answers } = step;
         let mut state = self.state();
         for (id, answer) in answers {
             for sender in state.waiting.remove(&id).unwrap_or_default() {
@@ -127,23 +135,18 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        let Some(last) = commands.pop() else { return };
-        let last = InFlight::new(self.clone(), last);
-        let mut sent: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
-        sent.extend(commands.into_iter().map(|command| -> Pin<Box<dyn Future<Output = ()> + Send>> {
-            Box::pin(InFlight::new(self.clone(), command).send())
-        }));
+        let send = |command| Box::pin(InFlight::new(self.clone(), command).send());
+        let mut sent: Vec<_> = commands.into_iter().map(send).collect();
         let Ok(runtime) = Handle::try_current() else { return };
-        if sent.is_empty() {
-            drop(runtime.spawn(last.send()));
-            return;
+        if sent.len() == 1 {
+            sent.pop().map(|sent| runtime.spawn(sent));
+        } else if !sent.is_empty() {
+            // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
+            runtime.spawn(poll_fn(move |context| {
+                sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
+                if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            }));
         }
-        // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
-        sent.push(Box::pin(last.send()));
-        runtime.spawn(poll_fn(move |context| {
-            sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
-            if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        }));
     }
 
     async fn tick(self) {
@@ -173,17 +176,20 @@ impl State {
     }
 }
 
-/// A request that may be settled or given back. One that nobody has any more stays as it is; before it was answered, it
-/// takes nothing.
+/// A request that may be settled or given back. Unless it is kept it takes nothing.
 #[derive(Debug)]
 pub(crate) struct Held {
     asker: Asker,
     id: RequestId,
-    is_answered: AtomicBool,
+    is_kept: AtomicBool,
 }
 
-#[cfg(feature = "tower")]
 impl Held {
+    /// From now on it stays as it is if nobody has it any more.
+    pub fn keep(&self) {
+        self.is_kept.store(true, Ordering::Relaxed);
+    }
+
     /// Gives back what the request took, once, in the background.
     pub fn give_back(&self) {
         let step = self.asker.state().keys.give_back(self.asker.shared.time.now(), self.id);
@@ -191,6 +197,7 @@ impl Held {
     }
 
     /// Corrects what was taken of the shares at these places. The last cost counts.
+    #[cfg(feature = "web")]
     pub async fn settle(&self, used: Vec<(usize, i64)>) -> RedisResult<Answer> {
         let (step, receiver) = {
             let mut state = self.asker.state();
@@ -204,18 +211,11 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let now = self.asker.shared.time.now();
-        let mut state = self.asker.state();
-        let step = match *self.is_answered.get_mut() {
-            true => Step::default(),
-            false => {
-                state.waiting.remove(&self.id);
-                state.keys.give_back(now, self.id)
-            }
-        };
-        state.keys.leave_as_is(self.id);
-        drop(state);
-        self.asker.carry_out(step);
+        if !*self.is_kept.get_mut() {
+            self.asker.state().waiting.remove(&self.id);
+            self.give_back();
+        }
+        self.asker.state().keys.leave_as_is(self.id);
     }
 }
 

@@ -21,6 +21,12 @@ impl Clock {
         Clock(Some(Arc::new(now)))
     }
 
+    /// This one, if it is of the application's own, else another.
+    #[cfg(feature = "leases")]
+    pub fn or(self, other: Clock) -> Clock {
+        Clock(self.0.or(other.0))
+    }
+
     /// The time to name in a command; none if the server's clock decides.
     pub fn at(&self) -> Option<SystemTime> {
         self.0.as_ref().map(|now| now())

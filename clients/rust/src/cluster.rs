@@ -12,7 +12,8 @@ use redis::{
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::link::{ENDED, Link, io_error, locked};
+use crate::link::{ENDED, Link, io_error};
+use crate::locked;
 
 /// How often a command is sent that no node has carried out, and how long it waits in between.
 const TRIES: u32 = 16;

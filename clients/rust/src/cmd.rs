@@ -17,24 +17,24 @@ use redis::{Cmd, ToSingleRedisArg};
 
 use crate::{Algorithm, All, Quota, Take};
 
-/// `RL.FIXED`, answered by a [`Verdict`](crate::Verdict).
-pub fn fixed(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    by(Algorithm::Fixed, key, quotas, take)
+macro_rules! takes {
+    ($($(#[$doc:meta])* $command:ident = $algorithm:ident;)*) => {$(
+        $(#[$doc])*
+        pub fn $command(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
+            by(Algorithm::$algorithm, key, quotas, take)
+        }
+    )*};
 }
 
-/// `RL.SLIDING`, answered by a [`Verdict`](crate::Verdict).
-pub fn sliding(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    by(Algorithm::Sliding, key, quotas, take)
-}
-
-/// `RL.LOG`, answered by a [`Verdict`](crate::Verdict).
-pub fn log(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    by(Algorithm::Log, key, quotas, take)
-}
-
-/// `RL.BUCKET`, answered by a [`Verdict`](crate::Verdict).
-pub fn bucket(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>) -> Cmd {
-    by(Algorithm::Bucket, key, quotas, take)
+takes! {
+    /// `RL.FIXED`, answered by a [`Verdict`](crate::Verdict).
+    fixed = Fixed;
+    /// `RL.SLIDING`, answered by a [`Verdict`](crate::Verdict).
+    sliding = Sliding;
+    /// `RL.LOG`, answered by a [`Verdict`](crate::Verdict).
+    log = Log;
+    /// `RL.BUCKET`, answered by a [`Verdict`](crate::Verdict).
+    bucket = Bucket;
 }
 
 /// The command of an algorithm, answered by a [`Verdict`](crate::Verdict).
@@ -44,13 +44,7 @@ pub fn by(
     quotas: impl AsRef<[Quota]>,
     take: impl Into<Take>,
 ) -> Cmd {
-    let name = match algorithm {
-        Algorithm::Fixed => "RL.FIXED",
-        Algorithm::Sliding => "RL.SLIDING",
-        Algorithm::Log => "RL.LOG",
-        Algorithm::Bucket => "RL.BUCKET",
-    };
-    keyed(name, key).arg(quotas.as_ref()).arg(take.into()).take()
+    keyed(algorithm.command(), key).arg(quotas.as_ref()).arg(take.into()).take()
 }
 
 /// `RL.PEEK`, answered by a [`Verdict`](crate::Verdict).

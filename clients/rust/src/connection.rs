@@ -1,46 +1,26 @@
 //! The commands as methods of connections.
 
-#[cfg(feature = "aio")]
-use std::future::Future;
-
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
+use crate::acquire::Asked;
 use crate::{Acquire, Algorithm, All, Decision, Info, Quota, Take, Verdict, cmd};
 
-/// The methods of both traits.
+/// The methods of both traits: those that take or look for units, and the others.
 macro_rules! commands {
     ($way:ident) => {
-        commands! { $way
+        commands! { $way takes
             /// Takes units by one count in each window of the clock.
-            rl_fixed = fixed(
-                key: impl ToSingleRedisArg,
-                quotas: impl AsRef<[Quota]>,
-                take: impl Into<Take>
-            ) -> Verdict;
+            rl_fixed = fixed,
             /// Takes units by this window's count and a share of the last one's.
-            rl_sliding = sliding(
-                key: impl ToSingleRedisArg,
-                quotas: impl AsRef<[Quota]>,
-                take: impl Into<Take>
-            ) -> Verdict;
+            rl_sliding = sliding,
             /// Takes units by the time of every unit: exact.
-            rl_log = log(
-                key: impl ToSingleRedisArg,
-                quotas: impl AsRef<[Quota]>,
-                take: impl Into<Take>
-            ) -> Verdict;
+            rl_log = log,
             /// Takes units from a token bucket that refills evenly.
-            rl_bucket = bucket(
-                key: impl ToSingleRedisArg,
-                quotas: impl AsRef<[Quota]>,
-                take: impl Into<Take>
-            ) -> Verdict;
+            rl_bucket = bucket,
             /// Shows whether a request would be allowed, without counting it.
-            rl_peek = peek(
-                key: impl ToSingleRedisArg,
-                quotas: impl AsRef<[Quota]>,
-                take: impl Into<Take>
-            ) -> Verdict;
+            rl_peek = peek,
+        }
+        commands! { $way
             /// Takes units of several keys in one step, of all or of none.
             rl_all = all(request: &All) -> Decision;
             /// Shows what a key holds; none if there is no such key.
@@ -48,6 +28,13 @@ macro_rules! commands {
             /// Forgets what a key holds, and tells whether there was such a key.
             rl_reset = reset(key: impl ToSingleRedisArg) -> bool;
         }
+    };
+    ($way:ident takes $($(#[$doc:meta])* $method:ident = $command:ident,)*) => {
+        commands! { $way $($(#[$doc])*
+            $method = $command(
+                key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl Into<Take>
+            ) -> Verdict;
+        )* }
     };
     (blocking $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:ty),*) -> $reply:ty;)*) => {
         $($(#[$doc])*
@@ -57,10 +44,7 @@ macro_rules! commands {
     };
     (asynchronous $($(#[$doc:meta])* $method:ident = $command:ident($($arg:ident: $kind:ty),*) -> $reply:ty;)*) => {
         $($(#[$doc])*
-        fn $method(
-            &mut self,
-            $($arg: $kind),*
-        ) -> impl Future<Output = RedisResult<$reply>> + Send {
+        fn $method(&mut self, $($arg: $kind),*) -> impl Future<Output = RedisResult<$reply>> + Send {
             let command = cmd::$command($($arg),*);
             async move { command.query_async(self).await.map_err(explained) }
         })*
@@ -70,19 +54,6 @@ macro_rules! commands {
 /// The commands of redis-rl on connections, clients and cluster connections.
 ///
 /// The third argument is a cost, or a [`Take`] with more to say.
-///
-/// ```no_run
-/// use redis_rl_client::{Quota, RlCommands, Take};
-///
-/// # fn main() -> redis::RedisResult<()> {
-/// let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-/// let hourly = Quota::per_hour(100_000);
-/// if !connection.rl_sliding("tokens:42", hourly, 1200)?.limited {
-///     connection.rl_sliding("tokens:42", hourly, Take::cost(40).force())?;
-/// }
-/// # Ok(())
-/// # }
-/// ```
 pub trait RlCommands: ConnectionLike + Sized {
     commands!(blocking);
 
@@ -94,7 +65,7 @@ pub trait RlCommands: ConnectionLike + Sized {
         quotas: impl AsRef<[Quota]>,
         acquire: impl Into<Acquire>,
     ) -> RedisResult<Verdict> {
-        acquire.into().run(self, algorithm, key, quotas.as_ref()).map_err(explained)
+        Asked::new(acquire.into(), algorithm, key, quotas.as_ref()).run(self).map_err(explained)
     }
 }
 
@@ -103,17 +74,6 @@ impl<C: ConnectionLike> RlCommands for C {}
 /// The commands of redis-rl on asynchronous connections, cluster connections too.
 ///
 /// The third argument is a cost, or a [`Take`] with more to say.
-///
-/// ```no_run
-/// use redis_rl_client::{Quota, RlAsyncCommands};
-///
-/// # async fn limit() -> redis::RedisResult<()> {
-/// let client = redis::Client::open("redis://127.0.0.1/")?;
-/// let mut connection = client.get_multiplexed_async_connection().await?;
-/// let verdict = connection.rl_log("api:42", Quota::per_second(5), 1).await?;
-/// # Ok(())
-/// # }
-/// ```
 #[cfg(feature = "aio")]
 pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     commands!(asynchronous);
@@ -133,9 +93,8 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     where
         Self: Clone + 'static,
     {
-        let (acquire, connection) = (acquire.into(), self.clone());
-        let request = acquire.request(algorithm, key, quotas.as_ref());
-        async move { acquire.run_async(connection, request).await.map_err(explained) }
+        let (asked, connection) = (Asked::new(acquire.into(), algorithm, key, quotas.as_ref()), self.clone());
+        async move { asked.run_async(connection).await.map_err(explained) }
     }
 }
 

@@ -20,18 +20,6 @@ use crate::{Algorithm, Quota, Redis, Verdict};
 ///
 /// Clones share all of it, and may be used by any thread of a tokio runtime. Leases end by themselves; before the
 /// process ends, [`close`](Leases::close) gives back what is left.
-///
-/// ```no_run
-/// use redis_rl_client::{Algorithm, Leases, Quota};
-///
-/// # async fn limit() -> redis::RedisResult<()> {
-/// let client = redis::Client::open("redis://127.0.0.1/")?;
-/// let limiter = Leases::new(client, Algorithm::Log, [Quota::per_minute(100_000)]).units(1000);
-/// let verdict = limiter.take("tenant:42", 1).await?;
-/// limiter.close().await;
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {
@@ -110,7 +98,8 @@ impl Leases {
             return Ok(verdict);
         }
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
-        let (_, answer) = self.asker.take(vec![share]).await;
+        let (held, answer) = self.asker.take(vec![share]).await;
+        held.keep();
         answer.map(|answer| {
             let verdict = answer.decision().tightest().expect("a row for each quota");
             Verdict { taken: Some(answer.taken[0]), at: answer.at, ..verdict }

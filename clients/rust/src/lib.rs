@@ -1,32 +1,19 @@
 //! Commands of redis-rl, a module for Redis and Valkey, on [`redis`] connections: rate limits that the server decides
 //! and counts in one step.
 //!
-//! ```no_run
-//! use redis_rl_client::{Quota, RlCommands};
-//!
-//! # fn main() -> redis::RedisResult<()> {
-//! let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-//! let verdict = connection.rl_log("api:42", [Quota::per_second(5), Quota::per_hour(100)], 1)?;
-//! if !verdict.is_allowed() {
-//!     println!("retry after {:?}", verdict.retry_after);
-//! }
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
 //! - [`Quotas`] reads them from text such as `5/10s, 100/h`.
 //! - [`Acquire`] waits until units are allowed.
 //! - [`cmd`] builds the commands, for pipelines and scripts.
 //! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
-//! - [`Clocked`] has tests move the time.
+#![cfg_attr(feature = "memory", doc = "- [`MemoryLimiter`] runs them in this process, without a server.")]
 #![cfg_attr(
     feature = "leases",
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
 )]
 #![cfg_attr(
-    feature = "tower",
-    doc = "- [`web`] limits the clients of a web service, as middleware for tower."
+    feature = "web",
+    doc = "- [`web`] limits the clients of a web service, as middleware for tower and actix-web."
 )]
 //!
 //! # Time
@@ -45,7 +32,6 @@ mod acquire;
 #[cfg(feature = "leases")]
 mod asker;
 mod clock;
-mod clocked;
 #[cfg(feature = "leases")]
 mod cluster;
 pub mod cmd;
@@ -57,29 +43,37 @@ mod link;
 #[cfg(feature = "leases")]
 #[doc(hidden)]
 pub mod local;
+#[cfg(feature = "memory")]
+mod memory;
 mod quota;
 mod reply;
 mod request;
 #[cfg(feature = "leases")]
 mod server;
-#[cfg(feature = "tower")]
+#[cfg(feature = "web")]
 pub mod web;
 
 pub use acquire::Acquire;
-pub use clocked::Clocked;
 #[cfg(feature = "aio")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub use leases::Leases;
-pub use quota::{InvalidQuota, Quota, Quotas};
+#[cfg(feature = "memory")]
+pub use memory::MemoryLimiter;
+pub use quota::{Invalid, Quota, Quotas};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 pub use request::{Algorithm, All, Take};
 #[cfg(feature = "leases")]
 pub use server::Redis;
 
-#[cfg(all(doctest, feature = "axum"))]
+#[cfg(any(feature = "leases", feature = "memory"))]
+fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(all(doctest, feature = "axum", feature = "memory"))]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../recipes.md")]
 struct Pages;

@@ -4,14 +4,16 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+
+use crate::locked;
 
 /// Turns of the runtime in a timeout.
 const TURNS: u32 = 10;
@@ -37,8 +39,6 @@ struct Life<T> {
     due: watch::Sender<u64>,
     /// Whether one came in this turn.
     is_heard: Arc<AtomicBool>,
-    /// Tells those who wait for a connection to a server that was away before to leave.
-    impatient: Arc<Notify>,
 }
 
 #[derive(Clone)]
@@ -66,16 +66,22 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         let runtime = Handle::try_current().map_err(|_| io_error("there is no tokio runtime"))?;
         let (stage, stage_told) = watch::channel(Stage::Making);
         let (due, due_told) = watch::channel(0);
-        let new = Life { stage: stage_told, due, is_heard: Arc::default(), impatient: Arc::default() };
-        let keeper = Keeper {
-            timeout: self.timeout,
-            stage,
-            due: due_told,
-            is_heard: new.is_heard.clone(),
-            impatient: new.impatient.clone(),
-            is_away: self.is_away.clone(),
-        };
-        runtime.spawn(keeper.keep((self.make)()));
+        let new = Life { stage: stage_told, due, is_heard: Arc::default() };
+        let (timeout, is_heard, is_away) = (self.timeout, new.is_heard.clone(), self.is_away.clone());
+        let making = (self.make)();
+        runtime.spawn(async move {
+            let over = match made(timeout, making).await {
+                Ok(made) => {
+                    stage.send_replace(Stage::Made(made));
+                    silence(timeout, due_told, &is_heard).await
+                }
+                Err(error) => Some(error),
+            };
+            if let Some(error) = over {
+                is_away.store(true, Ordering::Relaxed);
+                stage.send_replace(Stage::Over(error));
+            }
+        });
         Ok(life.insert(Arc::new(new)).clone())
     }
 
@@ -103,7 +109,13 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         let life = self.life()?;
         let (mut made, mut over) = (life.stage.clone(), life.stage.clone());
         let sent = async {
-            let stage = made.wait_for(|stage| !matches!(stage, Stage::Making)).await;
+            let making = made.wait_for(|stage| !matches!(stage, Stage::Making));
+            // A server that was away before is not waited for that long.
+            let stage = if self.is_away() {
+                timeout(self.timeout, making).await.map_err(|_| silent(self.timeout))?
+            } else {
+                making.await
+            };
             match stage.map(|stage| stage.clone()) {
                 Ok(Stage::Made(made)) => send(made).await,
                 Ok(Stage::Over(error)) => Err(error),
@@ -119,7 +131,6 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
                 Ok(Stage::Over(error)) => error.clone(),
                 _ => io_error(ENDED),
             }),
-            () = life.impatient.notified() => Err(silent(self.timeout)),
         };
         match &reply {
             Err(error) if !matches!(error.kind(), ErrorKind::Server(_)) => self.forget(&life),
@@ -158,56 +169,35 @@ impl<T> Drop for Due<'_, T> {
     }
 }
 
-/// Makes a connection, and gives it up when it is silent.
-struct Keeper<T> {
-    timeout: Duration,
-    stage: watch::Sender<Stage<T>>,
-    due: watch::Receiver<u64>,
-    is_heard: Arc<AtomicBool>,
-    impatient: Arc<Notify>,
-    is_away: Arc<AtomicBool>,
+/// What is made, if that takes no longer than some timeouts.
+async fn made<T>(timeout: Duration, mut making: BoxFuture<RedisResult<T>>) -> RedisResult<T> {
+    for _ in 0..CONNECTING * TURNS {
+        tokio::select! {
+            biased;
+            made = &mut making => return made,
+            () = turn(timeout) => {}
+        }
+    }
+    Err(silent(timeout))
 }
 
-impl<T> Keeper<T> {
-    async fn keep(mut self, making: BoxFuture<RedisResult<T>>) {
-        match self.make(making).await {
-            Ok(made) => drop(self.stage.send(Stage::Made(made))),
-            Err(error) => return self.end(error),
+/// Waits until nothing was heard for a timeout though replies were due; none if nobody has the connection any more.
+async fn silence(
+    timeout: Duration,
+    mut due: watch::Receiver<u64>,
+    is_heard: &AtomicBool,
+) -> Option<RedisError> {
+    let mut silent_turns = 0;
+    while silent_turns < TURNS {
+        if *due.borrow() == 0 {
+            due.wait_for(|due| *due > 0).await.ok()?;
+            is_heard.store(false, Ordering::Relaxed);
+            silent_turns = 0;
         }
-        while self.due.wait_for(|due| *due > 0).await.is_ok() {
-            self.is_heard.store(false, Ordering::Relaxed);
-            let mut silent_turns = 0;
-            while *self.due.borrow() > 0 {
-                turn(self.timeout).await;
-                silent_turns =
-                    if self.is_heard.swap(false, Ordering::Relaxed) { 0 } else { silent_turns + 1 };
-                if silent_turns == TURNS {
-                    return self.end(silent(self.timeout));
-                }
-            }
-        }
+        turn(timeout).await;
+        silent_turns = if is_heard.swap(false, Ordering::Relaxed) { 0 } else { silent_turns + 1 };
     }
-
-    async fn make(&self, mut making: BoxFuture<RedisResult<T>>) -> RedisResult<T> {
-        for _ in 0..CONNECTING {
-            for _ in 0..TURNS {
-                tokio::select! {
-                    biased;
-                    made = &mut making => return made,
-                    () = turn(self.timeout) => {}
-                }
-            }
-            if self.is_away.load(Ordering::Relaxed) {
-                self.impatient.notify_waiters();
-            }
-        }
-        Err(silent(self.timeout))
-    }
-
-    fn end(&self, error: RedisError) {
-        self.is_away.store(true, Ordering::Relaxed);
-        self.stage.send_replace(Stage::Over(error));
-    }
+    Some(silent(timeout))
 }
 
 /// A part of a timeout, in which the runtime reads and writes.
@@ -251,10 +241,6 @@ impl Link<MultiplexedConnection> {
         })
         .await
     }
-}
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn silent(timeout: Duration) -> RedisError {

@@ -1,5 +1,6 @@
 //! How much is allowed in how long.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
@@ -68,9 +69,9 @@ impl Quota {
     }
 
     /// What the server would refuse.
-    pub(crate) fn check(&self) -> Result<(), InvalidQuota> {
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
         let is_valid = self.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&self.window_ms());
-        if is_valid { Ok(()) } else { Err(InvalidQuota(self.to_string())) }
+        if is_valid { Ok(()) } else { Err(Invalid::quota(&self.to_string())) }
     }
 
     /// The window in the largest unit in which it is whole.
@@ -114,9 +115,9 @@ impl fmt::Display for Quota {
 
 /// Reads what `Display` writes: a limit, a slash, and a window with a unit. A unit without a number is one: `100/h`.
 impl FromStr for Quota {
-    type Err = InvalidQuota;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Quota, InvalidQuota> {
+    fn from_str(text: &str) -> Result<Quota, Invalid> {
         let parse = || {
             let (limit, window) = text.split_once('/')?;
             let digits = window.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -127,7 +128,7 @@ impl FromStr for Quota {
             let quota = Quota::new(whole(limit)?, Duration::from_millis(window_ms));
             quota.check().ok().map(|()| quota)
         };
-        parse().ok_or_else(|| InvalidQuota(text.to_owned()))
+        parse().ok_or_else(|| Invalid::quota(text))
     }
 }
 
@@ -143,7 +144,7 @@ fn whole(digits: &str) -> Option<u64> {
 /// ```
 /// use redis_rl_client::{Quota, Quotas, cmd};
 ///
-/// # fn main() -> Result<(), redis_rl_client::InvalidQuota> {
+/// # fn main() -> Result<(), redis_rl_client::Invalid> {
 /// let quotas: Quotas = "5/s, 100/h".parse()?;
 /// assert_eq!(quotas[..], [Quota::per_second(5), Quota::per_hour(100)]);
 /// let command = cmd::log("api:42", &quotas, 1);
@@ -160,19 +161,20 @@ const MAX_QUOTAS: usize = 8;
 /// What the server would refuse of the quotas of a key: it would count as the server being away, and might let every
 /// request pass.
 #[cfg(feature = "leases")]
-pub(crate) fn check(quotas: &[Quota]) -> Result<(), String> {
-    quotas.iter().try_for_each(Quota::check).map_err(|invalid| invalid.to_string())?;
+pub(crate) fn check(quotas: &[Quota]) -> Result<(), Invalid> {
+    quotas.iter().try_for_each(Quota::check)?;
     let windows: std::collections::HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();
     if !(1..=MAX_QUOTAS).contains(&quotas.len()) || windows.len() < quotas.len() {
-        return Err(format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ"));
+        let why = format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ");
+        return Err(Invalid::new(why));
     }
     Ok(())
 }
 
 impl FromStr for Quotas {
-    type Err = InvalidQuota;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Quotas, InvalidQuota> {
+    fn from_str(text: &str) -> Result<Quotas, Invalid> {
         text.split(',').map(|quota| quota.trim().parse()).collect::<Result<_, _>>().map(Quotas)
     }
 }
@@ -223,9 +225,9 @@ impl<const N: usize> From<[Quota; N]> for Quotas {
 macro_rules! from_text {
     ($($text:ty),*) => {$(
         impl TryFrom<$text> for Quotas {
-            type Error = InvalidQuota;
+            type Error = Invalid;
 
-            fn try_from(text: $text) -> Result<Quotas, InvalidQuota> {
+            fn try_from(text: $text) -> Result<Quotas, Invalid> {
                 text.parse()
             }
         }
@@ -234,25 +236,40 @@ macro_rules! from_text {
 
 from_text!(&str, &String, String);
 
-/// What is not a quota.
+/// A mistake in what the application says: a text that is not one of quotas, a policy that cannot be.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct InvalidQuota(String);
+pub struct Invalid(String);
 
-impl fmt::Display for InvalidQuota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = &self.0;
-        write!(
-            f,
+impl Invalid {
+    pub(crate) fn new(why: impl Into<String>) -> Invalid {
+        Invalid(why.into())
+    }
+
+    fn quota(text: &str) -> Invalid {
+        Invalid::new(format!(
             "\"{text}\" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
-        )
+        ))
     }
 }
 
-impl std::error::Error for InvalidQuota {}
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+/// Of what cannot go wrong.
+impl From<Infallible> for Invalid {
+    fn from(never: Infallible) -> Invalid {
+        match never {}
+    }
+}
 
 /// So that `?` is enough in a function that asks the server.
-impl From<InvalidQuota> for RedisError {
-    fn from(invalid: InvalidQuota) -> RedisError {
-        (ErrorKind::Client, "invalid quota", invalid.to_string()).into()
+impl From<Invalid> for RedisError {
+    fn from(invalid: Invalid) -> RedisError {
+        (ErrorKind::Client, "invalid", invalid.0).into()
     }
 }

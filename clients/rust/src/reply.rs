@@ -31,20 +31,6 @@ pub struct Verdict {
     pub at: Option<SystemTime>,
 }
 
-impl Verdict {
-    /// Whether the request may go on: the opposite of limited.
-    #[must_use]
-    pub fn is_allowed(&self) -> bool {
-        !self.limited
-    }
-
-    /// Whether the request is over the limit and will ever be.
-    #[must_use]
-    pub fn is_hopeless(&self) -> bool {
-        self.limited && self.retry_after.is_none()
-    }
-}
-
 impl FromRedisValue for Verdict {
     fn from_redis_value(value: Value) -> Result<Verdict, ParsingError> {
         let Value::Array(items) = value else { return Err("a verdict is an array".into()) };
@@ -82,20 +68,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Whether the request may go on: the opposite of limited.
-    #[must_use]
-    pub fn is_allowed(&self) -> bool {
-        !self.limited
-    }
-
-    /// Whether the request is over a limit and will ever be.
-    #[must_use]
-    pub fn is_hopeless(&self) -> bool {
-        self.limited && self.retry_after.is_none()
-    }
-
     /// The figures of one key's quotas as a single command tells them, and the time.
-    #[cfg(feature = "tokio-comp")]
     pub(crate) fn tightest(&self) -> Option<Verdict> {
         let rows = self.rows.iter().filter(|row| row.limited == self.limited);
         // On a tie the earlier one. That no wait helps is the longest wait.

@@ -27,13 +27,17 @@ impl Algorithm {
     pub const EVERY: &[Algorithm] =
         &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn command(self) -> &'static str {
         match self {
-            Algorithm::Fixed => "FIXED",
-            Algorithm::Sliding => "SLIDING",
-            Algorithm::Log => "LOG",
-            Algorithm::Bucket => "BUCKET",
+            Algorithm::Fixed => "RL.FIXED",
+            Algorithm::Sliding => "RL.SLIDING",
+            Algorithm::Log => "RL.LOG",
+            Algorithm::Bucket => "RL.BUCKET",
         }
+    }
+
+    fn name(self) -> &'static str {
+        &self.command()["RL.".len()..]
     }
 
     /// The algorithm of this name, in either case.
@@ -140,11 +144,11 @@ impl ToRedisArgs for Take {
 /// A key is named once, with all its quotas. The reply has a [`Verdict`](crate::Verdict) for each quota, in this order.
 ///
 /// ```
-/// use redis_rl_client::{All, Quota};
+/// use redis_rl_client::{Algorithm, All, Quota};
 ///
 /// let request = All::new()
-///     .log("{42}:requests", [Quota::per_second(5), Quota::per_hour(100)], 1)
-///     .sliding("{42}:tokens", Quota::per_hour(100_000), 1200);
+///     .key("{42}:requests", Algorithm::Log, [Quota::per_second(5), Quota::per_hour(100)], 1)
+///     .key("{42}:tokens", Algorithm::Sliding, Quota::per_hour(100_000), 1200);
 /// ```
 #[derive(Clone)]
 #[must_use]
@@ -158,26 +162,6 @@ impl All {
     /// No key yet; a request has 1 to 64 quotas.
     pub fn new() -> All {
         All { rows: with_room("RL.ALL"), force: false, at: None }
-    }
-
-    /// A key that counts by fixed windows.
-    pub fn fixed(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
-        self.key(key, Algorithm::Fixed, quotas, cost)
-    }
-
-    /// A key that counts by a sliding window.
-    pub fn sliding(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
-        self.key(key, Algorithm::Sliding, quotas, cost)
-    }
-
-    /// A key that counts exactly.
-    pub fn log(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
-        self.key(key, Algorithm::Log, quotas, cost)
-    }
-
-    /// A key that counts by a token bucket.
-    pub fn bucket(self, key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, cost: i64) -> All {
-        self.key(key, Algorithm::Bucket, quotas, cost)
     }
 
     /// A key, how it counts, and what is taken from it. Cost 0 only looks, a negative one gives units back.

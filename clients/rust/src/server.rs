@@ -7,8 +7,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
 
+use crate::clock::Clock;
 use crate::cluster::Cluster;
-use crate::link::{BoxFuture, Link};
+use crate::link::Link;
 use crate::local::slot;
 
 /// The longest timeout, in place of any longer one: so no time overflows.
@@ -18,34 +19,20 @@ const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// One is made when it is needed, and anew when it breaks or says nothing for the timeout while answers are due; of a
 /// cluster, each node's by itself. No command is sent twice: what was lost with a connection has failed.
-///
-/// ```no_run
-/// use redis_rl_client::Redis;
-///
-/// # fn redis() -> redis::RedisResult<()> {
-/// let server: Redis = redis::Client::open("redis://127.0.0.1/")?.into();
-/// let cluster = Redis::cluster([redis::Client::open("redis://node-1/")?, redis::Client::open("redis://node-2/")?]);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Redis {
-    source: Source,
+    connect: Arc<dyn Fn(AsyncConnectionConfig, Duration) -> Servers + Send + Sync>,
     config: AsyncConnectionConfig,
     timeout: Duration,
     servers: Arc<Servers>,
 }
 
-#[derive(Clone)]
-enum Source {
-    By(Arc<dyn Fn() -> BoxFuture<RedisResult<Client>> + Send + Sync>),
-    Cluster(Arc<[Client]>),
-}
-
 enum Servers {
     One(Link<MultiplexedConnection>),
     Cluster(Cluster),
+    #[cfg(feature = "memory")]
+    Memory(crate::MemoryLimiter),
 }
 
 impl From<Client> for Redis {
@@ -54,6 +41,14 @@ impl From<Client> for Redis {
             let client = client.clone();
             async { Ok(client) }
         })
+    }
+}
+
+/// Keys in memory, which answer at once and never are away.
+#[cfg(feature = "memory")]
+impl From<crate::MemoryLimiter> for Redis {
+    fn from(memory: crate::MemoryLimiter) -> Redis {
+        Redis::of(move |_, _| Servers::Memory(memory.clone()))
     }
 }
 
@@ -69,7 +64,11 @@ impl Redis {
     where
         F: Future<Output = RedisResult<Client>> + Send + 'static,
     {
-        Redis::of(Source::By(Arc::new(move || Box::pin(client()))))
+        let client = Arc::new(client);
+        Redis::of(move |config, timeout| {
+            let client = client.clone();
+            Servers::One(Link::to(timeout, config, move || client()))
+        })
     }
 
     /// A cluster, by some of its nodes. All nodes are reached as the first of these: its user, password and TLS.
@@ -80,12 +79,19 @@ impl Redis {
     pub fn cluster(nodes: impl IntoIterator<Item = Client>) -> Redis {
         let nodes: Arc<[Client]> = nodes.into_iter().collect();
         assert!(!nodes.is_empty(), "a cluster has a node");
-        Redis::of(Source::Cluster(nodes))
+        Redis::of(move |config, timeout| Servers::Cluster(Cluster::new(nodes.clone(), config, timeout)))
     }
 
-    fn of(source: Source) -> Redis {
-        let (config, timeout) = (AsyncConnectionConfig::new(), Duration::from_millis(100));
-        Redis { servers: servers(&source, &config, timeout), source, config, timeout }
+    fn of(connect: impl Fn(AsyncConnectionConfig, Duration) -> Servers + Send + Sync + 'static) -> Redis {
+        // The timeouts of redis-rs are timers of this process.
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let timeout = Duration::from_millis(100);
+        let servers = Arc::new(connect(config.clone(), timeout));
+        Redis { connect: Arc::new(connect), config, timeout, servers }
+    }
+
+    fn anew(self) -> Redis {
+        Redis { servers: Arc::new((self.connect)(self.config.clone(), self.timeout)), ..self }
     }
 
     /// How long a connection may be silent while answers are due: 100 ms if nothing is said. To connect may take five
@@ -99,15 +105,13 @@ impl Redis {
     pub fn timeout(self, timeout: Duration) -> Redis {
         assert!(!timeout.is_zero(), "a timeout must be above 0");
         let timeout = timeout.min(LONGEST);
-        if timeout == self.timeout {
-            return self;
-        }
-        Redis { servers: servers(&self.source, &self.config, timeout), timeout, ..self }
+        if timeout == self.timeout { self } else { Redis { timeout, ..self }.anew() }
     }
 
     /// Settings of redis-rs for the connections, such as a credentials provider. Its timeouts are not used.
     pub fn config(self, config: AsyncConnectionConfig) -> Redis {
-        Redis { servers: servers(&self.source, &config, self.timeout), config, ..self }
+        let config = config.set_connection_timeout(None).set_response_timeout(None);
+        Redis { config, ..self }.anew()
     }
 
     pub(crate) fn patience(&self) -> Duration {
@@ -119,11 +123,25 @@ impl Redis {
         matches!(*self.servers, Servers::Cluster(_))
     }
 
+    /// By which it decides; none if that is a server's own.
+    pub(crate) fn clock(&self) -> Clock {
+        match &*self.servers {
+            #[cfg(feature = "memory")]
+            Servers::Memory(memory) => {
+                let memory = memory.clone();
+                Clock::new(move || memory.time())
+            }
+            _ => Clock::default(),
+        }
+    }
+
     /// The reply to a command for a key.
     pub(crate) async fn ask(&self, key: &[u8], command: &Cmd) -> RedisResult<Value> {
         match &*self.servers {
             Servers::One(link) => link.ask(command, false).await,
             Servers::Cluster(cluster) => cluster.ask(slot(key), command).await,
+            #[cfg(feature = "memory")]
+            Servers::Memory(memory) => memory.reply(command)?.extract_error(),
         }
     }
 }
@@ -132,13 +150,4 @@ impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redis").field("timeout", &self.timeout).finish_non_exhaustive()
     }
-}
-
-fn servers(source: &Source, config: &AsyncConnectionConfig, timeout: Duration) -> Arc<Servers> {
-    // The timeouts of redis-rs are timers of this process.
-    let config = config.clone().set_connection_timeout(None).set_response_timeout(None);
-    Arc::new(match source.clone() {
-        Source::By(client) => Servers::One(Link::to(timeout, config, move || client())),
-        Source::Cluster(nodes) => Servers::Cluster(Cluster::new(nodes, config, timeout)),
-    })
 }

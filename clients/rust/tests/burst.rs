@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
 use redis_rl_client::Redis;
-use redis_rl_client::web::{Fail, Guard, Policy, RateLimitLayer};
+use redis_rl_client::web::{Fail, Guard, Policy};
 use server::{Cluster, PATIENCE, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -76,13 +76,13 @@ impl App {
 
     fn on(redis: Redis, fail: Fail, timeout: Duration) -> App {
         let policy = Policy::new("requests", "5/1h").expect("a policy");
-        App::by(Guard::new(redis, policy).timeout(timeout).fail(fail), fail)
+        App::by(Guard::new(redis, policy).expect("a policy").timeout(timeout).fail(fail), fail)
     }
 
     fn by(guard: Guard, fail: Fail) -> App {
         let client = |parts: &axum::http::request::Parts| parts.uri.query().map(str::to_owned);
-        let limit = RateLimitLayer::new(guard.key(client));
-        App { router: Router::new().route("/", get("hello").route_layer(limit)), fail }
+        let limit = guard.key(client);
+        App { router: Router::new().route("/", get("hello").route_layer(limit.layer())), fail }
     }
 
     async fn status(self, client: String) -> StatusCode {
@@ -150,7 +150,10 @@ fn exactly_the_limit_passes_with_leases_and_remembered_refusals_too() {
             let policy = Policy::new("requests", "5/1h").expect("a policy");
             let by = |units| {
                 let policies = policy.clone().lease(units);
-                Guard::new(server.client("resp3"), policies).timeout(TIMEOUT).fail(Fail::Closed)
+                Guard::new(server.client("resp3"), policies)
+                    .expect("policies")
+                    .timeout(TIMEOUT)
+                    .fail(Fail::Closed)
             };
             let apps = [
                 App::by(by(64), Fail::Closed),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
+use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
 use redis_rl_client::{Algorithm, All, Decision, Info, Quota, Quotas, RlCommands, Take, Verdict, cmd};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -167,13 +167,27 @@ fn every_case_of_the_table_holds_in_resp3() {
     every_case_holds("resp3");
 }
 
+#[cfg(feature = "memory")]
+#[test]
+fn every_case_of_the_table_holds_without_a_server() {
+    let has_strings = |case: &Case| case.steps.iter().any(|step| step.words[0] == "SET");
+    let (others, known): (Vec<_>, Vec<_>) = cases().commands.into_iter().partition(has_strings);
+    assert_eq!(others.len(), 2, "keys of another type");
+    every_case_holds_on(redis_rl_client::MemoryLimiter::new(), known);
+}
+
 fn every_case_holds(protocol: &str) {
     let server = Server::start();
-    let mut connection = server.client(protocol).get_connection().expect("the server answers");
-    let cases = cases().commands;
+    every_case_holds_on(
+        server.client(protocol).get_connection().expect("the server answers"),
+        cases().commands,
+    );
+}
+
+fn every_case_holds_on(mut connection: impl ConnectionLike, cases: Vec<Case>) {
     assert!(!cases.is_empty());
     for case in cases {
-        let () = server.call("FLUSHALL");
+        let () = redis::cmd("FLUSHALL").query(&mut connection).expect("a reply");
         for step in &case.steps {
             step.check(&mut connection, &case.name);
         }
@@ -184,7 +198,7 @@ fn every_case_holds(protocol: &str) {
 type Reply = RedisResult<Json>;
 
 impl Step {
-    fn check(&self, connection: &mut Connection, case: &str) {
+    fn check(&self, connection: &mut impl ConnectionLike, case: &str) {
         let reply = match self.typed() {
             Some(command) => {
                 assert_eq!(words(&command), self.typed_words(), "{case}");
@@ -219,7 +233,7 @@ impl Step {
         })
     }
 
-    fn reply_of(&self, connection: &mut Connection) -> Reply {
+    fn reply_of(&self, connection: &mut impl ConnectionLike) -> Reply {
         let quotas = self.quotas().unwrap_or_default();
         match self.call.as_deref().expect("a call") {
             "fixed" => connection.rl_fixed(&self.key, quotas, self.take()).map(figures),
@@ -429,13 +443,13 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
             })
             .collect();
         let words = Words::start();
-        let guard = Guard::new(words.client(), policies);
+        let guard = Guard::new(words.client(), policies).expect("policies");
         let (mut head, ()) = axum::http::Request::new(()).into_parts();
         if let Some(client) = case.client {
             let address: IpAddr = client.parse().expect("an address");
             head.extensions.insert(SocketAddr::from((address, 1)));
         }
-        guard.admit(&head).await.expect("it passes, as nothing answers");
+        guard.take(&head, ()).await.expect("it passes, as nothing answers");
         assert_eq!(words.sent(), Vec::from_iter(case.instead.or(case.words)), "{}", case.name);
     }
 }
@@ -457,7 +471,7 @@ fn an_address_is_told_by_one_name_however_a_proxy_writes_it() {
 #[test]
 fn every_mistake_of_the_table_is_refused_where_it_is_made() {
     use redis_rl_client::web::{Fail, Guard, Policy};
-    use redis_rl_client::{Leases, web::InvalidPolicy};
+    use redis_rl_client::{Invalid, Leases};
     use server::words::Words;
 
     let text = |panic: Box<dyn std::any::Any + Send>| match panic.downcast::<String>() {
@@ -482,7 +496,7 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
                     Ok(quotas) => Policy::new(name, quotas.clone()),
                     Err(text) => Policy::new(name, text),
                 };
-                Ok::<_, InvalidPolicy>(policy?.cost(cost).lease(lease))
+                Ok::<_, Invalid>(policy?.cost(cost).lease(lease))
             };
             errors.push(match std::panic::catch_unwind(policy) {
                 Ok(policy) => policy.expect_err(&case.name).to_string(),
@@ -505,7 +519,11 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
             errors.push(fail.as_str().expect("text").parse::<Fail>().expect_err(&case.name).to_string());
         } else if let Some(ms) = case.settings.get("timeout_ms").and_then(Json::as_u64) {
             let policy = Policy::new("requests", "5/10s").expect("a policy");
-            let guard = || Guard::new(Words::start().client(), policy).timeout(Duration::from_millis(ms));
+            let guard = || {
+                Guard::new(Words::start().client(), policy)
+                    .expect("a policy")
+                    .timeout(Duration::from_millis(ms))
+            };
             let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(guard)).expect_err(&case.name);
             errors.push(panic.downcast::<&str>().expect("text").to_string());
         }

@@ -4,7 +4,7 @@ mod server;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis_rl_client::{Algorithm, All, Clocked, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
+use redis_rl_client::{Algorithm, All, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
 use server::{Cluster, Sentinel, Server};
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -77,7 +77,8 @@ fn a_bucket_lets_a_burst_through_and_then_an_even_stream_and_tells_its_limit() {
     };
     let times = [0, 0, 0, 4_999, 5_000, 5_000, 9_999, 10_000];
     assert_eq!(times.map(&mut limited_at), [false, false, true, true, false, true, true, false]);
-    let decision = connection.rl_all(&All::new().bucket("b", HOURLY, 40)).expect("a decision");
+    let decision =
+        connection.rl_all(&All::new().key("b", Algorithm::Bucket, HOURLY, 40)).expect("a decision");
     assert_eq!(decision.rows[0].remaining, 60);
     let info = connection.rl_info("b").expect("a reply").expect("a key");
     assert_eq!((info.algorithm, info.windows[0].limit), (Algorithm::Bucket, Some(100)));
@@ -95,33 +96,6 @@ fn a_pipeline_takes_the_commands_and_answers_verdicts() {
     assert_eq!(verdict, remaining(99));
     assert_eq!(sliding.map(|info| info.windows[0].used), Some(40));
     assert_eq!(missing, None);
-}
-
-#[test]
-fn a_clock_of_the_applications_own_is_named_in_every_command_and_in_pipelines_too() {
-    let server = Server::start();
-    let mut clocked = Clocked::new(server.connect(), noon);
-    let from_pipeline = |clocked: &mut dyn redis::ConnectionLike, pipeline: &mut redis::Pipeline| {
-        pipeline.add_command(cmd::log("AT", HOURLY, 1)).add_command(cmd::reset("nothing"));
-        let (verdict, existed): (Verdict, bool) = pipeline.query(clocked).expect("replies");
-        assert!(!existed);
-        verdict
-    };
-    // A key that was last seen at noon has its whole window before it.
-    assert_eq!(clocked.rl_log("AT", HOURLY, 1), Ok(remaining(99)));
-    assert_eq!(from_pipeline(&mut clocked, &mut redis::pipe()), remaining(98));
-    assert_eq!(from_pipeline(&mut clocked, redis::pipe().atomic()), remaining(97));
-    assert_eq!(clocked.rl_peek("AT", HOURLY, 1), Ok(remaining(97)));
-    assert_eq!(clocked.rl_all(&All::new().log("AT", HOURLY, 1)).expect("a decision").at, noon());
-    let verdict = clocked.rl_bucket("bucket", HOURLY, Take::cost(1).partial()).expect("a verdict");
-    assert_eq!((verdict.remaining, verdict.at), (99, Some(noon())));
-    // A time that is named already stays.
-    let later = noon() + Duration::from_secs(1);
-    let verdict = clocked.rl_log("AT", HOURLY, Take::cost(1).partial().at(later)).expect("a verdict");
-    assert_eq!(verdict.at, Some(later));
-    assert!(clocked.rl_info("AT").expect("a reply").is_some());
-    assert_eq!(clocked.rl_reset("AT"), Ok(true));
-    assert_eq!(clocked.rl_reset("AT"), Ok(false));
 }
 
 #[test]
@@ -150,8 +124,8 @@ fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
     let mut connection = client.get_connection().expect("the cluster answers");
     for client in 0..60 {
         let request = All::new()
-            .log(format!("{{{client}}}:requests"), [Quota::per_second(5), HOURLY], 1)
-            .sliding(format!("{{{client}}}:tokens"), Quota::per_hour(1000), 250)
+            .key(format!("{{{client}}}:requests"), Algorithm::Log, [Quota::per_second(5), HOURLY], 1)
+            .key(format!("{{{client}}}:tokens"), Algorithm::Sliding, Quota::per_hour(1000), 250)
             .at(noon());
         let decision = connection.rl_all(&request).expect("a decision");
         assert!(!decision.limited);
@@ -159,14 +133,16 @@ fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
         assert_eq!(decision.rows.iter().map(|row| row.remaining).collect::<Vec<_>>(), [4, 99, 750]);
     }
     assert_eq!(cluster.redirections(), 0);
-    let error = connection.rl_all(&All::new().log("a", HOURLY, 1).log("b", HOURLY, 1)).unwrap_err();
+    let error = connection
+        .rl_all(&All::new().key("a", Algorithm::Log, HOURLY, 1).key("b", Algorithm::Log, HOURLY, 1))
+        .unwrap_err();
     assert_eq!(error.code(), Some("CROSSSLOT"));
 }
 
 #[test]
 fn a_decision_can_be_had_of_a_pipeline() {
     let server = Server::start();
-    let request = All::new().log("a", HOURLY, 1).fixed("b", HOURLY, 2);
+    let request = All::new().key("a", Algorithm::Log, HOURLY, 1).key("b", Algorithm::Fixed, HOURLY, 2);
     let (decision, exists): (Decision, i64) = redis::pipe()
         .add_command(cmd::all(&request))
         .exists(&["a", "b"])
@@ -195,18 +171,23 @@ mod asynchronous {
         let leases = Leases::new(&redis, Algorithm::Sliding, [three]).units(1);
         let policies =
             [Policy::new("a", [three]), Policy::new("b", [HOURLY])].map(|policy| policy.expect("a policy"));
-        let guard = Guard::new(&redis, policies);
+        let guard = Guard::new(&redis, policies).expect("policies");
         for request in 0..4 {
             let is_allowed = request < 3;
             let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");
-            assert_eq!(verdict.is_allowed(), is_allowed);
+            assert_eq!(verdict.limited, !is_allowed);
             let once = Acquire::cost(1).timeout(Duration::ZERO);
             let verdict =
                 connection.rl_acquire(Algorithm::Fixed, "acquired", three, once).await.expect("a verdict");
-            assert_eq!(verdict.is_allowed(), is_allowed);
-            let all = All::new().log("{x}all", three, 1).log("{x}others", HOURLY, 1);
+            assert_eq!(verdict.limited, !is_allowed);
+            let all = All::new().key("{x}all", Algorithm::Log, three, 1).key(
+                "{x}others",
+                Algorithm::Log,
+                HOURLY,
+                1,
+            );
             assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
-            assert_eq!(leases.take("leased", 1).await.expect("a verdict").is_allowed(), is_allowed);
+            assert_eq!(leases.take("leased", 1).await.expect("a verdict").limited, !is_allowed);
             assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
         }
         leases.close().await;
@@ -261,22 +242,6 @@ mod asynchronous {
     }
 
     #[tokio::test]
-    async fn a_clock_of_the_applications_own_is_named_in_every_command_and_in_pipelines_too() {
-        let server = Server::start();
-        let mut clocked = Clocked::new(server.connect_async("resp3").await, noon);
-        assert_eq!(clocked.rl_log("a", HOURLY, 1).await, Ok(remaining(99)));
-        let mut pipeline = redis::pipe();
-        pipeline
-            .atomic()
-            .add_command(cmd::log("a", HOURLY, 1))
-            .ignore()
-            .add_command(cmd::log("a", HOURLY, 1));
-        let (verdict,): (Verdict,) = pipeline.query_async(&mut clocked).await.expect("replies");
-        assert_eq!(verdict, remaining(97));
-        assert_eq!(clocked.rl_reset("a").await, Ok(true));
-    }
-
-    #[tokio::test]
     async fn futures_can_be_sent_to_another_thread() {
         let server = Server::start();
         let mut connection = server.connect_async("resp2").await;
@@ -304,8 +269,9 @@ mod asynchronous {
         let client = cluster.client();
         let mut connection = client.get_async_connection().await.expect("the cluster answers");
         for client in 0..60 {
-            let request = All::new().log(format!("{{{client}}}:requests"), HOURLY, 1).sliding(
+            let request = All::new().key(format!("{{{client}}}:requests"), Algorithm::Log, HOURLY, 1).key(
                 format!("{{{client}}}:tokens"),
+                Algorithm::Sliding,
                 Quota::per_hour(1000),
                 250,
             );

@@ -6,7 +6,7 @@ mod server;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
 use axum::extract::State;
@@ -15,7 +15,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::{Router, routing::get};
 use redis_rl_client::RlCommands;
-use redis_rl_client::web::{Fail, Guard, Policies, Policy, RateLimitLayer, Refusal, Reservation};
+use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
 use server::{Cluster, PATIENCE, Server, wait_for};
 use tokio::time::timeout;
 use tower::ServiceExt;
@@ -25,11 +25,11 @@ fn policy(name: &str, quotas: &str) -> Policy {
 }
 
 fn guard(server: &Server, policies: impl Into<Policies>) -> Guard {
-    Guard::new(server.redis(), policies)
+    Guard::new(server.redis(), policies.into()).expect("policies")
 }
 
-fn layer(guard: &Guard) -> RateLimitLayer<Body> {
-    RateLimitLayer::new(guard.clone())
+fn layer(guard: &Guard) -> Guard {
+    guard.layer()
 }
 
 async fn ask(app: &Router, path: &str) -> Response<Body> {
@@ -77,9 +77,12 @@ fn calls(server: &Server, command: &str) -> usize {
 #[tokio::test]
 async fn a_route_that_refuses_costs_nothing_further_out_and_one_answer_tells_of_all() {
     let server = Server::start();
-    let everybody = guard(&server, policy("everybody", "100/1h").key_text("all").lease(10));
-    let plan = guard(&server, policy("plan", "50/1h"));
-    let search = guard(&server, policy("search", "2/1h"));
+    // However long it takes, a lease is not over.
+    let now = SystemTime::now();
+    let everybody =
+        guard(&server, policy("everybody", "100/1h").key_text("all").lease(10)).clock(move || now);
+    let plan = everybody.limit(policy("plan", "50/1h")).expect("a policy");
+    let search = everybody.limit(policy("search", "2/1h")).expect("a policy");
     let app = Router::new()
         .route("/search", get("found").route_layer(layer(&search)))
         .layer(layer(&plan))
@@ -115,14 +118,15 @@ async fn on_a_cluster_policies_whose_keys_share_no_slot_are_one_decision() {
     let cluster = Cluster::start();
     let all = policy("all", "10000/1h").key_text("everybody");
     let customer = policy("customer", "40/1h").key(|head| Some(head.uri.path().to_owned()));
-    let guard = Guard::new(cluster.redis(), [all, customer]).timeout(PATIENCE).fail(Fail::Closed);
+    let guard =
+        Guard::new(cluster.redis(), [all, customer]).expect("policies").timeout(PATIENCE).fail(Fail::Closed);
     let passed = Arc::new(AtomicUsize::new(0));
     let requests = (0..2_000).map(|number| {
         let (guard, passed) = (guard.clone(), passed.clone());
         tokio::spawn(async move {
             // Ten customers ask for 200 each, of which 40 may pass.
             let request = Request::get(format!("/{}", number % 10)).body(()).expect("a request");
-            match guard.admit(&request.into_parts().0).await {
+            match guard.take(&request.into_parts().0, ()).await {
                 Ok(_) => passed.fetch_add(1, Ordering::Relaxed),
                 Err(refusal) => {
                     assert_eq!(refusal.status(), 429);
@@ -148,7 +152,7 @@ async fn a_leased_policy_beside_a_plan_costs_one_command_for_each_request() {
     let guard = guard(&server, [everybody, plan]);
     let admit = async |path: &str| {
         let request = Request::get(path).body(()).expect("a request");
-        guard.admit(&request.into_parts().0).await
+        guard.take(&request.into_parts().0, ()).await
     };
     for number in 0..500 {
         assert!(admit(&format!("/{number}")).await.is_ok());
@@ -165,20 +169,37 @@ async fn a_leased_policy_beside_a_plan_costs_one_command_for_each_request() {
 
 #[tokio::test]
 async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
-    async fn generate(reserved: Reservation) -> Result<impl IntoResponse, Refusal> {
-        reserved.settle([("tokens", 10)]).await?;
-        reserved.settle([("tokens", 900)]).await?;
-        let settled = reserved.settle([("tokens", 420)]).await?;
-        Ok((settled, "a text"))
+    async fn generate(guard: State<Guard>, reserved: Reservation) -> Result<impl IntoResponse, Refusal> {
+        guard.settle(&reserved, [("tokens", 10)]).await?;
+        guard.settle(&reserved, [("tokens", 900)]).await?;
+        guard.settle(&reserved, [("tokens", 420)]).await?;
+        Ok("a text")
     }
     let server = Server::start();
     let tokens = policy("tokens", "1000/1h").unit("tokens").cost(500);
+    let all = guard(&server, [policy("requests", "100/1h"), tokens]);
     let app = Router::new()
         .route("/", get(generate))
-        .route("/nothing", get(async |reserved: Reservation| reserved.settle(-1).await.map(|_| "")))
-        .route("/one", get(async |reserved: Reservation| reserved.settle(1).await.map(|_| "")))
-        .route("/other", get(async |reserved: Reservation| reserved.settle([("other", 1)]).await.map(|_| "")))
-        .layer(layer(&guard(&server, [policy("requests", "100/1h"), tokens])));
+        .route(
+            "/nothing",
+            get(async |guard: State<Guard>, reserved: Reservation| {
+                guard.settle(&reserved, -1).await.map(|_| "")
+            }),
+        )
+        .route(
+            "/one",
+            get(async |guard: State<Guard>, reserved: Reservation| {
+                guard.settle(&reserved, 1).await.map(|_| "")
+            }),
+        )
+        .route(
+            "/other",
+            get(async |guard: State<Guard>, reserved: Reservation| {
+                guard.settle(&reserved, [("other", 1)]).await.map(|_| "")
+            }),
+        )
+        .layer(layer(&all))
+        .with_state(all.clone());
     let response = ask(&app, "/").await;
     assert_eq!(response.status(), 200);
     let [_, limits] = fields(&response);
@@ -192,14 +213,14 @@ async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
         .route(
             "/",
             get(async |reserved: Reservation, guard: State<Guard>| {
-                reserved.take(&guard, 3).await.map(|_| "")
+                guard.take(&reserved, 3).await.map(|_| "")
             }),
         )
         .layer(layer(&guard(&server, policy("everybody", "100/1h").key_text("all"))))
         .with_state(guard(&server, policy("own", "100/1h")));
     assert_eq!(ask(&anonymous, "/").await.status(), 200);
     assert_eq!(used(server.connect(), "own:{192.0.2.1}"), 3);
-    let bare = Router::new().route("/", get(generate));
+    let bare = Router::new().route("/", get(generate)).with_state(all);
     assert_eq!(ask(&bare, "/").await.status(), 500, "no layer is in front");
 }
 
@@ -238,15 +259,15 @@ async fn a_layer_that_fails_closed_and_a_handler_that_refuses_cost_nothing_furth
     let own = guard(&server, policy("own", "0/1h"));
     let app = Router::new()
         .route("/closed", get("hello").route_layer(layer(&closed)))
-        .route("/own", get(async move || own.take("a", 1).await.map(|_| "hello")))
+        .route("/own", get(async move |taken: Reservation| own.take(&taken, 1).await.map(|_| "hello")))
         .layer(layer(&outer));
     drop(away);
     assert_eq!(ask(&app, "/closed").await.status(), 503);
     let response = ask(&app, "/own").await;
     assert_eq!(response.status(), 403);
     let [policies, limits] = fields(&response);
-    assert_eq!(policies, [r#""own-1h";q=0;w=3600, "outer-1h";q=100;w=3600"#]);
-    assert!(limits[0].ends_with(r#""outer-1h";r=100"#), "{limits:?}");
+    assert_eq!(policies, [r#""outer-1h";q=100;w=3600, "own-1h";q=0;w=3600"#]);
+    assert!(limits[0].starts_with(r#""outer-1h";r=100;t="#), "{limits:?}");
     outer.close().await;
     wait_until_used(&server, "outer:{192.0.2.1}", 0);
 }
@@ -268,7 +289,7 @@ async fn a_request_whose_client_leaves_takes_nothing() {
 #[tokio::test]
 async fn a_request_that_is_served_though_a_limit_further_in_refuses_keeps_what_the_others_took() {
     async fn guest(reserved: Reservation, own: State<Guard>) -> &'static str {
-        reserved.take(&own, 1).await.map_or("as a guest", |_| "as a member")
+        own.take(&reserved, 1).await.map_or("as a guest", |_| "as a member")
     }
     async fn fallback(request: Request<Body>, next: Next) -> Response<Body> {
         let response = next.run(request).await;
@@ -310,7 +331,7 @@ async fn a_request_that_was_refused_settles_nothing() {
     let keep = kept.clone();
     let handler = async move |reserved: Reservation| {
         keep.lock().expect("no panic").push(reserved.clone());
-        reserved.take(&own, 1).await.map(|_| "")
+        own.take(&reserved, 1).await.map(|_| "")
     };
     let app = Router::new().route("/", get(handler)).layer(layer(&outer));
     assert_eq!(ask(&app, "/").await.status(), 403);
@@ -319,7 +340,8 @@ async fn a_request_that_was_refused_settles_nothing() {
     let reserved = kept.lock().expect("no panic").remove(0);
     let asked = calls(&server, "RL.ALL");
     for used in [420, 0, 900] {
-        let settled = reserved.settle(used).await.expect("one policy");
+        outer.settle(&reserved, used).await.expect("one policy");
+        let settled = &reserved;
         assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").contains(";r=1000;"));
     }
     assert_eq!(calls(&server, "RL.ALL"), asked);
@@ -331,11 +353,12 @@ async fn what_is_being_settled_while_the_request_is_refused_goes_back() {
     let (server, kept) = (Arc::new(Server::start()), Arc::new(Mutex::new(Vec::new())));
     let outer = guard(&server, policy("outer", "1000/1h").cost(500));
     let own = guard(&server, policy("own", "0/1h"));
-    let (frozen, keep) = (server.clone(), kept.clone());
+    let (frozen, keep, settling) = (server.clone(), kept.clone(), outer.clone());
     let handler = async move |reserved: Reservation| {
-        let refused = reserved.take(&own, 1).await.map(|_| "");
+        let refused = own.take(&reserved, 1).await.map(|_| "");
         frozen.freeze();
-        let mut settling = Box::pin(async move { reserved.settle(900).await.map(|_| ()) });
+        let settling = settling.clone();
+        let mut settling = Box::pin(async move { settling.settle(&reserved, 900).await.map(|_| ()) });
         assert!(timeout(Duration::from_millis(1), &mut settling).await.is_err());
         keep.lock().expect("no panic").push(settling);
         refused
@@ -354,7 +377,7 @@ async fn a_request_that_meets_two_policies_of_one_name_is_answered_500_and_costs
     let server = Server::start();
     let requests = || guard(&server, policy("requests", "3/1h"));
     let (outer, own) = (requests(), requests());
-    let handler = async move |reserved: Reservation| reserved.take(&own, 1).await.map(|_| "");
+    let handler = async move |reserved: Reservation| own.take(&reserved, 1).await.map(|_| "");
     let app = Router::new()
         .route("/layers", get("hello").route_layer(layer(&requests())))
         .route("/handler", get(handler))
@@ -362,7 +385,7 @@ async fn a_request_that_meets_two_policies_of_one_name_is_answered_500_and_costs
     for path in ["/layers", "/handler"] {
         let response = ask(&app, path).await;
         assert_eq!(response.status(), 500);
-        assert!(body(response).await.contains("two policies of a request have the name requests"));
+        assert!(body(response).await.contains("two policies of a request have the name"));
         outer.close().await;
         wait_until_used(&server, "requests:{192.0.2.1}", 0);
     }

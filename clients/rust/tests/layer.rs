@@ -13,7 +13,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Request, Response};
 use axum::routing::get;
-use redis_rl_client::web::{Fail, Guard, Policy, RateLimitLayer, answer, client_address};
+use redis_rl_client::web::{Fail, Guard, Policy, answer, client_address};
 use redis_rl_client::{Algorithm, Quota, RlCommands, Take};
 use server::{PATIENCE, Server};
 use tower::ServiceExt;
@@ -22,7 +22,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 fn guard(server: &Server, policy: Policy) -> Guard {
-    Guard::new(server.redis(), policy)
+    Guard::new(server.redis(), policy).expect("a policy")
 }
 
 fn policy(name: &str, quotas: &str) -> Policy {
@@ -40,11 +40,8 @@ fn client(parts: &Parts) -> Option<String> {
 }
 
 fn app(guard: Guard) -> Router {
-    app_with(RateLimitLayer::new(guard.key(client)))
-}
-
-fn app_with(limit: RateLimitLayer<Body>) -> Router {
-    Router::new().route("/", get("hello")).route("/expensive", get("hello")).layer(limit)
+    let limit = guard.key(client);
+    Router::new().route("/", get("hello")).route("/expensive", get("hello")).layer(limit.layer())
 }
 
 struct Answer {
@@ -122,8 +119,7 @@ async fn a_request_of_nobody_is_not_limited() {
 async fn two_layers_tell_the_policies_of_both() {
     let server = Server::start();
     let all = guard(&server, policy("all", "100/1h")).key(|_| Some("all".to_owned()));
-    let of_all = RateLimitLayer::new(all);
-    let app = app(guard(&server, policy("requests", "5/1m"))).layer(of_all);
+    let app = app(guard(&server, policy("requests", "5/1m"))).layer(all.layer());
     let answer = Answer::of(&app, "/", "a").await;
     let limits: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();
     assert_eq!(limits, [r#""all-1h";r=99;t=3600, "requests-1m";r=4;t=60"#]);
@@ -151,7 +147,7 @@ async fn no_cost_is_a_way_around_a_limit() {
     for cost in [-1, i64::MIN] {
         let reserved = guard.take("a", 1).await.expect("an admission");
         assert_eq!(guard.take("a", cost).await.unwrap_err().status(), 500);
-        assert_eq!(reserved.settle(cost).await.unwrap_err().status(), 500);
+        assert_eq!(guard.settle(&reserved, cost).await.unwrap_err().status(), 500);
     }
     assert_eq!(used(&server, "requests:a"), 4);
 }
@@ -185,7 +181,7 @@ async fn what_is_given_back_has_a_remembered_refusal_forgotten() {
     let guard = guard(&server, policy("tokens", "5/1h")).remember(PATIENCE);
     let reserved = guard.take("a", 5).await.expect("an admission");
     assert_eq!(guard.take("a", 1).await.unwrap_err().status(), 429);
-    reserved.settle(4).await.expect("it is settled");
+    guard.settle(&reserved, 4).await.expect("it is settled");
     assert!(guard.take("a", 1).await.is_ok());
 }
 
@@ -246,7 +242,7 @@ async fn a_reservation_of_leased_units_is_settled_as_of_when_they_were_counted()
     let hourly = Quota::per_hour(1_000);
     let others = server.connect().rl_log("tokens:a", hourly, Take::cost(7).partial()).expect("a verdict");
     for admission in reserved {
-        admission.settle(2).await.expect("it is settled");
+        guard.settle(&admission, 2).await.expect("it is settled");
     }
     guard.close().await;
     let all_of_then = Take::cost(-1_000).partial().at(counted);
@@ -341,10 +337,12 @@ async fn what_was_reserved_and_not_used_is_given_back() {
         let guard = guard(&server, policy(&name, "100/365d").algorithm(algorithm));
         let reserved = guard.take("a", 60).await.expect("an admission");
         let others = guard.take("a", 7).await.expect("an admission");
-        let settled = reserved.settle(20).await.expect("it is settled");
+        guard.settle(&reserved, 20).await.expect("it is settled");
+        let settled = &reserved;
         assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(73));
         assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").contains("r=73"));
-        let settled = others.settle(0).await.expect("it is settled");
+        guard.settle(&others, 0).await.expect("it is settled");
+        let settled = &others;
         assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(80));
     }
 }
@@ -354,7 +352,8 @@ async fn what_was_used_beyond_the_reservation_is_counted_even_over_the_limit() {
     let server = Server::start();
     let guard = guard(&server, policy("tokens", "28/1h").unit("tokens"));
     let reserved = guard.take("a", 26).await.expect("an admission");
-    let settled = reserved.settle(30).await.expect("it is settled");
+    guard.settle(&reserved, 30).await.expect("it is settled");
+    let settled = &reserved;
     assert_eq!(settled.fields()["ratelimit"], r#""tokens-1h";r=0;t=3600"#);
     assert_eq!(settled.fields()["ratelimit-policy"], r#""tokens-1h";q=28;qu="tokens";w=3600"#);
     let seen = server.connect().rl_peek("tokens:a", Quota::per_hour(100), 1).expect("a verdict");
@@ -369,7 +368,8 @@ async fn what_was_used_without_a_reservation_is_counted_when_redis_is_back() {
     let _: () = server.call("SET tokens:a text");
     let reserved = guard.take("a", 60).await.expect("an admission");
     let _: i64 = server.call("DEL tokens:a");
-    let settled = reserved.settle(30).await.expect("it is settled");
+    guard.settle(&reserved, 30).await.expect("it is settled");
+    let settled = &reserved;
     assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(70));
 }
 

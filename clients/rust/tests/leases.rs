@@ -134,7 +134,7 @@ async fn requests_of_several_units_of_none_and_of_less_than_none_are_told_what_t
     let alone = leases.take("key", 4).await.expect("a verdict");
     assert_eq!((alone.limited, alone.remaining, alone.taken, alone.at.is_some()), (false, 1, Some(4), true));
     let hopeless = leases.take("key", 6).await.expect("a verdict");
-    assert!(hopeless.is_hopeless());
+    assert!(hopeless.limited && hopeless.retry_after.is_none());
     let back = leases.take("key", -2).await.expect("a verdict");
     assert_eq!((back.limited, back.remaining), (false, 3));
     let look = leases.take("key", 0).await.expect("a verdict");

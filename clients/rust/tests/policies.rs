@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
-use redis_rl_client::web::{Fail, Guard, Policies, Policy, RateLimitLayer, Refusal};
+use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal};
 use redis_rl_client::{Algorithm, RlCommands};
 use server::words::Words;
 use server::{Cluster, PATIENCE, Server};
@@ -22,7 +22,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Request, Response, StatusCode};
 
 fn guard(server: &Server, policies: impl Into<Policies>) -> Guard {
-    Guard::new(server.redis(), policies)
+    Guard::new(server.redis(), policies.into()).expect("policies")
 }
 
 fn policy(name: &str, quotas: &str) -> Policy {
@@ -47,7 +47,7 @@ fn head(fields: &[(&'static str, &'static str)]) -> Parts {
 }
 
 /// What a service behind the layer answers.
-async fn ask(layer: &RateLimitLayer<String>, request: Request<String>) -> Response<String> {
+async fn ask(layer: &Guard, request: Request<String>) -> Response<String> {
     let hello =
         service_fn(|_: Request<String>| ready(Ok::<_, Infallible>(Response::new("hello".to_owned()))));
     let service = ServiceBuilder::new().layer(layer.clone()).service(hello);
@@ -68,7 +68,7 @@ async fn several_policies_are_decided_in_one_step_of_all_or_of_none() {
     let server = Server::start();
     let bytes = policy("bytes", "100/1h").unit("bytes").algorithm(Algorithm::Fixed);
     let bytes = bytes.cost_with(|head| field(head, "length").map_or(0, |length| length.parse().unwrap_or(0)));
-    let layer = RateLimitLayer::new(guard(&server, [policy("requests", "5/1h"), bytes]));
+    let layer = guard(&server, [policy("requests", "5/1h"), bytes]);
     let response = ask(&layer, request(&[("length", "60")])).await;
     let policies = r#""requests-1h";q=5;w=3600, "bytes-1h";q=100;qu="bytes";w=3600"#;
     assert_eq!(text(&response, "ratelimit-policy").as_deref(), Some(policies));
@@ -92,7 +92,7 @@ async fn a_function_of_the_request_chooses_its_policies_or_that_nothing_limits_i
         Some("internal") => None,
         _ => Some(free.clone()),
     });
-    let layer = RateLimitLayer::new(guard(&server, by_plan));
+    let layer = guard(&server, by_plan);
     for (plan, left) in [("paid", r#""paid-1h";r=99;t=3600"#), ("none", r#""free-1h";r=0;t=3600"#)] {
         let response = ask(&layer, request(&[("plan", plan)])).await;
         assert_eq!(text(&response, "ratelimit").as_deref(), Some(left));
@@ -114,7 +114,7 @@ async fn the_function_may_be_asynchronous_and_its_lookup_may_fail() {
             vec![plan.map_or(free, |_| paid)]
         }
     });
-    let layer = RateLimitLayer::new(guard(&server, policies));
+    let layer = guard(&server, policies);
     for (fields, left) in
         [(&[("account", "a")][..], r#""paid-1h";r=99;t=3600"#), (&[], r#""free-1h";r=0;t=3600"#)]
     {
@@ -128,23 +128,20 @@ async fn a_request_with_policies_that_cannot_be_is_answered_500() {
     let twice = || Policies::by(|_| [policy("a", "5/1h"), policy("a", "5/1m")]);
     for policies in [negative(), twice()] {
         let words = Words::start();
-        let layer = RateLimitLayer::new(Guard::new(words.client(), policies));
+        let layer = Guard::new(words.client(), policies).expect("policies");
         let response = ask(&layer, request(&[])).await;
         assert_eq!(response.status(), 500, "{}", response.body());
         assert!(words.sent().is_empty());
     }
 }
 
-#[test]
-#[should_panic(expected = "there is no policy")]
-fn no_policy_is_refused() {
-    let _ = Policies::from(Vec::new());
-}
-
-#[test]
-#[should_panic(expected = "two policies of a request have the name requests")]
-fn policies_of_one_name_are_refused() {
-    let _ = Policies::from([policy("requests", "5/1m"), policy("requests", "100/1h")]);
+#[tokio::test]
+async fn policies_of_one_name_are_refused_where_they_are_said() {
+    let twice = || [policy("requests", "5/1m"), policy("requests", "100/1h")];
+    let why = "two policies of a request have the name \"requests\"";
+    assert_eq!(Guard::new(Words::start().client(), twice()).unwrap_err().to_string(), why);
+    let guard = Guard::new(Words::start().client(), []).expect("routes alone are limited");
+    assert_eq!(guard.limit(twice()).unwrap_err().to_string(), why);
 }
 
 #[tokio::test]
@@ -157,11 +154,12 @@ async fn a_handler_takes_and_settles_by_the_names_of_several_policies() {
         let (requests, tokens) = (name("requests"), name("tokens"));
         let reserved = guard.take("acme", [(&*requests, 1), (&*tokens, 600)]).await.expect("an admission");
         assert_eq!(guard.take("acme", [(&*requests, 1)]).await.unwrap_err().status(), 429, "500 tokens");
-        let settled = reserved.settle([(&*tokens, 420)]).await.expect("it is settled");
+        guard.settle(&reserved, [(&*tokens, 420)]).await.expect("it is settled");
+        let settled = &reserved;
         let left: Vec<u64> =
             settled.decision().expect("a decision").rows.iter().map(|row| row.remaining).collect();
         assert_eq!(left, [4, 580]);
-        let settled = settled.settle([(&*tokens, 430)]).await.expect("it is settled");
+        guard.settle(settled, [(&*tokens, 430)]).await.expect("it is settled");
         let policies = format!(r#""{requests}-1h";r=4;t=3600, "{tokens}-1h";r=570;t="#);
         assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").starts_with(&policies));
         assert!(guard.take("acme", [(&*requests, 1)]).await.is_ok(), "what refused it was given back");
@@ -172,12 +170,13 @@ async fn a_handler_takes_and_settles_by_the_names_of_several_policies() {
 #[tokio::test]
 async fn on_a_cluster_the_policies_of_a_request_are_on_one_node() {
     let cluster = Cluster::start();
-    let guard = Guard::new(cluster.redis(), [policy("requests", "5/1h"), policy("all", "100/1h")]);
+    let guard =
+        Guard::new(cluster.redis(), [policy("requests", "5/1h"), policy("all", "100/1h")]).expect("policies");
     let guard = guard.timeout(PATIENCE).fail(Fail::Closed);
     for proxy in 0..20 {
         let mut head = head(&[]);
         head.extensions.insert(SocketAddr::from(([192, 0, 2, proxy], 1)));
-        assert!(guard.admit(&head).await.is_ok());
+        assert!(guard.take(&head, ()).await.is_ok());
     }
 }
 
@@ -190,14 +189,14 @@ async fn a_refusal_of_one_of_several_policies_is_remembered_by_its_key() {
     ];
     let guard = guard(&server, policies).remember(PATIENCE).fail(Fail::Closed);
     let alice = head(&[("user", "alice"), ("team", "acme")]);
-    assert!(guard.admit(&alice).await.is_ok());
-    assert_eq!(guard.admit(&alice).await.unwrap_err().status(), 429);
+    assert!(guard.take(&alice, ()).await.is_ok());
+    assert_eq!(guard.take(&alice, ()).await.unwrap_err().status(), 429);
     drop(server);
-    assert_eq!(guard.admit(&alice).await.unwrap_err().status(), 429);
+    assert_eq!(guard.take(&alice, ()).await.unwrap_err().status(), 429);
     let others = [("alice", "other", 429), ("bob", "acme", 503)];
     for (user, team, status) in others {
         let other = head(&[("user", user), ("team", team)]);
-        assert_eq!(guard.admit(&other).await.unwrap_err().status(), status, "{user}");
+        assert_eq!(guard.take(&other, ()).await.unwrap_err().status(), status, "{user}");
     }
 }
 
@@ -211,7 +210,7 @@ async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
         guard.on_decision(move |head, decision, policies| {
             let names: Vec<String> = policies.iter().map(|policy| policy.name().to_owned()).collect();
             let client = field(head, "client").expect("a client");
-            told.lock().expect("no panic").push((client, decision.is_allowed(), names.join(" ")));
+            told.lock().expect("no panic").push((client, !decision.limited, names.join(" ")));
         })
     };
     let guards = [
@@ -220,10 +219,10 @@ async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
     ];
     for (client, guard) in guards {
         for _ in 0..4 {
-            let _ = guard.admit(&head(&[("client", client)])).await;
+            let _ = guard.take(&head(&[("client", client)]), ()).await;
         }
         // One that no policy limits.
-        assert!(guard.admit(&head(&[])).await.expect("an admission").decision().is_none());
+        assert!(guard.take(&head(&[]), ()).await.expect("an admission").decision().is_none());
         let told = std::mem::take(&mut *told.lock().expect("no panic"));
         let expected =
             [true, true, false, false].map(|allowed| (client.to_owned(), allowed, "requests".to_owned()));
@@ -241,7 +240,7 @@ async fn while_redis_is_away_each_request_is_told_to_on_error_and_none_to_on_dec
         .on_decision(|_, _, _| panic!("nobody decides"));
     drop(server);
     for _ in 0..3 {
-        assert!(guard.admit(&head(&[])).await.expect("it passes").error().is_some());
+        assert!(guard.take(&head(&[]), ()).await.expect("it passes").error().is_some());
     }
     assert_eq!(errors.load(Ordering::Relaxed), 3);
 }
@@ -250,9 +249,9 @@ async fn while_redis_is_away_each_request_is_told_to_on_error_and_none_to_on_dec
 async fn a_server_that_is_silent_is_told_as_a_timeout() {
     let server = Server::start();
     let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Closed);
-    assert!(guard.admit(&head(&[])).await.is_ok());
+    assert!(guard.take(&head(&[]), ()).await.is_ok());
     server.freeze();
-    let refusal = guard.timeout(Duration::from_millis(20)).admit(&head(&[])).await.unwrap_err();
+    let refusal = guard.timeout(Duration::from_millis(20)).take(&head(&[]), ()).await.unwrap_err();
     assert!(refusal.error().expect("an error").is_timeout());
     assert!(refusal.decision().is_none());
 }
@@ -267,7 +266,7 @@ async fn the_application_answers_what_is_over_a_limit_and_the_fields_are_kept_un
         response.headers_mut().insert("ratelimit", HeaderValue::from_static("own"));
         response
     };
-    let layer = RateLimitLayer::new(guard).on_limited(move |head, decision, refusal| {
+    let layer = guard.on_limited(move |head, decision, refusal| {
         assert!(decision.limited);
         answer(head, refusal)
     });
@@ -280,8 +279,8 @@ async fn the_application_answers_what_is_over_a_limit_and_the_fields_are_kept_un
 
 #[tokio::test]
 async fn while_redis_is_away_the_application_answers_or_lets_pass() {
-    let layer = RateLimitLayer::new(Guard::new(Words::start().client(), policy("requests", "5/1h")));
-    let layer = layer.on_away(|head, error| {
+    let guard = Guard::new(Words::start().client(), policy("requests", "5/1h")).expect("a policy");
+    let layer = guard.on_away(|head, error| {
         assert_eq!(error.detail(), Some("nobody answers"));
         field(head, "strict").map(Response::new)
     });
@@ -292,21 +291,24 @@ async fn while_redis_is_away_the_application_answers_or_lets_pass() {
 #[test]
 #[should_panic(expected = "fail and on_away are two answers to one question")]
 fn fail_and_on_away_exclude_one_another() {
-    let guard = Guard::new(Words::start().client(), policy("requests", "5/1h")).fail(Fail::Open);
-    let _ = RateLimitLayer::<String>::new(guard).on_away(|_, _| None);
+    let guard = Guard::new(Words::start().client(), policy("requests", "5/1h")).expect("a policy");
+    let _ = guard.fail(Fail::Open).on_away(|_, _| None);
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_made_of_a_string_is_made_by_a_function() {
+async fn a_body_that_is_not_made_of_a_string_is_put_into_one_that_is() {
     type Body = BoxBody<Bytes, std::io::Error>;
     fn boxed(text: String) -> Body {
         Full::from(text).map_err(|never| match never {}).boxed()
     }
     let server = Server::start();
-    let layer = RateLimitLayer::with_body(guard(&server, policy("requests", "1/1h")), boxed);
+    let layer = guard(&server, policy("requests", "1/1h"));
     let hello =
         service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(boxed("hello".into())))));
-    let service = ServiceBuilder::new().layer(layer).service(hello);
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .map_response(|response: Response<Body>| response.map(axum::body::Body::new))
+        .service(hello);
     for expected in ["hello", r#"{"status":429,"#] {
         let request = request(&[]).map(boxed);
         let body = service.clone().oneshot(request).await.expect("a response").into_body();
@@ -343,15 +345,15 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
         let policy = policy(&format!("requests-{index}"), "2/1m").lease(units);
         let guard = guard(&server, policy).remember(remember).clock(time.clock());
         for _ in 0..2 {
-            let admission = guard.admit(&head(&[])).await.expect("an admission");
+            let admission = guard.take(&head(&[]), ()).await.expect("an admission");
             assert_eq!(admission.decision().expect("a decision").at, time.clock()());
         }
         for (wait_ms, status) in [(0, 429), (59_999, 429)] {
             time.add_ms(wait_ms);
-            assert_eq!(guard.admit(&head(&[])).await.unwrap_err().status(), status, "{index}");
+            assert_eq!(guard.take(&head(&[]), ()).await.unwrap_err().status(), status, "{index}");
         }
         time.add_ms(1);
-        assert!(guard.admit(&head(&[])).await.is_ok(), "{index}");
+        assert!(guard.take(&head(&[]), ()).await.is_ok(), "{index}");
         guard.close().await;
     }
 }
@@ -360,7 +362,7 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
 fn counted(guard: Guard) -> Guard {
     guard
         .on_decision(|_head, decision, policies| {
-            let result = if decision.is_allowed() { "allowed" } else { "limited" };
+            let result = if decision.limited { "limited" } else { "allowed" };
             for policy in policies {
                 let labels = [("policy", policy.name().to_owned()), ("result", result.to_owned())];
                 metrics::counter!("rate_limit_decisions_total", &labels).increment(1);
@@ -379,12 +381,12 @@ async fn the_recipe_counts_decisions_and_errors() {
     let counts = recorder.snapshotter();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start();
-    let guard = counted(Guard::new(server.redis(), policy("requests", "2/1h")));
+    let guard = counted(guard(&server, policy("requests", "2/1h")));
     for _ in 0..3 {
-        let _ = guard.admit(&head(&[])).await;
+        let _ = guard.take(&head(&[]), ()).await;
     }
     drop(server);
-    assert!(guard.admit(&head(&[])).await.is_ok());
+    assert!(guard.take(&head(&[]), ()).await.is_ok());
     let mut seen: Vec<String> = counts
         .snapshot()
         .into_vec()
@@ -407,11 +409,11 @@ async fn the_recipe_counts_decisions_and_errors() {
 async fn the_same_limiter_with_other_policies_counts_by_those_and_keeps_its_settings() {
     let server = Server::start();
     let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Closed).key(|_| Some("a".to_owned()));
-    let other = guard.with_policies(policy("uploads", "1/1h").cost(1));
-    assert!(guard.admit(&head(&[])).await.is_ok());
-    assert!(other.admit(&head(&[])).await.is_ok());
-    assert_eq!(other.admit(&head(&[])).await.unwrap_err().status(), 429);
+    let other = guard.limit(policy("uploads", "1/1h").cost(1)).expect("a policy");
+    assert!(guard.take(&head(&[]), ()).await.is_ok());
+    assert!(other.take(&head(&[]), ()).await.is_ok());
+    assert_eq!(other.take(&head(&[]), ()).await.unwrap_err().status(), 429);
     assert_eq!((used(&server, "requests:a"), used(&server, "uploads:a")), (Some(1), Some(1)));
     drop(server);
-    assert_eq!(other.admit(&head(&[])).await.unwrap_err().status(), 503);
+    assert_eq!(other.take(&head(&[]), ()).await.unwrap_err().status(), 503);
 }

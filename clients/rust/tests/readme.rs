@@ -2,6 +2,7 @@
 
 mod server;
 
+use std::env;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,15 +18,17 @@ const README: &str = include_str!("../README.md");
 #[test]
 fn the_first_program_prints_what_stands_below_it() {
     let server = Server::start();
-    let run = program("first", 0, &server, &[]).output().expect("cargo runs");
+    let run = program("first", 1, &[("redis://127.0.0.1/", &server.url())]).output().expect("cargo runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 0));
+    assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 1));
 }
 
 #[test]
 fn the_service_answers_what_stands_below_it() {
-    let (server, port) = (Server::start(), server::free_port().to_string());
-    let mut service = program("service", 1, &server, &[("8000", &port)]).spawn().expect("cargo runs");
+    let port = server::free_port().to_string();
+    let mut service = program("service", 0, &[("127.0.0.1:8000", &format!("127.0.0.1:{port}"))])
+        .spawn()
+        .expect("cargo runs");
     let ask = |path: &str| {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
@@ -46,8 +49,17 @@ fn the_service_answers_what_stands_below_it() {
     };
     assert_eq!(
         third.lines().filter(is_told).collect::<Vec<_>>(),
-        block("```text", 1).lines().collect::<Vec<_>>()
+        block("```text", 0).lines().collect::<Vec<_>>()
     );
+}
+
+#[test]
+fn the_test_without_a_server_passes() {
+    let test = block("```rust", 0);
+    let project = project("tested", &format!("{test}\nfn main() {{}}\n"));
+    let run = cargo("test", &project).output().expect("cargo runs");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&run.stderr));
 }
 
 #[test]
@@ -68,15 +80,18 @@ fn block(fence: &str, number: usize) -> &'static str {
     rest.split_once("```").expect("its end").0
 }
 
-/// Runs a program of the README with this server, in a package of its own.
-fn program(name: &str, number: usize, server: &Server, replaced: &[(&str, &str)]) -> Command {
-    let mut program = block("```rust,no_run", number).replace("redis://127.0.0.1/", &server.url());
+/// Runs a program of the README, in a package of its own.
+fn program(name: &str, number: usize, replaced: &[(&str, &str)]) -> Command {
+    let mut program = block("```rust,no_run", number).to_owned();
     for (old, new) in replaced {
         program = program.replace(old, new);
     }
-    let project = project(name, &program);
+    cargo("run", &project(name, &program))
+}
+
+fn cargo(verb: &str, project: &Path) -> Command {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["run", "--quiet", "--offline"]).current_dir(&project);
+    command.args([verb, "--quiet", "--offline"]).current_dir(project);
     // Where this test was built, so that nothing is built twice.
     command.env("CARGO_TARGET_DIR", project.join("../.."));
     server::end_with_this_thread(&mut command);
@@ -93,9 +108,12 @@ fn project(name: &str, program: &str) -> PathBuf {
     let written = written.or_else(|_| fs::read_to_string(here.join("Cargo.toml"))).expect("a manifest");
     let tested = written.split("[dev-dependencies]\n").nth(1).expect("a section");
     let tested = tested.split("\n[").next().unwrap_or_default();
+    // The core, which may not be published yet.
+    let core = env::var("REDIS_RL").unwrap_or_else(|_| format!("{}/../..", here.display()));
     let manifest = format!(
         "[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{tested}\n\
-         redis-rl-client = {{ path = {here:?}, features = [\"axum\"] }}\n"
+         redis-rl-client = {{ path = {here:?}, features = [\"axum\"] }}\n\n\
+         [patch.crates-io]\nredis-rl.path = {core:?}\n"
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(project.join("src/main.rs"), program).expect("a program");

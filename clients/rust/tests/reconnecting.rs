@@ -14,7 +14,7 @@ use tokio::time::timeout;
 const HOURLY: Quota = Quota::per_hour(1_000_000);
 
 fn guard(redis: impl Into<Redis>) -> Guard {
-    Guard::new(redis, Policy::new("requests", HOURLY).expect("a policy"))
+    Guard::new(redis, Policy::new("requests", HOURLY).expect("a policy")).expect("a policy")
 }
 
 /// Whether Redis decides a request of this client.
@@ -126,7 +126,7 @@ async fn a_request_whose_caller_has_left_shows_whether_the_connection_works() {
 async fn every_request_is_decided_four_fifths_of_the_timeout_away(redis: Redis, lease: u64) {
     let policies = [Policy::new("a", HOURLY), Policy::new("b", [Quota::per_hour(999_999)])];
     let [a, b] = policies.map(|policy| policy.expect("a policy"));
-    let guard = Guard::new(redis.timeout(Duration::from_millis(500)), [a.lease(lease), b]);
+    let guard = Guard::new(redis.timeout(Duration::from_millis(500)), [a.lease(lease), b]).expect("policies");
     let mut clients = JoinSet::new();
     for client in 0..50 {
         let guard = guard.clone();
@@ -183,10 +183,10 @@ async fn used_after_a_lost_give_back(
     networks: &[Forwarder],
 ) -> u64 {
     let policy = Policy::new("tokens", HOURLY).expect("a policy");
-    let guard = Guard::new(redis.timeout(PATIENCE), policy).fail(Fail::Closed);
+    let guard = Guard::new(redis.timeout(PATIENCE), policy).expect("a policy").fail(Fail::Closed);
     let reserved = guard.take("a", 5).await.expect("an admission");
     networks.iter().for_each(Forwarder::lose_a_reply);
-    reserved.settle(4).await.expect("it is settled");
+    guard.settle(&reserved, 4).await.expect("it is settled");
     assert!(networks.iter().any(|network| !network.is_to_lose_a_reply()), "the reply is lost");
     assert!(guard.take("b", 1).await.is_ok() || guard.take("b", 1).await.is_ok());
     direct.rl_info("tokens:a").expect("a reply").expect("a key").windows[0].used
@@ -223,7 +223,7 @@ async fn close_returns_though_the_server_is_silent() {
     assert!(closing.elapsed() < Duration::from_secs(1), "{:?}", closing.elapsed());
     waiting.abort();
     let policy = Policy::new("requests", HOURLY).expect("a policy").lease(8);
-    let guard = Guard::new(redis(), policy);
+    let guard = Guard::new(redis(), policy).expect("a policy");
     assert!(guard.take("a", 1).await.expect("it passes").decision().is_none());
     let closing = Instant::now();
     guard.close().await;

@@ -2,7 +2,7 @@
 
 mod server;
 
-use redis_rl_client::{All, Quota, RlCommands};
+use redis_rl_client::{Algorithm, All, Quota, RlCommands};
 use server::{Cluster, Server};
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -20,7 +20,12 @@ fn server() -> Server {
 }
 
 fn all() -> All {
-    All::new().log("limit:{a}:requests", HOURLY, 1).sliding("limit:{a}:tokens", HOURLY, 40)
+    All::new().key("limit:{a}:requests", Algorithm::Log, HOURLY, 1).key(
+        "limit:{a}:tokens",
+        Algorithm::Sliding,
+        HOURLY,
+        40,
+    )
 }
 
 /// Every command that the user may call, on its keys.
@@ -96,12 +101,12 @@ mod asynchronous {
         let server = server();
         let policy = Policy::new("limit", "5/1h").expect("a policy");
         for (client, units) in [("a", 0), ("b", 64)] {
-            let guard = Guard::new(server.client("resp3"), policy.clone().lease(units));
+            let guard = Guard::new(server.client("resp3"), policy.clone().lease(units)).expect("a policy");
             let guard = guard.timeout(server::PATIENCE).fail(Fail::Closed);
             let reserved = guard.take(client, 5).await.expect("an admission");
             assert_eq!(guard.take(client, 1).await.unwrap_err().status(), 429);
-            let settled = reserved.settle(2).await.expect("it is settled");
-            assert_eq!(settled.decision().map(|decision| decision.rows[0].remaining), Some(3));
+            guard.settle(&reserved, 2).await.expect("it is settled");
+            assert_eq!(reserved.decision().map(|decision| decision.rows[0].remaining), Some(3));
             guard.close().await;
         }
     }

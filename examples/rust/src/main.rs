@@ -4,6 +4,7 @@ use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderValue, StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
+use redis_rl_client::Redis;
 use redis_rl_client::web::{Fail, Guard, Policies, Policy, Reservation, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
@@ -21,7 +22,7 @@ fn account(head: &Parts, proxies: usize) -> String {
 
 async fn generate(
     State(tokens): State<Guard>,
-    reserved: Reservation,
+    request: Reservation,
     text: String,
 ) -> Result<Response, Response> {
     if text.is_empty() {
@@ -29,15 +30,15 @@ async fn generate(
     }
     let words = text.split_whitespace().count() as i64;
     // A reply usually has 16 tokens.
-    let reserved = reserved.take(&tokens, words + 16).await?;
+    tokens.take(&request, words + 16).await?;
     // A task of its own, so that it settles even if the client goes away meanwhile. The model is a stand-in.
     let task = tokio::spawn(async move {
-        let settled = reserved.settle([("tokens", 3 * words)]).await?;
+        tokens.settle(&request, [("tokens", 3 * words)]).await?;
         if words == 0 {
-            return Ok((StatusCode::INTERNAL_SERVER_ERROR, settled, "the model failed").into_response());
+            return Ok((StatusCode::INTERNAL_SERVER_ERROR, "the model failed").into_response());
         }
         let reply = text.split_whitespace().chain(text.split_whitespace()).collect::<Vec<_>>().join(" ");
-        Ok((settled, Json(json!({"reply": reply, "tokens": 3 * words}))).into_response())
+        Ok(Json(json!({"reply": reply, "tokens": 3 * words})).into_response())
     });
     match task.await {
         Ok(answer) => answer,
@@ -45,20 +46,19 @@ async fn generate(
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let setting = |name, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
+/// The service, with settings by name and what each is if nothing is said of it.
+fn service(
+    redis: impl Into<Redis>,
+    setting: impl Fn(&str, &str) -> String,
+) -> Result<(Router, Guard), Box<dyn Error>> {
     let timeout = Duration::from_millis(setting("REDIS_TIMEOUT_MS", "100").parse()?);
-    let fail: Fail = setting("FAIL", "open").parse().map_err(|_| "FAIL is open or closed")?;
+    let fail: Fail = setting("FAIL", "open").parse()?;
     let proxies: usize = setting("PROXIES", "0").parse()?;
-    let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
 
     let everybody = Policy::new("everybody", setting("EVERYBODY_LIMITS", "100000/m"))?;
     let everybody = everybody.key_text("all").lease(setting("EVERYBODY_LEASE", "0").parse()?);
-    let of_account = move |head: &Parts| Some(account(head, proxies));
-    let free = Policy::new("free", setting("FREE_LIMITS", "5/10s,100/h"))?.key(of_account);
-    let paid = Policy::new("paid", setting("PAID_LIMITS", "50/10s"))?.key(of_account);
+    let free = Policy::new("free", setting("FREE_LIMITS", "5/10s,100/h"))?;
+    let paid = Policy::new("paid", setting("PAID_LIMITS", "50/10s"))?;
     let search = Policy::new("search", setting("SEARCH_LIMITS", "2/10s"))?;
     let tokens = Policy::new("tokens", setting("TOKEN_LIMITS", "1000/h"))?.unit("tokens");
 
@@ -66,14 +66,24 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let plan = if account(head, proxies).starts_with("paid") { &paid } else { &free };
         if head.uri.path() == "/health" { vec![] } else { vec![everybody.clone(), plan.clone()] }
     });
-    let guard = Guard::new(client, by_plan).timeout(timeout).fail(fail);
+    let guard = Guard::new(redis, by_plan)?.timeout(timeout).fail(fail);
+    let guard = guard.key(move |head| Some(account(head, proxies)));
     let router = Router::new()
         .route("/health", get("well"))
         .route("/", get(Json(json!({"message": "hello"}))))
-        .route("/search", get(Json(json!({"found": []}))).route_layer(guard.with_policies(search).layer()))
+        .route("/search", get(Json(json!({"found": []}))).route_layer(guard.limit(search)?.layer()))
         .route("/generate", post(generate))
         .layer(guard.layer())
-        .with_state(guard.with_policies(tokens));
+        .with_state(guard.limit(tokens)?);
+    Ok((router, guard))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let setting = |name: &str, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
+    let client = redis::Client::open(setting("REDIS_URL", "redis://127.0.0.1:6379"))?;
+    let (router, guard) = service(client, setting)?;
     let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{}", setting("PORT", "8000"))).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let mut terminated = signal(SignalKind::terminate())?;
@@ -83,3 +93,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     guard.close().await; // leases go back
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

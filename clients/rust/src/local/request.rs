@@ -11,13 +11,13 @@ use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 /// How a key is counted, and how many units of it are leased.
 #[derive(Debug)]
 pub struct Rules {
-    pub(super) algorithm: Algorithm,
-    pub(super) quotas: Vec<Quota>,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) quotas: Vec<Quota>,
     smallest_limit: u64,
     /// How long a lease lasts.
     pub(super) lease: Duration,
     /// The largest lease.
-    pub(super) units: u64,
+    pub(crate) units: u64,
     /// Algorithm and quotas: a key is remembered by them and its name.
     pub(super) tag: Vec<u8>,
 }

@@ -3,8 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use serde_json::json;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::web::{Policy, Refusal};
 use crate::{Decision, Quota, Verdict};
@@ -14,8 +13,14 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The header fields of a response to a request that these policies decided on, or its refusal.
 pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
-    let told = told(policies.as_ref(), decision);
-    if decision.limited { Err(refusal_of(&told, decision)) } else { Ok(fields_of(&told, false)) }
+    let mut rows = decision.rows.iter().copied();
+    let policies = policies.as_ref();
+    let told = |policy: &Policy| Told {
+        policy: policy.clone(),
+        rows: rows.by_ref().take(policy.quotas().len()).collect(),
+    };
+    let told: Vec<Told> = policies.iter().map(told).collect();
+    if decision.limited { Err(Refusal::limited(&told, decision)) } else { Ok(fields_of(&told, false)) }
 }
 
 /// A policy and its figures: of each quota, or of the tightest alone, as leases tell them.
@@ -25,43 +30,10 @@ pub(crate) struct Told {
     pub rows: Vec<Verdict>,
 }
 
-fn told(policies: &[Policy], decision: &Decision) -> Vec<Told> {
-    let mut rows = decision.rows.iter().copied();
-    let has_all = policies.iter().map(|policy| policy.quotas().len()).sum::<usize>() == decision.rows.len();
-    let of = |policy: &Policy| {
-        let rows =
-            if has_all { rows.by_ref().take(policy.quotas().len()).collect() } else { decision.rows.clone() };
-        Told { policy: policy.clone(), rows }
-    };
-    policies.iter().map(of).collect()
-}
-
-/// The refusal that such a decision is.
-pub(crate) fn refusal_of(told: &[Told], decision: &Decision) -> Refusal {
-    let hopeless = decision.is_hopeless();
-    let status = if hopeless { StatusCode::FORBIDDEN } else { StatusCode::TOO_MANY_REQUESTS };
-    let violated: Vec<String> = items(told)
-        .filter(|item| item.verdict.is_some_and(|verdict| verdict.limited))
-        .map(|item| item.name())
-        .collect();
-    let problem = json!({
-        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-        "title": "Quota Exceeded",
-        "status": status.as_u16(),
-        "violated-policies": violated,
-    });
-    let retry_after = decision.retry_after.map(seconds);
-    Refusal::limited(status, fields_of(told, !hopeless), retry_after, &problem, decision.clone())
-}
-
-/// Adds header fields to those of a response: another layer may have policies of its own.
-pub(crate) fn write_fields(fields: &HeaderMap, headers: &mut HeaderMap) {
-    for (name, value) in fields {
-        // Both are lists, which one line can have as well as several.
-        let lines = headers.get_all(name).iter().chain([value]);
-        let list = lines.map(HeaderValue::as_bytes).collect::<Vec<_>>().join(&b", "[..]);
-        headers.insert(name, HeaderValue::from_bytes(&list).unwrap_or_else(|_| value.clone()));
-    }
+/// The items of `ratelimit` that refuse.
+pub(crate) fn violated(told: &[Told]) -> Vec<String> {
+    let violated = items(told).filter(|item| item.verdict.is_some_and(|verdict| verdict.limited));
+    violated.map(|item| item.name()).collect()
 }
 
 /// A quota of a policy: what the draft calls a policy.
@@ -91,8 +63,7 @@ fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
 
 /// If it is to wait for, a quota's time is its wait; else that until the whole limit is back.
 pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
-    let mut all = String::new();
-    let mut left = String::new();
+    let (mut all, mut left) = (String::new(), String::new());
     for item in items(told) {
         let name = structured(&item.name());
         let separator = if all.is_empty() { "" } else { ", " };
@@ -110,11 +81,12 @@ pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
         }
     }
     let value = |text| HeaderValue::try_from(text).expect("printable ASCII");
-    HeaderMap::from_iter([(RATELIMIT_POLICY, value(all)), (RATELIMIT, value(left))])
+    let fields = [(RATELIMIT_POLICY, all), (RATELIMIT, left)].into_iter();
+    fields.filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, value(text))).collect()
 }
 
 /// Rounded up, so that waiting this long is enough.
-fn seconds(time: Duration) -> u64 {
+pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000_000) as u64
 }
 

@@ -1,51 +1,58 @@
-//! Warnings that Redis cannot be asked, however many requests meet that.
+//! What is told while Redis cannot be asked, however many requests meet that.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::link::locked;
+use redis::RedisError;
+
+use crate::locked;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Warns at most once a second, with the number of requests since the last warning.
-#[derive(Debug, Default)]
-pub(crate) struct AwayLog {
+/// Tells the application each error, or else warns at most once a second, with the number of requests since the last
+/// warning.
+#[derive(Clone, Default)]
+pub(crate) struct Teller {
+    pub on_error: Option<OnError>,
+    log: Arc<Log>,
+}
+
+type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
+
+#[derive(Default)]
+struct Log {
     /// Those that no warning has told of yet.
     requests: AtomicU64,
-    last: Mutex<Last>,
+    /// The last reason, and when there was a warning.
+    last: Mutex<(String, Option<Instant>)>,
 }
 
-#[derive(Debug, Default)]
-struct Last {
-    reason: String,
-    warned: Option<Instant>,
-}
-
-impl AwayLog {
-    /// A request could not ask.
-    pub fn failed(&self, reason: String) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.warn(Some(reason));
-    }
-
-    /// A request could ask: what is left of an outage is told.
-    pub fn worked(&self) {
-        if self.requests.load(Ordering::Relaxed) > 0 {
-            self.warn(None);
+impl Teller {
+    pub fn tell(&self, error: Option<&RedisError>) {
+        match (error, &self.on_error) {
+            (None, _) => self.log.warn(0, None),
+            (Some(error), Some(tell)) => tell(error),
+            (Some(error), None) => self.log.warn(1, Some(error)),
         }
     }
+}
 
-    fn warn(&self, reason: Option<String>) {
-        let (mut last, now) = (locked(&self.last), Instant::now());
-        last.reason = reason.unwrap_or_else(|| last.reason.clone());
-        if last.warned.is_some_and(|warned| now.duration_since(warned) < INTERVAL) {
+impl Log {
+    /// Also when requests can ask again, so that what is left of an outage is told.
+    fn warn(&self, requests: u64, error: Option<&RedisError>) {
+        if self.requests.fetch_add(requests, Ordering::Relaxed) + requests == 0 {
             return;
         }
-        let requests = self.requests.swap(0, Ordering::Relaxed);
-        if requests > 0 {
-            last.warned = Some(now);
-            tracing::warn!("cannot ask for the limit: {} (requests: {requests})", last.reason);
+        let (mut last, now) = (locked(&self.last), Instant::now());
+        let (reason, warned) = &mut *last;
+        if let Some(error) = error {
+            *reason = error.to_string();
+        }
+        if warned.is_none_or(|warned| now.duration_since(warned) >= INTERVAL) {
+            *warned = Some(now);
+            let requests = self.requests.swap(0, Ordering::Relaxed);
+            tracing::warn!("cannot ask for the limit: {reason} (requests: {requests})");
         }
     }
 }

@@ -2,18 +2,33 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
-use http::HeaderMap;
 use http::request::Parts;
+use http::{Extensions, HeaderMap, Method};
 
 /// The address that a request came from: the server has put it among the extensions.
-pub(crate) fn peer(head: &Parts) -> Option<IpAddr> {
+pub(crate) fn peer(extensions: &Extensions) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
-    if let Some(axum::extract::ConnectInfo(peer)) =
-        head.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
+    if let Some(axum::extract::ConnectInfo(peer)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
     {
         return Some(peer.ip());
     }
-    head.extensions.get::<SocketAddr>().map(SocketAddr::ip)
+    extensions.get::<SocketAddr>().map(SocketAddr::ip)
+}
+
+/// The pattern by which a framework has found the route of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Pattern(pub String);
+
+/// The method and the pattern of a request's route, if the framework tells it. `/users/{id}` is `/users/:id`: in a key,
+/// braces would choose a slot.
+pub(crate) fn route(head: &Parts) -> Option<(&str, String)> {
+    // A `HEAD` is answered as a `GET`.
+    let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
+    let pattern = head.extensions.get().map(|Pattern(pattern)| pattern.as_str());
+    #[cfg(feature = "axum")]
+    let pattern = pattern.or_else(|| Some(head.extensions.get::<axum::extract::MatchedPath>()?.as_str()));
+    let pattern = pattern.filter(|pattern| pattern.bytes().all(|byte| byte.is_ascii_graphic()))?;
+    Some((method, pattern.replace('{', ":").replace('}', "")))
 }
 
 /// The network address that the outermost of so many proxies of your own saw; with none, the peer's.

@@ -2,58 +2,64 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
 
+use http::Response;
 use http::request::Parts;
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 
-use crate::asker::Asker;
+use crate::asker::{Asker, Held};
 use crate::clock::Clock;
 use crate::local::{Answer, Share};
-use crate::web::answer::refusal_of;
-use crate::web::away::AwayLog;
-use crate::web::client::{client_address, peer};
+use crate::web::away::Teller;
+use crate::web::client::{client_address, peer, route};
+use crate::web::local::{Local, OnLocal};
 use crate::web::policies::{Source, checked};
-use crate::web::policy::{KeyOf, MAX_COST};
-use crate::web::reservation::{Client, Costs, Part};
-use crate::web::{Policies, Policy, RateLimitLayer, Refusal, Reservation};
-use crate::{Decision, Redis};
-
-type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
-type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
+use crate::web::policy::{Key, KeyOf, MAX_COST};
+use crate::web::refusal::Refused;
+use crate::web::reservation::{Client, Costs, Part, Requester};
+use crate::web::{Policies, Policy, Refusal, Reservation};
+use crate::{Decision, Invalid, Redis};
 
 /// Policies, and the Redis that counts by them: what is said once for a service. Clones share it.
 ///
-/// ```no_run
-/// # use redis_rl_client::web::{Guard, Policy, Refusal};
-/// # async fn generate(prompt: String) -> Result<(), Box<dyn std::error::Error>> {
-/// let client = redis::Client::open("redis://127.0.0.1/")?;
-/// let guard = Guard::new(client, Policy::new("tokens", "100000/h")?);
-/// // Reserve an estimate, and settle when the cost is known.
-/// if let Ok(reserved) = guard.take("192.0.2.1", 500).await {
-///     let tokens_used = 420;
-///     let _settled = reserved.settle(tokens_used).await;
-/// }
-/// # Ok(())
-/// # }
-/// ```
+/// It is middleware itself, for tower ([`layer`](Guard::layer)) and actix-web (`middleware`). [`limit`](Guard::limit) is the
+/// same for a route. A handler decides by [`take`](Guard::take), and corrects costs by [`settle`](Guard::settle).
 #[derive(Clone)]
 #[must_use]
 pub struct Guard {
     asker: Asker,
+    local: Option<Local>,
     policies: Policies,
+    /// Where policies without a name stand, once a request has come that way.
+    stands: Arc<OnceLock<String>>,
+    settings: Arc<Settings>,
+}
+
+/// What is said once. Routes share it.
+#[derive(Clone, Default)]
+struct Settings {
     /// Of policies that have none; if this has none either, the network address is the key.
     key: Option<KeyOf>,
     proxies: usize,
-    prefix: Arc<str>,
+    prefix: String,
     /// None if nothing was said of it.
     fail: Option<Fail>,
     remember: Duration,
     clock: Clock,
     on_decision: Option<OnDecision>,
+    on_limited: Option<OnLimited>,
+    on_away: Option<OnAway>,
+    on_local: Option<Arc<OnLocal>>,
     teller: Teller,
 }
+
+/// What is decided by itself: by which policies for whom, and what is asked for.
+type Group = (Vec<(Policy, Client)>, Vec<Share>);
+type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
+type OnLimited = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync>;
+type OnAway = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync>;
 
 /// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,46 +68,21 @@ pub enum Fail {
     Open,
     /// They are answered 503: what stands behind the service stays protected.
     Closed,
+    /// This process decides by the same policies, of counts of its own: at most the limit for each process passes. Redis
+    /// decides again within a second after it is back.
+    Local,
 }
 
-/// Text that is neither `open` nor `closed`.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct InvalidFail(String);
-
-impl fmt::Display for InvalidFail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is neither open nor closed", self.0)
-    }
-}
-
-impl std::error::Error for InvalidFail {}
-
-/// `open` or `closed`, as from a setting.
+/// `open`, `closed` or `local`, as from a setting.
 impl FromStr for Fail {
-    type Err = InvalidFail;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Fail, InvalidFail> {
+    fn from_str(text: &str) -> Result<Fail, Invalid> {
         match text {
             "open" => Ok(Fail::Open),
             "closed" => Ok(Fail::Closed),
-            _ => Err(InvalidFail(text.to_owned())),
-        }
-    }
-}
-
-/// Tells whether Redis could be asked, and why it could not.
-#[derive(Clone, Default)]
-pub(crate) struct Teller {
-    away: Arc<AwayLog>,
-    on_error: Option<OnError>,
-}
-
-impl Teller {
-    pub fn tell(&self, error: Option<&RedisError>) {
-        match (error, &self.on_error) {
-            (None, _) => self.away.worked(),
-            (Some(error), Some(tell)) => tell(error),
-            (Some(error), None) => self.away.failed(error.to_string()),
+            "local" => Ok(Fail::Local),
+            _ => Err(Invalid::new(format!("fail must be open or closed, or local: {text:?}"))),
         }
     }
 }
@@ -110,71 +91,78 @@ impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Guard");
         fields.field("redis", self.asker.redis()).field("policies", &self.policies);
-        fields.field("fail", &self.fail).finish_non_exhaustive()
+        fields.field("fail", &self.settings.fail).finish_non_exhaustive()
     }
 }
 
 impl Guard {
     /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
     ///
-    /// # Panics
+    /// A text of quotas, such as `5/10s, 100/h`, is a policy of the name `requests`. With an empty list only routes are
+    /// limited.
     ///
-    /// If there is no policy, if two of a list have one name, or if all together have more than 64 quotas.
-    pub fn new(client: impl Into<Redis>, policies: impl Into<Policies>) -> Guard {
-        Guard {
-            asker: Asker::new(client.into(), Clock::default(), Duration::ZERO),
-            policies: policies.into(),
-            key: None,
-            proxies: 0,
-            prefix: "".into(),
-            fail: None,
-            remember: Duration::ZERO,
-            clock: Clock::default(),
-            on_decision: None,
-            teller: Teller::default(),
-        }
+    /// # Errors
+    ///
+    /// If the text is not one of quotas, if two policies of a list have one name, or if all together have more than 64
+    /// quotas.
+    pub fn new<P>(client: impl Into<Redis>, policies: P) -> Result<Guard, Invalid>
+    where
+        P: TryInto<Policies>,
+        Invalid: From<P::Error>,
+    {
+        let policies = policies.try_into()?.or_named("requests").checked()?;
+        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO);
+        Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
-    /// The same with other policies, as for a route. Both share connections, and what is leased and remembered.
+    /// The same with other policies, for a route or a handler. All guards made so share connections, and what is leased
+    /// and remembered.
     ///
-    /// # Panics
+    /// A text of quotas is a policy that has the name of its route, such as `GET /search`. On a scope of several routes it
+    /// needs a name of its own.
     ///
-    /// As [`new`](Guard::new) does.
-    pub fn with_policies(&self, policies: impl Into<Policies>) -> Guard {
-        Guard { policies: policies.into(), ..self.clone() }
+    /// # Errors
+    ///
+    /// As those of [`new`](Guard::new).
+    pub fn limit<P>(&self, policies: P) -> Result<Guard, Invalid>
+    where
+        P: TryInto<Policies>,
+        Invalid: From<P::Error>,
+    {
+        let policies = policies.try_into()?.checked()?;
+        Ok(Guard { policies, stands: Arc::default(), ..self.clone() })
     }
 
-    /// Middleware, of services whose response body can be made of a `String`, as that of axum can.
-    pub fn layer<R: From<String> + 'static>(&self) -> RateLimitLayer<R> {
-        RateLimitLayer::new(self.clone())
+    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Guard {
+        change(Arc::make_mut(&mut self.settings));
+        self
     }
 
     /// With another memory nothing is known yet.
-    fn anew(self) -> Guard {
-        let redis = self.asker.redis().clone();
-        Guard { asker: Asker::new(redis, self.clock.clone(), self.remember), ..self }
+    fn anew(self, redis: Redis) -> Guard {
+        let Settings { clock, remember, .. } = &*self.settings;
+        let local = self.local.map(|_| Local::new(clock.clone(), *remember));
+        let asker = Asker::new(redis, clock.clone(), *remember);
+        Guard { asker, local, ..self }
     }
 
     /// Says by the request's head whose quotas they are, for policies that have no key of their own.
     ///
-    /// A request for which it is `None` is not limited by them. Without this it is what the layers further out have
+    /// A request for which it is `None` is not limited by them. Without this it is what the limits further out have
     /// counted the request by; without any, it is the network address that the server has put among the request's
     /// extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. Requests without one share the key `unknown`.
-    pub fn key(mut self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Guard {
-        self.key = Some(Arc::new(key));
-        self
+    pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Guard {
+        self.with(|settings| settings.key = Some(Arc::new(key)))
     }
 
     /// How many proxies of your own stand in front, for the network address: see [`client_address`].
-    pub fn proxies(mut self, proxies: usize) -> Guard {
-        self.proxies = proxies;
-        self
+    pub fn proxies(self, proxies: usize) -> Guard {
+        self.with(|settings| settings.proxies = proxies)
     }
 
     /// What the keys of all policies begin with, before the policy's name.
-    pub fn prefix(mut self, prefix: impl Into<Arc<str>>) -> Guard {
-        self.prefix = prefix.into();
-        self
+    pub fn prefix(self, prefix: impl Into<String>) -> Guard {
+        self.with(|settings| settings.prefix = prefix.into())
     }
 
     /// How long Redis may say nothing before it is away: see [`Redis::timeout`].
@@ -184,191 +172,317 @@ impl Guard {
     /// If it is 0.
     pub fn timeout(self, timeout: Duration) -> Guard {
         let redis = self.asker.redis().clone().timeout(timeout);
-        Guard { asker: Asker::new(redis, self.clock.clone(), self.remember), ..self }
-    }
-
-    /// What becomes of requests while Redis is away.
-    pub fn fail(mut self, fail: Fail) -> Guard {
-        self.fail = Some(fail);
-        self
-    }
-
-    pub(crate) fn chosen_fail(&self) -> Option<Fail> {
-        self.fail
-    }
-
-    /// Is told each decision on a request, also if it was remembered or leased, and the policies that took part.
-    ///
-    /// The decision has a row for each quota of each policy. Where a handler asks by [`take`](Guard::take), it has
-    /// the decision itself.
-    pub fn on_decision(
-        mut self,
-        tell: impl Fn(&Parts, &Decision, &[Policy]) + Send + Sync + 'static,
-    ) -> Guard {
-        self.on_decision = Some(Arc::new(tell));
-        self
-    }
-
-    /// Is told of each request that Redis did not decide why, in place of a warning at most once a second.
-    pub fn on_error(mut self, tell: impl Fn(&RedisError) + Send + Sync + 'static) -> Guard {
-        self.teller.on_error = Some(Arc::new(tell));
-        self
+        self.anew(redis)
     }
 
     /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
-    pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Guard {
-        self.clock = Clock::new(now);
-        self.anew()
+    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Guard {
+        let redis = self.asker.redis().clone();
+        self.with(|settings| settings.clock = Clock::new(now)).anew(redis)
     }
 
     /// Repeats a refusal without asking until its wait is over, or until it is so old.
     ///
     /// A flood of refused requests costs Redis one command for each client in that time; a second is a good value. Units
     /// that others give back are seen when it is over. At most 10,000 keys are remembered.
-    pub fn remember(mut self, remember: Duration) -> Guard {
-        self.remember = remember;
-        self.anew()
+    pub fn remember(self, remember: Duration) -> Guard {
+        let redis = self.asker.redis().clone();
+        self.with(|settings| settings.remember = remember).anew(redis)
+    }
+
+    /// What becomes of requests while Redis is away.
+    ///
+    /// # Panics
+    ///
+    /// If [`on_away`](Guard::on_away) says that already.
+    pub fn fail(self, fail: Fail) -> Guard {
+        let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
+        let Settings { clock, remember, .. } = &*guard.settings;
+        let local = (fail == Fail::Local).then(|| Local::new(clock.clone(), *remember));
+        Guard { local, ..guard }
+    }
+
+    /// Is told why limits are local from now on, or by `None` that Redis decides again, with [`Fail::Local`]. The log says
+    /// so too.
+    pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
+        self.with(|settings| settings.on_local = Some(Arc::new(tell)))
+    }
+
+    /// Answers a request while Redis is away, or with `None` lets it pass.
+    ///
+    /// # Panics
+    ///
+    /// If [`fail`](Guard::fail) says that already.
+    pub fn on_away(
+        self,
+        answer: impl Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync + 'static,
+    ) -> Guard {
+        self.with(|settings| settings.on_away = Some(Arc::new(answer))).with_one_answer_to_away()
+    }
+
+    fn with_one_answer_to_away(self) -> Guard {
+        let Settings { fail, on_away, .. } = &*self.settings;
+        assert!(fail.is_none() || on_away.is_none(), "fail and on_away are two answers to one question");
+        self
+    }
+
+    /// Answers a request that is over a limit, in place of 429 or 403 with problem details.
+    ///
+    /// The header fields of the refusal are kept, unless the answer has such fields.
+    ///
+    /// ```
+    /// # use redis_rl_client::web::Guard;
+    /// # fn page(guard: Guard) -> Guard {
+    /// guard.on_limited(|_head, _decision, refusal| {
+    ///     let page = http::Response::builder().status(refusal.status()).header("content-type", "text/html");
+    ///     page.body("<h1>Too fast</h1>".to_owned()).expect("a response")
+    /// })
+    /// # }
+    /// ```
+    pub fn on_limited(
+        self,
+        answer: impl Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync + 'static,
+    ) -> Guard {
+        self.with(|settings| settings.on_limited = Some(Arc::new(answer)))
+    }
+
+    /// Is told each decision on a request, also if it was remembered or leased, and the policies that took part.
+    ///
+    /// The decision has a row for each quota of each policy. A [dry run](Policy::dry_run) is told by itself. Where a
+    /// handler asks without a head, it has the decision itself.
+    pub fn on_decision(self, tell: impl Fn(&Parts, &Decision, &[Policy]) + Send + Sync + 'static) -> Guard {
+        self.with(|settings| settings.on_decision = Some(Arc::new(tell)))
+    }
+
+    /// Is told of each request that Redis did not decide why, in place of a warning at most once a second.
+    pub fn on_error(self, tell: impl Fn(&RedisError) + Send + Sync + 'static) -> Guard {
+        self.with(|settings| settings.teller.on_error = Some(Arc::new(tell)))
     }
 
     /// Gives back what is leased. It ends after some timeouts if Redis is silent.
     pub async fn close(&self) {
         self.asker.close().await;
+        if let Some(local) = &self.local {
+            local.asker.close().await;
+        }
     }
 
-    /// Takes units for a request, as [`RateLimitLayer`] does: by the keys and costs of its policies.
+    /// Takes units of the policies for a request, of all or of none: by its head, as middleware does, by what has been
+    /// taken for it, or by the key of a client.
     ///
-    /// If it is refused, the refusal tells of the layers further out too. What they took goes back if it is the answer.
-    pub async fn admit(&self, head: &Parts) -> Result<Reservation, Refusal> {
-        let outer = Reservation::of(&head.extensions).unwrap_or_else(|| Reservation::begun(None));
-        let policies = match &self.policies.0 {
-            Source::Fixed(policies) => policies.to_vec(),
-            Source::Chosen(choose) => choose(head).await,
+    /// A number is the cost by each policy. Several policies may have costs of their own, by name:
+    /// `[("requests", 1), ("tokens", 500)]`; by `()` each has its own.
+    ///
+    /// A refusal tells of the limits further out too, and what was taken goes back if it is the answer; a request that is
+    /// answered otherwise keeps it. A negative cost is refused with 500: it would give back what other requests took. So
+    /// is a request without a head if the policies or their costs depend on it.
+    pub async fn take(
+        &self,
+        request: impl Into<Requester<'_>>,
+        costs: impl Into<Costs>,
+    ) -> Result<Reservation, Refusal> {
+        let (request, costs) = (request.into(), costs.into());
+        let (outer, head) = (request.reservation(), request.head());
+        let policies = match (&self.policies.0, head) {
+            (Source::Fixed(policies), _) => policies.clone(),
+            (Source::Chosen(choose), Some(head)) => choose(head).await.into(),
+            (Source::Chosen(_), None) => return Err(Refusal::misused("the policies depend on the request")),
         };
-        checked(&policies, &outer.policies()).map_err(|why| Refusal::misused(&why))?;
-        let mut asked = Vec::with_capacity(policies.len());
-        for policy in policies {
-            let Some(client) = self.client(&policy, head, &outer)? else { continue };
-            let cost = policy.cost_of(Some(head));
-            asked.push(self.share(policy, client, cost)?);
+        let policies = self.named(policies, head)?;
+        checked(&policies, &outer.policies()).and_then(|()| costs.check(&policies))?;
+        let mut groups = vec![Group::default()];
+        for policy in policies.iter() {
+            let Some(client) = self.client(policy, &request, &outer)? else { continue };
+            let cost = costs.of(policy.name()).or_else(|| policy.cost_of(head));
+            let share = self.share(policy, &client, cost)?;
+            // A dry run must not have the others refuse: it is asked by itself, at once.
+            let group = if policy.is_dry_run() { groups.len() } else { 0 };
+            groups.resize_with(groups.len().max(group + 1), Group::default);
+            groups[group].0.push((policy.clone(), client));
+            groups[group].1.push(share);
         }
-        if !asked.is_empty() {
-            self.ask(asked, Some(head), &outer).await?;
-        }
+        groups.retain(|(_, shares)| !shares.is_empty());
+        self.ask(groups, head, &outer).await?;
         Ok(outer)
     }
 
-    /// Whose units a policy counts: what its own function tells, or that of the guard; else whom the layers further out
+    /// With the name of the route for policies that have none.
+    fn named(&self, policies: Arc<[Policy]>, head: Option<&Parts>) -> Result<Arc<[Policy]>, Refusal> {
+        if policies.iter().all(|policy| !policy.name().is_empty()) {
+            return Ok(policies);
+        }
+        let unknown =
+            || Refusal::misused("this limit has no name, and its route is not known: give it a name");
+        let (method, pattern) = head.and_then(route).ok_or_else(unknown)?;
+        let stands = self.stands.get_or_init(|| pattern.clone());
+        if *stands != pattern {
+            let why = format!("a limit stands on {stands} and on {pattern}: give it a name");
+            return Err(Refusal::misused(&why));
+        }
+        let name = format!("{method} {pattern}");
+        Ok(policies.iter().map(|policy| policy.clone().or_named(&name)).collect())
+    }
+
+    /// Whose units a policy counts: what its own function tells, or that of the guard; else whom the limits further out
     /// have counted, or else the network address.
-    fn client(&self, policy: &Policy, head: &Parts, outer: &Reservation) -> Result<Option<Client>, Refusal> {
-        if policy.0.key_text.is_some() {
-            return Ok(Some(Client::Everybody));
+    fn client(
+        &self,
+        policy: &Policy,
+        request: &Requester<'_>,
+        outer: &Reservation,
+    ) -> Result<Option<Client>, Refusal> {
+        let key = match (&policy.0.key, request) {
+            (Some(Key::Text(key)), _) => return Ok(Some(Client::Everybody(key.clone()))),
+            (_, Requester::Client(key)) => return Ok(Some(Client::Key(key.to_string()))),
+            (Some(Key::Of(key)), _) => Some(key),
+            (None, _) => self.settings.key.as_ref(),
+        };
+        match (key, request.head()) {
+            (Some(key), Some(head)) => Ok(key(head).map(Client::Key)),
+            (_, Some(head)) => outer.client(|| self.address(head)).map(Some),
+            (_, None) => outer.client(|| outer.address().to_owned()).map(Some),
         }
-        if let Some(key) = policy.0.key.as_ref().or(self.key.as_ref()) {
-            return Ok(key(head).map(Client::Key));
-        }
-        outer.client(|| self.address(head)).map(Some)
     }
 
     /// The network address of a request.
-    pub(crate) fn address(&self, head: &Parts) -> String {
-        client_address(peer(head), &head.headers, self.proxies)
-    }
-
-    /// Takes units of the policies for a client, of all or of none. The client stands in place of their keys.
-    ///
-    /// A number is the cost by each policy. Several policies may have costs of their own, by name:
-    /// `[("requests", 1), ("tokens", 500)]`.
-    ///
-    /// A negative cost is refused with 500: it would give back what other requests took. So is a request if the policies
-    /// or their costs depend on its head: see [`admit`](Guard::admit).
-    pub async fn take(
-        &self,
-        client: impl Into<String>,
-        costs: impl Into<Costs>,
-    ) -> Result<Reservation, Refusal> {
-        let reservation = Reservation::begun(None);
-        self.take_by(&Client::Key(client.into()), &costs.into(), &reservation).await?;
-        Ok(reservation)
-    }
-
-    /// The same for a client that is known by whom the layers further out have counted.
-    pub(crate) async fn take_by(
-        &self,
-        client: &Client,
-        costs: &Costs,
-        outer: &Reservation,
-    ) -> Result<(), Refusal> {
-        let Source::Fixed(policies) = &self.policies.0 else {
-            return Err(Refusal::misused("The policies depend on the request"));
-        };
-        let checked = checked(policies, &outer.policies()).and_then(|()| costs.check(policies));
-        checked.map_err(|why| Refusal::misused(&why))?;
-        let share = |policy: &Policy| {
-            let everybody = policy.0.key_text.as_ref().map(|_| Client::Everybody);
-            let cost = costs.of(policy.name()).or_else(|| policy.cost_of(None));
-            self.share(policy.clone(), everybody.unwrap_or_else(|| client.clone()), cost)
-        };
-        let asked = policies.iter().map(share).collect::<Result<_, _>>()?;
-        self.ask(asked, None, outer).await
+    fn address(&self, head: &Parts) -> String {
+        client_address(peer(&head.extensions), &head.headers, self.settings.proxies)
     }
 
     /// What a request takes of a policy.
-    fn share(
-        &self,
-        policy: Policy,
-        client: Client,
-        cost: Option<i64>,
-    ) -> Result<(Policy, Client, Share), Refusal> {
-        let cost = cost.ok_or_else(|| Refusal::misused("The cost depends on the request"))?;
+    fn share(&self, policy: &Policy, client: &Client, cost: Option<i64>) -> Result<Share, Refusal> {
+        let cost = cost.ok_or_else(|| Refusal::misused("the cost depends on the request"))?;
         if cost < 0 {
-            return Err(Refusal::misused("The cost of a request is negative"));
+            return Err(Refusal::misused("the cost of a request is negative"));
         }
-        let (prefix, name) = (&self.prefix, policy.name());
-        let key = match &client {
-            Client::Everybody => {
-                format!("{prefix}{name}:{}", policy.0.key_text.as_deref().unwrap_or_default())
-            }
-            Client::Address(address) => format!("{prefix}{name}:{{{address}}}"),
-            Client::Key(key) => format!("{prefix}{name}:{key}"),
-        };
+        let (prefix, name) = (&self.settings.prefix, policy.name());
         // Nothing but addresses stands in braces: a name that users choose chooses no slot.
+        let key = match client {
+            Client::Everybody(key) | Client::Key(key) => format!("{prefix}{name}:{key}"),
+            Client::Address(address) => format!("{prefix}{name}:{{{address}}}"),
+        };
         // The server refuses a larger cost, which no limit allows anyway.
-        let share =
-            Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) };
-        Ok((policy, client, share))
+        Ok(Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) })
     }
 
-    /// Asks for all of it, and tells those who want to know.
+    /// By Redis, or while it is away by this process.
+    fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
+        let local = self.local.clone().map(|local| (local, shares.clone()));
+        let asks = local
+            .as_ref()
+            .map_or_else(|| Some(Instant::now()), |(local, _)| local.asks(self.asker.redis().is_cluster()));
+        let asked = asks.map(|since| (since, self.asker.take(shares)));
+        let settings = self.settings.clone();
+        async move {
+            if let Some((since, asked)) = asked {
+                let (held, answer) = asked.await;
+                let Some((local, _)) = &local else { return (held, answer) };
+                local.note(since, answer.as_ref().err(), settings.on_local.as_deref());
+                match (&answer, &settings.teller.on_error) {
+                    (Ok(_), _) => return (held, answer),
+                    (Err(error), Some(tell)) => tell(error),
+                    (Err(_), None) => {}
+                }
+            }
+            let (local, shares) = local.expect("else it is asked");
+            local.asker.take(shares).await
+        }
+    }
+
+    /// Asks for all groups, and tells those who want to know. Each is decided by itself.
     async fn ask(
         &self,
-        asked: Vec<(Policy, Client, Share)>,
+        groups: Vec<Group>,
         head: Option<&Parts>,
         outer: &Reservation,
     ) -> Result<(), Refusal> {
-        let (asked, shares): (Vec<_>, Vec<_>) =
-            asked.into_iter().map(|(policy, client, share)| ((policy, client), share)).unzip();
-        let (held, answer) = self.asker.take(shares).await;
-        self.teller.tell(answer.as_ref().err());
-        let decision = answer.as_ref().map(Answer::decision).ok();
-        if let (Err(error), Some(Fail::Closed)) = (&answer, self.fail) {
-            held.give_back();
-            return Err(Refusal::away(error.clone()));
+        let asked = groups.into_iter().map(|(asked, shares)| (asked, self.decide(shares)));
+        let (mut parts, mut refusal) = (Vec::new(), None);
+        for (asked, answered) in asked.collect::<Vec<_>>() {
+            let (held, answer) = answered.await;
+            if parts.is_empty() {
+                self.settings.teller.tell(answer.as_ref().err());
+            }
+            let decision = answer.as_ref().map(Answer::decision).map_err(Clone::clone);
+            let part = Part::new(asked, held, answer);
+            if let (Some(tell), Some(head), Ok(decision)) = (&self.settings.on_decision, head, &decision) {
+                tell(head, decision, &part.policies);
+            }
+            match decision {
+                _ if part.is_dry_run() => {}
+                Ok(decision) if decision.limited => {
+                    let told = [outer.told(true), part.told(true)].concat();
+                    refusal = Some(Refusal::limited(&told, &decision));
+                }
+                Err(error) if self.settings.fail == Some(Fail::Closed) => {
+                    refusal = Some(Refusal::away(error));
+                }
+                _ => {}
+            }
+            parts.push(part);
         }
-        let part = Part::new(asked, held, answer, self.teller.clone());
-        let Some(decision) = decision else {
-            outer.add(part);
-            return Ok(());
-        };
-        let own = part.told(false);
-        if let (Some(tell), Some(head)) = (&self.on_decision, head) {
-            let known: Vec<Policy> = own.iter().map(|told| told.policy.clone()).collect();
-            tell(head, &decision, &known);
+        // Parts that are not added go back.
+        if let Some(refusal) = refusal {
+            return Err(refusal);
         }
-        if decision.limited {
-            let refusal = refusal_of(&[outer.told(true), own].concat(), &decision);
-            return Err(refusal.telling_all(!outer.is_apart()));
-        }
-        outer.add(part);
+        outer.add(parts);
         Ok(())
+    }
+
+    /// Corrects what was taken for a request to what was used, whichever limit took it, however late: by the names of
+    /// policies, as in `[("tokens", 420)]`, or a number if one policy limits the request.
+    ///
+    /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
+    /// counted even if it is over the limit, since it has been used. The last settled cost counts. If Redis is away,
+    /// or if the request was answered by a refusal, nothing changes.
+    ///
+    /// An error, answered 500, is a name that no policy has, a number for several, and a negative cost.
+    pub async fn settle(
+        &self,
+        request: impl Into<Requester<'_>>,
+        used: impl Into<Costs>,
+    ) -> Result<(), Refusal> {
+        let (outer, used) = (request.into().reservation(), used.into());
+        let policies = outer.policies();
+        used.check(&policies)?;
+        if used.is_number() && policies.len() != 1 {
+            let why = format!("{} policies limit the request: name them", policies.len());
+            return Err(Refusal::misused(&why));
+        }
+        for part in outer.parts() {
+            part.settle(&used, &self.settings.teller).await;
+        }
+        Ok(())
+    }
+
+    /// Begins a request, if this is the outermost limit that it meets.
+    pub(crate) fn begin(&self, head: &mut Parts) -> Option<Reservation> {
+        if head.extensions.get::<Reservation>().is_some() {
+            return None;
+        }
+        let outermost = Reservation::begun(self.address(head));
+        head.extensions.insert(outermost.clone());
+        Some(outermost)
+    }
+
+    /// What middleware answers in place of the service, if it does.
+    pub(crate) async fn answer(&self, head: &Parts) -> Option<Response<String>> {
+        let mut response = match (self.take(head, ()).await, &self.settings.on_limited) {
+            (Ok(reserved), _) => {
+                let away = self.settings.on_away.as_ref()?;
+                away(head, &reserved.error()?)?
+            }
+            (Err(refusal), Some(answer)) if refusal.decision().is_some() => {
+                let (fields, decision) = (refusal.fields().clone(), refusal.decision().cloned()?);
+                let mut response = answer(head, &decision, refusal);
+                for (name, value) in &fields {
+                    response.headers_mut().entry(name).or_insert_with(|| value.clone());
+                }
+                response
+            }
+            (Err(refusal), _) => refusal.into(),
+        };
+        response.extensions_mut().insert(Refused);
+        Some(response)
     }
 }

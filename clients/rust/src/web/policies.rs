@@ -2,36 +2,22 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use http::request::Parts;
 
+use crate::Invalid;
 use crate::web::Policy;
 
 /// Rows that `RL.ALL` accepts.
 const MAX_ROWS: usize = 64;
 
-/// The policies of a guard: one, several, or those that a function of the request's head chooses.
+/// The policies of a guard: one, several, those that a function of the request's head chooses, or one as a text of
+/// quotas.
 ///
 /// All policies of a request are decided in one step, and units are taken of all or of none. Each has a name of its
 /// own, and together they have at most 64 quotas. Build them once, and have the function choose among clones.
-///
-/// ```
-/// # use redis_rl_client::web::{InvalidPolicy, Policies, Policy};
-/// # fn main() -> Result<(), InvalidPolicy> {
-/// let free = Policy::new("free", "5/10s, 100/h")?;
-/// let paid = Policy::new("paid", "100/s")?;
-/// // By a header that a gateway of your own sets.
-/// let by_plan = Policies::by(move |head| match head.headers.get("plan") {
-///     _ if head.uri.path() == "/health" => None,
-///     Some(plan) if plan == "paid" => Some(paid.clone()),
-///     _ => Some(free.clone()),
-/// });
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct Policies(pub(crate) Source);
 
@@ -51,10 +37,7 @@ impl Policies {
         F: Fn(&Parts) -> P + Send + Sync + 'static,
         P: IntoIterator<Item = Policy>,
     {
-        Policies(Source::Chosen(Arc::new(move |head| {
-            let policies = Vec::from_iter(choose(head));
-            Box::pin(async { policies })
-        })))
+        Policies::by_async(move |head| std::future::ready(Vec::from_iter(choose(head))))
     }
 
     /// The same by an asynchronous function. Its future owns what it needs of the head.
@@ -80,50 +63,67 @@ impl Policies {
         })))
     }
 
-    fn fixed(policies: Arc<[Policy]>) -> Policies {
-        assert!(!policies.is_empty(), "there is no policy: nothing would be limited");
-        if let Err(why) = checked(&policies, &[]) {
-            panic!("{why}");
+    /// Refuses those that cannot be asked for in one step.
+    pub(crate) fn checked(self) -> Result<Policies, Invalid> {
+        match &self.0 {
+            Source::Fixed(policies) => checked(policies, &[]).map(|()| self),
+            Source::Chosen(_) => Ok(self),
         }
-        Policies(Source::Fixed(policies))
+    }
+
+    /// With a name for those that have none.
+    pub(crate) fn or_named(self, name: &str) -> Policies {
+        match self.0 {
+            Source::Fixed(all) => all.iter().map(|policy| policy.clone().or_named(name)).collect(),
+            Source::Chosen(_) => self,
+        }
     }
 }
 
 /// What the server would always refuse would count as Redis being away, and might let every request pass. And two
 /// policies of one name would share a key, those further out too.
-pub(crate) fn checked(policies: &[Policy], outer: &[Policy]) -> Result<(), String> {
+pub(crate) fn checked(policies: &[Policy], outer: &[Policy]) -> Result<(), Invalid> {
     let mut names: HashSet<&str> = outer.iter().map(Policy::name).collect();
     if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {
-        return Err(format!("two policies of a request have the name {}", twice.name()));
+        return Err(Invalid::new(format!("two policies of a request have the name {:?}", twice.name())));
     }
     let rows: usize = policies.iter().map(|policy| policy.quotas().len()).sum();
     if rows > MAX_ROWS {
-        return Err(format!("the policies of a request have {rows} quotas, and may have {MAX_ROWS}"));
+        let why = format!("the policies of a request have {rows} quotas, and may have {MAX_ROWS}");
+        return Err(Invalid::new(why));
     }
     Ok(())
 }
 
+impl FromIterator<Policy> for Policies {
+    fn from_iter<I: IntoIterator<Item = Policy>>(policies: I) -> Policies {
+        Policies(Source::Fixed(policies.into_iter().collect()))
+    }
+}
+
 impl From<Policy> for Policies {
     fn from(policy: Policy) -> Policies {
-        Policies::fixed([policy].into())
+        Policies::from_iter([policy])
     }
 }
 
-/// # Panics
-///
-/// If there is none, if two have one name, or if all together have more than 64 quotas.
 impl<const N: usize> From<[Policy; N]> for Policies {
     fn from(policies: [Policy; N]) -> Policies {
-        Policies::fixed(policies.into())
+        Policies::from_iter(policies)
     }
 }
 
-/// # Panics
-///
-/// If there is none, if two have one name, or if all together have more than 64 quotas.
 impl From<Vec<Policy>> for Policies {
     fn from(policies: Vec<Policy>) -> Policies {
-        Policies::fixed(policies.into())
+        Policies::from_iter(policies)
+    }
+}
+
+impl TryFrom<&str> for Policies {
+    type Error = Invalid;
+
+    fn try_from(quotas: &str) -> Result<Policies, Invalid> {
+        Policy::try_from(quotas).map(Policies::from)
     }
 }
 

@@ -1,7 +1,6 @@
 //! What a client may take.
 
 use std::collections::HashSet;
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,46 +9,32 @@ use http::request::Parts;
 
 use crate::local::Rules;
 use crate::quota::check;
-use crate::{Algorithm, InvalidQuota, Quotas};
+use crate::{Algorithm, Invalid, Quota, Quotas};
 
 /// The largest integer of a structured field.
 const MAX_LIMIT: u64 = 999_999_999_999_999;
 /// The largest cost that the commands accept.
 pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
+/// How long a lease lasts.
+const LEASE: Duration = Duration::from_millis(100);
 
 /// What each client may take: quotas under one name, all of which must allow a request.
 ///
 /// It names whose quotas they are by a key and takes a cost, each of which may be a function of the request's head.
 /// Clones are cheap.
-///
-/// ```
-/// # use redis_rl_client::{Algorithm, Quota, web::{InvalidPolicy, Policy}};
-/// # fn main() -> Result<(), InvalidPolicy> {
-/// let requests = Policy::new("requests", "5/10s, 100/h")?;
-/// let tokens = Policy::new("tokens", [Quota::per_hour(100_000)])?
-///     .algorithm(Algorithm::Sliding)
-///     .unit("tokens")
-///     .cost(500)
-///     .key(|head| Some(head.headers.get("account")?.to_str().ok()?.to_owned()));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Policy(pub(crate) Arc<Inner>);
 
 #[derive(Clone)]
 pub(crate) struct Inner {
+    /// Empty if it is that of the route.
     name: String,
-    algorithm: Algorithm,
-    quotas: Quotas,
+    pub rules: Arc<Rules>,
     pub unit: Option<String>,
     cost: Cost,
-    pub key: Option<KeyOf>,
-    /// Of everybody, in place of a function.
-    pub key_text: Option<String>,
-    lease: u64,
-    pub rules: Arc<Rules>,
+    pub key: Option<Key>,
+    dry_run: bool,
 }
 
 /// What a request takes.
@@ -59,37 +44,20 @@ enum Cost {
     Of(Arc<dyn Fn(&Parts) -> i64 + Send + Sync>),
 }
 
-/// Whose quotas they are; none if the request is not limited.
+/// Whose quotas they are.
+#[derive(Clone)]
+pub(crate) enum Key {
+    Text(String),
+    Of(KeyOf),
+}
+
+/// None if the request is not limited.
 pub(crate) type KeyOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { name, algorithm, quotas, .. } = &*self.0;
-        write!(f, "Policy({name}: {algorithm:?} {quotas})")
-    }
-}
-
-/// What makes no policy.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct InvalidPolicy(String);
-
-impl fmt::Display for InvalidPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for InvalidPolicy {}
-
-impl From<InvalidQuota> for InvalidPolicy {
-    fn from(invalid: InvalidQuota) -> InvalidPolicy {
-        InvalidPolicy(invalid.to_string())
-    }
-}
-
-impl From<Infallible> for InvalidPolicy {
-    fn from(never: Infallible) -> InvalidPolicy {
-        match never {}
+        let quotas = Quotas::from(self.quotas().to_vec());
+        write!(f, "Policy({}: {:?} {quotas})", self.name(), self.0.rules.algorithm)
     }
 }
 
@@ -99,43 +67,54 @@ impl Policy {
     /// Quotas are a list, or a text such as `5/10s, 100/h`. Header fields tell windows in seconds, so they are whole
     /// seconds, each different; limits have at most 15 digits; names and units are printable ASCII. There are 1 to 8
     /// quotas, with windows of up to 3650 days.
-    pub fn new<Q>(name: impl Into<String>, quotas: Q) -> Result<Policy, InvalidPolicy>
+    ///
+    /// # Errors
+    ///
+    /// If any of this does not hold.
+    pub fn new<Q>(name: impl Into<String>, quotas: Q) -> Result<Policy, Invalid>
     where
         Q: TryInto<Quotas>,
-        InvalidPolicy: From<Q::Error>,
+        Invalid: From<Q::Error>,
     {
-        let (name, quotas) = (name.into(), quotas.try_into()?);
-        check(&quotas).map_err(|why| InvalidPolicy(format!("{name}: {why}")))?;
-        if let Some(quota) = quotas.iter().find(|quota| !is_whole_seconds(quota.window)) {
-            return Err(InvalidPolicy(format!(
-                "\"{quota}\" is no quota of a policy: its window must be whole seconds"
-            )));
-        }
-        if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT) {
-            return Err(InvalidPolicy(format!("\"{quota}\" is too large: a limit is at most {MAX_LIMIT}")));
-        }
+        let name = name.into();
         if !is_name(&name) {
-            return Err(InvalidPolicy(format!(
+            return Err(Invalid::new(format!(
                 "{name:?} is not a name: it must be printable ASCII without a space"
             )));
         }
-        let algorithm = Algorithm::Log;
-        let rules = Arc::new(rules(algorithm, &quotas, 0));
-        let (unit, key, key_text) = (None, None, None);
-        let cost = Cost::Units(1);
-        Ok(Policy(Arc::new(Inner { name, algorithm, quotas, unit, cost, key, key_text, lease: 0, rules })))
+        Ok(Policy::unnamed(quotas.try_into()?)?.with(|inner| inner.name = name))
+    }
+
+    /// That of a route, which names it.
+    fn unnamed(quotas: Quotas) -> Result<Policy, Invalid> {
+        check(&quotas)?;
+        if let Some(quota) = quotas.iter().find(|quota| quota.window.subsec_nanos() != 0) {
+            let why = format!("\"{quota}\" is no quota of a policy: its window must be whole seconds");
+            return Err(Invalid::new(why));
+        }
+        if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT) {
+            return Err(Invalid::new(format!("\"{quota}\" is too large: a limit is at most {MAX_LIMIT}")));
+        }
+        let rules = Arc::new(Rules::new(Algorithm::Log, &quotas, LEASE, 0));
+        let (name, cost) = (String::new(), Cost::Units(1));
+        Ok(Policy(Arc::new(Inner { name, rules, unit: None, cost, key: None, dry_run: false })))
     }
 
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Policy {
-        let inner = Arc::make_mut(&mut self.0);
-        change(inner);
-        inner.rules = Arc::new(rules(inner.algorithm, &inner.quotas, inner.lease));
+        change(Arc::make_mut(&mut self.0));
         self
+    }
+
+    /// The same by this name, if it has none.
+    pub(crate) fn or_named(self, name: &str) -> Policy {
+        if self.name().is_empty() { self.with(|inner| inner.name = name.to_owned()) } else { self }
     }
 
     /// Counts by another algorithm. Keys of the one before are errors: give the policy another name then.
     pub fn algorithm(self, algorithm: Algorithm) -> Policy {
-        self.with(|inner| inner.algorithm = algorithm)
+        self.with(|inner| {
+            inner.rules = Arc::new(Rules::new(algorithm, &inner.rules.quotas, LEASE, inner.rules.units));
+        })
     }
 
     /// Says that units are not requests. A strict client ignores what it does not know, rather than read tokens as
@@ -170,15 +149,12 @@ impl Policy {
 
     /// Says by the request's head whose quotas they are. With `None` the policy does not limit the request.
     pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Policy {
-        self.with(|inner| {
-            inner.key = Some(Arc::new(key));
-            inner.key_text = None;
-        })
+        self.with(|inner| inner.key = Some(Key::Of(Arc::new(key))))
     }
 
     /// One key for all requests: a limit for everybody.
     pub fn key_text(self, key: impl Into<String>) -> Policy {
-        self.with(|inner| (inner.key, inner.key_text) = (None, Some(key.into())))
+        self.with(|inner| inner.key = Some(Key::Text(key.into())))
     }
 
     /// Leases at most so many units of each key, which are counted ahead and handed out in this process without asking.
@@ -196,7 +172,14 @@ impl Policy {
             limits.len() == self.quotas().len(),
             "a policy with a lease needs a different limit in each quota"
         );
-        self.with(|inner| inner.lease = units)
+        self.with(|inner| {
+            inner.rules = Arc::new(Rules::new(inner.rules.algorithm, &inner.rules.quotas, LEASE, units));
+        })
+    }
+
+    /// Decides, counts and tells [hooks](crate::web::Guard::on_decision), and refuses nothing.
+    pub fn dry_run(self, dry_run: bool) -> Policy {
+        self.with(|inner| inner.dry_run = dry_run)
     }
 
     /// Its name.
@@ -207,8 +190,14 @@ impl Policy {
 
     /// Its quotas.
     #[must_use]
-    pub fn quotas(&self) -> &Quotas {
-        &self.0.quotas
+    pub fn quotas(&self) -> &[Quota] {
+        &self.0.rules.quotas
+    }
+
+    /// Whether it refuses nothing.
+    #[must_use]
+    pub fn is_dry_run(&self) -> bool {
+        self.0.dry_run
     }
 
     /// What a request takes; none if that depends on a head that is not there.
@@ -227,13 +216,13 @@ impl AsRef<[Policy]> for Policy {
     }
 }
 
-/// Leases last for 100 ms.
-fn rules(algorithm: Algorithm, quotas: &Quotas, lease: u64) -> Rules {
-    Rules::new(algorithm, quotas, Duration::from_millis(100), lease)
-}
+/// A policy without a name, as of a route: see [`Guard::limit`](crate::web::Guard::limit).
+impl TryFrom<&str> for Policy {
+    type Error = Invalid;
 
-fn is_whole_seconds(window: Duration) -> bool {
-    window.subsec_nanos() == 0
+    fn try_from(quotas: &str) -> Result<Policy, Invalid> {
+        Policy::unnamed(quotas.parse()?)
+    }
 }
 
 fn is_name(text: &str) -> bool {

@@ -1,34 +1,33 @@
 //! What is answered instead of what was asked for.
 
+use std::fmt;
+
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use redis::RedisError;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::Decision;
+use crate::web::answer::{Told, fields_of, seconds, violated};
+use crate::{Decision, Invalid};
 
 /// The response to a request that may not go on: a status, header fields, and problem details of RFC 9457.
 ///
 /// It becomes a response with a body that can be made of a `String`; for another body, map that of a
-/// `Response<String>`. With feature `axum` a handler may return it.
+/// `Response<String>`. With features `axum` and `actix` a handler may return it.
 #[derive(Debug)]
 pub struct Refusal(Box<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Those that tell of limits, without those of the body.
+    status: StatusCode,
     fields: HeaderMap,
-    response: Response<String>,
+    problem: String,
     why: Why,
 }
 
-/// Marks a response that is a refusal, for the outermost layer: what all took goes back.
+/// Marks a response that is a refusal, for the outermost limit: what all took goes back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refused;
-
-/// Marks a response whose header fields tell of the layers further out too.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TellsAll;
 
 #[derive(Debug)]
 enum Why {
@@ -39,62 +38,59 @@ enum Why {
 }
 
 impl Refusal {
-    fn new(status: StatusCode, fields: HeaderMap, problem: &Value, why: Why) -> Refusal {
-        let mut response = Response::new(problem.to_string());
-        *response.status_mut() = status;
-        *response.headers_mut() = fields.clone();
-        response.extensions_mut().insert(Refused);
-        let content_type = HeaderValue::from_static("application/problem+json");
-        response.headers_mut().insert(CONTENT_TYPE, content_type);
-        Refusal(Box::new(Inner { fields, response, why }))
-    }
-
-    pub(crate) fn limited(
-        status: StatusCode,
-        mut fields: HeaderMap,
-        retry_after_seconds: Option<u64>,
-        problem: &Value,
-        decision: Decision,
-    ) -> Refusal {
-        if let Some(seconds) = retry_after_seconds {
-            fields.insert(RETRY_AFTER, seconds.into());
-        }
-        Refusal::new(status, fields, problem, Why::Limited(decision))
-    }
-
-    /// Whether its header fields tell of the layers further out too.
-    pub(crate) fn telling_all(mut self, tells_all: bool) -> Refusal {
-        if tells_all {
-            self.0.response.extensions_mut().insert(TellsAll);
-        }
-        self
-    }
-
-    pub(crate) fn tells_all(&self) -> bool {
-        self.0.response.extensions().get::<TellsAll>().is_some()
+    /// By these policies, the outermost first.
+    pub(crate) fn limited(told: &[Told], decision: &Decision) -> Refusal {
+        let (is_hopeless, status) = match decision.retry_after {
+            None => (true, StatusCode::FORBIDDEN),
+            Some(_) => (false, StatusCode::TOO_MANY_REQUESTS),
+        };
+        let problem = json!({
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Quota Exceeded",
+            "status": status.as_u16(),
+            "violated-policies": violated(told),
+        });
+        let mut fields = fields_of(told, !is_hopeless);
+        fields.extend(decision.retry_after.map(|wait| (RETRY_AFTER, seconds(wait).into())));
+        let (problem, why) = (problem.to_string(), Why::Limited(decision.clone()));
+        Refusal(Box::new(Inner { status, fields, problem, why }))
     }
 
     /// Nobody knows whether the request is over the limit.
     pub(crate) fn away(error: RedisError) -> Refusal {
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        let problem = json!({"status": status.as_u16(), "title": "The rate limiter is away"});
-        Refusal::new(status, HeaderMap::new(), &problem, Why::Away(error))
+        let problem = json!({"status": status.as_u16(), "title": "The rate limiter is away"}).to_string();
+        let fields = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("1"))]);
+        Refusal(Box::new(Inner { status, fields, problem, why: Why::Away(error) }))
     }
 
     pub(crate) fn misused(title: &str) -> Refusal {
         let status = StatusCode::INTERNAL_SERVER_ERROR;
-        let problem = json!({"status": status.as_u16(), "title": title});
-        Refusal::new(status, HeaderMap::new(), &problem, Why::Misused)
+        let problem = json!({"status": status.as_u16(), "title": title}).to_string();
+        Refusal(Box::new(Inner { status, fields: HeaderMap::new(), problem, why: Why::Misused }))
+    }
+
+    pub(crate) fn of_no_limit() -> Refusal {
+        Refusal::misused("no limit is in front of this handler")
+    }
+
+    pub(crate) fn response(&self) -> Response<String> {
+        let mut response = Response::new(self.0.problem.clone());
+        *response.status_mut() = self.0.status;
+        *response.headers_mut() = self.0.fields.clone();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response.extensions_mut().insert(Refused);
+        response
     }
 
     /// 429, or 403 if no wait helps, or 503 while Redis is away, or 500 if the application asked for what cannot be: a
     /// negative cost, say.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        self.0.response.status()
+        self.0.status
     }
 
-    /// The header fields that tell of limits: `ratelimit-policy`, `ratelimit` and `retry-after`.
+    /// The header fields besides that of the body: `ratelimit-policy`, `ratelimit` and `retry-after`.
     #[must_use]
     pub fn fields(&self) -> &HeaderMap {
         &self.0.fields
@@ -119,10 +115,26 @@ impl Refusal {
     }
 }
 
+/// Of what cannot be.
+impl From<Invalid> for Refusal {
+    fn from(invalid: Invalid) -> Refusal {
+        Refusal::misused(&invalid.to_string())
+    }
+}
+
+/// The problem details.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.problem)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
 /// With a body as any framework has it.
 impl<B: From<String>> From<Refusal> for Response<B> {
     fn from(refusal: Refusal) -> Response<B> {
-        refusal.0.response.map(B::from)
+        refusal.response().map(B::from)
     }
 }
 

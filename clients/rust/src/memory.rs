@@ -1,0 +1,160 @@
+//! The same limiter in this process, without a server.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::{Arg, Cmd, ConnectionLike, Parser, RedisResult, Value, from_redis_value, parse_redis_value};
+use redis_rl::memory::Memory;
+
+use crate::locked;
+
+/// Keys in memory, for tests, for development, and for what needs no server: a connection and a client of redis-rl, which
+/// runs the commands by the module's own code. Clones share the keys.
+///
+/// Its time is that of this process until [`set_time`](MemoryLimiter::set_time) or [`advance`](MemoryLimiter::advance) move it.
+///
+/// ```
+/// # use std::time::Duration;
+/// use redis_rl_client::{MemoryLimiter, Quota, RlCommands};
+///
+/// # fn main() -> redis::RedisResult<()> {
+/// let mut memory = MemoryLimiter::new();
+/// assert!(!memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
+/// assert!(memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
+/// memory.advance(Duration::from_secs(60));
+/// assert!(!memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MemoryLimiter {
+    memory: Arc<Mutex<Memory>>,
+    /// When it stands still.
+    time: Arc<Mutex<Option<SystemTime>>>,
+}
+
+/// Keys that it holds if not told otherwise.
+const MAX_KEYS: usize = 100_000;
+
+impl MemoryLimiter {
+    /// Holds at most 100,000 keys.
+    #[must_use]
+    pub fn new() -> MemoryLimiter {
+        MemoryLimiter::with_keys(MAX_KEYS)
+    }
+
+    /// Holds at most so many keys. Beyond that, the one that expires first goes.
+    #[must_use]
+    pub fn with_keys(max_keys: usize) -> MemoryLimiter {
+        MemoryLimiter { memory: Arc::new(Mutex::new(Memory::new(max_keys))), time: Arc::default() }
+    }
+
+    /// Has the time stand still at this one.
+    pub fn set_time(&self, time: SystemTime) {
+        *locked(&self.time) = Some(time);
+    }
+
+    /// Moves the time, from when it stands still or from now.
+    pub fn advance(&self, by: Duration) {
+        let time = self.time() + by;
+        self.set_time(time);
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn time(&self) -> SystemTime {
+        locked(&self.time).unwrap_or_else(SystemTime::now)
+    }
+
+    /// The replies to commands. Errors are among them.
+    fn replies<'a>(&self, commands: impl Iterator<Item = Vec<&'a [u8]>>) -> RedisResult<Vec<Value>> {
+        let now = self.time().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut memory = locked(&self.memory);
+        commands.map(|words| parse_redis_value(memory.call(now.as_millis() as u64, &words))).collect()
+    }
+
+    pub(crate) fn reply(&self, command: &Cmd) -> RedisResult<Value> {
+        let mut replies = self.replies([words(command)].into_iter())?;
+        Ok(replies.remove(0))
+    }
+}
+
+fn words(command: &Cmd) -> Vec<&[u8]> {
+    let word = |word| match word {
+        Arg::Simple(word) => Some(word),
+        _ => None,
+    };
+    command.args_iter().filter_map(word).collect()
+}
+
+impl Default for MemoryLimiter {
+    fn default() -> MemoryLimiter {
+        MemoryLimiter::new()
+    }
+}
+
+impl fmt::Debug for MemoryLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimiter").field("keys", &locked(&self.memory).len()).finish_non_exhaustive()
+    }
+}
+
+/// Those of a transaction are one, after those that are skipped.
+fn of_pipeline(replies: Vec<Value>, offset: usize) -> Vec<Value> {
+    if offset == 0 { replies } else { vec![Value::Array(replies)] }
+}
+
+impl ConnectionLike for MemoryLimiter {
+    fn req_packed_command(&mut self, cmd: &[u8]) -> RedisResult<Value> {
+        Ok(self.req_packed_commands(cmd, 0, 1)?.remove(0))
+    }
+
+    fn req_packed_commands(&mut self, cmd: &[u8], offset: usize, _: usize) -> RedisResult<Vec<Value>> {
+        let (mut parser, mut rest, mut commands) = (Parser::new(), cmd, Vec::new());
+        // After the last one there is none.
+        while let Ok(words) = parser.parse_value(&mut rest) {
+            let words: Vec<Vec<u8>> = from_redis_value(words)?;
+            commands.extend(Some(words).filter(|words| ![&b"MULTI"[..], b"EXEC"].contains(&&words[0][..])));
+        }
+        let words = commands.iter().map(|words| words.iter().map(Vec::as_slice).collect());
+        self.replies(words).map(|replies| of_pipeline(replies, offset))
+    }
+
+    fn req_command(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        self.reply(cmd)
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+
+    fn check_connection(&mut self) -> bool {
+        true
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(feature = "aio")]
+impl redis::aio::ConnectionLike for MemoryLimiter {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> redis::RedisFuture<'a, Value> {
+        Box::pin(std::future::ready(self.reply(cmd)))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        cmd: &'a redis::Pipeline,
+        offset: usize,
+        _: usize,
+    ) -> redis::RedisFuture<'a, Vec<Value>> {
+        let replies = self.replies(cmd.cmd_iter().map(words)).map(|replies| of_pipeline(replies, offset));
+        Box::pin(std::future::ready(replies))
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}

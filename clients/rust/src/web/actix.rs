@@ -1,0 +1,129 @@
+//! Middleware for actix-web.
+
+use std::borrow::Cow;
+use std::future::{Ready, ready};
+
+use actix_web::body::{BoxBody, EitherBody, MessageBody};
+use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform};
+use actix_web::http::{StatusCode, header};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::{Error, FromRequest, HttpMessage, HttpRequest, HttpResponse, ResponseError};
+use http::request::Parts;
+use http::{Extensions, HeaderMap, Response};
+
+use crate::web::client::Pattern;
+use crate::web::refusal::Refused;
+use crate::web::{Guard, Refusal, Requester, Reservation};
+
+/// By the service or by a limit.
+type Answered<B> = ServiceResponse<EitherBody<B>>;
+
+impl Guard {
+    /// Middleware of an application, a scope or a resource of actix-web.
+    ///
+    /// What middleware of your own knows of a request, functions of the head find among its extensions, if it has put a
+    /// [`http::Extensions`] among those of the request.
+    #[must_use]
+    pub fn middleware<S, B>(
+        &self,
+    ) -> impl Transform<S, ServiceRequest, Response = Answered<B>, Error = Error, InitError = ()> + use<S, B>
+    where
+        S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+        B: MessageBody + 'static,
+    {
+        let guard = self.clone();
+        from_fn(move |request, next| limit(guard.clone(), request, next))
+    }
+}
+
+async fn limit<B: MessageBody>(
+    guard: Guard,
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<Answered<B>, Error> {
+    let mut head = head(request.request());
+    let outermost = guard.begin(&mut head);
+    if let Some(outermost) = &outermost {
+        request.extensions_mut().insert(outermost.clone());
+    }
+    let mut answered = match guard.answer(&head).await {
+        Some(answer) => Ok(request.into_response(response(answer)).map_into_right_body()),
+        None => next.call(request).await.map(ServiceResponse::map_into_left_body),
+    };
+    // Only the answer that leaves all limits is the request's: until then another may take its place.
+    match (outermost, &mut answered) {
+        (Some(outermost), Ok(answered)) => {
+            let is_refused = answered.response_mut().extensions_mut().remove::<Refused>().is_some();
+            let has_fields = answered.headers().contains_key("ratelimit");
+            append(&outermost.end(is_refused, has_fields), answered.headers_mut());
+        }
+        (Some(outermost), Err(error)) => {
+            outermost.end(error.as_error::<Refusal>().is_some(), true);
+        }
+        (None, _) => {}
+    }
+    answered
+}
+
+/// As functions of requests know it.
+fn head(request: &HttpRequest) -> Parts {
+    let (mut head, ()) = http::Request::new(()).into_parts();
+    // What one version of `http` has read is valid in the other.
+    head.method = request.method().as_str().parse().unwrap_or_default();
+    head.uri = request.uri().to_string().parse().unwrap_or_default();
+    for (name, value) in request.headers() {
+        let name = http::HeaderName::from_bytes(name.as_str().as_bytes());
+        if let (Ok(name), Ok(value)) = (name, http::HeaderValue::from_bytes(value.as_bytes())) {
+            head.headers.append(name, value);
+        }
+    }
+    let extensions = request.extensions();
+    head.extensions = extensions.get::<Extensions>().cloned().unwrap_or_default();
+    extensions.get::<Reservation>().cloned().map(|reservation| head.extensions.insert(reservation));
+    request.peer_addr().map(|peer| head.extensions.insert(peer));
+    request.match_pattern().map(|pattern| head.extensions.insert(Pattern(pattern)));
+    head
+}
+
+fn response(answer: Response<String>) -> HttpResponse {
+    let (head, body) = answer.into_parts();
+    let status = StatusCode::from_u16(head.status.as_u16()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = HttpResponse::new(status).set_body(BoxBody::new(body));
+    append(&head.headers, response.headers_mut());
+    head.extensions.get::<Refused>().map(|refused| response.extensions_mut().insert(*refused));
+    response
+}
+
+fn append(fields: &HeaderMap, headers: &mut header::HeaderMap) {
+    for (name, value) in fields {
+        let name = header::HeaderName::from_bytes(name.as_str().as_bytes());
+        if let (Ok(name), Ok(value)) = (name, header::HeaderValue::from_bytes(value.as_bytes())) {
+            headers.append(name, value);
+        }
+    }
+}
+
+impl ResponseError for Refusal {
+    fn status_code(&self) -> StatusCode {
+        self.status().as_u16().try_into().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        response(self.response())
+    }
+}
+
+impl FromRequest for Reservation {
+    type Error = Refusal;
+    type Future = Ready<Result<Reservation, Refusal>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(request.extensions().get().cloned().ok_or_else(Refusal::of_no_limit))
+    }
+}
+
+impl From<&HttpRequest> for Requester<'_> {
+    fn from(request: &HttpRequest) -> Self {
+        Requester::Head(Cow::Owned(head(request)))
+    }
+}

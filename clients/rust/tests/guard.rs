@@ -1,0 +1,283 @@
+//! What a guard holds and its limits share, in axum and in actix-web on a real server.
+
+mod server;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::{Request, Response};
+use axum::routing::get;
+use redis_rl_client::RlCommands;
+use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
+use server::{Server, wait_for};
+use tokio::time::timeout;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+
+fn policy(name: &str, quotas: &str) -> Policy {
+    Policy::new(name, quotas).expect("a policy")
+}
+
+fn guard(server: &Server, policies: impl Into<Policies>) -> Guard {
+    Guard::new(server.redis(), policies.into()).expect("policies")
+}
+
+async fn ask(app: &Router, method: &str, path: &str) -> Response<Body> {
+    let request = Request::builder().method(method).uri(path).body(Body::empty()).expect("a request");
+    app.clone().oneshot(request).await.expect("a response")
+}
+
+async fn body(response: Response<Body>) -> String {
+    let bytes = to_bytes(response.into_body(), 10_000).await.expect("a body");
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+fn field<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"))
+}
+
+fn used(server: &Server, key: &str) -> u64 {
+    let info = server.connect().rl_info(key).expect("a reply");
+    info.map_or(0, |info| info.windows[0].used)
+}
+
+/// What `on_decision` is told.
+fn hear(guard: Guard) -> (Guard, Arc<Mutex<Vec<String>>>) {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let guard = guard.on_decision(move |_, decision, policies| {
+        let policies: Vec<&str> = policies.iter().map(Policy::name).collect();
+        let result = if decision.limited { "limited" } else { "allowed" };
+        hear.lock().expect("no panic").push(format!("{} {result}", policies.join("+")));
+    });
+    (guard, told)
+}
+
+#[tokio::test]
+async fn a_text_of_quotas_is_a_policy_and_a_route_names_its_own() {
+    let server = Server::start();
+    let guard = Guard::new(server.redis(), "9/1h").expect("a text of quotas");
+    let chosen = Policies::by(|_| Policy::try_from("2/1h").ok());
+    let [search, user] = [guard.limit("2/1h"), guard.limit(chosen)].map(|limit| limit.expect("policies"));
+    let app = Router::new()
+        .route("/search", get("found").post("made").route_layer(search.layer()))
+        .nest("/api", Router::new().route("/users/{id}", get("somebody").route_layer(user.layer())))
+        .layer(guard.layer());
+    for (method, path, name, left) in [
+        ("GET", "/search", "GET /search", 1),
+        ("POST", "/search", "POST /search", 1),
+        ("HEAD", "/search", "GET /search", 0),
+        ("GET", "/api/users/1", "GET /api/users/:id", 1),
+        ("GET", "/api/users/2", "GET /api/users/:id", 0),
+    ] {
+        let response = ask(&app, method, path).await;
+        let limits = field(&response, "ratelimit");
+        assert!(limits.ends_with(&format!(r#""{name}-1h";r={left};t=3600"#)), "{method} {path}: {limits}");
+        assert!(limits.starts_with(r#""requests-1h";r="#), "{limits}");
+    }
+    assert_eq!(used(&server, "GET /api/users/:id:{unknown}"), 2);
+    assert_eq!(ask(&app, "GET", "/api/users/3").await.status(), 429);
+}
+
+#[tokio::test]
+async fn a_limit_of_several_routes_needs_a_name_and_then_they_share_it() {
+    let server = Server::start();
+    let guard = guard(&server, []);
+    let app = |limit: Guard| {
+        let routes = Router::new().route("/a", get("a")).route("/b", get("b"));
+        routes.layer(limit.layer()).layer(guard.layer())
+    };
+    let unnamed = app(guard.limit("2/1h").expect("a text"));
+    assert_eq!(ask(&unnamed, "GET", "/a").await.status(), 200);
+    let response = ask(&unnamed, "GET", "/b").await;
+    assert_eq!(response.status(), 500);
+    assert!(body(response).await.contains("a limit stands on /a and on /b: give it a name"));
+    let named = app(guard.limit(policy("both", "2/1h")).expect("a policy"));
+    for (path, status) in [("/a", 200), ("/b", 200), ("/a", 429)] {
+        assert_eq!(ask(&named, "GET", path).await.status(), status, "{path}");
+    }
+    // Without a framework nobody knows a route.
+    let hello = service_fn(async |_: Request<String>| Ok::<_, ()>(Response::new("hello".to_owned())));
+    let bare = ServiceBuilder::new().layer(guard.limit("2/1h").expect("a text").layer()).service(hello);
+    let response = bare.oneshot(Request::new(String::new())).await.expect("a response");
+    assert!(response.body().contains("its route is not known: give it a name"), "{}", response.body());
+}
+
+#[tokio::test]
+async fn a_dry_run_counts_and_is_told_and_refuses_nothing() {
+    async fn settle(State(guard): State<Guard>, request: Reservation) -> Result<&'static str, Refusal> {
+        guard.settle(&request, [("tokens", 3)]).await?;
+        Ok("settled")
+    }
+    let server = Server::start();
+    let tokens = policy("tokens", "100/1h").cost(20).dry_run(true);
+    let tight = policy("tight", "1/1h").dry_run(true);
+    let (guard, told) = hear(guard(&server, [tight, policy("plan", "3/1h"), tokens]));
+    let app = Router::new()
+        .route("/", get("hello"))
+        .route("/settle", get(settle))
+        .layer(guard.layer())
+        .with_state(guard.clone());
+    let expected = [
+        ("/settle", 200, 97, ["plan allowed", "tight allowed", "tokens allowed"]),
+        ("/", 200, 77, ["plan allowed", "tight limited", "tokens allowed"]),
+        ("/", 200, 57, ["plan allowed", "tight limited", "tokens allowed"]),
+        ("/", 429, 57, ["plan limited", "tight limited", "tokens allowed"]),
+    ];
+    for (path, status, left, decisions) in expected {
+        let response = ask(&app, "GET", path).await;
+        assert_eq!(response.status(), status);
+        for name in ["ratelimit", "ratelimit-policy"] {
+            assert!(field(&response, name).starts_with(r#""plan-1h";"#), "{response:?}");
+            assert!(!field(&response, name).contains(','), "{response:?}");
+        }
+        if status == 429 {
+            assert!(body(response).await.contains(r#""violated-policies":["plan-1h"]"#));
+        }
+        assert_eq!(std::mem::take(&mut *told.lock().expect("no panic")), decisions);
+        guard.close().await;
+        assert_eq!(used(&server, "tokens:{unknown}"), 100 - left);
+    }
+    assert_eq!(used(&server, "tight:{unknown}"), 1);
+}
+
+#[tokio::test]
+async fn a_dry_run_alone_decides_nothing_even_while_redis_is_away_and_fail_is_closed() {
+    let server = Server::start();
+    let guard = guard(&server, policy("trial", "0/1h").dry_run(true)).fail(Fail::Closed);
+    let taken = guard.take("a", 1).await.expect("it refuses nothing");
+    assert!(taken.decision().is_none() && taken.fields().is_empty());
+    drop(server);
+    assert!(guard.take("a", 1).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_request_that_leaves_before_its_dry_run_is_decided_costs_nothing() {
+    let server = Server::start();
+    let guard = guard(&server, [policy("plan", "9/1h"), policy("trial", "9/1h").dry_run(true)]);
+    assert!(guard.take("a", 1).await.is_ok());
+    server.freeze();
+    assert!(timeout(Duration::from_millis(1), guard.take("a", 1)).await.is_err());
+    server.thaw();
+    guard.close().await;
+    wait_for("all to go back", || used(&server, "plan:a") == 1 && used(&server, "trial:a") == 1);
+}
+
+#[tokio::test]
+async fn a_503_asks_to_come_again_in_a_second_and_names_the_reason() {
+    let server = Server::start();
+    let guard = guard(&server, policy("plan", "9/1h")).fail(Fail::Closed);
+    drop(server);
+    let refusal = guard.take("a", 1).await.unwrap_err();
+    assert_eq!(refusal.fields()["retry-after"], "1");
+    assert!(refusal.error().expect("a reason").is_connection_refusal(), "{:?}", refusal.error());
+}
+
+mod in_actix {
+    use std::future::ready;
+    use std::net::SocketAddr;
+
+    use actix_web::dev::Service;
+    use actix_web::test::{TestRequest, call_service, init_service, read_body};
+    use actix_web::{App, HttpMessage, HttpRequest, HttpResponse, web};
+
+    use super::*;
+
+    const CLIENT: SocketAddr =
+        SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 1);
+
+    fn request(path: &str) -> TestRequest {
+        TestRequest::with_uri(path).peer_addr(CLIENT)
+    }
+
+    #[actix_web::test]
+    async fn limits_of_scopes_and_routes_and_handlers_are_one_decision_and_tell_one_field() {
+        let server = Server::start();
+        let outer = guard(&server, policy("plan", "9/1h"));
+        let [search, own] =
+            ["2/1h", "0/1h"].map(|quotas| outer.limit(policy("inner", quotas)).expect("a policy"));
+        let refuse = move |request: HttpRequest| {
+            let own = own.clone();
+            async move { own.take(&request, 1).await.map(|_| "never") }
+        };
+        let guest = async |_: Reservation| "a guest";
+        let app = App::new()
+            .service(
+                web::scope("/api")
+                    .route("/search", web::get().to(|| ready("found")))
+                    .wrap(search.middleware()),
+            )
+            .route("/own", web::get().to(refuse))
+            .route("/guest", web::get().to(guest))
+            .wrap(outer.middleware());
+        let app = init_service(app).await;
+        for (path, status, limits) in [
+            ("/api/search", 200, r#""plan-1h";r=8;t=3600, "inner-1h";r=1;t=3600"#),
+            ("/api/search", 200, r#""plan-1h";r=7;t=3600, "inner-1h";r=0;t=3600"#),
+            ("/api/search", 429, r#""plan-1h";r=7, "inner-1h";r=0;t=3600"#),
+            ("/own", 403, r#""plan-1h";r=7;t=3600, "inner-1h";r=0;t=0"#),
+            ("/guest", 200, r#""plan-1h";r=6;t=3600"#),
+            ("/nowhere", 404, r#""plan-1h";r=5;t=3600"#),
+        ] {
+            let response = call_service(&app, request(path).to_request()).await;
+            assert_eq!(response.status(), status, "{path}");
+            let fields: Vec<_> = response.headers().get_all("ratelimit").collect();
+            assert_eq!(fields.len(), 1, "{path}");
+            let told = fields[0].to_str().expect("ASCII").replace("t=3599", "t=3600");
+            assert_eq!(told, limits, "{path}");
+            outer.close().await;
+        }
+        assert_eq!(used(&server, "plan:{192.0.2.1}"), 4);
+    }
+
+    #[actix_web::test]
+    async fn a_resource_names_its_limit_and_hooks_are_those_of_the_guard() {
+        let server = Server::start();
+        let (guard, told) = hear(guard(&server, []));
+        let guard = guard.on_limited(|head, _, refusal| {
+            let account = head.extensions.get::<&str>().copied().unwrap_or_default();
+            let answer = Response::builder().status(418).header("content-type", "text/plain");
+            answer.body(format!("{} of {account} at {}", refusal.status(), head.uri)).expect("a response")
+        });
+        let user = guard.limit("1/1h").expect("a text");
+        let app = App::new()
+            .service(
+                web::resource("/users/{id}")
+                    .route(web::get().to(async || HttpResponse::Ok()))
+                    .wrap(user.middleware()),
+            )
+            .wrap(guard.middleware())
+            .wrap_fn(|request, service| {
+                let mut known = http::Extensions::new();
+                known.insert("alice");
+                request.extensions_mut().insert(known);
+                service.call(request)
+            });
+        let app = init_service(app).await;
+        assert_eq!(call_service(&app, request("/users/1").to_request()).await.status(), 200);
+        let response = call_service(&app, request("/users/2?a=b").to_request()).await;
+        assert_eq!(response.status(), 418);
+        assert_eq!(response.headers().get("content-type").expect("a field"), "text/plain");
+        assert_eq!(response.headers().get("retry-after").expect("a field"), "3600");
+        assert_eq!(read_body(response).await, "429 Too Many Requests of alice at /users/2?a=b");
+        let told = told.lock().expect("no panic");
+        assert_eq!(*told, ["GET /users/:id allowed", "GET /users/:id limited"]);
+    }
+
+    #[actix_web::test]
+    async fn a_request_whose_client_leaves_takes_nothing() {
+        let server = Server::start();
+        let guard = guard(&server, policy("plan", "9/1h"));
+        let app = App::new().route("/", web::get().to(|| ready("hello"))).wrap(guard.middleware());
+        let app = init_service(app).await;
+        assert_eq!(call_service(&app, request("/").to_request()).await.status(), 200);
+        server.freeze();
+        let leaving = app.call(request("/").to_request());
+        assert!(timeout(Duration::from_millis(1), leaving).await.is_err());
+        server.thaw();
+        guard.close().await;
+        wait_for("all to go back", || used(&server, "plan:{192.0.2.1}") == 1);
+    }
+}

@@ -1,0 +1,231 @@
+//! The limiter in this process: as a connection, for guards and leases, and for what becomes of requests while Redis is away.
+
+mod server;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use redis_rl_client::web::{Fail, Guard, Policy};
+use redis_rl_client::{
+    Acquire, Algorithm, All, Info, Leases, MemoryLimiter, Quota, RlAsyncCommands, RlCommands, Verdict, cmd,
+};
+use server::forwarder::Forwarder;
+use server::{Cluster, PATIENCE, Server};
+use tokio::task::JoinSet;
+
+const TWO_A_MINUTE: Quota = Quota::per_minute(2);
+
+/// At noon, where the time stands still.
+fn memory() -> MemoryLimiter {
+    let memory = MemoryLimiter::new();
+    memory.set_time(UNIX_EPOCH + Duration::from_millis(1_700_000_040_000));
+    memory
+}
+
+#[tokio::test]
+async fn it_is_a_connection_blocking_and_not_and_its_time_is_the_tests() {
+    let mut memory = memory();
+    assert!(!RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
+    assert!(!RlAsyncCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).await.expect("a verdict").limited);
+    let refused = RlCommands::rl_log(&mut memory.clone(), "a", TWO_A_MINUTE, 1).expect("a verdict");
+    assert_eq!(refused.retry_after, Some(Duration::from_secs(60)));
+    memory.advance(Duration::from_millis(59_999));
+    assert!(RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
+    memory.advance(Duration::from_millis(1));
+    assert!(!RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
+    let all = All::new().key("a", Algorithm::Log, TWO_A_MINUTE, 1).key("b", Algorithm::Log, TWO_A_MINUTE, 1);
+    assert_eq!(RlCommands::rl_all(&mut memory, &all).expect("a decision").at, memory.time());
+    assert!(RlCommands::rl_reset(&mut memory, "a").expect("a reply"));
+    assert_eq!(RlCommands::rl_info(&mut memory, "a").expect("a reply"), None);
+    let error = RlCommands::rl_fixed(&mut memory, "b", TWO_A_MINUTE, 1).expect_err("a log");
+    assert_eq!(error.code(), Some("WRONGTYPE"));
+}
+
+#[tokio::test]
+async fn pipelines_and_transactions_are_answered_as_by_a_server() {
+    let mut memory = memory();
+    for is_atomic in [false, true] {
+        let mut pipeline = redis::pipe();
+        if is_atomic {
+            pipeline.atomic();
+        }
+        pipeline.add_command(cmd::log("a", TWO_A_MINUTE, 1)).add_command(cmd::info("a"));
+        let (verdict, info): (Verdict, Option<Info>) = pipeline.query(&mut memory).expect("replies");
+        assert_eq!((verdict.limited, info.map(|info| info.algorithm)), (false, Some(Algorithm::Log)));
+        pipeline.clear();
+        let (existed,): (bool,) =
+            pipeline.add_command(cmd::reset("a")).query_async(&mut memory).await.expect("replies");
+        assert!(existed);
+    }
+}
+
+#[tokio::test]
+async fn waiting_by_its_time_takes_no_time() {
+    let (mut memory, asleep) = (memory(), memory());
+    for (mut waiting, is_blocking) in [(memory.clone(), true), (asleep.clone(), false)] {
+        let (clock, sleeper) = (waiting.clone(), waiting.clone());
+        let acquire = Acquire::cost(2).clock(move || clock.time()).sleep(move |pause| sleeper.advance(pause));
+        for _ in 0..2 {
+            let verdict = if is_blocking {
+                RlCommands::rl_acquire(&mut waiting, Algorithm::Log, "a", TWO_A_MINUTE, acquire.clone())
+            } else {
+                let acquire = acquire.clone();
+                RlAsyncCommands::rl_acquire(&mut waiting, Algorithm::Log, "a", TWO_A_MINUTE, acquire).await
+            };
+            assert!(!verdict.expect("a verdict").limited);
+        }
+    }
+    assert_eq!(memory.time(), asleep.time());
+    assert!(RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
+}
+
+#[tokio::test]
+async fn leases_and_guards_end_by_its_time() {
+    let mut memory = memory();
+    let leases = Leases::new(memory.clone(), Algorithm::Log, Quota::per_hour(1_000)).units(64);
+    for _ in 0..100 {
+        assert!(!leases.take("hot", 1).await.expect("a verdict").limited);
+    }
+    memory.advance(Duration::from_secs(1));
+    assert!(!leases.take("hot", 1).await.expect("a verdict").limited);
+    leases.close().await;
+    let used = |memory: &mut MemoryLimiter, key: &str| {
+        RlCommands::rl_info(memory, key).expect("a reply").map_or(0, |info| info.windows[0].used)
+    };
+    assert_eq!(used(&mut memory, "hot"), 101);
+
+    let guard = Guard::new(memory.clone(), "2/m").expect("a text").remember(PATIENCE);
+    for (wait, passes) in [(0, true), (0, true), (0, false), (59, false), (1, true)] {
+        memory.advance(Duration::from_secs(wait));
+        assert_eq!(guard.take("a", 1).await.is_ok(), passes);
+    }
+    assert_eq!(used(&mut memory, "requests:a"), 1);
+}
+
+#[tokio::test]
+async fn beyond_its_keys_the_one_that_expires_first_goes() {
+    let mut memory = MemoryLimiter::with_keys(2);
+    for (key, quota) in [("a", Quota::per_hour(1)), ("b", Quota::per_minute(1)), ("c", Quota::per_hour(1))] {
+        RlCommands::rl_log(&mut memory, key, quota, 1).expect("a verdict");
+    }
+    for (key, is_there) in [("a", true), ("b", false), ("c", true)] {
+        assert_eq!(RlCommands::rl_info(&mut memory, key).expect("a reply").is_some(), is_there, "{key}");
+    }
+}
+
+/// A guard that limits in this process while Redis is away, and what it tells of that.
+fn local(redis: redis::Client) -> (Guard, Arc<Mutex<Vec<bool>>>) {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let guard = Guard::new(redis, Policy::new("requests", "5/1h").expect("a policy")).expect("a policy");
+    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
+    (guard.fail(Fail::Local), told)
+}
+
+/// How many of so many requests at once pass.
+async fn passing(guard: &Guard, client: &str, requests: usize) -> usize {
+    let requests = (0..requests).map(|_| {
+        let (guard, client) = (guard.clone(), client.to_owned());
+        async move {
+            let taken = guard.take(client, 1).await;
+            taken.map(|taken| assert!(taken.decision().is_some(), "{:?}", taken.error())).is_ok()
+        }
+    });
+    requests.collect::<JoinSet<_>>().join_all().await.into_iter().filter(|passes| *passes).count()
+}
+
+fn used(server: &Server, key: &str) -> u64 {
+    let info = server.connect().rl_info(key).expect("a reply");
+    info.map_or(0, |info| info.windows[0].used)
+}
+
+/// Until the server decides again, which is a second at most.
+async fn back(guard: &Guard, server: &Server) {
+    let since = Instant::now();
+    while used(server, "requests:back") == 0 {
+        let _ = guard.take("back", 1).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn while_a_server_is_killed_or_stopped_this_process_limits_and_then_the_server_again() {
+    for is_killed in [true, false] {
+        let mut server = Server::start();
+        let (guard, told) = local(server.client("resp3"));
+        assert_eq!(passing(&guard, "before", 10).await, 5);
+        if is_killed {
+            server.kill()
+        } else {
+            server.freeze()
+        }
+        for requests in [1, 100, 10_000] {
+            let passed = passing(&guard, &format!("{requests}"), requests).await;
+            assert_eq!(passed, requests.min(5), "killed: {is_killed}");
+        }
+        // By counts of its own, and at once.
+        let asked = Instant::now();
+        assert_eq!(passing(&guard, "before", 10).await, 5);
+        assert!(asked.elapsed() < Duration::from_millis(500), "{:?}", asked.elapsed());
+        assert_eq!(*told.lock().expect("no panic"), [true]);
+        if is_killed {
+            server.restart()
+        } else {
+            server.thaw()
+        }
+        back(&guard, &server).await;
+        assert_eq!(*told.lock().expect("no panic"), [true, false]);
+        assert_eq!(passing(&guard, "after", 10_000).await, 5);
+        assert_eq!(used(&server, "requests:after"), 5);
+    }
+}
+
+#[tokio::test]
+async fn while_the_network_is_silent_or_slow_this_process_limits() {
+    let server = Server::start();
+    let silent = Forwarder::start(server.port(), Duration::ZERO);
+    let slow = Forwarder::start(server.port(), Duration::from_millis(300));
+    for (network, name) in [(&silent, "silent"), (&slow, "slow")] {
+        let (guard, told) = local(network.client());
+        passing(&guard, "before", 1).await;
+        if name == "silent" {
+            network.fall_silent();
+        }
+        for requests in [1, 100, 10_000] {
+            let client = format!("{name}-{requests}");
+            // A slow server may have counted some of its own.
+            assert_eq!(passing(&guard, &client, requests).await, requests.min(5), "{client}");
+        }
+        assert!(told.lock().expect("no panic")[0], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn on_a_cluster_the_keys_of_nodes_that_are_well_are_decided_by_them() {
+    let cluster = Cluster::start();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let guard = Guard::new(cluster.redis(), "5/1h").expect("a text").fail(Fail::Local);
+    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
+    assert_eq!(passing(&guard, "warm", 1).await, 1);
+    cluster.nodes[0].freeze();
+    for client in 0..30 {
+        assert_eq!(passing(&guard, &format!("{client}"), 10).await, 5, "{client}");
+    }
+    cluster.nodes[0].thaw();
+    let keys = cluster.keys();
+    assert!(keys[1] > 3 && keys[2] > 3, "{keys:?}");
+    assert_eq!(*told.lock().expect("no panic"), [true]);
+}
+
+#[tokio::test]
+async fn an_error_about_one_key_is_decided_here_and_others_by_the_server() {
+    let server = Server::start();
+    let _: () = server.call("SET requests:a text");
+    let (guard, told) = local(server.client("resp3"));
+    assert_eq!(passing(&guard, "a", 10).await, 5);
+    assert_eq!(passing(&guard, "b", 10).await, 5);
+    assert_eq!(used(&server, "requests:b"), 5);
+    assert!(told.lock().expect("no panic").is_empty());
+}
