@@ -13,6 +13,7 @@ import redis
 import redis.asyncio
 import valkey.asyncio
 from fastapi import Depends, FastAPI
+from redis_rl.starlette import Refused, RouteLimits
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -22,7 +23,6 @@ from starlette.testclient import TestClient
 
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy, RateLimit, Scope
-from redis_rl.starlette import Refused, RouteLimits
 
 from .servers import Server, wait_for
 from .test_asgi import PATIENT, closing

@@ -12,6 +12,7 @@ import redis.asyncio
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, WebSocket
 from fastapi import Request as FastAPIRequest
 from fastapi.middleware.cors import CORSMiddleware
+from redis_rl.starlette import Refused, RouteLimits
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
@@ -23,7 +24,6 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
-from redis_rl.starlette import Refused, RouteLimits
 
 from .servers import Server
 from .test_asgi import PATIENT, closing

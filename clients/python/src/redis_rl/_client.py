@@ -41,7 +41,8 @@ class AsyncClient(Protocol):
         """Sends a command and returns its reply."""
 
 
-def _check_client(client: Any) -> None:
+def check_client(client: Any) -> None:
+    """Refuses what is none, and says what it is."""
     if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
         raise TypeError(_wire.NO_PIPELINE)
     if not hasattr(client, "execute_command"):
@@ -172,8 +173,8 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
         if isinstance(client, AsyncRedis | AsyncRedisCluster):
-            raise TypeError("AsyncRateLimiter is for this client")
-        _check_client(client)
+            raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
+        check_client(client)
         self.client = client
         self.clock = clock
         self._sleep = sleep
@@ -217,8 +218,8 @@ class AsyncRateLimiter(
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
         if isinstance(client, Redis | RedisCluster):
-            raise TypeError("RateLimiter is for this client")
-        _check_client(client)
+            raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
+        check_client(client)
         self.client = client
         self.clock = clock
         self._sleep = sleep
