@@ -15,8 +15,7 @@ from redis_rl import Decision
 
 from .servers import Server
 from .services import FRAMEWORKS, Answer, Ask, body_of
-
-PATIENT = 60.0
+from .test_asgi import PATIENT
 from .test_cases import FOLDERS
 
 SERVICE = json.loads(next(each / "service.json" for each in FOLDERS if (each / "service.json").exists()).read_text())

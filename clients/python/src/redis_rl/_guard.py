@@ -56,7 +56,11 @@ class Limit:
         self.guard = guard
         self._function = policies if callable(policies) else None
         self._text = policies if is_route and isinstance(policies, str) else None
-        self.fixed: tuple[Policy, ...] | None = None if callable(policies) else _checked(policies)
+        # What is wrong with a text is an error now, not at the first request.
+        checked = None if callable(policies) else _checked(policies)
+        self.fixed = None if self._text else checked
+        if is_route and self.fixed and guard.all.fixed:
+            check_together([*guard.all.fixed, *self.fixed])
         # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
         self._route: str | None = None
         self.known: dict[int, tuple[Any, str | None]] = {}

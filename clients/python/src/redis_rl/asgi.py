@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from ._address import behind
 from ._guard import VISIT, AsyncGuard, Chosen, Cost, Limit, Policies, route_name
@@ -32,10 +32,23 @@ else:
     except ImportError:  # Litestar and others do without.
         HTTPConnection, HTTPException = Any, Exception
 
-__all__ = ["RESPONSES", "Answer", "Chosen", "Cost", "Guard", "Policies", "Policy", "Refused", "Scope", "client_address"]
+__all__ = [
+    "RESPONSES",
+    "Answer",
+    "Chosen",
+    "Cost",
+    "Guard",
+    "Policies",
+    "Policy",
+    "Refused",
+    "Scope",
+    "Taken",
+    "client_address",
+]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 """A request as ASGI has it."""
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
@@ -122,7 +135,11 @@ class Route(Limit):
         # What FastAPI looks at, to learn that it is asynchronous.
         self.__dict__["__call__"] = self._take
 
-    def __call__(self, request: HTTPConnection) -> Any:
+    @overload
+    def __call__(self, request: HTTPConnection) -> Awaitable[Taken]: ...
+    @overload
+    def __call__(self, request: _Handler) -> _Handler: ...
+    def __call__(self, request: HTTPConnection) -> Any:  # type: ignore[misc]
         """As a dependency takes units of a request; as a decorator limits a handler, which must have the request."""
         if callable(request) and not hasattr(request, "scope"):
             return self._limited(request)
