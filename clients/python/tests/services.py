@@ -404,7 +404,7 @@ def django_async(client: Any, **options: Any) -> Iterator[Ask]:
         loop = asyncio.new_event_loop()
 
         def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
-            answer: Any = loop.run_until_complete(site.generic(method, url, headers=headers, REMOTE_ADDR=ADDRESS))  # type: ignore[arg-type]
+            answer: Any = loop.run_until_complete(site.generic(method, url, headers=headers, REMOTE_ADDR=ADDRESS))
             return Answer(answer.status_code, dict(answer.headers), answer.text)
 
         try:
