@@ -376,7 +376,7 @@ FORK = """
 import os
 for _ in range(50): leases.take("k")
 child = os.fork()
-print(leases._thread is not None, not leases.take("k").limited)
+print(leases._asking.thread is not None, not leases.take("k").limited)
 sys.stdout.flush()
 if child:
     os.waitpid(child, 0)

@@ -198,7 +198,7 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
 def inspect(client: Any, options: argparse.Namespace) -> int:
     """One of them."""
     if isinstance(client, redis.RedisCluster):
-        client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))
+        client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))  # type: ignore[no-untyped-call]
     if table(rows_of(client, options.keys, options.quotas)):
         return 0
     print("there is no such limiter", file=sys.stderr)
