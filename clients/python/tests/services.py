@@ -90,7 +90,7 @@ SCOPE = Limits(
 )
 
 
-def asking(app: Any) -> Iterator[Ask]:
+def asking(app: Any, guard: Any) -> Iterator[Ask]:
     """An ASGI application, whose requests all are of one event loop."""
     loop = asyncio.new_event_loop()
     transport = httpx2.ASGITransport(app, client=(ADDRESS, 1234))
@@ -104,6 +104,7 @@ def asking(app: Any) -> Iterator[Ask]:
         yield ask
     finally:
         loop.run_until_complete(client.aclose())
+        loop.run_until_complete(guard.close())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
@@ -137,7 +138,7 @@ def starlette(client: Any, **options: Any) -> Iterator[Ask]:
         ],
         middleware=[Middleware(guard.middleware)],
     )
-    yield from asking(app)
+    yield from asking(app, guard)
 
 
 def fastapi(client: Any, **options: Any) -> Iterator[Ask]:
@@ -171,7 +172,7 @@ def fastapi(client: Any, **options: Any) -> Iterator[Ask]:
         await guard.take(request, BATCH, cost=2)
         return "done"
 
-    yield from asking(app)
+    yield from asking(app, guard)
 
 
 def litestar(client: Any, **options: Any) -> Iterator[Ask]:
@@ -205,7 +206,7 @@ def litestar(client: Any, **options: Any) -> Iterator[Ask]:
         await guard.take(request, BATCH, cost=2)
         return "done"
 
-    yield from asking(Litestar([health, hello, search, export, generate, batch], middleware=[guard.middleware]))
+    yield from asking(Litestar([health, hello, search, export, generate, batch], middleware=[guard.middleware]), guard)
 
 
 def aiohttp(client: Any, **options: Any) -> Iterator[Ask]:

@@ -53,7 +53,8 @@ class Guard(AsyncGuard):
                 raise
             if visit.refusal and not response.prepared:
                 return _response(visit.refusal)
-            await self.prepare(request, response)
+            if not response.prepared:
+                await self.prepare(request, response)
             return response
         finally:
             visit.end()
@@ -61,7 +62,7 @@ class Guard(AsyncGuard):
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """For ``app.on_response_prepare``, where handlers prepare streams and websockets themselves."""
         visit: Visit | None = self.state(request).get(VISIT)
-        if visit and not response.prepared and "RateLimit" not in response.headers:
+        if visit and not visit.has_begun:
             visit.has_begun = True
             response.headers.update(visit.fields())
 
