@@ -23,6 +23,8 @@ import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from . import _wire
 from ._asking import Loop, Sender
@@ -40,9 +42,9 @@ __all__ = [
 
 _Result = TypeVar("_Result")
 
-# A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
-_POOL = {"max_connections": 2**31}
-
+# A connection for each thread, also where redis-py would make no more than 100 and fail the rest. A command that is sent
+# again might count twice.
+_OPTIONS = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
 
 # If the options name none.
 _TIMEOUT_SECONDS = 5.0
@@ -307,7 +309,7 @@ class _SyncWindows(_Windows):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage."""
         self.clock = clock
-        options = {**_POOL, **options}
+        options = {**_OPTIONS, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
     async def _call(self, *words: Key | int) -> Any:
