@@ -104,7 +104,7 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
         return ()
     if isinstance(chosen, str):
         return (_requests(chosen),)
-    policies = (chosen,) if isinstance(chosen, Policy) else tuple(chosen)
+    policies = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,)
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"a Policy is needed: {policy!r}")

@@ -42,8 +42,8 @@ __all__ = [
 
 _Result = TypeVar("_Result")
 
-# A connection for each thread, also where redis-py would make no more than 100 and fail the rest. A command that is sent
-# again might count twice.
+# A connection for each thread, also where redis-py would make no more than 100 and fail the rest. A command that is
+# sent again might count twice.
 _OPTIONS = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
 
 # If the options name none.
