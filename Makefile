@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
+.PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: bench-memory latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -27,6 +27,30 @@ help: ## Show this list
 build: setup-build ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
 	cargo module
+
+WASM_TARGET := wasm32-unknown-unknown
+WASM := $(TARGET)/redis_rl.wasm
+# The packages and the page that carry it.
+WASM_COPIES := $(addsuffix /redis_rl.wasm,clients/node clients/python/src/redis_rl docs/playground)
+wasm: ## Build the limiters in memory as WebAssembly: target/redis_rl.wasm, and where packages pack it
+	@tools/install-missing wasm
+	cargo build --quiet --locked --profile wasm --package redis-rl-wasm --target $(WASM_TARGET)
+	@install -m 644 $(TARGET)/$(WASM_TARGET)/wasm/redis_rl_wasm.wasm $(WASM)
+	@(($$(stat --format %s $(WASM)) <= 200 * 1024)) || { echo "$(WASM) has more than 200 KiB" >&2; exit 1; }
+	@for copy in $(WASM_COPIES); do install -m 644 $(WASM) $$copy; done
+
+playground: PORT ?= 8000
+playground: wasm ## Show the limiters in a browser, on port 8000 or PORT=...
+	@tools/install-missing python
+	@python3 -m http.server --bind 127.0.0.1 --directory docs/playground $(PORT)
+
+test-playground: wasm ## Test the playground in a headless Chromium
+	@if tools/install-missing node chromium; then node --test tests/playground/; \
+	else echo "not tested: docs/playground" >&2; [[ -z $$CI ]]; fi
+
+screenshot: wasm ## Take the playground's picture in docs/figures, while it sends requests for ten seconds
+	@tools/install-missing node chromium
+	@SCREENSHOT=docs/figures/playground.webp node --test --test-name-pattern=picture tests/playground/
 
 run: PORT ?= 6379
 run: PORTS = $(PORT)
@@ -105,6 +129,9 @@ bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a q
 latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
 	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
 
+bench-memory: setup-build ## Measure a million keys in memory, without a server
+	@cargo run --release --locked --quiet --package redis-rl-bench --example memory
+
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench
 	cargo bench --locked --package redis-rl-bench
@@ -151,7 +178,7 @@ msrv: setup-build ## Build the module with the oldest supported Rust
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
+check: lint test test-playground test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
 
 check-demo: setup-server build ## Test the demo in a pseudo-terminal, as CI does each night
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
