@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis import Redis, RedisCluster
@@ -35,9 +36,9 @@ class Client(Protocol):
 
 
 class AsyncClient(Protocol):
-    """The same of redis.asyncio."""
+    """The same of redis.asyncio; or one that has answered."""
 
-    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
+    def execute_command(self, *args: Any, **options: Any) -> Any:
         """Sends a command and returns its reply."""
 
 
@@ -176,7 +177,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
             raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
         check_client(client)
         self.client = client
-        self.clock = clock
+        self.clock = clock or getattr(client, "clock", None)
         self._sleep = sleep
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
@@ -221,13 +222,15 @@ class AsyncRateLimiter(
             raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
         check_client(client)
         self.client = client
-        self.clock = clock
+        self.clock = clock or getattr(client, "clock", None)
         self._sleep = sleep
         self._giving_back: set[asyncio.Task[Verdict]] = set()
 
     async def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
-            return read(await self.client.execute_command(*words))
+            reply: Any = self.client.execute_command(*words)
+            # What decides in this process has answered.
+            return read(await reply if isawaitable(reply) else reply)
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import isawaitable
 from string import punctuation
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -24,6 +24,7 @@ from ._keys import Request
 from ._visit import Part, Share, Taken, Visit, check_exist, settle
 from ._wire import Clock, Decision
 from .http import Answer, Policy, RoutePolicy
+from .memory import MemoryLimiter
 
 Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
 """What limits a request."""
@@ -104,7 +105,7 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
         return ()
     if isinstance(chosen, str):
         return (_requests(chosen),)
-    policies = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,)
+    policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"a Policy is needed: {policy!r}")
@@ -159,9 +160,10 @@ class Guard:
 
     ``key`` names whose quotas a request takes: a function of the request for all policies that have none; else it is
     the network address. ``prefix`` stands before every stored key. Redis is away if there is no connection, no answer
-    in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", and are answered 503 if
-    it is "closed"; a warning is logged, at most one a second. ``timeout`` is in seconds in which Redis could answer:
-    while this process is busy with something else, they do not count.
+    in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", are answered 503 if it
+    is "closed", and are decided in this process by the same policies if it is "local"; a warning is logged, at most one
+    a second. ``timeout`` is in seconds in which Redis could answer: while this process is busy with something else,
+    they do not count.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
@@ -183,7 +185,7 @@ class Guard:
         policies: Policies = (),
         *,
         key: Key | None = None,
-        fail: Literal["open", "closed"] | None = None,
+        fail: Literal["open", "closed", "local"] | None = None,
         timeout: float | None = 0.1,
         remember: float = 0.0,
         prefix: str = "",
@@ -194,8 +196,8 @@ class Guard:
         on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
     ) -> None:
         """Counts for the network address unless ``key`` says otherwise."""
-        if fail not in (None, "open", "closed"):
-            raise ValueError(f"fail is open or closed, whether requests pass while Redis is away: {fail!r}")
+        if fail not in (None, "open", "closed", "local"):
+            raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         if fail and on_away:
             raise ValueError("fail or on_away says what happens while Redis is away, not both")
         check_client(client)
@@ -213,16 +215,20 @@ class Guard:
         self.routes: dict[str, Limit] = {}
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
-        self._client, self._timeout, self._remember, self._clock = client, timeout, remember, clock
+        self._timeout, self._remember, self._clock = timeout, remember, clock
         self._is_ended = False
-        self.asking: Any = self._where(self._new_driver)
+        self.asking: Any = self._where(partial(self._new_driver, client))
+        # While Redis is away.
+        self.local: Any = None
+        if fail == "local":
+            self.local = self._where(partial(self._new_driver, MemoryLimiter(clock=clock)))
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
 
-    def _new_driver(self, loop: Loop) -> Driver:
-        driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
+    def _new_driver(self, client: Any, loop: Loop) -> Driver:
+        driver = Driver(client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
         if self._is_ended:
             driver.keys.close()
         return driver
@@ -289,22 +295,25 @@ class Guard:
         elif cost is not None and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
         groups = _grouped(shares)
-        requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
         try:
-            answers = await self._asked(map(self.asking.ask, requests))
+            parts = await self._decided(self.asking, groups)
+            if groups:
+                self._note(next((part.error for part in parts if part.error), None))
+            if self.local and any(part.error for part in parts):
+                for part in parts:
+                    part.release()
+                parts = await self._decided(self.local, groups)
         except BaseException as error:
-            for each in requests:
-                self.asking.give_back(each)
             for taken in () if isinstance(error, Exception) else before:
                 # It is cancelled.
                 taken.release()
             raise
-        taken = Taken(limits, [Part(self, *each) for each in zip(groups, requests, answers, strict=True)])
+        taken = Taken(limits, parts)
         for part in taken.parts:
-            if part.standing and self._on_decision:
-                self._on_decision(request, part.standing.decision, part.policies)
+            if self._on_decision and (decision := part.decision) is not None:
+                self._on_decision(request, decision, part.policies)
         if groups and not groups[0][0].policy.dry_run:
-            taken.refusal = await self._refusal(request, taken, answers[0], before)
+            taken.refusal = await self._refusal(request, taken, before)
         if visit:
             visit.add(taken)
         return taken
@@ -340,15 +349,13 @@ class Guard:
             shares.append(Share(policy, f"{self._prefix}{policy.name}:{key}", units, whose))
         return shares
 
-    async def _refusal(
-        self, request: Any, taken: Taken, answer: Told | Exception, before: Sequence[Taken]
-    ) -> Answer | None:
+    async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
         """What to answer if it may not pass. Then it costs nothing."""
         part, refusal = taken.parts[0], None
-        if isinstance(answer, Exception):
+        if part.error:
             refusal = http.away() if self._is_closed else None
             if self._on_away:
-                refusal = _own(await resolved(self._on_away(request, answer)))
+                refusal = _own(await resolved(self._on_away(request, part.error)))
         if (part.standing is None and refusal is None) or (part.standing and not part.standing.limited):
             return None
         for each in (*before, taken):
@@ -356,12 +363,25 @@ class Guard:
         earlier = [standing for each in before for standing in each.standings]
         if refusal:
             return _with(http.together(earlier).fields() if earlier else {}, refusal)
+        decision = part.decision
         assert part.standing
+        assert decision is not None
         told = http.together([*earlier, part.standing]).answer()
         own = None
         if self._on_limited:
-            own = _own(await resolved(self._on_limited(request, part.standing.decision, told)))
+            own = _own(await resolved(self._on_limited(request, decision, told)))
         return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
+
+    async def _decided(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
+        """By Redis, or in this process."""
+        requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
+        try:
+            answers = await self._asked(map(asking.ask, requests))
+        except BaseException:
+            for each in requests:
+                asking.give_back(each)
+            raise
+        return [Part(self, asking, *each) for each in zip(groups, requests, answers, strict=True)]
 
     async def _asked(self, waited_for: Iterable[Awaitable[Told]]) -> list[Told | Exception]:
         """What Redis decided, or why it did not."""
@@ -376,18 +396,23 @@ class Guard:
                     raise
                 # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
                 answers.append(error)
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
-        if not errors:
+        return answers
+
+    def _note(self, error: Exception | None) -> None:
+        """Whether Redis has decided a request."""
+        if error is None:
             _away.worked()
         elif self._on_error:
-            self._on_error(errors[0])
+            self._on_error(error)
         else:
-            _away.failed(str(errors[0]) or repr(errors[0]))
-        return answers
+            meanwhile = "; this process decides meanwhile" if self.local else ""
+            _away.failed((str(error) or repr(error)) + meanwhile)
 
     async def settled(self, part: Part, used: Mapping[int, int]) -> Told | None:
         """Corrects what is counted of shares; None if Redis is away."""
-        [answer] = await self._asked([self.asking.settle(part.request, used)])
+        [answer] = await self._asked([part.asking.settle(part.request, used)])
+        error = answer if isinstance(answer, Exception) else None
+        self._note(error)
         return None if isinstance(answer, Exception) else answer
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
@@ -403,6 +428,8 @@ class Guard:
         """Gives back what is left of leases."""
         self._is_ended = True
         await self.asking.close(timeout)
+        if self.local:
+            await self.local.close(timeout)
 
 
 def with_limit(view: _View, limit: Limit) -> _View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import http
@@ -28,11 +29,20 @@ class Share(NamedTuple):
 class Part:
     """What was decided together: all policies of a step, or one of a dry run."""
 
-    def __init__(self, guard: Guard, shares: Sequence[Share], request: Request, answer: Told | Exception) -> None:
+    def __init__(
+        self, guard: Guard, asking: Any, shares: Sequence[Share], request: Request, answer: Told | Exception
+    ) -> None:
         """``request`` knows what was taken."""
-        self._guard, self.shares, self.request = guard, shares, request
+        self._guard, self.asking, self.shares, self.request = guard, asking, shares, request
         self.policies = [share.policy for share in shares]
+        self.error = answer if isinstance(answer, Exception) else None
         self.standing = None if isinstance(answer, Exception) else Standing.of(self.policies, answer)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided; None while Redis is away."""
+        is_local = self.asking is self._guard.local
+        return replace(self.standing.decision, is_local=is_local) if self.standing else None
 
     async def settle(self, used: Mapping[str, int]) -> None:
         """Of these names. What has gone back stays back, so that who keeps trying is let in."""
@@ -48,7 +58,7 @@ class Part:
         if self.request.gives_back:
             return
         units = [sum(counted.values()) for counted in self.request.counted]
-        self._guard.asking.give_back(self.request)
+        self.asking.give_back(self.request)
         if self.standing:
             self.standing = self.standing.without(units)
 
@@ -89,7 +99,7 @@ class Taken:
     @property
     def decision(self) -> Decision | None:
         """What was decided; None where nothing limits the request, and while Redis is away."""
-        return next((standing.decision for standing in self.standings), None)
+        return next((part.decision for part in self.parts if part.standing and not part.policies[0].dry_run), None)
 
     async def settle(self, used: Cost) -> Mapping[str, str]:
         """As the guard does, where it is not in front of the application."""

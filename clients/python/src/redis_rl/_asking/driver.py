@@ -25,10 +25,11 @@ class Driver:
 
     def __init__(self, client: Any, loop: Loop, *, remember: float, timeout: float | None, clock: Clock | None) -> None:
         """``remember`` and ``timeout`` are in seconds. ``clock`` decides instead of the server's and this process's."""
-        self.loop, self.clock = loop, clock
+        self.loop, self.clock = loop, clock or getattr(client, "clock", None)
         # Of threads that look for what is known.
         self.lock: AbstractContextManager[Any] = nullcontext()
-        self.sender = Sender(client, loop, timeout)
+        # What decides in this process has no connections.
+        self.sender = client.sender(loop) if hasattr(client, "sender") else Sender(client, loop, timeout)
         self.keys = Keys(int(remember * 1000), slot_of=self.sender.slot_of)
         # Those that give back, or may bring a lease.
         self._under_way: set[Command] = set()
