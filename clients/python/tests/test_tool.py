@@ -222,4 +222,6 @@ def test_a_closed_output_is_no_complaint(server: Server, raw: redis.Redis) -> No
 def test_monitoring_tells_of_each_command() -> None:
     page = Path(__file__).parents[3] / "docs/monitoring.md"
     if page.exists():
-        assert all(re.search(rf"redis_rl .*\b{name}\b", page.read_text()) for name in ("list", "inspect", "reset", "watch"))
+        assert all(
+            re.search(rf"redis_rl .*\b{name}\b", page.read_text()) for name in ("list", "inspect", "reset", "watch")
+        )

@@ -42,6 +42,8 @@ _View = TypeVar("_View")
 VISIT = "redis_rl.visit"
 LIMITS = "redis_rl_limits"
 _MAX_ROWS = 64
+# For so long this process repeats what it has refused itself: nobody else gives back.
+_LOCAL_SECONDS = 60.0
 _FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
 
 _away = AwayLog(logging.getLogger("redis_rl"))
@@ -221,14 +223,16 @@ class Guard:
         # While Redis is away.
         self.local: Any = None
         if fail == "local":
-            self.local = self._where(partial(self._new_driver, MemoryLimiter(clock=clock)))
+            memory = MemoryLimiter(clock=clock)
+            self.local = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
 
-    def _new_driver(self, client: Any, loop: Loop) -> Driver:
-        driver = Driver(client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
+    def _new_driver(self, client: Any, loop: Loop, remember: float | None = None) -> Driver:
+        remember = self._remember if remember is None else remember
+        driver = Driver(client, loop, remember=remember, timeout=self._timeout, clock=self._clock)
         if self._is_ended:
             driver.keys.close()
         return driver
