@@ -76,6 +76,7 @@ test: setup-server build ## Run the module's tests; make check adds lints, clien
 
 test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
 
+test-client-python: wasm
 test-client-%: setup-server build
 	@if tools/install-missing $*; then \
 		MODULE=$(MODULE) REDIS_SERVER=$(abspath $(shell command -v $(REDIS_SERVER))) clients/$*/check $(CHECK); \

@@ -8,13 +8,13 @@ from os import environ, stat
 
 import uvicorn
 from redis.asyncio import Redis
+from redis_rl import MemoryLimiter
+from redis_rl.asgi import Guard, Policy, Scope, client_address
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-from redis_rl.asgi import Guard, Policy, Scope, client_address
 
 if (FAIL := environ.get("FAIL", "open")) not in ("open", "closed"):
     raise SystemExit("FAIL is open or closed: whether requests are answered while Redis is away")
@@ -52,7 +52,8 @@ def plan(scope: Scope) -> list[Policy] | None:
     return [everybody, of_accounts["paid" if account(scope).startswith("paid") else "free"]]
 
 
-redis = Redis.from_url(environ.get("REDIS_URL", "redis://127.0.0.1:6379"))
+url = environ.get("REDIS_URL", "redis://127.0.0.1:6379")
+redis = MemoryLimiter() if url == "memory:" else Redis.from_url(url)
 timeout = int(environ.get("REDIS_TIMEOUT_MS", "100")) / 1000
 plans(0)  # what is wrong with the limits is an error at the start
 guard = Guard(redis, plan, fail="closed" if FAIL == "closed" else "open", timeout=timeout)
@@ -93,7 +94,8 @@ async def model(prompt: str) -> tuple[str, int]:
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await guard.close()  # leases go back
-    await redis.aclose()
+    if isinstance(redis, Redis):
+        await redis.aclose()
 
 
 app = Starlette(

@@ -2,8 +2,8 @@
 
 Importing this module registers the schemes ``redis-rl://``, ``rediss-rl://``, ``redis-rl+unix://``,
 ``redis-rl+cluster://``, ``redis-rl+sentinel://`` and ``redis-rl+memory://``, and each with ``async+`` before it.
-What follows the scheme, and the options, are those of the library's own ``redis://`` storages, and ``clock``: a function that returns the Unix time
-in milliseconds, for tests.
+What follows the scheme, and the options, are those of the library's own ``redis://`` storages, and ``clock``: a
+function that returns the Unix time in milliseconds, for tests.
 
 `moving-window` is RL.LOG and `sliding-window-counter` RL.SLIDING, each hit one command. `fixed-window` stays the
 library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock.
