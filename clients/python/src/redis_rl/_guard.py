@@ -286,12 +286,14 @@ class Guard:
         before = visit.taken if visit and not visit.has_begun else []
         policies: list[Policy] = []
         shares: list[Share] = []
+        # By what the limits further out count.
         whose = {key for taken in before for key in taken.whose}
         for limit in limits:
             chosen = await limit.of(request)
             policies += chosen
             shares += await self._shares(chosen, request, cost, whose)
-            whose = whose.union(share.whose for share in shares if share.whose is not None)
+            if limit is not limits[-1]:
+                whose = whose.union(share.whose for share in shares if share.whose is not None)
         if before or len(limits) > 1:
             check_together([*(policy for taken in before for policy in taken.policies), *policies])
         if isinstance(cost, Mapping):
@@ -301,21 +303,22 @@ class Guard:
         groups = _grouped(shares)
         try:
             parts = await self._decided(self.asking, groups)
-            if groups:
-                self._note(next((part.error for part in parts if part.error), None))
-            if self.local and any(part.error for part in parts):
+            error = next((part.error for part in parts if part.error), None)
+            if parts:
+                self._note(error)
+            if error and self.local:
                 for part in parts:
                     part.release()
                 parts = await self._decided(self.local, groups)
-        except BaseException as error:
-            for taken in () if isinstance(error, Exception) else before:
+        except BaseException as reason:
+            for taken in () if isinstance(reason, Exception) else before:
                 # It is cancelled.
                 taken.release()
             raise
         taken = Taken(limits, parts)
-        for part in taken.parts:
-            if self._on_decision and (decision := part.decision) is not None:
-                self._on_decision(request, decision, part.policies)
+        for part in parts if self._on_decision else ():
+            if (decision := part.decision) is not None:
+                self._on_decision(request, decision, part.policies)  # type: ignore[misc]
         if groups and not groups[0][0].policy.dry_run:
             taken.refusal = await self._refusal(request, taken, before)
         if visit:
@@ -379,28 +382,17 @@ class Guard:
     async def _decided(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
         """By Redis, or in this process."""
         requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
-        try:
-            answers = await self._asked(map(asking.ask, requests))
-        except BaseException:
-            for each in requests:
-                asking.give_back(each)
-            raise
-        return [Part(self, asking, *each) for each in zip(groups, requests, answers, strict=True)]
-
-    async def _asked(self, waited_for: Iterable[Awaitable[Told]]) -> list[Told | Exception]:
-        """What Redis decided, or why it did not."""
         # All are on their way before the first is waited for.
-        waited_for = list(waited_for)
-        answers: list[Told | Exception] = []
-        for each in waited_for:
-            try:
-                answers.append(await each)
-            except Exception as error:
-                if _wire.is_mistake(error):
-                    raise
-                # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
-                answers.append(error)
-        return answers
+        asked = [asking.ask(request) for request in requests]
+        parts = []
+        try:
+            for group, request, each in zip(groups, requests, asked, strict=True):
+                parts.append(Part(self, asking, group, request, await _answer(each)))
+        except BaseException:
+            for request in requests:
+                asking.give_back(request)
+            raise
+        return parts
 
     def _note(self, error: Exception | None) -> None:
         """Whether Redis has decided a request."""
@@ -414,7 +406,7 @@ class Guard:
 
     async def settled(self, part: Part, used: Mapping[int, int]) -> Told | None:
         """Corrects what is counted of shares; None if Redis is away."""
-        [answer] = await self._asked([part.asking.settle(part.request, used)])
+        answer = await _answer(part.asking.settle(part.request, used))
         error = answer if isinstance(answer, Exception) else None
         self._note(error)
         return None if isinstance(answer, Exception) else answer
@@ -436,6 +428,17 @@ class Guard:
             await self.local.close(timeout)
 
 
+async def _answer(asked: Awaitable[Told]) -> Told | Exception:
+    """What Redis decided, or why it did not."""
+    try:
+        return await asked
+    except Exception as error:
+        if _wire.is_mistake(error):
+            raise
+        # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
+        return error
+
+
 def with_limit(view: _View, limit: Limit) -> _View:
     """Lets the guard in front of the application know of it."""
     view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
@@ -450,8 +453,9 @@ def limits_of(view: Any) -> list[Limit]:
 
 def _grouped(shares: Sequence[Share]) -> list[list[Share]]:
     """Those that are decided together, and each of a dry run."""
-    together = [share for share in shares if not share.policy.dry_run]
-    return [*([together] if together else ()), *([share] for share in shares if share.policy.dry_run)]
+    dry = [[share] for share in shares if share.policy.dry_run]
+    together = [share for share in shares if not share.policy.dry_run] if dry else list(shares)
+    return [together, *dry] if together else dry
 
 
 class AsyncGuard(Guard):
