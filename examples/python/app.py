@@ -94,8 +94,7 @@ async def model(prompt: str) -> tuple[str, int]:
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
     await guard.close()  # leases go back
-    if isinstance(redis, Redis):
-        await redis.aclose()
+    await redis.aclose()
 
 
 app = Starlette(

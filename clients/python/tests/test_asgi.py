@@ -431,7 +431,7 @@ def test_the_key_of_a_guard_is_a_function() -> None:
 
 
 def test_fail_is_open_or_closed() -> None:
-    with pytest.raises(ValueError, match="fail is open or closed"):
+    with pytest.raises(ValueError, match="fail is open, closed or local"):
         Guard(redis.asyncio.Redis(), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
 
 

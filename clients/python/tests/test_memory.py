@@ -24,6 +24,7 @@ from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateL
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
+from . import test_cases
 from .servers import Server
 from .services import FRAMEWORKS
 from .test_cases import CASES, arguments, check, named, refusal
@@ -54,6 +55,12 @@ def test_commands(case: Any, is_async: bool) -> None:
                     call()
         else:
             check(step, call())
+
+
+@named(CASES["http"])
+def test_header_fields(case: Any) -> None:
+    memory: Any = MemoryLimiter()
+    test_cases.test_header_fields(case, memory, memory)
 
 
 @pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import mypy.api
 import pytest
+from starlette.testclient import TestClient
 
 from .servers import Server
 
@@ -44,6 +45,25 @@ def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
 
 def test_the_code_prints_what_the_readme_says(server: Server) -> None:
     run(README, server, prints=2)
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_the_first_program_runs_without_a_server_and_the_sixth_request_is_refused() -> None:
+    code = BLOCK.findall(README)[0][1]
+    names: dict[str, Any] = {"__name__": __name__}
+    code = code.replace("Redis()", "MemoryLimiter()")
+    exec(code.replace("from redis.asyncio import Redis", "from redis_rl import MemoryLimiter"), names)
+    with TestClient(names["app"]) as site:
+        told = [site.get("/search") for _ in range(6)]
+    shown = README[README.index("    HTTP/1.1 429") :].splitlines()
+    assert [each.status_code for each in told] == [200] * 5 + [429]
+    assert f"    RateLimit-Policy: {told[-1].headers['RateLimit-Policy']}" == shown[2]
+    assert told[-1].text == shown[6].strip()
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_the_tests_of_the_readme_pass(server: Server) -> None:
+    run(README, server, prints=2)["test_ten_seconds_later_a_request_is_allowed_again"]()
 
 
 @pytest.mark.usefixtures("abandoned")

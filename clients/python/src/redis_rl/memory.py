@@ -73,6 +73,12 @@ class MemoryLimiter:
             said = ctypes.string_at(self._address(), length)
         return _read(iter(said.split(b"\r\n")))
 
+    def close(self) -> None:
+        """As clients have it. Nothing is open."""
+
+    async def aclose(self) -> None:
+        """The same of asynchronous ones."""
+
     def _address(self) -> int:
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + int(self._at)
 
