@@ -223,7 +223,7 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-dist dist-arm64
+	$(MAKE) wasm check-dist dist-arm64
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	packaging/check-packages $(MODULE) $(RELEASE)
 	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)

@@ -36,8 +36,11 @@ def _compiled() -> tuple[Any, Any]:
         import wasmtime
     except ImportError as error:
         raise ImportError(_MISSING) from error
+    code = resources.files(__package__).joinpath("redis_rl.wasm")
+    if not code.is_file():
+        raise FileNotFoundError(f"{code} is missing: in the clone that this was installed from, make wasm")
     engine = wasmtime.Engine()
-    return engine, wasmtime.Module(engine, resources.files(__package__).joinpath("redis_rl.wasm").read_bytes())
+    return engine, wasmtime.Module(engine, code.read_bytes())
 
 
 class MemoryLimiter:
