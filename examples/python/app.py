@@ -1,14 +1,15 @@
 """A web API that limits its clients with redis-rl: see the README of the examples."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from os import environ
+from functools import lru_cache
+from os import environ, stat
 
 import uvicorn
 from redis.asyncio import Redis
-from redis_rl import AsyncRateLimiter
-from redis_rl.asgi import Guard, Policy, RateLimit, Scope, client_address
-from redis_rl.starlette import RouteLimits
+from redis_rl import MemoryLimiter
+from redis_rl.asgi import Guard, Policy, Scope, client_address
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -25,34 +26,45 @@ def account(scope: Scope) -> str:
     return dict(scope["headers"]).get(b"x-account", b"").decode("latin-1") or address(scope)
 
 
+@lru_cache(maxsize=1)
+def plans(changed_ns: int) -> dict[str, Policy]:
+    """As the file of limits has them. Counts stay: a key keeps its name, whatever its limits."""
+    limits = {"free": environ.get("FREE_LIMITS", "5/10s,100/1h"), "paid": environ.get("PAID_LIMITS", "50/10s")}
+    if file := environ.get("LIMITS_FILE"):
+        with open(file) as text:
+            limits |= json.load(text)
+    return {name: Policy(name, quotas, key=account) for name, quotas in limits.items()}
+
+
 everybody = Policy(
     "everybody",
     environ.get("EVERYBODY_LIMITS", "100000/1m"),
     key="all",
     lease=int(environ.get("EVERYBODY_LEASE", "0")),
 )
-free = Policy("free", environ.get("FREE_LIMITS", "5/10s,100/1h"), key=account)
-paid = Policy("paid", environ.get("PAID_LIMITS", "50/10s"), key=account)
 
 
 def plan(scope: Scope) -> list[Policy] | None:
     if scope["path"] == "/health":
         return None
-    return [everybody, paid if account(scope).startswith("paid") else free]
+    file = environ.get("LIMITS_FILE")
+    of_accounts = plans(stat(file).st_mtime_ns if file else 0)
+    return [everybody, of_accounts["paid" if account(scope).startswith("paid") else "free"]]
 
 
-redis = Redis.from_url(environ.get("REDIS_URL", "redis://127.0.0.1:6379"))
+url = environ.get("REDIS_URL", "redis://127.0.0.1:6379")
+redis = MemoryLimiter() if url == "memory:" else Redis.from_url(url)
 timeout = int(environ.get("REDIS_TIMEOUT_MS", "100")) / 1000
-guard = Guard(AsyncRateLimiter(redis), plan, fail="closed" if FAIL == "closed" else "open", timeout=timeout)
-limit = RouteLimits(guard)
-tokens = limit(Policy("tokens", environ.get("TOKEN_LIMITS", "1000/1h"), unit="tokens"))
+plans(0)  # what is wrong with the limits is an error at the start
+guard = Guard(redis, plan, fail="closed" if FAIL == "closed" else "open", timeout=timeout)
+tokens = Policy("tokens", environ.get("TOKEN_LIMITS", "1000/1h"), unit="tokens")
 
 
 async def hello(request: Request) -> Response:
     return JSONResponse({"message": "hello"})
 
 
-@limit.handler(Policy("search", environ.get("SEARCH_LIMITS", "2/10s")))
+@guard.limit(Policy("search", environ.get("SEARCH_LIMITS", "2/10s")))
 async def search(request: Request) -> Response:
     return JSONResponse({"found": []})
 
@@ -61,12 +73,13 @@ async def generate(request: Request) -> Response:
     prompt = (await request.body()).decode(errors="replace")
     if not prompt:
         return Response("the body is the prompt", 400, media_type="text/plain")
-    await tokens.take(request.scope, cost=len(prompt.split()) + 16)  # an estimate
+    if (await guard.take(request, tokens, cost=len(prompt.split()) + 16)).refused:  # an estimate
+        return Response()
     used = 0
     try:
         reply, used = await model(prompt)
     finally:
-        await guard.settle(request.scope, {"tokens": used})
+        await guard.settle(request, {"tokens": used})
     return JSONResponse({"reply": reply, "tokens": used})
 
 
@@ -91,7 +104,7 @@ app = Starlette(
         Route("/search", search),
         Route("/generate", generate, methods=["POST"]),
     ],
-    middleware=[Middleware(RateLimit, guard=guard)],
+    middleware=[Middleware(guard.middleware)],
     lifespan=lifespan,
 )
 if __name__ == "__main__":

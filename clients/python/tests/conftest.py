@@ -19,7 +19,7 @@ from .servers import Server
 @pytest.fixture(autouse=True)
 def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """One a second: what an earlier test logged is not to keep this one's back."""
-    monkeypatch.setattr(_guard, "_away", AwayLog(logging.getLogger("redis_rl.asgi")))
+    monkeypatch.setattr(_guard, "_away", AwayLog(logging.getLogger("redis_rl")))
 
 
 @pytest.fixture(scope="session")

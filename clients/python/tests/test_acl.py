@@ -18,7 +18,7 @@ import redis.asyncio
 from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
-from redis_rl import AsyncRateLimiter, Leases, RateLimiter
+from redis_rl import Leases, RateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from .rights import APP, ON_A_CLUSTER, Rights
@@ -75,7 +75,7 @@ def test_a_limiter_on_a_cluster(cluster: list[Server], cluster_rights: Rights) -
 @contextlib.asynccontextmanager
 async def guard_of(client: Any) -> AsyncIterator[Guard]:
     policy = Policy("limit:requests", (2, "1h"))
-    yield Guard(AsyncRateLimiter(client), policy, key=lambda scope: "me", fail="closed", timeout=60)
+    yield Guard(client, policy, key=lambda scope: "me", fail="closed", timeout=60)
     await client.aclose()
 
 

@@ -27,8 +27,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from redis_rl import AsyncRateLimiter, RateLimiter
-from redis_rl.asgi import Guard, Message, Policy, RateLimit, Receive, Scope, Send, Taken, client_address
+from redis_rl import RateLimiter
+from redis_rl.asgi import Guard, Message, Policy, Receive, Scope, Send, Taken, client_address
 from redis_rl.http import Standing
 
 from . import http_servers
@@ -56,27 +56,26 @@ def closing(client: redis.asyncio.Redis) -> Callable[[Any], AbstractAsyncContext
 def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **options: Any) -> Starlette:
     """An application whose routes take requests, or tokens that are settled."""
     client = redis.asyncio.Redis(port=port, retry=Retry(NoBackoff(), 0))
-    limiter = AsyncRateLimiter(client)
     options = {"timeout": PATIENT, **options}
-    requests = Guard(limiter, Policy("requests", rates), **options)
-    budget = Guard(limiter, Policy("tokens", tokens, unit="tokens"), **options)
+    requests, expensive, priced = (
+        Guard(client, Policy("requests", rates, cost=cost), **options)
+        for cost in (1, 3, lambda scope: int(scope["query_string"] or 1))
+    )
+    budget = Guard(client, Policy("tokens", tokens, unit="tokens"), **options)
 
     async def generate(request: Request) -> Response:
         estimate, used = map(int, (await request.body()).split())
-        taken = await budget.take(request.scope, estimate)
+        taken = await budget.take(request.scope, cost=estimate)
         if taken.refused:
             return Response(taken.answer.body, taken.answer.status, taken.answer.fields)
         return JSONResponse("generated", headers=await taken.settle(used))
 
-    def cost_of(scope: Scope) -> int:
-        return int(scope["query_string"] or 1)
-
     return Starlette(
         lifespan=closing(client),
         routes=[
-            Route("/", hello, middleware=[Middleware(RateLimit, requests)]),
-            Route("/expensive", hello, middleware=[Middleware(RateLimit, requests, cost=3)]),
-            Route("/priced", hello, middleware=[Middleware(RateLimit, requests, cost=cost_of)]),
+            Route("/", hello, middleware=[Middleware(requests.middleware)]),
+            Route("/expensive", hello, middleware=[Middleware(expensive.middleware)]),
+            Route("/priced", hello, middleware=[Middleware(priced.middleware)]),
             Route("/generate", generate, methods=["POST"]),
         ],
     )
@@ -198,7 +197,8 @@ def test_requests_are_answered_503_while_redis_is_away_and_fail_is_closed(own_se
         for answer in (site.get("/"), site.post("/generate", "40 15")):
             assert answer.status == 503
             assert json.loads(answer.body)["status"] == 503
-            assert not answer.fields.keys() & {"ratelimit", "ratelimit-policy", "retry-after"}
+            assert not answer.fields.keys() & {"ratelimit", "ratelimit-policy"}
+            assert answer.fields["retry-after"] == "1"
 
 
 def test_an_error_as_the_answer_is_redis_away(
@@ -225,24 +225,26 @@ def test_any_client_that_cannot_connect_is_redis_away(
     own_server.stop()
 
     async def statuses() -> list[int]:
-        limiter = AsyncRateLimiter(client(own_server.port))
-        guards = [Guard(limiter, Policy("q", (1, "1s")), fail=fail, timeout=PATIENT) for fail in ("open", "closed")]
+        guards = [
+            Guard(client(own_server.port), Policy("q", (1, "1s")), fail=fail, timeout=PATIENT)
+            for fail in ("open", "closed")
+        ]
         return [(await guard.take({"headers": []})).answer.status for guard in guards]
 
     assert asyncio.run(statuses()) == [200, 503]
     assert "cannot ask for the limit" in caplog.text
 
 
-def test_a_limiter_that_is_not_asynchronous_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="AsyncRateLimiter"):
-        Guard(RateLimiter(redis.Redis()), Policy("q", (1, "1s")))  # type: ignore[arg-type]
+def test_what_is_no_client_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="a client of redis-py is needed: <redis_rl"):
+        Guard(RateLimiter(redis.Redis()), Policy("q", (1, "1s")))
 
 
 @pytest.mark.parametrize("cost", [-1, 2**53, 1.5])
 def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(server: Server, cost: Any) -> None:
     async def take() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            await Guard(AsyncRateLimiter(client), Policy("q", (1, "1s"))).take({"headers": []}, cost)
+            await Guard(client, Policy("q", (1, "1s"))).take({"headers": []}, cost=cost)
 
     with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
         asyncio.run(take())
@@ -267,13 +269,13 @@ def commands(raw: redis.Redis) -> dict[str, int]:
 async def guard_of(server: Server, *quotas: tuple[int, str], lease: int = 0, **options: Any) -> AsyncIterator[Guard]:
     async with redis.asyncio.Redis(port=server.port) as client:
         options = {"key": lambda scope: "me", "timeout": PATIENT, **options}
-        guard = Guard(AsyncRateLimiter(client), Policy("q", *quotas, lease=lease), **options)
+        guard = Guard(client, Policy("q", *quotas, lease=lease), **options)
         yield guard
         await guard.close()
 
 
 async def take(guard: Guard, requests: int, cost: int = 1) -> list[Taken]:
-    return [await guard.take({}, cost) for _ in range(requests)]
+    return [await guard.take({}, cost=cost) for _ in range(requests)]
 
 
 @pytest.mark.parametrize("quotas", [[(3, "1h")], [(3, "1h"), (9, "1d")]])
@@ -315,7 +317,7 @@ def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
 
     async def test() -> None:
         async with guard_of(server, (3, "1h")) as guard:
-            await RateLimit(application, guard=guard)({"type": "http"}, receive, send)
+            await guard.middleware(application)({"type": "http"}, receive, send)
             await guard.take({})
 
     with mock.patch.object(Standing, "fields", autospec=True, side_effect=Standing.fields) as fields:
@@ -326,8 +328,8 @@ def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
 def test_a_refusal_leaves_nothing_to_settle(server: Server, raw: redis.Redis) -> None:
     async def test() -> None:
         async with guard_of(server, (3, "1h")) as guard:
-            taken = await guard.take({}, 3)
-            refused = await guard.take({}, 2)
+            taken = await guard.take({}, cost=3)
+            refused = await guard.take({}, cost=2)
             assert (taken.refused, refused.refused) == (False, True)
             await refused.settle(0)
 
@@ -379,7 +381,7 @@ def test_an_estimate_is_settled_as_of_its_time_beside_leases(server: Server, raw
             assert 1000 * before <= decision.at <= 1000 * (raw.time()[0] + 1)
             await take(guard, 50)
             await taken.settle(100)
-            assert (await guard.take({}, 2000)).answer.status == 403
+            assert (await guard.take({}, cost=2000)).answer.status == 403
 
     asyncio.run(test())
     assert raw.execute_command("RL.PEEK", "q:me", 5000, "30d")[2] == 5000 - 100 - 50
@@ -425,21 +427,19 @@ def test_equal_limits_cannot_be_leased() -> None:
 
 def test_the_key_of_a_guard_is_a_function() -> None:
     with pytest.raises(TypeError, match="the key of a Guard is a function of the request: 'bob'"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), "1/s", key="bob")  # type: ignore[arg-type]
+        Guard(redis.asyncio.Redis(), "1/s", key="bob")  # type: ignore[arg-type]
 
 
 def test_fail_is_open_or_closed() -> None:
-    with pytest.raises(ValueError, match="fail is open or closed"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fail is open, closed or local"):
+        Guard(redis.asyncio.Redis(), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
 
 
 def test_fastapi(server: Server) -> None:
     client = redis.asyncio.Redis(port=server.port)
     app = FastAPI(lifespan=closing(client))
-    guard = Guard(
-        AsyncRateLimiter(client), Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT
-    )
-    app.add_middleware(RateLimit, guard=guard)
+    guard = Guard(client, Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT)
+    app.add_middleware(guard.middleware)
 
     @app.get("/")
     async def index() -> str:
@@ -453,10 +453,8 @@ def test_fastapi(server: Server) -> None:
 def test_the_handshake_of_a_websocket_is_limited_and_its_messages_are_not(server: Server) -> None:
     client = redis.asyncio.Redis(port=server.port)
     app = FastAPI(lifespan=closing(client))
-    guard = Guard(
-        AsyncRateLimiter(client), Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT
-    )
-    app.add_middleware(RateLimit, guard=guard)
+    guard = Guard(client, Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT)
+    app.add_middleware(guard.middleware)
 
     @app.websocket("/")
     async def echo(websocket: WebSocket) -> None:
@@ -494,8 +492,8 @@ def test_a_websocket_is_closed_where_the_server_cannot_send_an_answer(server: Se
 
     async def connect() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            guard = Guard(AsyncRateLimiter(client), Policy("requests", (0, "1h")), timeout=PATIENT)
-            await RateLimit(application, guard)({"type": "websocket", "headers": []}, receive, send)
+            guard = Guard(client, Policy("requests", (0, "1h")), timeout=PATIENT)
+            await guard.middleware(application)({"type": "websocket", "headers": []}, receive, send)
 
     asyncio.run(connect())
     assert sent == [{"type": "websocket.close", "code": 1013}]

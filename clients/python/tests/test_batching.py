@@ -15,7 +15,7 @@ import redis.asyncio
 import valkey.asyncio
 
 from redis_rl import AsyncRateLimiter
-from redis_rl.asgi import Guard, Policy, RateLimit
+from redis_rl.asgi import Guard, Policy
 
 from . import servers
 from .servers import PATIENCE, Server, wait_for
@@ -47,7 +47,7 @@ async def client_of(server: Server, **options: Any) -> AsyncIterator[redis.async
 
 def guard(client: Any, lease: int = 0, **options: Any) -> Guard:
     return Guard(
-        AsyncRateLimiter(client),
+        client,
         Policy("q", (LIMIT, "1h"), lease=lease),
         key=lambda scope: str(scope["path"]),
         **options,
@@ -68,7 +68,7 @@ async def statuses(guard: Guard, requests: int, path: str = "/") -> list[int]:
     async def receive() -> Any:
         raise NotImplementedError
 
-    middleware = RateLimit(application, guard)
+    middleware = guard.middleware(application)
     scope = {"type": "http", "path": path, "headers": []}
     await asyncio.gather(*(middleware(dict(scope), receive, send) for _ in range(requests)))
     return told

@@ -186,7 +186,7 @@ def test_mistakes_are_refused_where_they_are_made(case: Any) -> None:
             if (milliseconds := settings.pop(f"{name}_ms", None)) is not None:
                 settings[name] = milliseconds / 1000
         with wrong:
-            Guard(limiter, Policy("requests", "100/m"), **settings)
+            Guard(redis.asyncio.Redis(), Policy("requests", "100/m"), **settings)
         return
     policy = dict(case["policy"])
     name, quotas = policy.pop("name"), policy.pop("quotas")

@@ -142,7 +142,7 @@ def test_a_guard(connect: Any, library: Any, options: Any) -> None:
         async with connect(library, True) as client:
             lease = options.pop("lease", 0)
             policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
-            guard = Guard(AsyncRateLimiter(client), policy, fail="closed", timeout=PATIENT, **options)
+            guard = Guard(client, policy, fail="closed", timeout=PATIENT, **options)
             for path in keys():
                 scope = {**SCOPE, "path": path}
                 told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))

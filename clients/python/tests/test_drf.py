@@ -284,3 +284,10 @@ def test_settings_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_no_rate_is_no_limit() -> None:
     assert drf.AnonRateThrottle().parse_rate(None) == (None, None)
+
+
+def test_throttles_need_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.REDIS_RL, "URL", "memory:")
+    for site in serve():
+        told = [site.get("/anon").status for _ in range(9)]
+        assert set(told) == {200, 429}

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from redis_rl import Decision, Row, Verdict
-from redis_rl.http import Answer, Item, Policy, answer, away, check_cost, standing
+from redis_rl import Row
+from redis_rl.http import Item, Policy, away, check_cost
 
 
 def test_a_policy_names_its_quotas_in_the_header_field() -> None:
     for policy in (Policy("requests", " 5/10s, 100/h "), Policy("requests", (5, "10s"), "100/1h")):
         assert [item.text for item in policy.items] == ['"requests-10s";q=5;w=10', '"requests-1h";q=100;w=3600']
-        assert policy.rows("192.0.2.1", 3) == [
-            Row("requests:192.0.2.1", "log", 5, "10s", 3),
-            Row("requests:192.0.2.1", "log", 100, "1h", 3),
+        assert policy.share("requests:bob", 3).rows() == [
+            Row("requests:bob", "log", 5, "10s", 3),
+            Row("requests:bob", "log", 100, "1h", 3),
         ]
     assert repr(policy) == '<Policy "requests-10s";q=5;w=10, "requests-1h";q=100;w=3600>'
 
@@ -22,7 +22,7 @@ def test_a_policy_names_its_quotas_in_the_header_field() -> None:
 def test_a_policy_has_an_algorithm_and_a_unit() -> None:
     policy = Policy("tokens", "1000/m", unit="tokens", algorithm="sliding")
     assert policy.items[0].text == '"tokens-1m";q=1000;qu="tokens";w=60'
-    assert policy.rows("k")[0].algorithm == "sliding"
+    assert policy.share("k", 1).rows()[0].algorithm == "sliding"
 
 
 @pytest.mark.parametrize("cost", [-1, 2**53, 1.5, "1"])
@@ -37,19 +37,6 @@ def test_a_key_is_a_function_or_a_text() -> None:
     assert Policy("q", "5/1s", key="all")
     with pytest.raises(TypeError, match="a key is a function of the request, or a text: b'bob'"):
         Policy("q", "5/1s", key=b"bob")  # type: ignore[arg-type]
-
-
-def test_several_policies_are_told_in_the_order_of_their_rows() -> None:
-    minute = timedelta(minutes=1)
-    rows = tuple(Verdict(False, limit, limit - 1, None, minute) for limit in (5, 100, 7))
-    policies = [Policy("requests", "5/10m, 100/h"), Policy("tokens", "7/d", unit="tokens")]
-    decision = Decision(False, None, 0, rows)
-    fields = {
-        "RateLimit-Policy": '"requests-10m";q=5;w=600, "requests-1h";q=100;w=3600, "tokens-1d";q=7;qu="tokens";w=86400',
-        "RateLimit": '"requests-10m";r=4;t=60, "requests-1h";r=99;t=60, "tokens-1d";r=6;t=60',
-    }
-    assert standing(policies, decision) == fields
-    assert answer(policies, decision) == Answer(200, fields)
 
 
 @pytest.mark.parametrize("window", [90, "90", "90000ms", "90S", timedelta(seconds=90)])
@@ -108,4 +95,4 @@ def test_a_name_is_quoted_or_refused() -> None:
 def test_redis_away_is_503_without_fields() -> None:
     answer = away()
     assert (answer.status, answer.body) == (503, b'{"status":503,"title":"The rate limiter is away"}')
-    assert answer.fields == {"Content-Type": "application/problem+json"}
+    assert answer.fields == {"Retry-After": "1", "Content-Type": "application/problem+json"}

@@ -151,7 +151,7 @@ def paused(raw: redis.Redis) -> Iterator[None]:
 
 
 def waiting(leases: Leases, key: str) -> int:
-    known = leases._thread.driver.keys._keys if leases._thread else {}
+    known = leases._asking.thread.driver.keys._keys if leases._asking.thread else {}
     return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
 
 
@@ -376,7 +376,7 @@ FORK = """
 import os
 for _ in range(50): leases.take("k")
 child = os.fork()
-print(leases._thread is not None, not leases.take("k").limited)
+print(leases._asking.thread is not None, not leases.take("k").limited)
 sys.stdout.flush()
 if child:
     os.waitpid(child, 0)
@@ -599,7 +599,7 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
 
     async def give_back() -> int:
         passed = await take()
-        await leases._drivers.here().close(PATIENCE)
+        await leases._asking.close(PATIENCE)
         return passed
 
     with ThreadPoolExecutor(4) as pool:

@@ -503,3 +503,19 @@ def test_slowapi(server: Server, strategy: str) -> None:
 def close(storage: Any) -> None:
     for client in (storage.storage, *getattr(getattr(storage, "sentinel", None), "sentinels", ())):
         client.close()
+
+
+@pytest.mark.parametrize("is_cluster", [False, True])
+def test_a_hit_whose_reply_is_late_is_sent_once(own_server: Server, is_cluster: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(servers.cluster())[0] if is_cluster else own_server
+        scheme = "redis-rl+cluster" if is_cluster else "redis-rl"
+        storage: Any = storage_from_string(f"{scheme}://127.0.0.1:{node.port}", socket_timeout=0.2)
+        key = "{3}" if is_cluster else "k"  # of the first node
+        assert storage.acquire_entry(key, 10, HOUR)
+        node.freeze()
+        with pytest.raises((redis.TimeoutError, redis.exceptions.ClusterDownError)):
+            storage.acquire_entry(key, 10, HOUR)
+        node.thaw()
+        wait_for("it to be counted", lambda: storage.get_moving_window(key, 10, HOUR)[1] == 2)
+        storage.storage.close()

@@ -37,7 +37,7 @@ def test_from_afar_nothing_passes_undecided(server: Server) -> None:
 
     async def test(network: Forwarder) -> None:
         async with as_in_the_readme(network.port) as client:
-            guard = Guard(AsyncRateLimiter(client), "1000/h", timeout=5 * TIMEOUT, on_error=undecided.append)
+            guard = Guard(client, "1000/h", timeout=5 * TIMEOUT, on_error=undecided.append)
             asked = [asyncio.ensure_future(guard.take(SCOPE))]
             await asked[0]
             for _ in range(100):
@@ -64,7 +64,7 @@ def test_decisions_are_back_within_a_second_after_old_connections_fall_silent(
         async with as_in_the_readme(network.port) as client:
             # Others of the pool rest, and fall silent too.
             await asyncio.gather(*(client.client_id() for _ in range(10)))
-            guard = Guard(AsyncRateLimiter(client), Policy("q", "100000/h", lease=lease), timeout=TIMEOUT)
+            guard = Guard(client, Policy("q", "100000/h", lease=lease), timeout=TIMEOUT)
             for _ in range(3):
                 assert (await guard.take(SCOPE)).decision
             network.silence()
@@ -91,9 +91,7 @@ def test_a_silent_connection_to_one_node_of_a_cluster_is_given_up(cluster: list[
         client: Any = redis.asyncio.RedisCluster(
             host="127.0.0.1", port=port, address_remap=lambda address: (address[0], networks[address[1]].port)
         )
-        guard = Guard(
-            AsyncRateLimiter(client), Policy("q", "100000/h"), key=lambda scope: scope["path"], timeout=TIMEOUT
-        )
+        guard = Guard(client, Policy("q", "100000/h"), key=lambda scope: scope["path"], timeout=TIMEOUT)
         paths = [f"/{number}" for number in range(20)]
 
         async def decided() -> int:
@@ -153,7 +151,7 @@ def test_a_lease_of_tasks_whose_give_back_is_lost_goes_back_once(network: Forwar
 def test_what_is_settled_goes_back_once(network: Forwarder, raw: redis.Redis) -> None:
     async def test() -> None:
         async with redis.asyncio.Redis(port=network.port, protocol=2) as client:
-            guard = Guard(AsyncRateLimiter(client), Policy("q", (LIMIT, "1d"), cost=100), key=lambda scope: "me")
+            guard = Guard(client, Policy("q", (LIMIT, "1d"), cost=100), key=lambda scope: "me")
             taken = await guard.take(SCOPE)
             await guard.take(SCOPE)
             network.lose_replies(1)
@@ -197,7 +195,7 @@ def test_from_afar_with_a_lease_exactly_the_limit_passes_and_nothing_undecided(s
     async def test(port: int) -> None:
         async with as_in_the_readme(port) as client:
             policy = Policy("q", f"{limit}/h", key="all", lease=lease)
-            guard = Guard(AsyncRateLimiter(client), policy, timeout=5 * TIMEOUT, on_error=undecided.append)
+            guard = Guard(client, policy, timeout=5 * TIMEOUT, on_error=undecided.append)
             asked = []
             for _ in range(2 * limit):
                 asked.append(asyncio.ensure_future(guard.take(SCOPE)))

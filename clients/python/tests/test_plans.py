@@ -20,9 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from redis_rl import AsyncRateLimiter
-from redis_rl.asgi import Guard, Policy, RateLimit, Scope
-from redis_rl.starlette import Refused, RouteLimits
+from redis_rl.asgi import Guard, Policy, Scope
 
 from .servers import Server, wait_for
 from .test_asgi import PATIENT, closing
@@ -50,18 +48,18 @@ def counted(raw: Any, key: str, limit: int = 100) -> int:
     return limit - left
 
 
-def app_of(server: Server, policies: Any = (EVERYBODY, PLAN), **options: Any) -> tuple[FastAPI, RouteLimits, Guard]:
+def app_of(server: Server, policies: Any = (EVERYBODY, PLAN), **options: Any) -> tuple[FastAPI, Any, Guard]:
     client = redis.asyncio.Redis(port=server.port)
-    guard = Guard(AsyncRateLimiter(client), list(policies), **{"timeout": PATIENT, **options})
+    guard = Guard(client, list(policies), **{"timeout": PATIENT, **options})
     app = FastAPI(lifespan=closing(client))
-    app.add_middleware(RateLimit, guard=guard)
-    return app, RouteLimits(guard), guard
+    app.add_middleware(guard.middleware)
+    return app, guard.limit, guard
 
 
 def test_a_refusal_by_a_route_costs_nothing_further_out(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server)
 
-    @app.get("/search", dependencies=[Depends(limit("2/h", name="search"))])
+    @app.get("/search", dependencies=[Depends(limit(Policy("search", "2/h")))])
     async def search() -> list[str]:
         return ["found"]
 
@@ -90,16 +88,13 @@ def test_a_refusal_by_a_middleware_further_in_costs_nothing_further_out(
         return JSONResponse([])
 
     client = redis.asyncio.Redis(port=server.port)
-    limiter = AsyncRateLimiter(client)
-    outer = Guard(limiter, Policy("everybody", "100/h", key="all", lease=lease), timeout=PATIENT)
-    mounted, inner = (
-        Guard(limiter, Policy(name, f"{n}/h"), timeout=PATIENT) for name, n in (("api", 3), ("search", 2))
-    )
-    search = Route("/", found, middleware=[Middleware(RateLimit, inner)])
+    outer = Guard(client, Policy("everybody", "100/h", key="all", lease=lease), timeout=PATIENT)
+    mounted, inner = (Guard(client, Policy(name, f"{n}/h"), timeout=PATIENT) for name, n in (("api", 3), ("search", 2)))
+    search = Route("/", found, middleware=[Middleware(inner.middleware)])
     app = Starlette(
         lifespan=closing(client),
-        middleware=[Middleware(RateLimit, outer)],
-        routes=[Mount("/api", Starlette(middleware=[Middleware(RateLimit, mounted)], routes=[search]))],
+        middleware=[Middleware(outer.middleware)],
+        routes=[Mount("/api", Starlette(middleware=[Middleware(mounted.middleware)], routes=[search]))],
     )
     with TestClient(app) as site:
         answers = [site.get("/api/") for _ in range(10)]
@@ -115,10 +110,10 @@ def test_a_503_further_in_costs_nothing_further_out(server: Server, raw: redis.R
         return JSONResponse([])
 
     client, other = (redis.asyncio.Redis(port=each.port) for each in (server, own_server))
-    outer = Guard(AsyncRateLimiter(client), EVERYBODY, timeout=PATIENT)
-    inner = Guard(AsyncRateLimiter(other), "5/h", fail="closed", timeout=0.1)
-    search = Route("/search", found, middleware=[Middleware(RateLimit, inner)])
-    app = Starlette(lifespan=closing(client), middleware=[Middleware(RateLimit, outer)], routes=[search])
+    outer = Guard(client, EVERYBODY, timeout=PATIENT)
+    inner = Guard(other, "5/h", fail="closed", timeout=0.1)
+    search = Route("/search", found, middleware=[Middleware(inner.middleware)])
+    app = Starlette(lifespan=closing(client), middleware=[Middleware(outer.middleware)], routes=[search])
     own_server.freeze()
     with TestClient(app) as site:
         answer = site.get("/search")
@@ -131,7 +126,7 @@ def test_a_503_further_in_costs_nothing_further_out(server: Server, raw: redis.R
 @contextlib.asynccontextmanager
 async def on_cluster(cluster: list[Server], kind: Any, policies: Any, **options: Any) -> AsyncIterator[Guard]:
     client = kind(host="127.0.0.1", port=cluster[0].port)
-    guard = Guard(AsyncRateLimiter(client), policies, **{"fail": "closed", "timeout": PATIENT, **options})
+    guard = Guard(client, policies, **{"fail": "closed", "timeout": PATIENT, **options})
     yield guard
     await guard.close()
     await client.aclose()
@@ -245,7 +240,7 @@ def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: redis.Re
 def test_a_limit_of_a_route_counts_by_what_the_plan_counts_by(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server)
 
-    @app.get("/search", dependencies=[Depends(limit("1/h", name="search"))])
+    @app.get("/search", dependencies=[Depends(limit(Policy("search", "1/h")))])
     async def search() -> str:
         return "found"
 
@@ -258,11 +253,11 @@ def test_a_limit_of_a_route_counts_by_what_the_plan_counts_by(server: Server, ra
 def test_a_limit_of_a_route_beside_several_keys_names_its_own(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server, [PLAN, Policy("team", "9/h", key=lambda scope: "acme")])
 
-    @app.get("/search", dependencies=[Depends(limit("1/h", name="search"))])
+    @app.get("/search", dependencies=[Depends(limit(Policy("search", "1/h")))])
     async def search() -> str:
         raise NotImplementedError
 
-    @app.get("/named", dependencies=[Depends(limit("1/h", name="named", key=account))])
+    @app.get("/named", dependencies=[Depends(limit(Policy("named", "1/h", key=account)))])
     async def named() -> str:
         return "found"
 
@@ -276,7 +271,7 @@ def test_a_limit_of_a_route_beside_several_keys_names_its_own(server: Server, ra
 def test_without_keys_a_limit_of_a_route_counts_by_the_address(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server, [EVERYBODY])
 
-    @app.get("/search", dependencies=[Depends(limit("9/h", name="search"))])
+    @app.get("/search", dependencies=[Depends(limit(Policy("search", "9/h")))])
     async def search() -> str:
         return "found"
 
@@ -317,12 +312,12 @@ def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, ra
 def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_counts(
     server: Server, raw: redis.Redis
 ) -> None:
-    app, limit, guard = app_of(server)
-    words = limit(Policy("words", "100/h", key="all"))
+    app, _, guard = app_of(server)
+    words = Policy("words", "100/h", key="all")
 
     @app.post("/generate")
     async def generate(request: Request) -> str:
-        taken = await words.take(request.scope)
+        taken = await guard.take(request, words)
         by_request = [guard.settle(request.scope, {"words": used, "plan": used}) for used in (9, 30)]
         await asyncio.gather(*by_request, taken.settle(4))
         return "done"
@@ -334,15 +329,13 @@ def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_coun
 
 def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
     client = redis.asyncio.Redis(port=server.port)
-    guard = Guard(AsyncRateLimiter(client), Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)
+    guard = Guard(client, Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)
 
     async def generate(request: Request) -> Response:
         await guard.settle(request.scope, 10)
         return PlainTextResponse("done")
 
-    app = Starlette(
-        routes=[Route("/", generate)], lifespan=closing(client), middleware=[Middleware(RateLimit, guard=guard)]
-    )
+    app = Starlette(routes=[Route("/", generate)], lifespan=closing(client), middleware=[Middleware(guard.middleware)])
     with TestClient(app) as site:
         assert site.get("/").headers["ratelimit"].startswith('"tokens-1h";r=90')
     assert counted(raw, "tokens:all") == 10
@@ -353,7 +346,7 @@ def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server
         async with guarded(server, EVERYBODY) as (guard, _):
             await guard.settle(SCOPE, 1)
 
-    with pytest.raises(RuntimeError, match="needs the middleware"):
+    with pytest.raises(RuntimeError, match="needs the guard in front of"):
         run(test())
 
 
@@ -368,17 +361,17 @@ def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
 
     with TestClient(app) as site:
         site.get("/")
-    with pytest.raises(RuntimeError, match="the request is over: use taken"):
+    with pytest.raises(RuntimeError, match="the request is over"):
         run(guard.settle(scopes[0], {"plan": 5}))
 
 
 def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw: redis.Redis) -> None:
-    app, limit, _ = app_of(server)
-    tokens = limit(Policy("tokens", "100/h", unit="tokens"))
+    app, _, guard = app_of(server)
+    tokens = Policy("tokens", "100/h", unit="tokens")
 
     @app.post("/generate")
     async def generate(request: Request) -> str:
-        await tokens.take(request.scope, cost=int(await request.body()))
+        await guard.take(request, tokens, int(await request.body()))
         return "done"
 
     with TestClient(app) as site:
@@ -393,20 +386,14 @@ def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw
 def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
     server: Server, raw: redis.Redis, at_once: bool
 ) -> None:
-    app, limit, _ = app_of(server)
-    [a, b, c] = [limit(Policy(name, "100/h", key="all")) for name in "abc"]
+    app, _, guard = app_of(server)
+    [a, b, c] = [Policy(name, "100/h", key="all") for name in "abc"]
 
     @app.get("/search")
     async def search(request: Request) -> str:
-        takes = [a.take(request.scope), b.take(request.scope, 101), c.take(request.scope)]
-        if at_once:
-            told = await asyncio.gather(*takes, return_exceptions=True)
-            assert [isinstance(each, Refused) for each in told] == [False, True, False]
-            return "found"
-        await takes[0]
-        with contextlib.suppress(Refused):
-            await takes[1]
-        await takes[2]
+        takes = [guard.take(request, a), guard.take(request, b, 101), guard.take(request, c)]
+        told = await asyncio.gather(*takes) if at_once else [await each for each in takes]
+        assert [each.refused for each in told] == [False, True, False]
         return "found"
 
     with TestClient(app) as site:
@@ -421,9 +408,9 @@ def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
 ) -> None:
     app, _, _ = app_of(server)
     away = redis.asyncio.Redis(port=own_server.port)
-    inner = RouteLimits(Guard(AsyncRateLimiter(away), fail="closed", timeout=PATIENT))
+    inner = Guard(away, fail="closed", timeout=PATIENT).limit
 
-    @app.get("/search", dependencies=[Depends(inner("9/h", name="search", key="all"))])
+    @app.get("/search", dependencies=[Depends(inner(Policy("search", "9/h", key="all")))])
     async def search() -> str:
         return "found"
 
@@ -436,13 +423,13 @@ def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
 
 
 def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Server, raw: redis.Redis) -> None:
-    app, limit, guard = app_of(server, [EVERYBODY, Policy("tokens", "100/h", cost=50, key=account)])
-    search = limit("1/h", name="search")
+    app, _, guard = app_of(server, [EVERYBODY, Policy("tokens", "100/h", cost=50, key=account)])
+    search = Policy("search", "1/h")
 
     @app.get("/search")
     async def handler(request: Request) -> str:
         await guard.settle(request.scope, {"tokens": 70})
-        await search.take(request.scope)
+        await guard.take(request, search)
         return "found"
 
     with TestClient(app) as site:

@@ -14,9 +14,9 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import AsyncRateLimiter, Decision
+from redis_rl import Decision
 from redis_rl._asking import driver
-from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
+from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.testing import Clock
 
 from .servers import Monitor, Server
@@ -32,7 +32,7 @@ async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIt
     """A guard, and what it asks."""
     asked = Monitor(server.port)
     async with redis.asyncio.Redis(port=server.port) as client:
-        guard = Guard(AsyncRateLimiter(client), policies, **{"timeout": PATIENT, **options})
+        guard = Guard(client, policies, **{"timeout": PATIENT, **options})
         try:
             yield guard, asked
         finally:
@@ -169,7 +169,7 @@ def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redi
     ],
 )
 def test_policies_that_cannot_be_asked_for_are_an_error_at_once(policies: Any, error: str) -> None:
-    limiter = AsyncRateLimiter(redis.asyncio.Redis())
+    limiter = redis.asyncio.Redis()
     with pytest.raises((ValueError, TypeError), match=error):
         Guard(limiter, policies)
     with pytest.raises((ValueError, TypeError), match=error):
@@ -202,10 +202,10 @@ def test_a_refusal_of_several_policies_is_remembered(server: Server) -> None:
 def test_a_cost_by_hand_is_named_by_policy_where_there_are_several(server: Server) -> None:
     async def test() -> None:
         async with guarded(server, [PAID, TOKENS]) as (guard, _):
-            taken = await guard.take(SCOPE, {"tokens": 7})
+            taken = await guard.take(SCOPE, cost={"tokens": 7})
             assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=93;t=86400'
             with pytest.raises(ValueError, match="name the cost of each"):
-                await guard.take(SCOPE, 7)
+                await guard.take(SCOPE, cost=7)
 
     asyncio.run(test())
 
@@ -215,7 +215,7 @@ def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: re
 
     async def test() -> None:
         async with guarded(server, policies) as (guard, asked):
-            taken = await guard.take(SCOPE, {"input": 50, "output": 20})
+            taken = await guard.take(SCOPE, cost={"input": 50, "output": 20})
             told = await taken.settle({"input": 40, "output": 35})
             assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
             assert taken.answer.fields == told
@@ -235,13 +235,13 @@ def test_a_name_that_no_policy_has_is_an_error(server: Server) -> None:
     async def test() -> None:
         async with guarded(server, [PAID, TOKENS]) as (guard, _):
             with pytest.raises(ValueError, match="no policy has this name: token"):
-                await guard.take(SCOPE, {"token": 7})
+                await guard.take(SCOPE, cost={"token": 7})
             taken = await guard.take(SCOPE)
             with pytest.raises(ValueError, match="no policy has this name: token"):
                 await taken.settle({"token": 7})
         # A function may name others for another request.
         async with guarded(server, plan_of) as (guard, asked):
-            taken = await guard.take({**SCOPE, "user": "free"}, {"tokens": 7})
+            taken = await guard.take({**SCOPE, "user": "free"}, cost={"tokens": 7})
             assert await taken.settle({"tokens": 7}) == taken.answer.fields
             assert len(asked.commands) == 1
 
@@ -352,7 +352,7 @@ async def respond(answer: Callable[..., Any], server: Server, policies: Policies
         sent.append(message)
 
     async with guarded(server, policies, **options) as (guard, _):
-        await RateLimit(application, guard)(dict(SCOPE), answer, send)
+        await guard.middleware(application)(dict(SCOPE), answer, send)
     return sent
 
 
@@ -430,7 +430,7 @@ def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw
             async def send(message: Any) -> None:
                 raise AssertionError("nothing is answered")
 
-            app = RateLimit(RateLimit(application, inner), outer)
+            app = outer.middleware(inner.middleware(application))
             with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
                 await app(dict(SCOPE), receive, send)
 
@@ -438,13 +438,13 @@ def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw
 
 
 def test_a_guard_of_no_policy_is_an_error() -> None:
-    with pytest.raises(TypeError, match="a Guard needs policies"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="policies are needed: None would limit nothing"):
+        Guard(redis.asyncio.Redis(), None)  # type: ignore[arg-type]
 
 
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), FREE, fail="open", on_away=lambda *_: None)
+        Guard(redis.asyncio.Redis(), FREE, fail="open", on_away=lambda *_: None)
 
 
 def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> None:
@@ -459,14 +459,14 @@ def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> 
 
         async with (
             guarded(server, Policy("inner", "1/h")) as (inner, _),
-            guarded(server, [PAID, TOKENS]) as (outer, _),
+            guarded(server, [PAID, Policy("tokens", "100/d")]) as (outer, _),
         ):
-            app = RateLimit(RateLimit(application, inner), outer, cost={"tokens": 1})
+            app = outer.middleware(inner.middleware(application))
             scope = dict(SCOPE)
             for _ in range(2):
                 await app(scope, receive, send)
             # All that is left says that the request is over.
-            assert scope == {**SCOPE, "redis_rl.report": None}
+            assert scope == {**SCOPE, "redis_rl.visit": None}
         return sent
 
     allowed, refused, body = asyncio.run(test())
@@ -481,15 +481,13 @@ def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> 
 
 
 @pytest.mark.parametrize("options", [{}, {"remember": PATIENT}])
-@pytest.mark.parametrize("is_of_limiter", [False, True])
-def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any, is_of_limiter: bool) -> None:
+def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any) -> None:
     clock = Clock(NOW)
 
     async def test() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
             asked = Monitor(server.port)
-            limiter = AsyncRateLimiter(client, clock=clock if is_of_limiter else None)
-            guard = Guard(limiter, "1/10s, 2/h", clock=None if is_of_limiter else clock, timeout=PATIENT, **options)
+            guard = Guard(client, "1/10s, 2/h", clock=clock, timeout=PATIENT, **options)
             told = []
             for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
                 clock.now_ms = now
@@ -535,7 +533,7 @@ def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw: redi
 def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_cluster(cluster: list[Server]) -> None:
     async def test() -> None:
         async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-            guard = Guard(AsyncRateLimiter(client), [PAID, TOKENS], timeout=PATIENT)
+            guard = Guard(client, [PAID, TOKENS], timeout=PATIENT)
             for last in range(8):
                 taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
                 assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
@@ -574,7 +572,7 @@ def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server, raw:
     async def test() -> None:
         policy = Policy("q", (1000, "1d"), cost=100, key="me")
         async with redis.asyncio.Redis(port=server.port) as client:
-            taken = await Guard(AsyncRateLimiter(client), policy, timeout=PATIENT).take(SCOPE)
+            taken = await Guard(client, policy, timeout=PATIENT).take(SCOPE)
             settling = asyncio.create_task(taken.settle(250))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -659,7 +657,7 @@ def test_a_cost_function_that_returns_no_cost_is_an_error(server: Server, cost: 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1"])
 def test_a_timeout_is_above_0(timeout: Any) -> None:
     with pytest.raises(ValueError, match="timeout is"):
-        Guard(AsyncRateLimiter(redis.asyncio.Redis()), "5/h", timeout=timeout)
+        Guard(redis.asyncio.Redis(), "5/h", timeout=timeout)
 
 
 def test_what_the_server_cannot_read_is_an_error_of_the_application(server: Server) -> None:

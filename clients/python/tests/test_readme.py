@@ -8,12 +8,12 @@ import io
 import re
 import runpy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import mypy.api
 import pytest
+from starlette.testclient import TestClient
 
 from .servers import Server
 
@@ -44,29 +44,48 @@ def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
 
 
 def test_the_code_prints_what_the_readme_says(server: Server) -> None:
-    run(README, server, prints=5)
+    run(README, server, prints=2)
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_the_first_program_runs_without_a_server_and_the_sixth_request_is_refused() -> None:
+    code = BLOCK.findall(README)[0][1]
+    names: dict[str, Any] = {"__name__": __name__}
+    code = code.replace("Redis()", "MemoryLimiter()")
+    exec(code.replace("from redis.asyncio import Redis", "from redis_rl import MemoryLimiter"), names)
+    with TestClient(names["app"]) as site:
+        told = [site.get("/search") for _ in range(6)]
+    shown = README[README.index("    HTTP/1.1 429") :].splitlines()
+    assert [each.status_code for each in told] == [200] * 5 + [429]
+    assert f"    RateLimit-Policy: {told[-1].headers['RateLimit-Policy']}" == shown[2]
+    assert told[-1].text == shown[6].strip()
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_the_tests_of_the_readme_pass(server: Server) -> None:
+    run(README, server, prints=2)["test_ten_seconds_later_a_request_is_allowed_again"]()
 
 
 @pytest.mark.usefixtures("abandoned")
 def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Server) -> None:
-    names = run(README, server, prints=5)
+    names = run(README, server, prints=2)
 
-    async def is_paying(user: Any) -> bool:
-        return bool(user.username == "rich")
+    async def is_paying(account: str) -> bool:
+        return account == "rich"
 
     async def model(prompt: bytes) -> tuple[str, int]:
         return "said", 850
 
-    names |= {"is_paying": is_paying, "model": model}
+    async def account_of(token: str) -> str:
+        return token
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        user = dict(scope["headers"])[b"x-user"].decode()
-        await names["app"]({**scope, "user": SimpleNamespace(username=user)}, receive, send)
+    names |= {"is_paying": is_paying, "model": model, "account_of": account_of}
 
     async def ask() -> list[httpx2.Response]:
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test") as client:
-            generated = await client.post("/generate", headers={"x-user": "rich"})
-            return [generated, *[await client.get("/search", headers={"x-user": "poor"}) for _ in range(21)]]
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(names["app"]), base_url="http://test") as client:
+            rich, poor = ({"authorization": f"Bearer {name}"} for name in ("rich", "poor"))
+            generated = await client.post("/generate", headers=rich)
+            return [generated, *[await client.get("/search", headers=poor) for _ in range(21)]]
 
     generated, *found, refused = asyncio.run(ask())
     passed = sum(each.status_code == 200 for each in found)
@@ -86,25 +105,28 @@ def test_the_code_of_the_adapters_runs(server: Server) -> None:
 
 
 def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:
-    names = run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=1)
+    names = run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=4)
     names["test_ten_seconds_later_a_login_is_allowed_again"](server)
 
 
 def test_the_code_of_the_readme_has_types(tmp_path: Path) -> None:
-    lookups = "from typing import Any\nasync def is_paying(user: Any) -> bool: ...\n"
+    lookups = "async def is_paying(account: str) -> bool: ...\nasync def account_of(token: str) -> str: ...\n"
     lookups += "async def model(prompt: bytes) -> tuple[str, int]: ...\n"
     code = [text for language, text in BLOCK.findall(README) if language == "python"]
     program = tmp_path / "program.py"
     # Each part imports a Redis of its own.
     for is_web in True, False:
-        program.write_text(lookups + "\n".join(text for text in code if ("fastapi" in text) is is_web))
+        program.write_text(
+            lookups + "\n".join(text for text in code if ("fastapi" in text or "TestClient" in text) is is_web)
+        )
         said, _, status = mypy.api.run(["--strict", "--disable-error-code=empty-body", str(program)])
         assert status == 0, said
 
 
 def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
     lines = README.splitlines()
-    assert lines.index("```text") < 24
+    assert lines.index("```python") < 10
+    assert lines.index("    HTTP/1.1 429 Too Many Requests") < 28
 
 
 def test_a_package_index_shows_no_link_into_the_repository() -> None:

@@ -16,19 +16,19 @@ from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from redis_rl import AsyncRateLimiter
-from redis_rl.asgi import Answer, Guard, Policies, Policy, RateLimit, Scope, Taken
-from redis_rl.starlette import Refused, RouteLimits
+from redis_rl.asgi import Answer, Guard, Policies, Policy, Refused, Scope
 
 from .servers import Server
 from .test_asgi import PATIENT, closing
 
 pytestmark = pytest.mark.usefixtures("abandoned")
+
+SHOP = Policy("shop", "9/m")
 
 MakeGuard = Callable[..., Guard]
 
@@ -41,14 +41,14 @@ def client(server: Server) -> redis.asyncio.Redis:
 @pytest.fixture
 def guard_of(client: redis.asyncio.Redis) -> MakeGuard:
     def make(policies: Policies = (), **options: Any) -> Guard:
-        return Guard(AsyncRateLimiter(client), policies, **{"timeout": PATIENT, **options})
+        return Guard(client, policies, **{"timeout": PATIENT, **options})
 
     return make
 
 
 def fastapi(client: redis.asyncio.Redis, guard: Guard) -> FastAPI:
     app = FastAPI(lifespan=closing(client))
-    app.add_middleware(RateLimit, guard=guard)
+    app.add_middleware(guard.middleware)
     return app
 
 
@@ -64,7 +64,7 @@ def violated(response: Any) -> list[str]:
 
 def test_a_route_of_fastapi_has_a_limit_of_its_own(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
     @app.get("/search", dependencies=[Depends(limit("2/10m, 5/h"))])
     async def search() -> str:
@@ -74,7 +74,7 @@ def test_a_route_of_fastapi_has_a_limit_of_its_own(client: redis.asyncio.Redis, 
     async def other() -> str:
         return "other"
 
-    name = f"{__name__}.test_a_route_of_fastapi_has_a_limit_of_its_own.search"
+    name = "GET /search"
     with TestClient(app) as site:
         first, second, third = [site.get("/search") for _ in range(3)]
         assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
@@ -89,8 +89,8 @@ def test_what_the_handler_answers_has_the_fields_however_it_answers(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
-    limited = [Depends(limit("1/h", name="all", key=lambda scope: scope["path"]))]
+    app, limit = fastapi(client, guard), guard.limit
+    limited = [Depends(limit(Policy("all", "1/h", key=lambda scope: scope["path"])))]
 
     @app.get("/streams", dependencies=limited)
     async def streams() -> StreamingResponse:
@@ -124,7 +124,7 @@ def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
     guard = guard_of("9/h")
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
     @app.get("/", dependencies=[Depends(limit(Policy("search", "2/10m")))])
     async def index() -> str:
@@ -140,14 +140,13 @@ def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
     assert violated(third) == ["search-10m"]
 
 
-def test_a_limit_is_of_each_handler_unless_it_has_a_name(
+def test_a_limit_is_named_by_its_route_or_its_router(
     client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
 ) -> None:
     guard = guard_of(key=lambda scope: "me")
-    limit = RouteLimits(guard)
-    router = APIRouter(prefix="/shop", dependencies=[Depends(limit("9/h")), Depends(limit("9/m", name="shop"))])
+    router = APIRouter(prefix="/shop", dependencies=[Depends(guard.limit("9/h")), Depends(guard.limit(SHOP))])
 
-    @router.get("/{item}")
+    @router.get("/{item}", dependencies=[Depends(guard.limit("9/h"))])
     async def show(item: int) -> int:
         return item
 
@@ -156,24 +155,38 @@ def test_a_limit_is_of_each_handler_unless_it_has_a_name(
         return 1
 
     app = fastapi(client, guard)
-    app.include_router(router)
+    app.include_router(router, prefix="/v1")
     with TestClient(app) as site:
-        for answer in (site.get("/shop/1"), site.get("/shop/2"), site.post("/shop/")):
+        for answer in (site.get("/v1/shop/1"), site.get("/v1/shop/2"), site.post("/v1/shop/")):
             assert answer.status_code == 200
-    of_test = f"{__name__}.test_a_limit_is_of_each_handler_unless_it_has_a_name"
-    windows = {f"{of_test}.show:me": "1h", f"{of_test}.add:me": "1h", "shop:me": "1m"}
+    windows = {"/v1/shop:me": "1h", "GET /v1/shop/:item:me": "1h", "shop:me": "1m"}
     left = {key: raw.execute_command("RL.PEEK", key, 9, window)[2] for key, window in windows.items()}
-    assert left == {f"{of_test}.show:me": 7, f"{of_test}.add:me": 8, "shop:me": 6}
+    assert left == {"/v1/shop:me": 6, "GET /v1/shop/:item:me": 7, "shop:me": 6}
 
 
-def test_a_handler_learns_what_was_taken_and_settles_it(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_a_route_does_not_name_is_an_error_that_says_so(
+    client: redis.asyncio.Redis, guard_of: MakeGuard, shared: bool
+) -> None:
+    guard = guard_of()
+    app, limit = fastapi(client, guard), guard.limit("9/h")
+
+    @app.get("/a", dependencies=[Depends(limit)])
+    @app.get("/b", dependencies=[Depends(limit if shared else guard.limit("9/h")), Depends(guard.limit("1/h"))])
+    async def show() -> None: ...
+
+    with TestClient(app) as site, pytest.raises(ValueError, match=r'give the limit a name, Policy\("search", "./h"\)'):
+        site.get("/b")
+
+
+def test_a_handler_settles_what_its_route_took(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of("9/h")
-    app, limit = fastapi(client, guard), RouteLimits(guard)
-    tokens = limit("1000/h", name="tokens", unit="tokens", cost=100)
+    app = fastapi(client, guard)
+    tokens = guard.limit(Policy("tokens", "1000/h", unit="tokens", cost=100))
 
-    @app.post("/generate")
-    async def generate(taken: Taken = Depends(tokens)) -> str:  # noqa: B008
-        await taken.settle(850)
+    @app.post("/generate", dependencies=[Depends(tokens)])
+    async def generate(request: FastAPIRequest) -> str:
+        await guard.settle(request, {"tokens": 850})
         return "generated"
 
     with TestClient(app) as site:
@@ -191,9 +204,9 @@ def test_policies_of_a_route_may_be_several_or_depend_on_the_request(
         return None if scope["query_string"] == b"staff" else [user, team]
 
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
-    @app.get("/both", dependencies=[Depends(limit(user, team))])
+    @app.get("/both", dependencies=[Depends(limit([user, team]))])
     @app.get("/plan", dependencies=[Depends(limit(plan))])
     async def both() -> str:
         return "hello"
@@ -209,12 +222,12 @@ def test_what_an_earlier_dependency_finds_out_may_be_the_key(
     client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
 ) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
     async def user(request: FastAPIRequest) -> None:
         request.state.user = request.headers["authorization"]
 
-    limited = limit("1/h", name="user", key=lambda scope: scope["state"]["user"])
+    limited = limit(Policy("user", "1/h", key=lambda scope: scope["state"]["user"]))
 
     @app.get("/", dependencies=[Depends(user), Depends(limited)])
     async def index() -> str:
@@ -228,7 +241,7 @@ def test_what_an_earlier_dependency_finds_out_may_be_the_key(
 
 def test_a_test_of_the_application_may_override_a_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
     none = limit("0/h")
 
     @app.get("/", dependencies=[Depends(none)])
@@ -243,9 +256,9 @@ def test_a_test_of_the_application_may_override_a_limit(client: redis.asyncio.Re
 
 def test_the_handshake_of_a_websocket_may_have_a_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
-    @app.websocket("/", dependencies=[Depends(limit("1/h", name="chat"))])
+    @app.websocket("/", dependencies=[Depends(limit(Policy("chat", "1/h")))])
     async def chat(websocket: WebSocket) -> None:
         await websocket.accept()
         await websocket.send_text("hello")
@@ -265,13 +278,13 @@ def test_a_refusal_that_the_application_does_not_answer_is_sent(
 ) -> None:
     # So do old versions of Starlette with what is raised in a websocket.
     guard = guard_of()
-    limit = RouteLimits(guard)("0/h", name="none")
+    limit = guard.limit(Policy("none", "0/h"))
 
     async def application(scope: Scope, receive: Any, send: Any) -> None:
         with contextlib.suppress(Refused):
-            await limit.take(scope, handler=application)
+            await limit(HTTPConnection(scope))
 
-    site = TestClient(RateLimit(application, guard))
+    site = TestClient(guard.middleware(application))
     assert violated(site.get("/")) == ["none-1h"]
     with pytest.raises(WebSocketDenialResponse) as denied, site.websocket_connect("/"):
         pass
@@ -282,15 +295,15 @@ def test_an_answer_that_has_begun_goes_on_whatever_is_refused_then(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
     guard = guard_of()
-    limit = RouteLimits(guard)("0/h", name="none")
+    limit = guard.limit(Policy("none", "0/h"))
 
     async def application(scope: Scope, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         with contextlib.suppress(Refused):
-            await limit.take(scope, handler=application)
+            await limit(HTTPConnection(scope))
         await send({"type": "http.response.body", "body": b"all of it"})
 
-    answer = TestClient(RateLimit(application, guard)).get("/")
+    answer = TestClient(guard.middleware(application)).get("/")
     assert (answer.status_code, answer.content) == (200, b"all of it")
 
 
@@ -298,7 +311,7 @@ def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
     @app.websocket("/", dependencies=[Depends(limit("0/h"))])
     async def chat(websocket: WebSocket) -> None:
@@ -321,40 +334,40 @@ def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(
 
 def test_handlers_of_starlette_are_decorated(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
-    limit = RouteLimits(guard)
+    limit = guard.limit
 
-    @limit.handler("1/h", name="hello")
+    @limit(Policy("hello", "1/h"))
     async def hello(request: Request) -> Response:
         return JSONResponse("hello")
 
-    @limit.handler("1/h", name="sync")
+    @limit(Policy("sync", "1/h"))
     def sync(request: Request) -> Response:
         return JSONResponse("in a thread")
 
     class Endpoint(HTTPEndpoint):
-        @limit.handler("1/h", name="get")
+        @limit(Policy("get", "1/h"))
         async def get(self, request: Request) -> Response:
             return JSONResponse("got")
 
-        @limit.handler("5/h")
+        @limit("5/h")
         async def post(self, request: Request) -> Response:
             return JSONResponse("posted")
 
     routes = [Route("/hello", hello), Route("/sync", sync), Mount("/sub", routes=[Route("/get", Endpoint)])]
-    app = Starlette(lifespan=closing(client), routes=routes, middleware=[Middleware(RateLimit, guard)])
+    app = Starlette(lifespan=closing(client), routes=routes, middleware=[Middleware(guard.middleware)])
     with TestClient(app) as site:
         for path, name in ("/hello", "hello"), ("/sync", "sync"), ("/sub/get", "get"):
             assert site.get(path).headers["ratelimit"] == f'"{name}-1h";r=0;t=3600'
             assert violated(site.get(path)) == [f"{name}-1h"]
-        assert ".Endpoint.post-1h" in site.post("/sub/get").headers["ratelimit"]
+        assert '"/get-1h"' in site.post("/sub/get").headers["ratelimit"]
 
 
 def test_a_decorated_handler_of_fastapi_keeps_its_parameters(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
     @app.get("/items/{item}")
-    @limit.handler("1/h")
+    @limit("1/h")
     async def show(item: int, request: FastAPIRequest) -> int:
         return item
 
@@ -365,11 +378,11 @@ def test_a_decorated_handler_of_fastapi_keeps_its_parameters(client: redis.async
 def test_a_decorated_handler_without_a_request_is_an_error_that_says_so(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
-    limit = RouteLimits(guard_of())
+    limit = guard_of().limit
 
-    with pytest.raises(TypeError, match=r"needs a parameter for its request: .*show"):
+    with pytest.raises(TypeError, match=r"show needs a parameter for its request; in FastAPI there is Depends"):
 
-        @limit.handler("1/h")
+        @limit("1/h")
         async def show() -> None: ...
 
 
@@ -377,55 +390,42 @@ def test_a_route_without_the_middleware_is_an_error_that_names_it(
     client: redis.asyncio.Redis, guard_of: MakeGuard
 ) -> None:
     app = FastAPI(lifespan=closing(client))
-    limit = RouteLimits(guard_of())
+    limit = guard_of().limit
 
     @app.get("/", dependencies=[Depends(limit("1/h"))])
     async def index() -> str:
         return "hello"
 
-    with TestClient(app) as site, pytest.raises(RuntimeError, match=r"app.add_middleware\(RateLimit, guard=guard\)"):
+    with (
+        TestClient(app) as site,
+        pytest.raises(RuntimeError, match="needs the guard in front of"),
+    ):
         site.get("/")
 
 
 def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> None:
-    limit = RouteLimits(guard_of())
+    limit = guard_of().limit
     for wrong, error in (("5/ten", "is not a quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):
         with pytest.raises(ValueError, match=error):
             limit(wrong)
-    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
-        limit()
-    with pytest.raises(TypeError, match="a policy has a name and options of its own"):
-        limit(Policy("search", "5/10s"), name="other")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="policies are needed: None would limit nothing"):
+        limit(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a Policy is needed"):
+        limit(["5/10s"])  # type: ignore[list-item]
 
 
 def test_a_route_may_not_limit_under_a_name_that_the_middleware_limits_under(guard_of: MakeGuard) -> None:
-    limit = RouteLimits(guard_of([Policy("everybody", "9/m"), Policy("plan", "9/h")]))
+    limit = guard_of([Policy("everybody", "9/m"), Policy("plan", "9/h")]).limit
     for wrong in (
         lambda: limit(Policy("plan", "1/s")),
-        lambda: limit(Policy("search", "1/s"), Policy("plan", "1/s")),
-        lambda: limit("1/s", name="plan"),
+        lambda: limit([Policy("search", "1/s"), Policy("plan", "1/s")]),
+        lambda: limit(Policy("plan", "1/s")),
     ):
         with pytest.raises(ValueError, match="each policy of a request needs a name of its own"):
             wrong()
     limit(Policy("search", "1/s"))
     # Nobody knows yet what a function chooses.
-    RouteLimits(guard_of(lambda scope: Policy("plan", "9/h")))(Policy("plan", "1/s"))
-
-
-def test_a_handler_without_a_name_needs_one_for_its_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), RouteLimits(guard)
-
-    class Handler:
-        async def __call__(self) -> str:
-            return "hello"
-
-    app.get("/unnamed", dependencies=[Depends(limit("1/h"))])(Handler())
-    app.get("/named", dependencies=[Depends(limit("1/h", name="named"))])(Handler())
-    with TestClient(app) as site:
-        assert site.get("/named").status_code == 200
-        with pytest.raises(TypeError, match='has no name: give one to its limit, limit\\("5/10s", name="search"\\)'):
-            site.get("/unnamed")
+    guard_of(lambda scope: Policy("plan", "9/h")).limit(Policy("plan", "1/s"))
 
 
 def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
@@ -433,9 +433,9 @@ def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of
         return Answer(420, {"Content-Type": "text/plain"}, b"buy more")
 
     guard = guard_of("9/h", on_limited=limited)
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
 
-    @app.get("/", dependencies=[Depends(limit("0/h", name="none"))])
+    @app.get("/", dependencies=[Depends(limit(Policy("none", "0/h")))])
     async def index() -> str:
         return "hello"
 
@@ -447,7 +447,7 @@ def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of
 
 def test_what_other_middleware_adds_to_a_refusal_stays(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
-    limit = RouteLimits(guard)
+    limit = guard.limit
     seen: list[int] = []
     app = FastAPI(lifespan=closing(client))
     app.add_middleware(CORSMiddleware, allow_origins=["https://example.org"])
@@ -464,9 +464,9 @@ def test_what_other_middleware_adds_to_a_refusal_stays(client: redis.asyncio.Red
     async def unify(request: FastAPIRequest, error: HTTPException) -> Response:
         return JSONResponse({"error": str(error)}, error.status_code)
 
-    app.add_middleware(RateLimit, guard=guard)
+    app.add_middleware(guard.middleware)
 
-    @app.get("/", dependencies=[Depends(limit("0/h", name="none"))])
+    @app.get("/", dependencies=[Depends(limit(Policy("none", "0/h")))])
     async def index() -> str:
         return "hello"
 
@@ -482,8 +482,8 @@ def test_redis_away_is_what_the_guard_says(own_server: Server, caplog: pytest.Lo
     own_server.kill()
     for fail, status in ("open", 200), ("closed", 503):
         client = redis.asyncio.Redis(port=own_server.port)
-        guard = Guard(AsyncRateLimiter(client), fail=fail, timeout=PATIENT)  # type: ignore[arg-type]
-        app, limit = fastapi(client, guard), RouteLimits(guard)
+        guard = Guard(client, fail=fail, timeout=PATIENT)  # type: ignore[arg-type]
+        app, limit = fastapi(client, guard), guard.limit
 
         @app.get("/", dependencies=[Depends(limit("1/h"))])
         async def index() -> str:
@@ -500,14 +500,14 @@ def test_the_answer_to_an_exception_that_nobody_handles_has_the_fields(
     client: redis.asyncio.Redis, guard_of: MakeGuard, handled: Any
 ) -> None:
     guard = guard_of("9/h", key=lambda scope: "me")
-    app, limit = fastapi(client, guard), RouteLimits(guard)
+    app, limit = fastapi(client, guard), guard.limit
     if handled:
 
         @app.exception_handler(handled)
         async def apologize(request: Request, error: Exception) -> Response:
             return PlainTextResponse(f"sorry: {error}", 500)
 
-    @app.get("/fails", dependencies=[Depends(limit("5/h", name="route"))])
+    @app.get("/fails", dependencies=[Depends(limit(Policy("route", "5/h")))])
     async def fails() -> str:
         raise ZeroDivisionError("by nothing")
 
@@ -537,7 +537,7 @@ def test_an_exception_of_a_middleware_further_in_goes_on_to_its_handler(
         raise NotImplementedError
 
     guard = guard_of("9/h")
-    routes = [Route("/", never, middleware=[Middleware(RateLimit, guard=guard), Middleware(Fails)])]
+    routes = [Route("/", never, middleware=[Middleware(guard.middleware), Middleware(Fails)])]
     app = Starlette(routes=routes, lifespan=closing(client), exception_handlers={LookupError: not_found})
     with TestClient(app) as site:
         assert (site.get("/").status_code, site.get("/").text) == (404, "not here")

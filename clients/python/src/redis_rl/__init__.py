@@ -9,6 +9,7 @@ from . import cmd
 from ._client import AsyncRateLimiter, RateLimiter
 from ._leases import AsyncLeases, Leases
 from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from .memory import MemoryLimiter
 
 __all__ = [
     "Algorithm",
@@ -19,6 +20,7 @@ __all__ = [
     "Info",
     "Key",
     "Leases",
+    "MemoryLimiter",
     "Quota",
     "RateLimiter",
     "Row",

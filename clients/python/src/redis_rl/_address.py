@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 
 UNKNOWN = "unknown"
 """Whoever has no address, as on a Unix socket: all of them together."""
@@ -14,27 +13,15 @@ UNKNOWN = "unknown"
 _IPV4_IN_IPV6 = {0, 0xFFFF, 0xFFFF_0000, 0x0064_FF9B << 64}
 
 
-def client_address(proxies: int = 0) -> Callable[[MutableMapping[str, Any]], str]:
-    """Whom to limit where nobody logs in: the network address that the outermost of your own proxies saw.
-
-    What stands further left in X-Forwarded-For is the client's own claim. With too small a number all clients behind
-    a proxy share one limit; with too large a one a client chooses whom it is taken for. An IPv6 client has a whole
-    network, of which 64 bits are named.
-    """
-
-    def client(scope: MutableMapping[str, Any]) -> str:
-        peer = (scope.get("client") or (None,))[0]
-        if not proxies:
-            return _network(peer)
-        values = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-        hops = [hop.strip() for hop in b",".join(values).decode("latin-1").split(",")]
-        path = [peer, *reversed([hop for hop in hops if hop])]
-        return _network(path[min(proxies, len(path) - 1)])
-
-    return client
+def behind(proxies: int, peer: str | None, forwarded: Iterable[str]) -> str:
+    """The network address that the outermost of so many own proxies saw, of the values of X-Forwarded-For."""
+    hops = [hop.strip() for hop in ",".join(forwarded).split(",")] if proxies else []
+    path = [peer, *reversed([hop for hop in hops if hop])]
+    return network(path[min(proxies, len(path) - 1)])
 
 
-def _network(address: str | None) -> str:
+def network(address: str | None) -> str:
+    """Of an IPv6 client, which has a whole network, 64 bits are named."""
     if not address:
         return UNKNOWN
     # A client may send long texts: to remember them could fill the memory.

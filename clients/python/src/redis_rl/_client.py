@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis import Redis, RedisCluster
@@ -35,13 +36,14 @@ class Client(Protocol):
 
 
 class AsyncClient(Protocol):
-    """The same of redis.asyncio."""
+    """The same of redis.asyncio; or one that has answered."""
 
-    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
+    def execute_command(self, *args: Any, **options: Any) -> Any:
         """Sends a command and returns its reply."""
 
 
-def _check_client(client: Any) -> None:
+def check_client(client: Any) -> None:
+    """Refuses what is none, and says what it is."""
     if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
         raise TypeError(_wire.NO_PIPELINE)
     if not hasattr(client, "execute_command"):
@@ -172,10 +174,10 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
         if isinstance(client, AsyncRedis | AsyncRedisCluster):
-            raise TypeError("AsyncRateLimiter is for this client")
-        _check_client(client)
+            raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
+        check_client(client)
         self.client = client
-        self.clock = clock
+        self.clock = clock or getattr(client, "clock", None)
         self._sleep = sleep
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
@@ -217,16 +219,18 @@ class AsyncRateLimiter(
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
         if isinstance(client, Redis | RedisCluster):
-            raise TypeError("RateLimiter is for this client")
-        _check_client(client)
+            raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
+        check_client(client)
         self.client = client
-        self.clock = clock
+        self.clock = clock or getattr(client, "clock", None)
         self._sleep = sleep
         self._giving_back: set[asyncio.Task[Verdict]] = set()
 
     async def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
-            return read(await self.client.execute_command(*words))
+            reply: Any = self.client.execute_command(*words)
+            # What decides in this process has answered.
+            return read(await reply if isawaitable(reply) else reply)
         except Exception as error:
             if (explained := _wire.explained(error)) is not error:
                 raise explained from error

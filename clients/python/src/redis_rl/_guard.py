@@ -1,109 +1,139 @@
-"""Which policies limit a request, what it is told, and what happens while Redis is away.
+"""Which policies limit a request, what it is told, and what happens while Redis is away: for all frameworks.
 
-For the middleware, for routes, and for handlers that ask by hand.
+An adapter says where a request keeps its :class:`Visit`, what its network address and its route are, and how to answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from functools import lru_cache, partial
 from inspect import isawaitable
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from string import punctuation
+from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from . import _wire, http
-from ._address import client_address
-from ._asking import CLOSE_SECONDS, Driver, Loop, PerLoop, check_seconds
+from ._address import network
+from ._asking import CLOSE_SECONDS, Driver, InThread, Loop, PerLoop, check_seconds, run
 from ._away import AwayLog
-from ._client import AsyncRateLimiter
+from ._client import check_client
 from ._keys import Answer as Told
 from ._keys import Request
+from ._visit import Part, Share, Taken, Visit, check_exist, settle
 from ._wire import Clock, Decision
-from .http import Answer, Policy, Standing
+from .http import Answer, Policy, RoutePolicy
+from .memory import MemoryLimiter
 
-Scope: TypeAlias = MutableMapping[str, Any]
-"""A request as ASGI has it."""
 Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
-"""What limits a request; a text of quotas is a policy named ``requests``."""
-Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Scope], Chosen | Awaitable[Chosen]]
-"""One policy, several, or a function of the request that chooses."""
+"""What limits a request."""
+Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Any], Chosen | Awaitable[Chosen]]
+"""One policy, several, or a function of the request that chooses. A text of quotas is a policy named ``requests``, of a
+route after that: ``GET /search``."""
 Cost: TypeAlias = int | Mapping[str, int]
 """Units; by the name of the policy where there are several."""
+Key: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
+"""Whose quotas a request takes."""
 
-REPORT = "redis_rl.report"
-"""Where the scope has what a request has been told so far."""
+_View = TypeVar("_View")
 
-NEEDS_MIDDLEWARE = "needs the middleware: app.add_middleware(RateLimit, guard=guard)"
-
-_Told = TypeVar("_Told")
-
+# Where a request has its visit, and a handler the limits of its route.
+VISIT = "redis_rl.visit"
+LIMITS = "redis_rl_limits"
 _MAX_ROWS = 64
+# For so long this process repeats what it has refused itself: nobody else gives back.
+_LOCAL_SECONDS = 60.0
 _FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
 
-_away = AwayLog(logging.getLogger("redis_rl.asgi"))
+_away = AwayLog(logging.getLogger("redis_rl"))
 
 
-class Choice:
-    """Which policies limit a request."""
+class Limit:
+    """Policies that limit requests: those of an application or of a route."""
 
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, guard: Guard, policies: Policies, *, is_route: bool = True) -> None:
         """Checks those that are fixed."""
-        self.function = policies if callable(policies) else None
-        self.fixed = None if callable(policies) else _checked(policies)
+        if policies is None:
+            raise TypeError("policies are needed: None would limit nothing. An empty list says so")
+        self.guard = guard
+        self._function = policies if callable(policies) else None
+        self._text = policies if is_route and isinstance(policies, str) else None
+        # What is wrong with a text is an error now, not at the first request.
+        checked = None if callable(policies) else _checked(policies)
+        self.fixed = None if self._text else checked
+        if is_route and self.fixed and guard.all.fixed:
+            check_together([*guard.all.fixed, *self.fixed])
+        # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
+        self._route: str | None = None
+        self.known: dict[int, tuple[Any, str | None]] = {}
 
-    def check_names(self, named: Cost | None) -> None:
-        """Refuses names of policies that do not exist, as far as these are known."""
-        if isinstance(named, Mapping):
-            _check_exist([self], named)
-
-    def check_apart(self, others: Sequence[Policy] | None) -> None:
-        """Refuses names that others of the same request have, as far as these are known."""
-        _check_names_differ([*(self.fixed or ()), *(others or ())])
-
-    async def of(self, scope: Scope) -> tuple[Policy, ...]:
+    async def of(self, request: Any) -> tuple[Policy, ...]:
         """Those of this request."""
+        if self._text:
+            return self._of_route(self._text, request)
         if self.fixed is not None:
             return self.fixed
-        assert self.function
-        return _checked(await resolved(self.function(scope)))
+        assert self._function
+        return _checked(await resolved(self._function(request)))
+
+    def _of_route(self, quotas: str, request: Any) -> tuple[Policy, ...]:
+        name = self.guard.route(request, self)
+        if name != self._route:
+            cause = None
+            if not name:
+                cause = "the framework does not tell the route"
+            elif self._route:
+                cause = f"it stands on {self._route} and {name}"
+            elif self.guard.routes.setdefault(name, self) is not self:
+                cause = f"there is another on {name}"
+            if cause:
+                raise ValueError(f'{cause}: give the limit a name, Policy("search", "{quotas}")')
+            assert name
+            self._route, self.fixed = name, (RoutePolicy(name, quotas),)
+        assert self.fixed
+        return self.fixed
+
+
+def route_name(methods: Iterable[str], pattern: str) -> str:
+    """``GET /items/:item``: as ASCII without braces, which Redis would take for a hash tag."""
+    told = sorted(set(methods) - {"HEAD", "OPTIONS"}) or sorted(set(methods))
+    text = re.sub(r"\{(\w+)[^{}]*\}", r":\1", pattern)
+    return f"{','.join(told)} {quote(text, safe=re.sub('[{}]', '', punctuation))}".strip()
 
 
 def _checked(chosen: Chosen) -> tuple[Policy, ...]:
     if chosen is None:
         return ()
     if isinstance(chosen, str):
-        return (Policy("requests", chosen),)
-    policies = (chosen,) if isinstance(chosen, Policy) else tuple(chosen)
+        return (_requests(chosen),)
+    policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"a Policy is needed: {policy!r}")
-    _check_names_differ(policies)
-    # The server would refuse it, which would count as Redis being away.
-    if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
-        raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
+    check_together(policies)
     return policies
 
 
-def _check_names_differ(policies: Sequence[Policy]) -> None:
+@lru_cache(maxsize=256)
+def _requests(quotas: str) -> Policy:
+    return Policy("requests", quotas)
+
+
+def check_together(policies: Sequence[Policy]) -> None:
+    """Refuses what one request cannot pass."""
     names = [policy.name for policy in policies]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"each policy of a request needs a name of its own: {', '.join(twice)}")
+    # The server would refuse it, which would count as Redis being away.
+    if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
+        raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 
 async def resolved(value: Any) -> Any:
     # Most are text, and to ask whether that is awaitable takes longer.
     return value if isinstance(value, str) or not isawaitable(value) else await value
-
-
-class _Share(NamedTuple):
-    """What a request takes of one policy."""
-
-    policy: Policy
-    key: str
-    cost: int
-    # What a limit further in may count by too: None for a key that the policy names for all.
-    whose: Any
 
 
 # Instead of a key: the network address, which each limit writes in its own way.
@@ -124,131 +154,182 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
 
 
 class Guard:
-    """Policies, and what happens while Redis is away. For middleware, for routes, and for handlers to ask by hand.
+    """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
-    ``policies`` is one policy, a list that is decided in one step, or a function of the request, plain or asynchronous,
-    that returns a policy, a list, or None where nothing limits the request. Without policies only routes are limited.
+    ``client`` is that of the application: it asks on connections of its own, made for the same server. ``policies`` is
+    one policy, a list that is decided in one step, or a function of the request, plain or asynchronous, that returns a
+    policy, a list, or None where nothing limits the request. With an empty list only routes are limited.
 
-    ``key`` names whose quotas a request takes: a function of the request for all policies that have none. Redis is away
-    if there is no connection, no answer in time, or an error as the answer. Then requests pass without limits if
-    ``fail`` is "open", and are answered 503 if it is "closed"; a warning is logged, at most one a second. ``timeout``
-    is in seconds in which Redis could answer: while this process is busy with something else, they do not count.
-
-    It asks on connections of its own, made from the client of the limiter.
+    ``key`` names whose quotas a request takes: a function of the request for all policies that have none; else it is
+    the network address. ``prefix`` stands before every stored key. Redis is away if there is no connection, no answer
+    in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", are answered 503 if it
+    is "closed", and are decided in this process by the same policies if it is "local"; a warning is logged, at most one
+    a second. ``timeout`` is in seconds in which Redis could answer: while this process is busy with something else,
+    they do not count.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
 
-    ``on_decision`` is told of each decision, with the policies of the request; ``on_error`` of each request that Redis
-    did not decide, and why, instead of the warnings. ``on_limited`` returns the answer to send instead of 429 or 403,
-    or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while Redis
-    is away, in place of ``fail``; None lets the request pass. The latter two may be asynchronous.
+    ``on_decision`` is told of each decision, with its policies: a policy of a dry run has a decision of its own.
+    ``on_error`` is told why Redis did not decide a request, instead of the warnings. ``on_limited`` returns the answer
+    to send instead of 429 or 403, or None for that; the header fields are kept unless it names them. ``on_away``
+    returns what to answer while Redis is away, in place of ``fail``; None lets the request pass. The latter two may be
+    asynchronous.
 
-    ``clock`` returns the Unix time in milliseconds as of which to decide, for tests; by default it is the limiter's.
+    ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
     """
+
+    _where: type[PerLoop] | type[InThread] = PerLoop
 
     def __init__(
         self,
-        limiter: AsyncRateLimiter,
+        client: Any,
         policies: Policies = (),
         *,
-        key: Callable[[Scope], str | Awaitable[str | None] | None] | None = None,
-        fail: Literal["open", "closed"] | None = None,
+        key: Key | None = None,
+        fail: Literal["open", "closed", "local"] | None = None,
         timeout: float | None = 0.1,
         remember: float = 0.0,
-        on_decision: Callable[[Scope, Decision, Sequence[Policy]], object] | None = None,
-        on_error: Callable[[Exception], object] | None = None,
-        on_limited: Callable[[Scope, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
-        on_away: Callable[[Scope, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
+        prefix: str = "",
         clock: Clock | None = None,
+        on_decision: Callable[[Any, Decision, Sequence[Policy]], object] | None = None,
+        on_error: Callable[[Exception], object] | None = None,
+        on_limited: Callable[[Any, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
+        on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
     ) -> None:
         """Counts for the network address unless ``key`` says otherwise."""
-        if fail not in (None, "open", "closed"):
-            raise ValueError("fail is open or closed: whether requests pass while Redis is away")
+        if fail not in (None, "open", "closed", "local"):
+            raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         if fail and on_away:
             raise ValueError("fail or on_away says what happens while Redis is away, not both")
-        if not isinstance(limiter, AsyncRateLimiter):
-            raise TypeError(f"a Guard asks an AsyncRateLimiter: {limiter!r}")
+        check_client(client)
         if key is not None and not callable(key):
             raise TypeError(f"the key of a Guard is a function of the request: {key!r}")
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix is text: {prefix!r}")
         if timeout is not None:
             check_seconds("timeout", timeout)
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
-        if policies is None:
-            raise TypeError("a Guard needs policies: without them only routes are limited, and it takes no None")
-        self.choice = Choice(policies)
-        self._key = key
-        self._address = client_address()
+        self.all = Limit(self, policies, is_route=False)
+        # Limits by the name of their route.
+        self.routes: dict[str, Limit] = {}
+        self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
-        self._client, self._timeout, self._remember = limiter.client, timeout, remember
-        self._clock = clock or limiter.clock
+        self._timeout, self._remember, self._clock = timeout, remember, clock
         self._is_ended = False
-        self._drivers = PerLoop(self._new_driver)
+        self.asking: Any = self._where(partial(self._new_driver, client))
+        # While Redis is away.
+        self.local: Any = None
+        if fail == "local":
+            memory = MemoryLimiter(clock=clock)
+            self.local = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
 
-    def _new_driver(self, loop: Loop) -> Driver:
-        driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
+    def _new_driver(self, client: Any, loop: Loop, remember: float | None = None) -> Driver:
+        remember = self._remember if remember is None else remember
+        driver = Driver(client, loop, remember=remember, timeout=self._timeout, clock=self._clock)
         if self._is_ended:
             driver.keys.close()
         return driver
 
-    async def take(self, scope: Scope, cost: Cost | None = None) -> Taken:
-        """Takes units in one step from all policies of the request, or from none.
+    def state(self, request: Any) -> MutableMapping[str, Any]:
+        """Where a request keeps its visit."""
+        raise NotImplementedError
 
-        ``cost`` is instead of what the policy says; where there are several, by their names.
-        """
-        return await self.take_of(self.choice, scope, cost)
+    def address(self, request: Any) -> str | None:
+        """Who is connected."""
+        raise NotImplementedError
+
+    def route(self, request: Any, limit: Limit) -> str | None:
+        """The name of the route that has this limit, as :func:`route_name` says."""
+        raise NotImplementedError
+
+    def visit_of(self, request: Any) -> Visit:
+        """What a route needs."""
+        visit: Visit | None = self.state(request).get(VISIT)
+        if visit is None:
+            raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
+        return visit
+
+    async def begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
+        """Takes what the application and the route ask, in one step."""
+        visit = Visit(self.state(request), VISIT)
+        await self.take_of([self.all, *limits], request, visit=visit)
+        return visit
+
+    async def take_route(self, limit: Limit, request: Any) -> Taken:
+        """Takes what a route asks, unless that has been taken in the same step as the application's."""
+        visit = self.visit_of(request)
+        for taken in visit.taken:
+            if limit in taken.limits:
+                return taken
+        return await self.take_of([limit], request, visit=visit)
+
+    async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
+        """Where a handler asks."""
+        limit = self.all if policies is None else Limit(self, policies, is_route=False)
+        return await self.take_of([limit], request, cost, self.state(request).get(VISIT))
 
     async def take_of(
-        self,
-        choice: Choice,
-        scope: Scope,
-        cost: Cost | None = None,
-        before: Sequence[Taken] = (),
-        *,
-        has_begun: bool = False,
+        self, limits: Sequence[Limit], request: Any, cost: Cost | None = None, visit: Visit | None = None
     ) -> Taken:
-        """The same of other policies. ``before`` is what was taken for the same request further out.
+        """Takes from all policies of these limits, the outermost first, or from none.
 
-        It is told together, and goes back if this refuses, unless the answer ``has_begun`` by then.
+        What was taken before in the same visit is told together, and goes back if this refuses, unless the answer has
+        begun by then.
         """
-        policies = choice.fixed
-        if policies is None:
-            policies = await choice.of(scope)
-        if before:
-            _check_names_differ([*(policy for taken in before for policy in taken.policies), *policies])
-        if cost is not None and not isinstance(cost, Mapping) and len(policies) > 1:
+        before = visit.taken if visit and not visit.has_begun else []
+        policies: list[Policy] = []
+        shares: list[Share] = []
+        # By what the limits further out count.
+        whose = {key for taken in before for key in taken.whose}
+        for limit in limits:
+            chosen = await limit.of(request)
+            policies += chosen
+            shares += await self._shares(chosen, request, cost, whose)
+            if limit is not limits[-1]:
+                whose = whose.union(share.whose for share in shares if share.whose is not None)
+        if before or len(limits) > 1:
+            check_together([*(policy for taken in before for policy in taken.policies), *policies])
+        if isinstance(cost, Mapping):
+            check_exist(limits, cost)
+        elif cost is not None and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
-        if cost is not None:
-            choice.check_names(cost)
-        shares = await self._shares(policies, scope, cost, before)
-        if not shares:
-            return Taken(self, choice)
-        request = Request([share.policy.share(share.key, share.cost) for share in shares])
-        answer = await self._asked(self._drivers.here().ask(request))
-        if not isinstance(answer, Told):
-            return await self._pass_or_not(choice, scope, shares, request, answer, () if has_begun else before)
-        limiting = [share.policy for share in shares]
-        told = Standing.of(limiting, answer)
-        if self._on_decision:
-            self._on_decision(scope, told.decision, limiting)
-        if not answer.limited:
-            return Taken(self, choice, shares, request, told)
-        _release(() if has_begun else before)
-        earlier = [taken.standing for taken in before if taken.standing]
-        refusal = await self._refusal(scope, told.decision, http.together([*earlier, told]).answer())
-        return Taken(self, choice, shares, request, told, refusal)
+        groups = _grouped(shares)
+        try:
+            parts = await self._decided(self.asking, groups)
+            error = next((part.error for part in parts if part.error), None)
+            if parts:
+                self._note(error)
+            if error and self.local:
+                for part in parts:
+                    part.release()
+                parts = await self._decided(self.local, groups)
+        except BaseException as reason:
+            for taken in () if isinstance(reason, Exception) else before:
+                # It is cancelled.
+                taken.release()
+            raise
+        taken = Taken(limits, parts)
+        for part in parts if self._on_decision else ():
+            if (decision := part.decision) is not None:
+                self._on_decision(request, decision, part.policies)  # type: ignore[misc]
+        if groups and not groups[0][0].policy.dry_run:
+            taken.refusal = await self._refusal(request, taken, before)
+        if visit:
+            visit.add(taken)
+        return taken
 
     async def _shares(
-        self, policies: Sequence[Policy], scope: Scope, cost: Cost | None, before: Sequence[Taken]
-    ) -> list[_Share]:
-        """Of the policies that limit the request."""
-        shares: list[_Share] = []
+        self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
+    ) -> list[Share]:
+        """Of the policies that limit the request. ``outer`` is by what the limits further out count."""
+        shares: list[Share] = []
         for policy in policies:
             key: Any
             whose: Any = None
@@ -256,212 +337,168 @@ class Guard:
                 key = policy.key
             else:
                 key_of = policy.key or self._key
-                key = whose = await resolved(key_of(scope)) if key_of else _further_out(before, policy)
+                if not key_of and len(outer) > 1:
+                    raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
+                key = whose = await resolved(key_of(request)) if key_of else next(iter(outer), _ADDRESS)
                 if key is None:
                     continue
                 if key is _ADDRESS:
                     # All that counts for an address is in one slot.
-                    key = f"{{{self._address(scope)}}}"
+                    key = f"{{{network(self.address(request))}}}"
                 elif not isinstance(key, str):
                     raise TypeError(f"a key is text, or None: {key!r}")
             units: Any = policy.cost
             if cost is not None:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
             if callable(units):
-                units = await resolved(units(scope))
+                units = await resolved(units(request))
             http.check_cost(units)
-            shares.append(_Share(policy, key, units, whose))
+            shares.append(Share(policy, f"{self._prefix}{policy.name}:{key}", units, whose))
         return shares
 
-    async def _refusal(self, scope: Scope, decision: Decision, answer: Answer) -> Answer:
-        own = _own(await resolved(self._on_limited(scope, decision, answer))) if self._on_limited else None
-        if own is None:
-            return answer
-        return _with({name: answer.fields[name] for name in _FIELDS if name in answer.fields}, own)
+    async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
+        """What to answer if it may not pass. Then it costs nothing."""
+        part, refusal = taken.parts[0], None
+        if part.error:
+            refusal = http.away() if self._is_closed else None
+            if self._on_away:
+                refusal = _own(await resolved(self._on_away(request, part.error)))
+        if (part.standing is None and refusal is None) or (part.standing and not part.standing.limited):
+            return None
+        for each in (*before, taken):
+            each.release()
+        earlier = [standing for each in before for standing in each.standings]
+        if refusal:
+            return _with(http.together(earlier).fields() if earlier else {}, refusal)
+        decision = part.decision
+        assert part.standing
+        assert decision is not None
+        told = http.together([*earlier, part.standing]).answer()
+        own = None
+        if self._on_limited:
+            own = _own(await resolved(self._on_limited(request, decision, told)))
+        return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
 
-    async def _pass_or_not(
-        self,
-        choice: Choice,
-        scope: Scope,
-        shares: list[_Share],
-        request: Request,
-        error: Exception,
-        before: Sequence[Taken],
-    ) -> Taken:
-        """While Redis is away."""
-        answer = http.away() if self._is_closed else None
-        if self._on_away:
-            answer = _own(await resolved(self._on_away(scope, error)))
-        if answer is not None:
-            self.give_back(request)
-            _release(before)
-            if earlier := [taken.standing for taken in before if taken.standing]:
-                answer = _with(http.together(earlier).fields(), answer)
-        return Taken(self, choice, shares, request, refusal=answer)
-
-    async def _asked(self, answer: Awaitable[_Told]) -> _Told | Exception:
-        """What Redis decided, or why it did not."""
+    async def _decided(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
+        """By Redis, or in this process."""
+        requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
+        # All are on their way before the first is waited for.
+        asked = [asking.ask(request) for request in requests]
+        parts = []
         try:
-            told = await answer
-        except Exception as reason:
-            if _wire.is_mistake(reason):
-                raise
-            # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
-            error = reason
-        else:
+            for group, request, each in zip(groups, requests, asked, strict=True):
+                parts.append(Part(self, asking, group, request, await _answer(each)))
+        except BaseException:
+            for request in requests:
+                asking.give_back(request)
+            raise
+        return parts
+
+    def _note(self, error: Exception | None) -> None:
+        """Whether Redis has decided a request."""
+        if error is None:
             _away.worked()
-            return told
-        if self._on_error:
+        elif self._on_error:
             self._on_error(error)
         else:
-            _away.failed(str(error) or repr(error))
-        return error
+            meanwhile = "; this process decides meanwhile" if self.local else ""
+            _away.failed((str(error) or repr(error)) + meanwhile)
 
-    async def settle(self, scope: Scope, used: Cost) -> Mapping[str, str]:
-        """The same as :meth:`Taken.settle`, of all that middleware and routes have taken for a request.
-
-        Names are looked for from the innermost limit outwards.
-        """
-        report: Any = scope.get(REPORT)
-        if report is None:
-            if REPORT in scope:
-                raise RuntimeError("the request is over: use taken.settle")
-            raise RuntimeError(f"to settle by the request {NEEDS_MIDDLEWARE}")
-        return await settle(report.taken, used)
-
-    async def settled(self, request: Request, used: Mapping[int, int]) -> Told | None:
+    async def settled(self, part: Part, used: Mapping[int, int]) -> Told | None:
         """Corrects what is counted of shares; None if Redis is away."""
-        answer = await self._asked(self._drivers.here().settle(request, used))
+        answer = await _answer(part.asking.settle(part.request, used))
+        error = answer if isinstance(answer, Exception) else None
+        self._note(error)
         return None if isinstance(answer, Exception) else answer
 
-    def give_back(self, request: Request) -> None:
-        """All that it took."""
-        self._drivers.here().give_back(request)
+    async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
+        """The same of all that was taken for a request."""
+        state = self.state(request)
+        if (visit := state.get(VISIT)) is None:
+            if VISIT in state:
+                raise RuntimeError("the request is over: it can be settled until its background tasks are")
+            raise RuntimeError("to settle by the request needs the guard in front of the application: guard.middleware")
+        return await settle(visit.taken, used)
+
+    async def end(self, timeout: float) -> None:
+        """Gives back what is left of leases."""
+        self._is_ended = True
+        await self.asking.close(timeout)
+        if self.local:
+            await self.local.close(timeout)
+
+
+async def _answer(asked: Awaitable[Told]) -> Told | Exception:
+    """What Redis decided, or why it did not."""
+    try:
+        return await asked
+    except Exception as error:
+        if _wire.is_mistake(error):
+            raise
+        # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
+        return error
+
+
+def with_limit(view: _View, limit: Limit) -> _View:
+    """Lets the guard in front of the application know of it."""
+    view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
+    return view
+
+
+def limits_of(view: Any) -> list[Limit]:
+    """Of a view, the outermost first."""
+    limits: list[Limit] = getattr(view, LIMITS, [])
+    return limits
+
+
+def _grouped(shares: Sequence[Share]) -> list[list[Share]]:
+    """Those that are decided together, and each of a dry run."""
+    dry = [[share] for share in shares if share.policy.dry_run]
+    together = [share for share in shares if not share.policy.dry_run] if dry else list(shares)
+    return [together, *dry] if together else dry
+
+
+class AsyncGuard(Guard):
+    """For asynchronous frameworks."""
+
+    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """Takes units in one step from all these policies, by default the guard's, or from none.
+
+        If it is refused, so is the request, whatever the handler answers. ``cost`` is instead of what the policies say;
+        where there are several, by their names.
+        """
+        return await self.take_by_hand(request, policies, cost)
+
+    async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
+        """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
+
+        Whichever limit of the request has taken them; names are looked for from the innermost outwards. Those that are
+        not named stay as they are, and those that do not limit the request are left out. The last cost counts. Returns
+        the header fields as of then.
+
+        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
+        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes nothing.
+        """
+        return await self.settle_by_hand(request, used)
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
-        self._is_ended = True
-        await self._drivers.here().close(timeout)
+        await self.end(timeout)
 
 
-class Taken:
-    """What :meth:`Guard.take` took, or why it did not."""
+class SyncGuard(Guard):
+    """For frameworks with threads: a thread of its own asks."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        choice: Choice,
-        shares: Sequence[_Share] = (),
-        request: Request | None = None,
-        standing: Standing | None = None,
-        refusal: Answer | None = None,
-    ) -> None:
-        """``request`` knows what was taken: nothing, where it was refused."""
-        self.refused = refusal is not None
-        """Whether to send :attr:`answer` instead of what was asked for."""
-        self.standing = standing
-        self.choice = choice
-        self._refusal, self._shares = refusal, shares
-        self._guard, self._request = guard, request or Request(())
+    _where = InThread
 
-    @property
-    def answer(self) -> Answer:
-        """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
-        return self._refusal or Answer(200, self.standing.fields() if self.standing else {})
+    def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """See :meth:`AsyncGuard.take`."""
+        return run(self.take_by_hand(request, policies, cost))
 
-    @property
-    def policies(self) -> list[Policy]:
-        """Those that limit the request."""
-        return [share.policy for share in self._shares]
+    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
+        """See :meth:`AsyncGuard.settle`."""
+        return run(self.settle_by_hand(request, used))
 
-    @property
-    def names(self) -> list[str]:
-        """Of the policies that limit the request."""
-        return [share.policy.name for share in self._shares]
-
-    @property
-    def whose(self) -> set[Any]:
-        """By what they count."""
-        return {share.whose for share in self._shares if share.whose is not None}
-
-    @property
-    def decision(self) -> Decision | None:
-        """What was decided; None where nothing limits the request, and while Redis is away."""
-        return self.standing.decision if self.standing else None
-
-    async def settle(self, used: Cost) -> Mapping[str, str]:
-        """Corrects an estimate to the units that were used; returns the header fields as of then. The last cost counts.
-
-        Where several policies limit the request, by their names: ``{"tokens": 850}``. Those that are not named stay as
-        they are, and those that do not limit the request are left out.
-
-        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
-        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes
-        nothing.
-        """
-        return await settle([self], used)
-
-    async def correct(self, used: Mapping[str, int]) -> None:
-        """Settles these names, which are its own. What has gone back stays back, so that who keeps trying is let in."""
-        if self._request.gives_back:
-            return
-        of_index = {index: used[name] for index, name in enumerate(self.names) if name in used}
-        answer = await self._guard.settled(self._request, of_index)
-        if answer is not None:
-            self.standing = Standing.of([share.policy for share in self._shares], answer)
-
-    def release(self) -> None:
-        """Gives back all that was taken, once: the request is refused further in."""
-        if self._request.gives_back:
-            return
-        units = [sum(counted.values()) for counted in self._request.counted]
-        self._guard.give_back(self._request)
-        if self.standing:
-            self.standing = self.standing.without(units)
-
-
-def _release(before: Sequence[Taken]) -> None:
-    for taken in before:
-        taken.release()
-
-
-async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
-    """Settles what was taken for one request, by the names of policies; the last is the innermost."""
-    if not isinstance(used, Mapping):
-        names = [name for each in taken for name in each.names]
-        if len(names) > 1:
-            raise ValueError("several policies limit this request: name what was used of each")
-        used = dict.fromkeys(names, used)
-    for units in used.values():
-        http.check_cost(units)
-    missing = dict(used)
-
-    corrections = []
-    for each in reversed(taken):
-        own = {name: missing.pop(name) for name in each.names if name in missing}
-        if own:
-            corrections.append(each.correct(own))
-    await asyncio.gather(*corrections)
-    if missing:
-        _check_exist([each.choice for each in taken], missing)
-    standings = [each.standing for each in taken if each.standing]
-    return http.together(standings).fields() if standings else {}
-
-
-def _check_exist(choices: Sequence[Choice], names: Mapping[str, int]) -> None:
-    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
-    known: set[str] = set()
-    for choice in choices:
-        if choice.fixed is None:
-            return
-        known.update(policy.name for policy in choice.fixed)
-    if unknown := names.keys() - known:
-        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
-
-
-def _further_out(before: Sequence[Taken], policy: Policy) -> Any:
-    """By what the limits further out count, for one that has no key of its own."""
-    whose = {key for taken in before for key in taken.whose}
-    if len(whose) > 1:
-        raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
-    return whose.pop() if whose else _ADDRESS
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """See :meth:`AsyncGuard.close`."""
+        run(self.end(timeout))

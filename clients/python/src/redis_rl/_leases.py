@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet, finalize
 
 from . import _wire
-from ._asking import CLOSE_SECONDS, Driver, Loop, PerLoop, check_seconds
+from ._asking import CLOSE_SECONDS, Driver, InThread, Loop, PerLoop, check_seconds, run
 from ._asking.own import socket_timeout
 from ._client import AsyncRateLimiter, RateLimiter
 from ._keys import Answer, Request, Rules, Share
@@ -29,6 +23,7 @@ class _Leased(Generic[_Limiter]):
     """A limiter that leases, and what it is told."""
 
     _asks: type
+    _where: Any
 
     def __init__(
         self,
@@ -63,11 +58,7 @@ class _Leased(Generic[_Limiter]):
         self._remember = remember
         self._timeout = socket_timeout(self._client) or _TIMEOUT_SECONDS
         self._is_closed = False
-        self.begin()
-
-    def begin(self) -> None:
-        """At the start."""
-        raise NotImplementedError
+        self._asking = self._where(self._new_driver)
 
     def _new_driver(self, loop: Loop) -> Driver:
         driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
@@ -81,33 +72,33 @@ class _Leased(Generic[_Limiter]):
         now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
         return driver.keys.known(now_ms, key, self._rules, cost)
 
-    def _share(self, key: Key, cost: int) -> Share:
+    def _request(self, key: Key, cost: int) -> Request:
         _check_cost(cost)
-        return Share(key, self._rules, cost)
+        return Request([Share(key, self._rules, cost)])
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
     """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
 
-    _asks = AsyncRateLimiter
-
-    def begin(self) -> None:
-        """Knows nothing."""
-        self._drivers = PerLoop(self._new_driver)
+    _asks, _where = AsyncRateLimiter, PerLoop
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
-        driver = self._drivers.here()
+        driver = self._asking.here()
         verdict = self._known(driver, key, cost)
         if verdict is not None:
             return verdict
-        request = Request([self._share(key, cost)])
-        return _verdict(request, await driver.ask(request))
+        request = self._request(key, cost)
+        try:
+            return _verdict(request, await driver.ask(request))
+        except BaseException:
+            driver.give_back(request)
+            raise
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
         self._is_closed = True
-        await self._drivers.here().close(timeout)
+        await self._asking.close(timeout)
 
     async def __aenter__(self) -> AsyncLeases:
         """Itself."""
@@ -129,32 +120,26 @@ class Leases(_Leased[RateLimiter]):
     as text, or always as bytes.
     """
 
-    _asks = RateLimiter
-
-    def begin(self) -> None:
-        """Knows nothing: at the start, and in a process that is forked."""
-        self._starting = threading.Lock()
-        self._thread: _Thread | None = None
-        _all.add(self)
+    _asks, _where = RateLimiter, InThread
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
-        thread = self._thread or self._start()
+        thread = self._asking.thread or self._asking.started()
         with thread.lock:
             verdict = self._known(thread.driver, key, cost)
-        return verdict if verdict is not None else thread.ask(self._share(key, cost))
-
-    def _start(self) -> _Thread:
-        with self._starting:
-            if self._thread is None:
-                self._thread = _Thread(self, self._new_driver)
-            return self._thread
+        if verdict is not None:
+            return verdict
+        request = self._request(key, cost)
+        try:
+            return _verdict(request, self._asking.ask(request).wait())
+        except BaseException:
+            self._asking.give_back(request)
+            raise
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
         self._is_closed = True
-        if self._thread:
-            self._thread.close(timeout)
+        run(self._asking.close(timeout))
 
     def __enter__(self) -> Leases:
         """Itself."""
@@ -163,99 +148,6 @@ class Leases(_Leased[RateLimiter]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Closes it."""
         self.close()
-
-
-class _Thread:
-    """An event loop in a thread of its own, so that no exception of a signal handler ends anything halfway.
-
-    Such exceptions are raised in the thread that called :meth:`Leases.take`, and that does no more than wait.
-    """
-
-    def __init__(self, leases: Leases, make: Callable[[Loop], Driver]) -> None:
-        self.lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self.driver = make(self._loop)
-        self.driver.lock = self.lock
-        thread = threading.Thread(target=_run, args=(self._loop, self.driver), name="redis_rl", daemon=True)
-        thread.start()
-        finalize(leases, _stop, self._loop, thread)
-
-    def ask(self, share: Share) -> Verdict:
-        request = Request([share])
-        turn = _Turn(self.driver.ask(request))
-        try:
-            self._loop.call_soon_threadsafe(turn.begin, self._loop)
-            turn.wait()
-        except BaseException:
-            self._loop.call_soon_threadsafe(turn.leave)
-            # Also if the answer has come meanwhile.
-            self._loop.call_soon_threadsafe(self.driver.give_back, request)
-            raise
-        return _verdict(request, turn.result())
-
-    def close(self, timeout: float) -> None:
-        turn = _Turn(self.driver.close(timeout))
-        self._loop.call_soon_threadsafe(turn.begin, self._loop)
-        turn.wait()
-
-
-class _Turn:
-    """What a thread waits for, by nothing that an exception of a signal handler leaves halfway."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
-        self._task: asyncio.Task[Any] | None = None
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
-
-    def begin(self, loop: Loop) -> None:
-        self._task = loop.create_task(self._work)
-        self._task.add_done_callback(lambda _: self._asleep.release())
-
-    def leave(self) -> None:
-        if self._task:
-            self._task.cancel()
-        else:
-            self._work.close()
-
-    def wait(self) -> None:
-        self._asleep.acquire()
-
-    def result(self) -> Any:
-        assert self._task
-        return self._task.result()
-
-
-def _run(loop: Loop, driver: Driver) -> None:
-    """With what keeps the connections."""
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(driver.sender.end())
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
-
-
-def _stop(loop: Loop, thread: threading.Thread) -> None:
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(loop.stop)
-        if thread is not threading.current_thread():
-            thread.join(CLOSE_SECONDS)
-
-
-_all: WeakSet[Leases] = WeakSet()
-
-
-def _begin_all() -> None:
-    for each in list(_all):
-        each.begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all)
 
 
 def _verdict(request: Request, answer: Answer) -> Verdict:

@@ -115,6 +115,8 @@ class Decision:
     """The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later."""
     rows: tuple[Verdict, ...]
     """The verdict of each row, in the order given. ``limited`` says whether this row refuses."""
+    is_local: bool = False
+    """Whether a guard has decided in this process, while Redis is away."""
 
     @property
     def allowed(self) -> bool:

@@ -1,37 +1,64 @@
-"""Middleware for ASGI applications: Starlette, FastAPI and others.
+"""Guards of ASGI applications: Starlette, FastAPI, Litestar and others.
+
+    guard = Guard(redis, "5/10s, 100/h")
+    app.add_middleware(guard.middleware)
+
+    @app.get("/search", dependencies=[Depends(guard.limit("1/s, 20/m"))])
+    async def search() -> list[str]: ...
 
 A client learns its limits from the header fields of every answer; one that goes beyond them gets problem details.
-Needs no package but redis-py. For limits of single routes see :mod:`redis_rl.starlette`.
 """
 
-from __future__ import annotations
-
+# FastAPI reads the annotations of Route.__call__ as they are: they may not be texts.
+import functools
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from inspect import iscoroutinefunction, signature
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
-from ._address import client_address
-from ._guard import REPORT, Choice, Chosen, Cost, Guard, Policies, Scope, Taken, resolved
-from .http import Answer, Policy, together
+from ._address import behind
+from ._guard import VISIT, AsyncGuard, Chosen, Cost, Limit, Policies, route_name
+from ._visit import Taken, Visit
+from .http import Answer, Policy
+
+if TYPE_CHECKING:
+    from starlette.exceptions import HTTPException
+    from starlette.requests import HTTPConnection
+else:
+    try:
+        from starlette.exceptions import HTTPException
+        from starlette.requests import HTTPConnection
+    except ImportError:  # Litestar and others do without.
+        HTTPConnection, HTTPException = Any, Exception
 
 __all__ = [
+    "RESPONSES",
     "Answer",
     "Chosen",
     "Cost",
     "Guard",
     "Policies",
     "Policy",
-    "RateLimit",
+    "Refused",
     "Scope",
     "Taken",
     "client_address",
 ]
 
+Scope: TypeAlias = MutableMapping[str, Any]
+"""A request as ASGI has it."""
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    429: {"description": "Quota Exceeded", "content": {"application/problem+json": {}}},
+    503: {"description": "The rate limiter is away", "content": {"application/problem+json": {}}},
+}
+"""For FastAPI's documentation: ``FastAPI(responses=RESPONSES)``, or for a route."""
 # The message of the application that gets the header fields.
 _FIRST = {"http": "http.response.start", "websocket": "websocket.accept"}
 # A status of websockets.
@@ -39,98 +66,228 @@ _TRY_AGAIN_LATER = 1013
 _ABOUT_BODY = {b"content-length", b"content-type", b"content-encoding", b"etag"}
 
 
-class RateLimit:
-    """Middleware: a request takes what its policies say or is refused. So does the handshake of a websocket.
+def client_address(proxies: int = 0) -> Callable[[Scope], str]:
+    """Whom to limit where nobody logs in: the network address that the outermost of your own proxies saw.
 
-    It tells the client of the limits of routes too, and of those of other such middleware that stand behind it.
+    What stands further left in X-Forwarded-For is the client's own claim. With too small a number all clients behind
+    a proxy share one limit; with too large a one a client chooses whom it is taken for.
     """
 
-    def __init__(
-        self, app: App, guard: Guard, cost: Cost | Callable[[Scope], Cost | Awaitable[Cost]] | None = None
-    ) -> None:
-        """``cost`` is instead of what the policies say: see :meth:`Guard.take`, or a function of the scope."""
-        self.app = app
-        self._guard = guard
-        self._cost = cost
+    def client(scope: Scope) -> str:
+        values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        return behind(proxies, (scope.get("client") or (None,))[0], values)
+
+    return client
+
+
+class Refused(HTTPException):
+    """The limit of a route refuses. The guard sends its answer, whatever an exception handler makes of this."""
+
+    def __init__(self, taken: Taken) -> None:
+        """With its status, for what looks at exceptions."""
+        # Starlette has a detail of its own for the statuses that it knows alone.
+        super().__init__(taken.answer.status, "Quota Exceeded", dict(taken.answer.fields))
+        self.taken = taken
+
+
+class Guard(AsyncGuard):
+    """Limits the requests of an ASGI application. Functions of the request get its scope."""
+
+    def middleware(self, app: App) -> App:
+        """For ``app.add_middleware``, or a list of middleware: a request takes what the policies say or is refused.
+
+        So does the handshake of a websocket.
+        """
+        return _Middleware(self, self.all, app)
+
+    def limit(self, policies: Policies) -> "Route":
+        """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
+        return Route(self, policies)
+
+    async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
+        """Of the scope."""
+        return await super().take_by_hand(self.state(request), policies, cost)
+
+    def state(self, request: Any) -> MutableMapping[str, Any]:
+        """The scope."""
+        scope: Scope = getattr(request, "scope", request)
+        return scope
+
+    def address(self, request: Scope) -> str | None:
+        """Of the scope."""
+        return (request.get("client") or (None,))[0]
+
+    def route(self, request: Scope, limit: Limit) -> str | None:
+        """As Starlette, FastAPI and Litestar tell it."""
+        route = request.get("route_handler", request.get("route"))
+        known = limit.known.get(id(route))
+        if not known:
+            known = limit.known[id(route)] = (route, _name(request, route, limit))
+        return known[1]
+
+
+class Route(Limit):
+    """Limits a route."""
+
+    def __init__(self, guard: Guard, policies: Policies) -> None:
+        """Of this guard."""
+        super().__init__(guard, policies)
+        # What FastAPI looks at, to learn that it is asynchronous.
+        self.__dict__["__call__"] = self._take
+
+    @overload
+    def __call__(self, request: HTTPConnection) -> Awaitable[Taken]: ...
+    @overload
+    def __call__(self, request: _Handler) -> _Handler: ...
+    def __call__(self, request: HTTPConnection) -> Any:  # type: ignore[misc]
+        """As a dependency takes units of a request; as a decorator limits a handler, which must have the request."""
+        if callable(request) and not hasattr(request, "scope"):
+            return self._limited(request)
+        return self._take(request)
+
+    async def _take(self, request: HTTPConnection) -> Taken:
+        taken = await self.guard.take_route(self, request.scope)
+        if taken.refused:
+            raise Refused(taken)
+        return taken
+
+    def _limited(self, handler: Any) -> Any:
+        if not signature(handler).parameters:
+            raise TypeError(
+                f"{handler.__qualname__} needs a parameter for its request; in FastAPI there is Depends(limit), too"
+            )
+
+        @functools.wraps(handler)
+        async def limited(*args: Any, **arguments: Any) -> Any:
+            for each in (*args, *arguments.values()):
+                if isinstance(each, HTTPConnection):
+                    await self._take(each)
+                    break
+            else:
+                raise TypeError(f"{handler.__qualname__} needs a parameter for its request")
+            if iscoroutinefunction(handler):
+                return await handler(*args, **arguments)
+            from starlette.concurrency import run_in_threadpool
+
+            return await run_in_threadpool(handler, *args, **arguments)
+
+        return limited
+
+    def middleware(self, app: App) -> App:
+        """Of a route or a router."""
+        return _Middleware(cast(Guard, self.guard), self, app)
+
+
+def _name(scope: Scope, route: Any, limit: Limit) -> str | None:
+    if pattern := scope.get("path_template"):
+        return route_name(getattr(route, "http_methods", ("GET",)), pattern)
+    if route is None:
+        return None
+    routes = _routes(scope.get("app"))
+    on = [each for each in routes if _has(each, limit)] or [each for each in routes if _original(each) is route]
+    if len(on) > 1:
+        return route_name((), _prefix([each.path for each in on]))
+    [route] = on or [route]
+    # Those of a mount, which is a router, have none.
+    methods = ("GET",) if scope["type"] == "websocket" else getattr(route, "methods", None) or ()
+    return route_name(methods, route.path)
+
+
+def _routes(app: Any) -> list[Any]:
+    """Of a FastAPI application, with the prefixes of routers that it includes."""
+    routes = getattr(app, "routes", ())
+    every = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", iter)
+    return list(every(routes))
+
+
+def _original(route: Any) -> Any:
+    return getattr(route, "original_route", route)
+
+
+def _has(route: Any, limit: Limit) -> bool:
+    """Whether it depends on this limit, by itself or by a router."""
+    return any(each.dependency is limit for each in getattr(route, "dependencies", None) or ())
+
+
+def _prefix(paths: list[str]) -> str:
+    """What all have in common: that of a router."""
+    common = []
+    for parts in zip(*(path.split("/") for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return "/".join(common).rstrip("/")
+
+
+class _Middleware:
+    def __init__(self, guard: Guard, limit: Limit, app: App) -> None:
+        self.app, self._guard, self._limit = app, guard, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Anything but a request passes, and so do the messages of a websocket."""
         first = _FIRST.get(scope["type"])
         if first is None:
             return await self.app(scope, receive, send)
-        if report := Report.of(scope):
-            return await self._limit(report, scope, receive, send)
+        if visit := scope.get(VISIT):
+            return await self._pass(visit, scope, receive, send)
         # In the scope itself: what stands before may look there for what stands behind, as a route.
-        report = Report(scope, first, send)
+        visit = Visit(scope, VISIT)
+        answering = _Answering(visit, scope, first, send)
         try:
-            await self._limit(report, scope, receive, report.send)
-            await report.answer()
+            await self._pass(visit, scope, receive, answering.send)
+            await answering.finish()
+        except Refused:
+            await answering.finish()
         except Exception as error:
-            await report.answer_error(error, receive)
+            await answering.answer_error(error, receive)
             raise
         finally:
-            report.end()
+            visit.end()
         return None
 
-    async def _limit(self, report: Report, scope: Scope, receive: Receive, send: Send) -> None:
-        cost = await resolved(self._cost(scope)) if callable(self._cost) else self._cost
-        taken = await report.take(self._guard, self._guard.choice, cost)
+    async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        taken = await self._guard.take_of([self._limit], scope, visit=visit)
         if taken.refused:
-            return await _refuse(scope, receive, send, taken.answer)
+            if scope["type"] == "websocket":
+                await receive()  # that a client wants to connect
+            for message in _messages(scope, taken.answer):
+                await send(message)
+            return None
         return await self.app(scope, receive, send)
 
 
-class Report:
-    """What a request has been told so far, for the one answer that it gets."""
+class _Answering:
+    """Sends the one answer to a request: the application's with the header fields, or the refusal."""
 
-    def __init__(self, scope: Scope, first: str, send: Send) -> None:
+    def __init__(self, visit: Visit, scope: Scope, first: str, send: Send) -> None:
         """Tells it in the message ``first``."""
-        self._scope, self._first, self._send = scope, first, send
-        self.taken: list[Taken] = []
-        self._refusal: Answer | None = None
-        self._has_begun = False
-        scope[REPORT] = self
-
-    @classmethod
-    def of(cls, scope: Scope) -> Report | None:
-        """That of this request, if a middleware has begun one."""
-        return scope.get(REPORT)
-
-    def end(self) -> None:
-        """The request is over."""
-        self._scope[REPORT] = None
-
-    async def take(self, guard: Guard, choice: Choice, cost: Cost | None = None) -> Taken:
-        """Takes units, and tells of it."""
-        taken = await guard.take_of(choice, self._scope, cost, self.taken, has_begun=self._has_begun)
-        self.taken.append(taken)
-        if taken.refused and not self._has_begun:
-            self._refusal = taken.answer
-        if self._refusal:
-            # It costs nothing, also what was asked for at once, or after an application caught the refusal.
-            for each in self.taken:
-                each.release()
-        return taken
+        self._visit, self._scope, self._first, self._send = visit, scope, first, send
 
     async def send(self, message: Message) -> None:
-        """Sends a message of the application, with the header fields; or, instead of its answer, the refusal."""
-        if self._refusal:
-            return await self._send_refusal(message, self._refusal)
+        """Sends a message of the application."""
+        visit = self._visit
+        if visit.refusal:
+            # What else the application, or its framework, would have answered is left out.
+            if message["type"] == "websocket.close":
+                await self._send_all([message])
+            elif message["type"].endswith("http.response.start"):
+                await self._send_all(_messages(self._scope, visit.refusal, message.get("headers", ())))
+            return
         if message["type"] == self._first:
-            self._has_begun = True
-            message = {**message, "headers": [*message.get("headers", ()), *_encoded(self._fields())]}
-        return await self._send(message)
+            visit.has_begun = True
+            message = {**message, "headers": [*message.get("headers", ()), *_encoded(visit.fields())]}
+        await self._send(message)
 
-    async def answer(self) -> None:
+    async def finish(self) -> None:
         """Sends a refusal that the application has not answered, as old versions of Starlette do with websockets."""
-        if self._refusal and not self._has_begun:
-            await self._send_all(_answering(self._scope, self._refusal))
+        if self._visit.refusal and not self._visit.has_begun:
+            await self._send_all(_messages(self._scope, self._visit.refusal))
 
     async def answer_error(self, error: Exception, receive: Receive) -> None:
         """Answers as Starlette does to an exception that nobody handles: outside of this, so without header fields."""
         app, scope = self._scope.get("app"), self._scope
         handlers = getattr(app, "exception_handlers", None)
-        if self._has_begun or not app or handlers is None or scope["type"] != "http":
+        if self._visit.has_begun or not app or handlers is None or scope["type"] != "http":
             return
         handled, _ = scope.get("starlette.exception_handlers", ({}, {}))
         if any(kind in handled for kind in type(error).__mro__):
@@ -145,32 +302,14 @@ class Report:
         with suppress(type(error)):
             await ServerErrorMiddleware(fail, handler, app.debug)(scope, receive, self.send)
 
-    def _fields(self) -> Mapping[str, str]:
-        standings = [taken.standing for taken in self.taken if taken.standing]
-        return together(standings).fields() if standings else {}
-
-    async def _send_refusal(self, message: Message, refusal: Answer) -> None:
-        # What else the application, or its framework, would have answered is left out.
-        if message["type"] == "websocket.close":
-            await self._send_all([message])
-        elif message["type"].endswith("http.response.start"):
-            await self._send_all(_answering(self._scope, refusal, message.get("headers", ())))
-
     async def _send_all(self, messages: Iterable[Message]) -> None:
-        self._has_begun = True
+        self._visit.has_begun = True
         for message in messages:
             await self._send(message)
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
-    if scope["type"] == "websocket":
-        await receive()  # that a client wants to connect
-    for each in _answering(scope, answer):
-        await send(each)
-
-
-def _answering(scope: Scope, answer: Answer, headers: Iterable[tuple[bytes, bytes]] = ()) -> list[Message]:
-    """The messages of an answer, with those other headers that are not about another body."""
+def _messages(scope: Scope, answer: Answer, headers: Iterable[tuple[bytes, bytes]] = ()) -> list[Message]:
+    """Of an answer, with those other headers that are not about another body."""
     response = "http.response"
     if scope["type"] == "websocket":
         response = "websocket.http.response"

@@ -35,6 +35,7 @@ from ._away import AwayLog
 from ._client import RateLimiter
 from ._leases import Leases
 from ._wire import Algorithm, Pair, Verdict
+from .memory import MemoryLimiter
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -155,6 +156,8 @@ def _leases(limiter: RateLimiter, algorithm: Algorithm, tiers: tuple[Pair, ...],
 @cache
 def _limiter_of_settings() -> RateLimiter:
     values = _settings()
+    if values["URL"] == "memory:":
+        return RateLimiter(MemoryLimiter(clock=values["CLOCK"]))
     return RateLimiter(
         redis.Redis.from_url(
             values["URL"],

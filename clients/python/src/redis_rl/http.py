@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from . import _keys, _wire
 from ._keys import Rules, Share, without
-from ._wire import MAX_COST, Algorithm, Decision, Quota, Row, Verdict, Window, timedelta_of
+from ._wire import MAX_COST, Algorithm, Decision, Quota, Verdict, Window, timedelta_of
 
-__all__ = ["Answer", "Policy", "answer", "away", "check_cost", "standing"]
+__all__ = ["Answer", "Policy", "away", "check_cost"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
@@ -55,6 +55,8 @@ class Policy:
     The header fields name each quota by the policy and the window: ``requests-10s``.
     """
 
+    _names = re.compile(r"[!-~]+")
+
     def __init__(
         self,
         name: str,
@@ -64,6 +66,7 @@ class Policy:
         cost: int | Callable[[Any], int | Awaitable[int]] = 1,
         key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
         lease: int = 0,
+        dry_run: bool = False,
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
 
@@ -71,9 +74,9 @@ class Policy:
         asynchronous. Where ``key`` returns None, the policy does not limit the request. A text is one quota for all.
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
-        :class:`redis_rl.Leases`.
+        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts, and tells ``on_decision``, and refuses nothing.
         """
-        if not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name):
+        if not isinstance(name, str) or not self._names.fullmatch(name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
         self.name = name
         # What only the server would refuse would count as Redis being away, and might let every request pass.
@@ -94,20 +97,24 @@ class Policy:
         if lease and len({limit for limit, _ in self.quotas}) < len(self.quotas):
             # What is told of a lease names its quota by the limit.
             raise ValueError(f"the limits of {name} must differ for a lease")
-        self.lease = lease
+        if not isinstance(dry_run, bool):
+            raise TypeError(f"dry_run is True or False: {dry_run!r}")
+        self.lease, self.dry_run = lease, dry_run
         self._rules = Rules.of(algorithm, self.quotas, _LEASE_MS, lease)
 
     def __repr__(self) -> str:
         """Its name and quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
 
-    def rows(self, key: str, cost: int = 1) -> list[Row]:
-        """The rows of RL.ALL that take ``cost`` units: one for each quota, all of the key ``name:key``."""
-        return self.share(key, cost).rows()
-
     def share(self, key: str, cost: int) -> Share:
         """What a request takes."""
-        return Share(f"{self.name}:{key}", self._rules, cost)
+        return Share(key, self._rules, cost)
+
+
+class RoutePolicy(Policy):
+    """One with the name of a route: ``GET /search``."""
+
+    _names = re.compile(r"[ -~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,26 +212,6 @@ def together(standings: Sequence[Standing]) -> Standing:
     return standings[-1]._replace(told=tuple(told for each in standings for told in each.told))
 
 
-def standing_of(policies: Sequence[Policy], decision: Decision) -> Standing:
-    """Of a decision that has the rows of these policies, in this order."""
-    told, rows = [], list(decision.rows)
-    for policy in policies:
-        number = len(policy.items)
-        told.append(Told(policy, tuple(rows[:number])))
-        rows = rows[number:]
-    return Standing(tuple(told), decision.limited, decision.retry_after, decision.at)
-
-
-def answer(policies: Sequence[Policy], decision: Decision) -> Answer:
-    """What to tell a client after RL.ALL with the rows of these policies, in this order."""
-    return standing_of(policies, decision).answer()
-
-
-def standing(policies: Sequence[Policy], decision: Decision) -> dict[str, str]:
-    """The header fields: of each quota the units left, and the seconds to make do with them."""
-    return standing_of(policies, decision).fields()
-
-
 def check_cost(cost: int) -> None:
     """Refuses a cost that no request can have. A negative one would give back what others took."""
     if not _wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
@@ -233,7 +220,7 @@ def check_cost(cost: int) -> None:
 
 def away() -> Answer:
     """What to tell a client that is not let through while Redis is away."""
-    return _problem(503, {}, {"title": "The rate limiter is away"})
+    return _problem(503, {"Retry-After": "1"}, {"title": "The rate limiter is away"})
 
 
 def _left(item: Item, remaining: int, wait: timedelta | None) -> str:

@@ -1,9 +1,9 @@
 """A storage for the `limits` library, and so for Flask-Limiter and slowapi.
 
 Importing this module registers the schemes ``redis-rl://``, ``rediss-rl://``, ``redis-rl+unix://``,
-``redis-rl+cluster://`` and ``redis-rl+sentinel://``, and each with ``async+`` before it. What follows the scheme, and
-the options, are those of the library's own ``redis://`` storages, and ``clock``: a function that returns the Unix time
-in milliseconds, for tests.
+``redis-rl+cluster://``, ``redis-rl+sentinel://`` and ``redis-rl+memory://``, and each with ``async+`` before it.
+What follows the scheme, and the options, are those of the library's own ``redis://`` storages, and ``clock``: a
+function that returns the Unix time in milliseconds, for tests.
 
 `moving-window` is RL.LOG and `sliding-window-counter` RL.SLIDING, each hit one command. `fixed-window` stays the
 library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock.
@@ -23,26 +23,31 @@ import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from . import _wire
-from ._asking import Loop, Sender
+from ._asking import Loop, Sender, run
 from ._asking.own import socket_timeout
 from ._wire import MAX_COST, Clock, Key
+from .memory import MemoryLimiter
 
 __all__ = [
     "AsyncRedisRLClusterStorage",
+    "AsyncRedisRLMemoryStorage",
     "AsyncRedisRLSentinelStorage",
     "AsyncRedisRLStorage",
     "RedisRLClusterStorage",
+    "RedisRLMemoryStorage",
     "RedisRLSentinelStorage",
     "RedisRLStorage",
 ]
 
 _Result = TypeVar("_Result")
 
-# A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
-_POOL = {"max_connections": 2**31}
-
+# A connection for each thread, also where redis-py would make no more than 100 and fail the rest. A command that is
+# sent again might count twice.
+_OPTIONS = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
 
 # If the options name none.
 _TIMEOUT_SECONDS = 5.0
@@ -307,19 +312,14 @@ class _SyncWindows(_Windows):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage."""
         self.clock = clock
-        options = {**_POOL, **options}
+        options = {**_OPTIONS, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
     async def _call(self, *words: Key | int) -> Any:
         return self.storage.execute_command(*words)
 
     def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        try:
-            coroutine.send(None)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-        raise RuntimeError("a command of a synchronous client has to be awaited")
+        return run(coroutine)
 
     def _incr_script(self) -> Any:
         return self.lua_incr_expire
@@ -401,3 +401,74 @@ class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
     """``async+redis-rl+sentinel://host:port,host:port/service``. All is asked of the master."""
 
     STORAGE_SCHEME = ["async+redis-rl+sentinel"]
+
+
+class _MemoryWindows(_Windows):
+    """In this process. Fixed windows begin with their first hit here too."""
+
+    _may_run_scripts = False
+    base_exceptions = redis.exceptions.RedisError
+
+    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
+        """``clock`` returns the Unix time in milliseconds."""
+        self.clock: Clock = clock or _now_ms
+        self._limiter = MemoryLimiter(clock=self.clock)
+        # What fixed windows count, and when they end.
+        self._fixed: dict[str, tuple[int, int]] = {}
+        super().__init__(uri, **options)  # type: ignore[call-arg]  # of a class beside
+
+    async def _call(self, *words: Key | int) -> Any:
+        return self._limiter.execute_command(*words)
+
+    def prefixed_key(self, key: str) -> str:
+        """As it is."""
+        return key
+
+    @_of_storage
+    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        """Counts in a fixed window."""
+        now_ms = self.clock()
+        if key not in self._fixed:
+            self._fixed = {name: each for name, each in self._fixed.items() if each[1] > now_ms}
+        count, ends_ms = await self._fixed_window(key)
+        if ends_ms <= now_ms:
+            count, ends_ms = 0, now_ms + 1000 * expiry
+        self._fixed[key] = count + _whole(amount), ends_ms
+        return self._fixed[key][0]
+
+    async def _fixed_window(self, key: str) -> tuple[int, int]:
+        return self._fixed.get(key, (0, 0))
+
+    @_of_storage
+    async def clear(self, key: str) -> None:
+        """Forgets a fixed or a moving window."""
+        self._fixed.pop(key, None)
+        await self._forget("RL.LOG", _log(key), "3650d")
+
+    @_of_storage
+    async def reset(self) -> None:
+        """Forgets all."""
+        self._fixed.clear()
+        await self._call("FLUSHALL")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class RedisRLMemoryStorage(_MemoryWindows, sync.Storage, sync.MovingWindowSupport, sync.SlidingWindowCounterSupport):
+    """``redis-rl+memory://``, in this process."""
+
+    STORAGE_SCHEME = ["redis-rl+memory"]
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        return run(coroutine)
+
+
+class AsyncRedisRLMemoryStorage(_MemoryWindows, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport):
+    """``async+redis-rl+memory://``, in this process."""
+
+    STORAGE_SCHEME = ["async+redis-rl+memory"]
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
+        return coroutine

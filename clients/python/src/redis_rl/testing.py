@@ -4,7 +4,7 @@
 the fixture ``redis_rl_server`` is an empty server. Its program is ``REDIS_SERVER`` of the environment, or
 ``redis-server`` or ``valkey-server`` on the PATH. The module is ``REDIS_RL_MODULE`` of the environment, or else that of
 a clone's ``target/release``, with the tests in the clone, or in ``/usr/lib/redis/modules``. If one of the two is not
-there, tests that use the fixture are skipped.
+there, tests that use the fixture fail.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _START_MS = 1_767_225_600_000
 _PATIENCE_SECONDS = 120.0
 _PAUSE_SECONDS = 0.01
 _ATTEMPTS = 5
+_WITHOUT = "redis_rl.MemoryLimiter needs neither a server nor the module"
 _LARGEST_PORT = 55_000
 _PR_SET_PDEATHSIG = 1
 
@@ -146,12 +147,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def _redis_rl_server() -> Iterator[Server]:
-    program, module = _program(), _module()
-    if not program:
-        pytest.skip("there is no redis-server or valkey-server on the PATH; REDIS_SERVER=path names one")
-    if not module:
-        pytest.skip(f"the redis-rl module is not in {_MODULE_FOLDER}; REDIS_RL_MODULE=path names it")
-    with Server(program, module) as server:
+    with Server(_program(), _module()) as server:
         yield server
 
 
@@ -162,20 +158,24 @@ def redis_rl_server(_redis_rl_server: Server) -> Server:
     return _redis_rl_server
 
 
-def _program() -> str | None:
+def _program() -> str:
     named = os.environ.get("REDIS_SERVER")
-    if named and not shutil.which(named):
-        raise FileNotFoundError(f"REDIS_SERVER names no program: {named}")
-    return named or next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if found := next(filter(None, map(shutil.which, [named] if named else _PROGRAMS)), None):
+        return found
+    said = (
+        f"REDIS_SERVER names no program: {named}" if named else "there is no redis-server or valkey-server on the PATH"
+    )
+    raise FileNotFoundError(f"{said}; {_WITHOUT}")
 
 
-def _module() -> str | None:
+def _module() -> str:
     named = os.environ.get("REDIS_RL_MODULE")
-    if named and not Path(named).exists():
-        raise FileNotFoundError(f"REDIS_RL_MODULE names no file: {named}")
     clones = [folder / "target/release" for start in (Path.cwd(), Path(__file__)) for folder in (start, *start.parents)]
     files = [folder / name for folder in (*clones, _MODULE_FOLDER) for name in _MODULE_NAMES]
-    return named or next((str(file) for file in files if file.exists()), None)
+    if found := next((str(file) for file in ([Path(named)] if named else files) if file.exists()), None):
+        return found
+    said = f"REDIS_RL_MODULE names no file: {named}" if named else f"the redis-rl module is not in {_MODULE_FOLDER}"
+    raise FileNotFoundError(f"{said}; {_WITHOUT}")
 
 
 def _free_port() -> int:

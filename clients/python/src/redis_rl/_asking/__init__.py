@@ -2,5 +2,6 @@
 
 from .driver import CLOSE_SECONDS, Driver, PerLoop, check_seconds
 from .sender import Loop, Sender
+from .thread import InThread, run
 
-__all__ = ["CLOSE_SECONDS", "Driver", "Loop", "PerLoop", "Sender", "check_seconds"]
+__all__ = ["CLOSE_SECONDS", "Driver", "InThread", "Loop", "PerLoop", "Sender", "check_seconds", "run"]

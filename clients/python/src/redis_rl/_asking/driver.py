@@ -25,10 +25,11 @@ class Driver:
 
     def __init__(self, client: Any, loop: Loop, *, remember: float, timeout: float | None, clock: Clock | None) -> None:
         """``remember`` and ``timeout`` are in seconds. ``clock`` decides instead of the server's and this process's."""
-        self.loop, self.clock = loop, clock
+        self.loop, self.clock = loop, clock or getattr(client, "clock", None)
         # Of threads that look for what is known.
         self.lock: AbstractContextManager[Any] = nullcontext()
-        self.sender = Sender(client, loop, timeout)
+        # What decides in this process has no connections.
+        self.sender = client.sender(loop) if hasattr(client, "sender") else Sender(client, loop, timeout)
         self.keys = Keys(int(remember * 1000), slot_of=self.sender.slot_of)
         # Those that give back, or may bring a lease.
         self._under_way: set[Command] = set()
@@ -40,30 +41,23 @@ class Driver:
         """The time by which leases end."""
         return now_ms() if self.clock is None else self.clock()
 
-    async def ask(self, request: Request) -> Answer:
-        """What a request is told, or the error if it cannot be decided."""
+    def ask(self, request: Request) -> asyncio.Future[Answer]:
+        """What a request will be told, or the error if it cannot be decided. Whoever is cancelled gives it back."""
         if self.clock is not None:
             self._tick()
         waiter = self._wait(request)
         self._tell(self.keys.take, self.now_ms(), request)
-        try:
-            answer: Answer = await waiter
-        except asyncio.CancelledError:
-            self.give_back(request)
-            raise
-        return answer
+        return waiter
 
     def give_back(self, request: Request) -> None:
         """What it took, and what it takes."""
         self._tell(self.keys.give_back, self.now_ms(), request)
 
-    async def settle(self, request: Request, used: Mapping[int, int]) -> Answer:
+    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Answer]:
         """Corrects what is counted of shares, by their index, to what was used."""
         waiter = self._wait(request)
         self._tell(self.keys.settle, self.now_ms(), request, used)
-        # Whoever is cancelled leaves the others to wait.
-        answer: Answer = await waiter
-        return answer
+        return waiter
 
     def _wait(self, request: Request) -> asyncio.Future[Answer]:
         waiter: asyncio.Future[Answer] = self.loop.create_future()
@@ -129,7 +123,7 @@ class Driver:
 
 
 class PerLoop:
-    """A driver for each event loop."""
+    """Asks in the event loop that runs, with a driver for each."""
 
     def __init__(self, make: Callable[[Loop], Driver]) -> None:
         self._make = make
@@ -145,6 +139,22 @@ class PerLoop:
             self._of.pop(other, None)
         driver = self._of[loop] = self._make(loop)
         return driver
+
+    def ask(self, request: Request) -> asyncio.Future[Answer]:
+        """Has begun when it returns."""
+        return self.here().ask(request)
+
+    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Answer]:
+        """The same."""
+        return self.here().settle(request, used)
+
+    def give_back(self, request: Request) -> None:
+        """All that it took."""
+        self.here().give_back(request)
+
+    async def close(self, timeout: float) -> None:
+        """Gives back all leases."""
+        await self.here().close(timeout)
 
 
 def now_ms() -> int:

@@ -59,6 +59,8 @@ def is_cluster(client: Any) -> bool:
 
 def socket_timeout(client: Any) -> float | None:
     """How long the application waits for a reply, in seconds."""
+    if not hasattr(client, "get_connection_kwargs"):
+        return None
     timeout: float | None = client.get_connection_kwargs().get("socket_timeout")
     return timeout
 

@@ -1,0 +1,286 @@
+"""For operators: ``python -m redis_rl``, which lists, inspects and resets limiters, and shows who is limited."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from . import _wire
+
+Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
+"""Key, algorithm, window, units used and left, and seconds until nothing is used."""
+
+_TYPE = "ratelimit"
+_BATCH = 1000
+_EVENTS = "__keyevent@{}__:rl.limited"
+_SETTING = "notify-keyspace-events"
+_TITLES = ("KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET")
+_FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The words are those of redis-cli."""
+    options = argparse.ArgumentParser("python -m redis_rl", description=__doc__.partition(", which")[0], add_help=False)
+    options.add_argument("--help", action="help", help="show this and exit")
+    server = options.add_argument_group("server, as in redis-cli")
+    server.add_argument("-h", metavar="HOST", dest="host", default="127.0.0.1")
+    server.add_argument("-p", metavar="PORT", dest="port", type=int, default=6379)
+    server.add_argument("-s", metavar="SOCKET", dest="socket", help="a Unix socket instead of both")
+    server.add_argument(
+        "-u", metavar="URI", dest="uri", help="redis://user:password@host:port/db instead of all others"
+    )
+    server.add_argument("-n", metavar="DB", dest="db", type=int, default=0)
+    server.add_argument("-a", "--pass", metavar="PASSWORD", dest="password", default=os.environ.get("REDISCLI_AUTH"))
+    server.add_argument("--user", help="else the default user; REDISCLI_AUTH in the environment is a password too")
+    server.add_argument("-c", action="store_true", help="nothing: a cluster is recognized")
+    server.add_argument("--tls", action="store_true")
+    server.add_argument("--cacert", metavar="FILE")
+    server.add_argument("--cert", metavar="FILE")
+    server.add_argument("--key", metavar="FILE", dest="tls_key")
+    server.add_argument("--insecure", action="store_true", help="accept any certificate")
+    commands = options.add_subparsers(metavar="COMMAND", required=True)
+    for name, run, text in (
+        ("list", list_all, "limiters whose keys begin with a prefix"),
+        ("inspect", inspect, "one limiter"),
+        ("reset", reset, "forget what limiters count"),
+        ("watch", watch, "who is limited, each second"),
+    ):
+        command = commands.add_parser(name, help=text, description=text, add_help=False)
+        command.add_argument("--help", action="help", help="show this and exit")
+        command.set_defaults(run=run)
+        if name in ("list", "watch"):
+            command.add_argument("prefix", nargs="?", default="", type=os.fsencode)
+        else:
+            command.add_argument("keys", metavar="key", nargs="+" if name == "reset" else 1, type=os.fsencode)
+        if name in ("list", "inspect"):
+            command.add_argument("--quotas", type=_quotas, metavar="5/10s,100/h", help="what is left of these")
+        if name == "watch":
+            command.add_argument("--seconds", type=float, help="how long; else until Ctrl-C")
+            command.add_argument("--enable", action="store_true", help=f"set {_SETTING} meanwhile")
+    return options
+
+
+def _quotas(text: str) -> tuple[_wire.Pair, ...]:
+    try:
+        return _wire.checked_pairs([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def connect(options: argparse.Namespace) -> Any:
+    """A client for the server, or for the cluster that it is of."""
+    patience: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": Retry(NoBackoff(), 0)}
+    settings = {"username": options.user, "password": options.password, **patience}
+    if options.tls:
+        checks = "none" if options.insecure else "required"
+        settings |= {"ssl": True, "ssl_cert_reqs": checks, "ssl_ca_certs": options.cacert}
+        settings |= {"ssl_certfile": options.cert, "ssl_keyfile": options.tls_key}
+        settings["ssl_check_hostname"] = not options.insecure
+    place: dict[str, Any] = {"host": options.host, "port": options.port}
+    if options.uri:
+        client = redis.Redis.from_url(options.uri, **patience)
+    elif options.socket:
+        client = redis.Redis(unix_socket_path=options.socket, db=options.db, **settings)
+    else:
+        client = redis.Redis(**place, db=options.db, **settings)
+    if not client.info("cluster").get("cluster_enabled"):
+        return client
+    client.close()
+    return redis.RedisCluster.from_url(options.uri) if options.uri else redis.RedisCluster(**place, **settings)
+
+
+def masters(client: Any) -> list[Any]:
+    """A client for each."""
+    if isinstance(client, redis.RedisCluster):
+        return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
+    return [client]
+
+
+def printable(key: bytes) -> str:
+    """Whatever a user is called, it does nothing to a terminal."""
+    text = key.decode(errors="backslashreplace")
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+class Progress:
+    """A bar, of a long scan and on a terminal alone."""
+
+    def __init__(self, total: int) -> None:
+        """Of so many keys."""
+        self._total, self._done, self._told = total, 0, ""
+        self._is_shown = total > 10 * _BATCH and sys.stderr.isatty()
+
+    def move(self, by: int) -> None:
+        """So many are done."""
+        self._done += by
+        if self._is_shown:
+            percent = min(99, 100 * self._done // max(self._total, 1))
+            self.clear()
+            self._told = f"[{'#' * (percent // 5):<20}] {percent:>2} % of {self._total} keys"
+            print(self._told, end="\r", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """For what else is printed."""
+        if self._told:
+            print(" " * len(self._told), end="\r", file=sys.stderr, flush=True)
+            self._told = ""
+
+
+def table(rows: Iterable[Row], progress: Progress | None = None) -> int:
+    """Prints it: for programs, separated by tabs."""
+    is_terminal, number = sys.stdout.isatty(), 0
+    for key, algorithm, window, used, left, reset in rows:
+        if progress:
+            progress.clear()
+        if is_terminal and not number:
+            print(_FORMAT.format(*_TITLES))
+        number += 1
+        words = (printable(key), algorithm, window, str(used), "-" if left is None else str(left), reset)
+        print(_FORMAT.format(*words) if is_terminal else "\t".join(words))
+    return number
+
+
+def rows_of(client: Any, keys: list[bytes], quotas: tuple[_wire.Pair, ...] | None) -> Iterator[Row]:
+    """What limiters count; those that are gone meanwhile count nothing."""
+    asked = client.pipeline(transaction=False)
+    for key in keys:
+        asked.execute_command("RL.INFO", key)
+        for limit, window in quotas or ():
+            asked.execute_command("RL.PEEK", key, limit, window)
+    replies = iter(asked.execute(raise_on_error=False))
+    for key in keys:
+        said, *peeks = [next(replies) for _ in range(1 + len(quotas or ()))]
+        for reply in (said, *peeks):
+            if isinstance(reply, Exception):
+                raise _wire.explained(reply)
+        if info := _wire.info(said):
+            for (limit, length), (_, _, left, _, reset, *_) in zip(quotas or (), peeks, strict=True):
+                yield key, info.algorithm, str(length), limit - left, left, _seconds(reset)
+            for each in () if quotas else info.windows:
+                rest = None if each.limit is None else max(each.limit - each.used, 0)
+                window = f"{each.window.total_seconds():g}s"
+                yield key, info.algorithm, window, each.used, rest, _seconds(each.reset_after // _wire.MILLISECOND)
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f}s"
+
+
+def list_all(client: Any, options: argparse.Namespace) -> int:
+    """By SCAN, which holds up nobody."""
+    nodes = masters(client)
+    progress = Progress(sum(node.dbsize() for node in nodes))
+    pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
+
+    def rows() -> Iterator[Row]:
+        for node in nodes:
+            cursor = None
+            while cursor != 0:
+                cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
+                yield from rows_of(node, keys, options.quotas)
+                progress.move(_BATCH)
+
+    table(rows(), progress)
+    progress.clear()
+    return 0
+
+
+def inspect(client: Any, options: argparse.Namespace) -> int:
+    """One of them."""
+    if isinstance(client, redis.RedisCluster):
+        client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))  # type: ignore[no-untyped-call]
+    if table(rows_of(client, options.keys, options.quotas)):
+        return 0
+    print("there is no such limiter", file=sys.stderr)
+    return 1
+
+
+def reset(client: Any, options: argparse.Namespace) -> int:
+    """Nothing but limiters."""
+    status = 0
+    for key in options.keys:
+        kind = client.type(key).decode()
+        if kind == _TYPE and client.delete(key):
+            print(printable(key))
+        else:
+            status = 1
+            print(f"{printable(key)}: {'no limiter' if kind == 'none' else f'not a limiter: {kind}'}", file=sys.stderr)
+    return status
+
+
+def watch(client: Any, options: argparse.Namespace) -> int:
+    """From the keyspace event, of all masters."""
+    nodes = masters(client)
+    restore: list[Callable[[], object]] = []
+    for node in nodes:
+        events = next(iter(node.config_get(_SETTING).values()))
+        if "E" in events and ("d" in events or "A" in events):
+            continue
+        if not options.enable:
+            print(f"the server tells of no events: add Ed to {_SETTING}, or use --enable", file=sys.stderr)
+            return 1
+        node.config_set(_SETTING, f"{events}Ed")
+        restore.append(lambda node=node, events=events: node.config_set(_SETTING, events))  # type: ignore[misc]
+    subscriptions = [node.pubsub() for node in nodes]
+    end = None if options.seconds is None else time.monotonic() + options.seconds
+    try:
+        for each in subscriptions:
+            each.subscribe(_EVENTS.format(options.db))
+        while end is None or time.monotonic() < end:
+            for key, times in _limited(subscriptions, end).most_common():
+                if key.startswith(options.prefix):
+                    print(f"{time.strftime('%H:%M:%S')}\t{times}\t{printable(key)}", flush=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for undo in restore:
+            undo()
+    return 0
+
+
+def _limited(subscriptions: list[Any], end: float | None) -> Counter[bytes]:
+    """How often each key was, within a second."""
+    keys: Counter[bytes] = Counter()
+    until = min(time.monotonic() + 1, end or float("inf"))
+    while (left := until - time.monotonic()) > 0:
+        for each in subscriptions:
+            message = each.get_message(timeout=min(left, 0.05) / len(subscriptions))
+            while message:
+                if message["type"] == "message":
+                    keys[message["data"]] += 1
+                message = each.get_message()
+    return keys
+
+
+def main(words: list[str] | None = None) -> int:
+    """The exit status: 1 if it has failed, 2 if the words are wrong."""
+    options = parser().parse_args(words)
+    if options.uri:
+        options.db = redis.connection.parse_url(options.uri).get("db", 0)  # type: ignore[no-untyped-call]
+    try:
+        status: int = options.run(connect(options), options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As of head. Else Python complains when it closes the output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (RedisError, OSError, ValueError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What one request takes, and what it is told: by all limits that it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import http
+from ._keys import Answer as Told
+from ._keys import Request
+from ._wire import Decision
+from .http import Answer, Policy, Standing
+
+if TYPE_CHECKING:
+    from ._guard import Cost, Guard, Limit
+
+
+class Share(NamedTuple):
+    """What a request takes of one policy."""
+
+    policy: Policy
+    key: str
+    cost: int
+    # What a limit further in may count by too: None for a key that the policy names for all.
+    whose: Any
+
+
+class Part:
+    """What was decided together: all policies of a step, or one of a dry run."""
+
+    def __init__(
+        self, guard: Guard, asking: Any, shares: Sequence[Share], request: Request, answer: Told | Exception
+    ) -> None:
+        """``request`` knows what was taken."""
+        self._guard, self.asking, self.shares, self.request = guard, asking, shares, request
+        self.policies = [share.policy for share in shares]
+        self.error = answer if isinstance(answer, Exception) else None
+        self.standing = None if isinstance(answer, Exception) else Standing.of(self.policies, answer)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided; None while Redis is away."""
+        is_local = self.asking is self._guard.local
+        return replace(self.standing.decision, is_local=is_local) if self.standing else None
+
+    async def settle(self, used: Mapping[str, int]) -> None:
+        """Of these names. What has gone back stays back, so that who keeps trying is let in."""
+        if self.request.gives_back:
+            return
+        of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
+        answer = await self._guard.settled(self, of_index)
+        if answer is not None:
+            self.standing = Standing.of(self.policies, answer)
+
+    def release(self) -> None:
+        """Gives back all that was taken, once."""
+        if self.request.gives_back:
+            return
+        units = [sum(counted.values()) for counted in self.request.counted]
+        self.asking.give_back(self.request)
+        if self.standing:
+            self.standing = self.standing.without(units)
+
+
+class Taken:
+    """What a step took, or why it did not."""
+
+    def __init__(self, limits: Sequence[Limit], parts: Sequence[Part]) -> None:
+        """By these limits."""
+        self.limits, self.parts = limits, parts
+        self.refusal: Answer | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether to send :attr:`answer` instead of what was asked for."""
+        return self.refusal is not None
+
+    @property
+    def answer(self) -> Answer:
+        """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
+        return self.refusal or Answer(200, _fields(self.standings))
+
+    @property
+    def policies(self) -> list[Policy]:
+        """Those that limit the request."""
+        return [policy for part in self.parts for policy in part.policies]
+
+    @property
+    def whose(self) -> set[Any]:
+        """By what they count."""
+        return {share.whose for part in self.parts for share in part.shares if share.whose is not None}
+
+    @property
+    def standings(self) -> list[Standing]:
+        """What is known, without dry runs."""
+        return [part.standing for part in self.parts if part.standing and not part.policies[0].dry_run]
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided; None where nothing limits the request, and while Redis is away."""
+        return next((part.decision for part in self.parts if part.standing and not part.policies[0].dry_run), None)
+
+    async def settle(self, used: Cost) -> Mapping[str, str]:
+        """As the guard does, where it is not in front of the application."""
+        return await settle([self], used)
+
+    def release(self) -> None:
+        """Gives back all that was taken, once: the request is refused further in."""
+        for part in self.parts:
+            part.release()
+
+
+class Visit:
+    """A request, for the one answer that it gets."""
+
+    def __init__(self, state: MutableMapping[str, Any], key: str) -> None:
+        """Is found there while the request lasts."""
+        self.taken: list[Taken] = []
+        self.refusal: Answer | None = None
+        self.has_begun = False
+        self._state, self._key = state, key
+        state[key] = self
+
+    def end(self) -> None:
+        """The request is over."""
+        self._state[self._key] = None
+
+    def add(self, taken: Taken) -> None:
+        """Tells of it. What is taken when the answer has begun is not told any more."""
+        if self.has_begun:
+            return
+        self.taken.append(taken)
+        if taken.refused:
+            self.refusal = taken.refusal
+        if self.refusal:
+            # It costs nothing, also what was asked for at once, or after an application caught the refusal.
+            for each in self.taken:
+                each.release()
+
+    def fields(self) -> Mapping[str, str]:
+        """For the answer of the application."""
+        return _fields([standing for taken in self.taken for standing in taken.standings])
+
+
+def _fields(standings: Sequence[Standing]) -> Mapping[str, str]:
+    return http.together(standings).fields() if standings else {}
+
+
+async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
+    """Settles what was taken for one request, by the names of policies; the last is the innermost."""
+    if not isinstance(used, Mapping):
+        names = [policy.name for each in taken for policy in each.policies]
+        if len(names) > 1:
+            raise ValueError("several policies limit this request: name what was used of each")
+        used = dict.fromkeys(names, used)
+    for units in used.values():
+        http.check_cost(units)
+    missing = dict(used)
+    for part in [part for each in reversed(taken) for part in each.parts]:
+        own = {policy.name: missing.pop(policy.name) for policy in part.policies if policy.name in missing}
+        if own:
+            await part.settle(own)
+    if missing:
+        check_exist([limit for each in taken for limit in each.limits], missing)
+    return _fields([standing for each in taken for standing in each.standings])
+
+
+def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
+    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
+    known: set[str] = set()
+    for limit in limits:
+        if limit.fixed is None:
+            return
+        known.update(policy.name for policy in limit.fixed)
+    if unknown := names.keys() - known:
+        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")

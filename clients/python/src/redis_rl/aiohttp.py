@@ -1,0 +1,108 @@
+"""Guards of aiohttp's applications.
+
+guard = Guard(redis, "5/10s, 100/h")
+app = web.Application(middlewares=[guard.middleware])
+
+@routes.get("/search")
+@guard.limit("1/s, 20/m")
+async def search(request: web.Request) -> web.Response: ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from ._address import behind
+from ._guard import VISIT, AsyncGuard, Limit, Policies, limits_of, route_name, with_limit
+from ._visit import Visit
+from .http import Answer, Policy
+
+__all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# Older versions have no such keys.
+_STATE: Any = web.RequestKey("redis_rl", dict) if hasattr(web, "RequestKey") else "redis_rl"
+
+
+def client_address(proxies: int = 0) -> Callable[[web.Request], str]:
+    """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
+    return lambda request: behind(proxies, request.remote, request.headers.getall("X-Forwarded-For", ()))
+
+
+class Guard(AsyncGuard):
+    """Limits the requests of an application of aiohttp."""
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """For the middlewares of an application, the first of them."""
+        visit = await self.begin(request, limits_of(request.match_info.handler))
+        try:
+            if visit.refusal:
+                return _response(visit.refusal)
+            try:
+                response = await handler(request)
+            except web.HTTPException as answer:
+                if visit.refusal:
+                    return _response(visit.refusal)
+                answer.headers.update(visit.fields())
+                raise
+            if visit.refusal and not response.prepared:
+                return _response(visit.refusal)
+            if not response.prepared:
+                await self.prepare(request, response)
+            return response
+        finally:
+            visit.end()
+
+    async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """For ``app.on_response_prepare``, where handlers prepare streams and websockets themselves."""
+        visit: Visit | None = self.state(request).get(VISIT)
+        if visit and not visit.has_begun:
+            visit.has_begun = True
+            response.headers.update(visit.fields())
+
+    def limit(self, policies: Policies) -> Callable[[Any], Any]:
+        """Decorates a handler, or a method of a ``web.View``."""
+        limit = Limit(self, policies)
+
+        def decorate(handler: Any) -> Any:
+            @functools.wraps(handler)
+            async def limited(first: Any) -> web.StreamResponse:
+                request = getattr(first, "request", first)
+                if (await self.take_route(limit, request)).refused:
+                    # The middleware answers.
+                    return web.Response()
+                response: web.StreamResponse = await handler(first)
+                return response
+
+            return with_limit(limited, limit)
+
+        return decorate
+
+    def state(self, request: web.Request) -> MutableMapping[str, Any]:
+        """Of the request."""
+        state: dict[str, Any] | None = request.get(_STATE)
+        if state is None:
+            request[_STATE] = state = {}
+        return state
+
+    def address(self, request: web.Request) -> str | None:
+        """Of the connection."""
+        return request.remote
+
+    def route(self, request: web.Request, limit: Limit) -> str | None:
+        """Of the resource."""
+        route = request.match_info.route
+        method = "GET" if route.method == "HEAD" else route.method
+        if route.resource is None:
+            return None
+        return route_name(() if method == "*" else (method,), route.resource.canonical)
+
+
+def _response(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status, headers=answer.fields, body=answer.body)

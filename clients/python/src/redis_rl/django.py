@@ -1,0 +1,156 @@
+"""Guards of Django's projects, for views of both kinds. For Django REST framework's throttles see :mod:`redis_rl.drf`.
+
+# limits.py, of which settings.MIDDLEWARE begins with "project.limits.middleware"
+guard = Guard(redis, "5/10s, 100/h")
+middleware = guard.middleware
+
+@guard.limit("1/s, 20/m", method="GET")
+def search(request: HttpRequest) -> HttpResponse: ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import sync_and_async_middleware
+
+from ._address import behind
+from ._asking import CLOSE_SECONDS, run
+from ._guard import VISIT, Cost, Limit, Policies, SyncGuard, limits_of, route_name, with_limit
+from ._visit import Taken, Visit
+from .http import Answer, Policy
+
+__all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+
+
+def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
+    """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
+
+    def client(request: HttpRequest) -> str:
+        forwarded = request.META.get("HTTP_X_FORWARDED_FOR")
+        return behind(proxies, request.META.get("REMOTE_ADDR"), [forwarded] if forwarded else ())
+
+    return client
+
+
+class Guard(SyncGuard):
+    """Limits the requests of a project of Django. In asynchronous views it is ``atake``, ``asettle``, ``aclose``."""
+
+    @sync_and_async_middleware
+    def middleware(self, get_response: Any) -> Any:
+        """For ``settings.MIDDLEWARE``, the first of them."""
+        guarded: Any
+        if iscoroutinefunction(get_response):
+
+            async def guarded(request: HttpRequest) -> Any:
+                visit = self._visit(request)
+                response = await get_response(request)
+                if not visit.taken:
+                    # Nobody has looked for a view.
+                    await self.take_of([self.all], request, visit=visit)
+                return _answered(visit, response)
+
+            async def process_view(request: HttpRequest, view: Any, args: Any, arguments: Any) -> Any:
+                visit = self.visit_of(request)
+                taken = await self.take_of([self.all, *_limits(view, request)], request, visit=visit)
+                return _response(taken.refusal)
+        else:
+
+            def guarded(request: HttpRequest) -> Any:
+                visit = self._visit(request)
+                response = get_response(request)
+                if not visit.taken:
+                    run(self.take_of([self.all], request, visit=visit))
+                return _answered(visit, response)
+
+            def process_view(request: HttpRequest, view: Any, args: Any, arguments: Any) -> Any:  # type: ignore[misc]
+                visit = self.visit_of(request)
+                return _response(run(self.take_of([self.all, *_limits(view, request)], request, visit=visit)).refusal)
+
+        guarded.process_view = process_view
+        return guarded
+
+    def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[Any], Any]:
+        """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
+        limit = ViewLimit(self, policies, method)
+
+        def decorate(view: Any) -> Any:
+            if iscoroutinefunction(view):
+
+                @functools.wraps(view)
+                async def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
+                    taken = await self.take_route(limit, request) if limit.is_for(request) else None
+                    return (taken and _response(taken.refusal)) or await view(request, *args, **arguments)
+            else:
+
+                @functools.wraps(view)
+                def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
+                    taken = run(self.take_route(limit, request)) if limit.is_for(request) else None
+                    return (taken and _response(taken.refusal)) or view(request, *args, **arguments)
+
+            return with_limit(limited, limit)
+
+        return decorate
+
+    async def atake(self, request: HttpRequest, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """:meth:`take` in an asynchronous view."""
+        return await self.take_by_hand(request, policies, cost)
+
+    async def asettle(self, request: HttpRequest, used: Cost) -> Mapping[str, str]:
+        """:meth:`settle` in an asynchronous view."""
+        return await self.settle_by_hand(request, used)
+
+    async def aclose(self, timeout: float = CLOSE_SECONDS) -> None:
+        """:meth:`close` in an event loop."""
+        await self.end(timeout)
+
+    def state(self, request: HttpRequest) -> MutableMapping[str, Any]:
+        """Of the request."""
+        return request.META
+
+    def address(self, request: HttpRequest) -> str | None:
+        """Of the connection."""
+        return request.META.get("REMOTE_ADDR")
+
+    def route(self, request: HttpRequest, limit: Limit) -> str | None:
+        """Of the pattern, which is for all methods."""
+        assert isinstance(limit, ViewLimit)
+        match = request.resolver_match
+        return route_name([limit.method] if limit.method else (), f"/{match.route}") if match else None
+
+    def _visit(self, request: HttpRequest) -> Visit:
+        return Visit(self.state(request), VISIT)
+
+
+class ViewLimit(Limit):
+    """Limits a view."""
+
+    def __init__(self, guard: Guard, policies: Policies, method: str | None) -> None:
+        """Perhaps for one method alone."""
+        super().__init__(guard, policies)
+        self.method = method
+
+    def is_for(self, request: HttpRequest) -> bool:
+        """Whether it limits this request."""
+        return self.method is None or request.method == self.method
+
+
+def _limits(view: Any, request: HttpRequest) -> list[Limit]:
+    return [limit for limit in limits_of(view) if isinstance(limit, ViewLimit) and limit.is_for(request)]
+
+
+def _response(answer: Answer | None) -> HttpResponse | None:
+    return None if answer is None else HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
+
+
+def _answered(visit: Visit, response: Any) -> Any:
+    visit.end()
+    if visit.refusal:
+        return _response(visit.refusal)
+    for name, value in visit.fields().items():
+        response[name] = value
+    return response

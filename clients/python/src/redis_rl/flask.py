@@ -1,0 +1,94 @@
+"""Guards of Flask's applications.
+
+guard = Guard(redis, "5/10s, 100/h")
+guard.middleware(app)
+
+@app.get("/search")
+@guard.limit("1/s, 20/m")
+def search() -> list[str]: ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from flask import Flask, Request, Response, current_app, request
+
+from ._address import behind
+from ._asking import run
+from ._guard import VISIT, Limit, Policies, SyncGuard, limits_of, route_name, with_limit
+from ._visit import Visit
+from .http import Answer, Policy
+
+__all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+
+
+def client_address(proxies: int = 0) -> Callable[[Request], str]:
+    """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
+    return lambda request: behind(proxies, request.remote_addr, request.headers.getlist("X-Forwarded-For"))
+
+
+class Guard(SyncGuard):
+    """Limits the requests of an application of Flask."""
+
+    def middleware(self, app: Flask) -> None:
+        """Limits an application, before anything else that it does with a request."""
+        app.before_request(self._before)
+        app.after_request(self._after)
+        app.teardown_request(self._end)
+
+    def _before(self) -> Response | None:
+        view = current_app.view_functions.get(request.endpoint or "")
+        return _response(run(self.begin(request, limits_of(view))).refusal)
+
+    def _after(self, response: Response) -> Response:
+        visit: Visit | None = request.environ.get(VISIT)
+        if visit:
+            visit.has_begun = True
+            response = _response(visit.refusal) or response
+            response.headers.update(visit.fields() if not visit.refusal else {})
+        return response
+
+    def _end(self, error: BaseException | None) -> None:
+        if visit := request.environ.get(VISIT):
+            visit.end()
+
+    def limit(self, policies: Policies) -> Any:
+        """Decorates a view; or is a blueprint's: ``blueprint.before_request(guard.limit("9/h"))``."""
+        limit = Limit(self, policies)
+
+        def decorate(view: Any = None) -> Any:
+            if view is None:
+                return _response(run(self.take_route(limit, request)).refusal)
+
+            @functools.wraps(view)
+            def limited(*args: Any, **arguments: Any) -> Any:
+                refusal = _response(run(self.take_route(limit, request)).refusal)
+                return refusal or current_app.ensure_sync(view)(*args, **arguments)
+
+            return with_limit(limited, limit)
+
+        return decorate
+
+    def state(self, request: Request) -> MutableMapping[str, Any]:
+        """The environment."""
+        return request.environ
+
+    def address(self, request: Request) -> str | None:
+        """Of the connection."""
+        return request.remote_addr
+
+    def route(self, request: Request, limit: Limit) -> str | None:
+        """Of the rule, or of the blueprint."""
+        rule = request.url_rule
+        if rule and limit in limits_of(current_app.view_functions.get(rule.endpoint)):
+            return route_name(rule.methods or (), rule.rule)
+        if len(request.blueprints) == 1:
+            return route_name((), current_app.blueprints[request.blueprints[0]].url_prefix or "") or None
+        return None
+
+
+def _response(answer: Answer | None) -> Response | None:
+    return None if answer is None else Response(answer.body, answer.status, dict(answer.fields))

@@ -1,0 +1,137 @@
+"""The limiters of the module in this process: for tests, for development, and while Redis is away.
+
+    limiter = RateLimiter(MemoryLimiter())
+
+It decides by the module's own code, as WebAssembly. Needs ``pip install redis-rl[memory]``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+import redis
+
+from ._asking import Loop
+from ._wire import Clock, Key
+
+__all__ = ["MemoryLimiter"]
+
+_MISSING = "decisions in this process need wasmtime: pip install redis-rl[memory]"
+# The buffer that it begins with.
+_BYTES = 16384
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    """Once for all limiters of a process."""
+    try:
+        import wasmtime
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    code = resources.files(__package__).joinpath("redis_rl.wasm")
+    if not code.is_file():
+        raise FileNotFoundError(f"{code} is missing: in the clone that this was installed from, make wasm")
+    engine = wasmtime.Engine()
+    return engine, wasmtime.Module(engine, code.read_bytes())
+
+
+class MemoryLimiter:
+    """Takes the place of a client of redis-py: for limiters, guards, leases and throttles.
+
+    It has the commands of the module, and DEL, EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Threads may share it.
+    """
+
+    def __init__(self, *, clock: Clock | None = None, max_keys: int = 100_000) -> None:
+        """``clock`` returns the Unix time in milliseconds. Beyond ``max_keys``, what expires first is forgotten."""
+        engine, module = _compiled()
+        import wasmtime
+
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._store = wasmtime.Store(engine)
+        exports: Any = wasmtime.Instance(self._store, module, []).exports(self._store)
+        self._memory, self._run, self._buffer = exports["memory"], exports["call"], exports["buffer"]
+        exports["start"](self._store, max_keys, secrets.randbits(63))
+        self._size, self._at = _BYTES, self._buffer(self._store, _BYTES)
+
+    def execute_command(self, *words: Key | int) -> Any:
+        """The reply as redis-py has it, or its ``ResponseError``."""
+        encoded = [_encoded(word) for word in words]
+        data = struct.pack(f"<{len(encoded)}I", *map(len, encoded)) + b"".join(encoded)
+        now_ms = time.time_ns() // 1_000_000 if self.clock is None else self.clock()
+        with self._lock:
+            if len(data) > self._size:
+                self._size, self._at = len(data), self._buffer(self._store, len(data))
+            # It may have grown, and moved.
+            ctypes.memmove(self._address(), data, len(data))
+            length = self._run(self._store, float(now_ms), len(encoded))
+            said = ctypes.string_at(self._address(), length)
+        return _read(iter(said.split(b"\r\n")))
+
+    def close(self) -> None:
+        """As clients have it. Nothing is open."""
+
+    async def aclose(self) -> None:
+        """The same of asynchronous ones."""
+
+    def _address(self) -> int:
+        return ctypes.addressof(self._memory.data_ptr(self._store).contents) + int(self._at)
+
+    def sender(self, loop: Loop) -> Sender:
+        """What guards and leases send by."""
+        return Sender(self, loop)
+
+
+class Sender:
+    """In the place of connections. All keys are in one slot."""
+
+    slot_of = None
+
+    def __init__(self, limiter: MemoryLimiter, loop: Loop) -> None:
+        """Answers in the next turn of the event loop."""
+        self._limiter, self._loop = limiter, loop
+
+    def send(self, key: Key, words: Sequence[Key | int], done: Any, is_wanted: Any = None) -> None:
+        """Decides at once."""
+        try:
+            reply = self._limiter.execute_command(*words)
+        except Exception as error:
+            reply = error
+        self._loop.call_soon(partial(done, reply))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def end(self) -> None:
+        """The same."""
+
+
+def _encoded(word: Any) -> bytes:
+    if isinstance(word, bytes):
+        return word
+    if isinstance(word, bool) or not isinstance(word, str | int):
+        raise redis.DataError(f"a word is bytes, text or a whole number: {word!r}")
+    return str(word).encode()
+
+
+def _read(lines: Iterator[bytes]) -> Any:
+    """RESP2, in which nothing that this answers has a line break."""
+    line = next(lines)
+    kind = line[:1]
+    if kind == b":":
+        return int(line[1:])
+    if kind == b"*":
+        return [_read(lines) for _ in range(int(line[1:]))]
+    if kind == b"$":
+        return None if line == b"$-1" else next(lines)
+    if kind == b"-":
+        raise redis.ResponseError(line[1:].decode().removeprefix("ERR "))
+    return line[1:] == b"OK"

@@ -1,0 +1,315 @@
+"""What the guards of all frameworks have, on a real server. The rest is in the table of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import flask
+import pytest
+import redis
+import redis.asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from django.http import Http404, HttpRequest, HttpResponse
+from django.test import Client as DjangoClient
+from fastapi import FastAPI
+from starlette.testclient import TestClient as StarletteClient
+
+import redis_rl.aiohttp
+import redis_rl.asgi
+import redis_rl.django
+import redis_rl.flask
+from redis_rl import Decision
+from redis_rl._guard import route_name
+from redis_rl.http import Answer, Policy
+
+from .servers import Monitor, Server, wait_for
+from .services import FRAMEWORKS, project
+from .test_asgi import PATIENT
+
+frameworks = pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
+# Those that know the route before the application is limited.
+joint = pytest.mark.parametrize("make", [FRAMEWORKS[each] for each in ("aiohttp", "flask", "django", "django-async")])
+
+
+@frameworks
+def test_stored_keys_have_the_prefix(make: Callable[..., Any], server: Server, raw: redis.Redis) -> None:
+    with contextmanager(make)(redis.Redis(port=server.port), prefix="shop:", timeout=PATIENT) as ask:
+        ask("GET", "/search", {"account": "bob"})
+        keys = {"shop:everybody:all", "shop:free:bob", "shop:GET /search:bob"}
+        assert set(raw.keys()) == keys
+
+
+@joint
+def test_the_application_and_the_route_are_one_command(make: Callable[..., Any], server: Server) -> None:
+    asked = Monitor(server.port)
+    with contextmanager(make)(redis.Redis(port=server.port), timeout=PATIENT) as ask:
+        ask("GET", "/search", {"account": "bob"})
+        [words] = asked.commands
+    asked.close()
+    assert (words[0], words[1::5]) == ("RL.ALL", ["everybody:all", "free:bob", "free:bob", "GET /search:bob"])
+
+
+@frameworks
+def test_on_limited_and_on_away_answer_instead(make: Callable[..., Any], own_server: Server) -> None:
+    def limited(request: Any, decision: Decision, answer: Answer) -> Answer:
+        return Answer(420, {"Content-Type": "text/plain"}, b"buy more")
+
+    def away(request: Any, error: Exception) -> Answer:
+        return Answer(200, {}, type(error).__name__.encode())
+
+    client = redis.Redis(port=own_server.port)
+    with contextmanager(make)(client, on_limited=limited, on_away=away, timeout=PATIENT) as ask:
+        told = [ask("GET", "/search", {}) for _ in range(3)]
+        assert [each.status for each in told] == [200, 200, 420]
+        assert (told[-1].body, "Retry-After" in {name.title() for name in told[-1].fields}) == ("buy more", True)
+        own_server.kill()
+        assert ask("GET", "/search", {}).body == "ConnectionError"
+
+
+# Litestar answers these before its middleware.
+@pytest.mark.parametrize("make", [FRAMEWORKS[each] for each in FRAMEWORKS if each != "litestar"])
+def test_a_path_that_nothing_answers_is_limited_too(make: Callable[..., Any], server: Server) -> None:
+    with contextmanager(make)(redis.Redis(port=server.port), timeout=PATIENT) as ask:
+        told = [ask("GET", "/nowhere", {}) for _ in range(6)]
+    assert [each.status for each in told] == [404] * 5 + [429]
+    fields = {name.lower(): value for name, value in told[0].fields.items()}
+    assert fields["ratelimit"] == '"everybody-1m";r=999;t=60, "free-10s";r=4;t=10, "free-1h";r=99;t=3600'
+
+
+def counted(raw: redis.Redis, key: str, limit: int, window: str) -> int:
+    left: int = raw.execute_command("RL.PEEK", key, limit, window)[2]
+    return limit - left
+
+
+@frameworks
+def test_leases_go_back_when_a_guard_is_closed(make: Callable[..., Any], server: Server, raw: redis.Redis) -> None:
+    with contextmanager(make)(redis.Redis(port=server.port), timeout=PATIENT) as ask:
+        for _ in range(60):
+            ask("GET", "/", {"account": "paid-1"})
+    wait_for("the rest to be back", lambda: counted(raw, "everybody:all", 1000, "1m") == 60)
+
+
+@frameworks
+def test_what_the_route_refuses_costs_nothing_in_a_dry_run(
+    make: Callable[..., Any], server: Server, raw: redis.Redis
+) -> None:
+    with contextmanager(make)(redis.Redis(port=server.port), timeout=PATIENT) as ask:
+        assert ask("GET", "/export?rows=11", {"account": "paid-1"}).status == 403
+        wait_for("it to be back", lambda: not counted(raw, "trial:paid-1", 1, "10s"))
+
+
+def test_a_dry_run_is_counted_told_and_settled_and_refuses_nothing(server: Server, raw: redis.Redis) -> None:
+    told: list[tuple[bool, list[tuple[str, bool]]]] = []
+
+    def on_decision(request: Any, decision: Decision, policies: Any) -> None:
+        told.append((decision.limited, [(policy.name, policy.dry_run) for policy in policies]))
+
+    async def test() -> None:
+        client = redis.asyncio.Redis(port=server.port)
+        policies = [Policy("trial", "3/h", dry_run=True, cost=2, key="all"), Policy("all", "9/h", key="all")]
+        guard = redis_rl.asgi.Guard(client, policies, on_decision=on_decision, fail="closed", timeout=PATIENT)
+        first, second = [await guard.take({"headers": []}) for _ in range(2)]
+        assert [each.refused for each in (first, second)] == [False, False]
+        assert second.answer.fields["RateLimit"] == '"all-1h";r=7;t=3600'
+        await first.settle({"trial": 1})
+        assert counted(raw, "trial:all", 3, "1h") == 1
+        await client.aclose()
+        only = redis_rl.asgi.Guard(redis.asyncio.Redis(port=1), policies[0], fail="closed", on_error=lambda _: None)
+        assert not (await only.take({"headers": []})).refused
+
+    asyncio.run(test())
+    of_all, of_trial = [("all", False)], [("trial", True)]
+    assert told == [(False, of_all), (False, of_trial), (False, of_all), (True, of_trial)]
+
+
+@pytest.mark.parametrize(
+    ("methods", "pattern", "name"),
+    [
+        (["GET", "HEAD"], "/search", "GET /search"),
+        (["POST", "GET"], "/", "GET,POST /"),
+        ([], "/shop", "/shop"),
+        (["GET"], "/items/{item}/{rest:path}", "GET /items/:item/:rest"),
+        (["GET"], "/items/<int:item>", "GET /items/<int:item>"),
+        (["GET"], "/größe {", "GET /gr%C3%B6%C3%9Fe%20%7B"),
+    ],
+)
+def test_a_route_has_a_name_that_is_no_hash_tag(methods: list[str], pattern: str, name: str) -> None:
+    assert route_name(methods, pattern) == name
+    redis_rl.asgi.Route(redis_rl.asgi.Guard(redis.Redis()), "5/10s")
+
+
+def test_documentation_of_fastapi_lists_429_and_503() -> None:
+    app = FastAPI(responses=redis_rl.asgi.RESPONSES)
+
+    @app.get("/")
+    async def index() -> None: ...
+
+    assert {"429", "503"} <= set(app.openapi()["paths"]["/"]["get"]["responses"])
+
+
+def test_a_dependency_that_decorates_a_handler_of_fastapi_limits_it(server: Server) -> None:
+    guard = redis_rl.asgi.Guard(redis.Redis(port=server.port), timeout=PATIENT)
+    app = FastAPI()
+    app.add_middleware(guard.middleware)
+    with pytest.raises(TypeError, match="index needs a parameter for its request; in FastAPI there is Depends"):
+
+        @app.get("/")
+        @guard.limit("1/h")
+        async def index() -> None: ...
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[tuple[flask.Flask, Any]]:
+    guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+    app = flask.Flask(__name__)
+    guard.middleware(app)
+    yield app, guard
+    guard.close()
+
+
+def test_a_blueprint_of_flask_is_one_limit(app: tuple[flask.Flask, Any], raw: redis.Redis) -> None:
+    site, guard = app
+    shop = flask.Blueprint("shop", __name__, url_prefix="/shop")
+    shop.before_request(guard.limit("2/h"))
+    shop.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
+    shop.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
+    site.register_blueprint(shop)
+    client = site.test_client()
+    assert [client.get(path).status_code for path in ("/shop/a", "/shop/b", "/shop/a")] == [200, 200, 429]
+    assert set(raw.keys()) == {"requests:{127.0.0.1}", "/shop:{127.0.0.1}"}
+
+
+def test_an_error_of_flask_has_the_fields(app: tuple[flask.Flask, Any]) -> None:
+    site, _ = app
+    site.add_url_rule("/fails", view_func=lambda: str(1 / 0), endpoint="fails")
+    answer = site.test_client().get("/fails")
+    assert (answer.status_code, answer.headers["RateLimit"]) == (500, '"requests-1h";r=8;t=3600')
+
+
+def test_a_view_of_flask_may_be_asynchronous_and_be_decorated_by_others(app: tuple[flask.Flask, Any]) -> None:
+    site, guard = app
+
+    def other(view: Any) -> Any:
+        return lambda: view()
+
+    site.add_url_rule("/", view_func=other(guard.limit(Policy("a", "1/h"))(lambda: "hello")), endpoint="a")
+    client = site.test_client()
+    assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server) -> None:
+    async def key(request: Any) -> str:
+        await asyncio.sleep(0)
+        return "bob"
+
+    guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
+    with flask.Flask(__name__).test_request_context(), pytest.raises(RuntimeError, match="needs an asynchronous view"):
+        guard.take(flask.request)
+
+
+def test_a_route_of_flask_without_the_guard_in_front_is_an_error(server: Server) -> None:
+    app = flask.Flask(__name__)
+    app.testing = True
+    guard = redis_rl.flask.Guard(redis.Redis(port=server.port))
+    app.add_url_rule("/", view_func=guard.limit("1/h")(lambda: "hello"), endpoint="a")
+    with pytest.raises(RuntimeError, match=r"guard\.middleware"):
+        app.test_client().get("/")
+
+
+def test_streams_and_exceptions_of_aiohttp_have_the_fields(server: Server) -> None:
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"chunk")
+        return response
+
+    async def fails(request: web.Request) -> web.Response:
+        raise web.HTTPGone(text="gone")
+
+    async def test() -> None:
+        guard = redis_rl.aiohttp.Guard(redis.asyncio.Redis(port=server.port), "9/h", timeout=PATIENT)
+        app = web.Application(middlewares=[guard.middleware])
+        app.on_response_prepare.append(guard.prepare)
+        app.router.add_get("/stream", stream)
+        app.router.add_get("/fails", fails)
+
+        class View(web.View):
+            @guard.limit("1/h")
+            async def get(self) -> web.Response:
+                return web.Response(text="hello")
+
+        app.router.add_view("/view", View)
+        async with TestClient(TestServer(app)) as client:
+            for path, status in (("/stream", 200), ("/fails", 410), ("/view", 200), ("/view", 429)):
+                async with client.get(path) as answer:
+                    assert (answer.status, len(answer.headers.getall("RateLimit"))) == (status, 1)
+        await guard.close()
+
+    asyncio.run(test())
+
+
+def test_a_request_of_aiohttp_that_is_cancelled_while_it_is_decided_costs_nothing(
+    own_server: Server,
+) -> None:
+    async def test() -> None:
+        guard = redis_rl.aiohttp.Guard(redis.asyncio.Redis(port=own_server.port), "9/h", key=lambda _: "me", timeout=9)
+        request = make_mocked_request("GET", "/")
+        for _ in range(2):
+            await guard.take(request, cost=0)
+        own_server.freeze()
+        task = asyncio.ensure_future(guard.take(request))
+        await asyncio.sleep(0)
+        task.cancel()
+        own_server.thaw()
+        await asyncio.gather(task, return_exceptions=True)
+        with own_server.client() as client:
+            while counted(client, "requests:me", 9, "1h"):  # noqa: ASYNC110 - the server has no event for it
+                await asyncio.sleep(0.01)
+        await guard.close()
+
+    asyncio.run(test())
+
+
+def test_errors_of_django_have_the_fields_and_a_limit_may_be_for_one_method(server: Server) -> None:
+    guard = redis_rl.django.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+
+    def fails(request: HttpRequest) -> HttpResponse:
+        raise Http404
+
+    @guard.limit("1/h", method="POST")
+    @guard.limit("3/h")
+    def both(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("hello")
+
+    with project(guard, {"/fails": fails, "/both": both}):
+        site = DjangoClient()
+        answer = site.get("/fails")
+        assert (answer.status_code, answer["RateLimit"]) == (404, '"requests-1h";r=8;t=3600')
+        assert [site.post("/both").status_code for _ in range(2)] == [200, 429]
+        answer = site.get("/both")
+        assert answer["RateLimit"] == '"requests-1h";r=6;t=3600, "/both-1h";r=1;t=3600'
+
+
+def test_what_a_handler_of_starlette_answers_after_a_refusal_is_left_out(server: Server) -> None:
+    guard = redis_rl.asgi.Guard(redis.Redis(port=server.port), timeout=PATIENT)
+    app = FastAPI()
+    app.add_middleware(guard.middleware)
+
+    @app.get("/")
+    async def index(request: Any = None) -> str:
+        return "hello"
+
+    @app.middleware("http")
+    async def take(request: Any, call_next: Any) -> Any:
+        await guard.take(request, Policy("none", "0/h"))
+        return await call_next(request)
+
+    app.add_middleware(guard.middleware)
+    with StarletteClient(app) as site:
+        answer = site.get("/")
+    assert (answer.status_code, json.loads(answer.content)["violated-policies"]) == (403, ["none-1h"])

@@ -1,0 +1,34 @@
+"""The example in a clone of the repository; what it has in common with those of other languages is tested beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from .servers import Server
+
+APP = Path(__file__).parents[3] / "examples/python/app.py"
+pytestmark = [
+    pytest.mark.usefixtures("abandoned"),
+    pytest.mark.skipif(not APP.exists(), reason="the example is in the repository"),
+]
+
+
+def test_limits_are_read_again_when_their_file_changes_and_counts_stay(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = tmp_path / "limits.json"
+    limits.write_text(json.dumps({"free": "2/1h"}))
+    monkeypatch.setenv("LIMITS_FILE", str(limits))
+    monkeypatch.setenv("REDIS_URL", server.url)
+    with TestClient(runpy.run_path(str(APP))["app"]) as site:
+        assert [site.get("/").status_code for _ in range(3)] == [200, 200, 429]
+        limits.write_text(json.dumps({"free": "3/1h"}))
+        os.utime(limits, ns=(0, 10**18))
+        assert [site.get("/").status_code for _ in range(2)] == [200, 429]
+        assert '"free-1h";q=3;w=3600' in site.get("/").headers["ratelimit-policy"]

@@ -1,0 +1,210 @@
+"""What runs without a server: the tables that all clients share, and all that takes a client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import limits
+import limits.aio.strategies
+import limits.strategies
+import pytest
+import redis
+import redis.asyncio
+from limits.storage import storage_from_string
+
+import redis_rl.limits  # noqa: F401
+from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
+from redis_rl.asgi import Guard, Policy
+from redis_rl.testing import Clock
+
+from . import test_cases
+from .servers import Server
+from .services import FRAMEWORKS
+from .test_cases import CASES, arguments, check, named, refusal
+from .test_service import SERVICE, compare
+
+SCOPE: dict[str, Any] = {"headers": []}
+
+
+@named(CASES["commands"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_commands(case: Any, is_async: bool) -> None:
+    memory = MemoryLimiter()
+    limiter: Any = (AsyncRateLimiter if is_async else RateLimiter)(memory)
+    for step in case["steps"]:
+        if "call" not in step:
+            if step["words"][0] not in ("SET", "PEXPIRE"):
+                memory.execute_command(*step["words"])
+            continue
+        positional, options = arguments(step)
+
+        def call(step: Any = step, positional: Any = positional, options: Any = options) -> Any:
+            told = getattr(limiter, step["call"])(*positional, **options)
+            return asyncio.run(told) if is_async else told
+
+        if "error" in step:
+            if "holding the wrong kind of value" not in step["error"]["message"]:
+                with pytest.raises(redis.ResponseError, match=refusal(step)):
+                    call()
+        else:
+            check(step, call())
+
+
+@named(CASES["http"])
+def test_header_fields(case: Any) -> None:
+    memory: Any = MemoryLimiter()
+    test_cases.test_header_fields(case, memory, memory)
+
+
+@pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
+def test_the_service_answers_as_the_table_says(make: Callable[..., Any]) -> None:
+    clock, told = Clock(), []
+
+    def on_decision(request: Any, decision: Any, policies: Any) -> None:
+        names = ", ".join(policy.name for policy in policies)
+        told.append(f"{names}: {'limited' if decision.limited else 'allowed'}")
+
+    with contextmanager(make)(MemoryLimiter(clock=clock), on_decision=on_decision) as ask:
+        for step in SERVICE["steps"]:
+            clock.now_ms = step["at"]
+            told.clear()
+            compare(ask, step)
+            assert told == step.get("told", told)
+
+
+def test_a_clock_moves_time() -> None:
+    clock = Clock()
+    limiter = RateLimiter(MemoryLimiter(clock=clock))
+    assert [limiter.log("k", "2/10s").limited for _ in range(3)] == [False, False, True]
+    clock.move(10)
+    assert limiter.log("k", "2/10s").allowed
+    limiter = RateLimiter(MemoryLimiter(clock=clock), sleep=clock.sleep)
+    assert all(limiter.acquire("log", "k", "2/10s") for _ in range(20))
+
+
+def test_keys_are_bounded() -> None:
+    memory = MemoryLimiter(max_keys=10)
+    for number in range(100):
+        memory.execute_command("RL.LOG", f"k{number}", 5, f"{number + 1}h")
+    assert memory.execute_command("DBSIZE") == 10
+
+
+def test_threads_may_share_one() -> None:
+    limiter = RateLimiter(MemoryLimiter())
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: limiter.log("k", "100/h").allowed, range(1000))) == 100
+    with Leases(limiter, "log", "500/h", units=50) as leases, ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: leases.take("l").allowed, range(1000))) == 500
+
+
+def test_leases_of_tasks() -> None:
+    async def test() -> None:
+        async with AsyncLeases(AsyncRateLimiter(MemoryLimiter()), "log", "500/h", units=50) as leases:
+            assert sum(each.allowed for each in await asyncio.gather(*(leases.take("k") for _ in range(1000)))) == 500
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("strategy", ["fixed-window", "moving-window", "sliding-window-counter"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_storages_of_limits(strategy: str, is_async: bool) -> None:
+    item, clock = limits.parse("2/10 seconds"), Clock()
+    scheme = "async+redis-rl+memory://" if is_async else "redis-rl+memory://"
+    storage: Any = storage_from_string(scheme, clock=clock)  # type: ignore[arg-type]
+    limiter = (limits.aio.strategies if is_async else limits.strategies).STRATEGIES[strategy](storage)
+
+    def told(value: Any) -> Any:
+        async def awaited() -> Any:
+            return await value
+
+        return asyncio.run(awaited()) if is_async else value
+
+    assert told(storage.check())
+    assert [told(limiter.hit(item, "k")) for _ in range(3)] == [True, True, False]
+    assert told(limiter.get_window_stats(item, "k")).remaining == 0
+    told(limiter.clear(item, "k"))
+    assert told(limiter.hit(item, "k"))
+    assert told(limiter.hit(item, "k"))
+    clock.move(20)
+    assert told(limiter.hit(item, "k"))
+    told(storage.reset())
+    assert told(limiter.get_window_stats(item, "k")).remaining == 2
+
+
+def test_a_word_that_is_none_is_an_error() -> None:
+    for word in (None, True, 1.5):
+        with pytest.raises(redis.DataError, match="a word is bytes, text or a whole number"):
+            MemoryLimiter().execute_command("RL.LOG", "k", word, "1m")  # type: ignore[arg-type]
+
+
+def test_without_wasmtime_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['wasmtime'] = None\nimport redis_rl\nredis_rl.MemoryLimiter()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install redis-rl[memory]" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [1, 100, 10_000])
+@pytest.mark.parametrize("how", ["killed", "silent"])
+def test_while_redis_is_away_this_process_decides_by_the_same_policies(
+    own_server: Server, how: str, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    local: list[bool] = []
+
+    async def burst(guard: Guard) -> int:
+        told = await asyncio.gather(*(guard.take(dict(SCOPE)) for _ in range(number)))
+        assert all("RateLimit" in each.answer.fields for each in told)
+        return sum(not each.refused for each in told)
+
+    async def test() -> None:
+        client = redis.asyncio.Redis(port=own_server.port)
+        options: Any = {"fail": "local", "on_decision": lambda request, decision, _: local.append(decision.is_local)}
+        guard = Guard(client, Policy("q", "50/h", lease=10), **options)
+        assert await burst(guard) == min(number, 50)
+        assert not any(local)
+        if how == "killed":
+            own_server.kill()
+        else:
+            own_server.freeze()
+        local.clear()
+        assert await burst(guard) + await burst(guard) == min(2 * number, 50)
+        assert all(local)
+        if how == "killed":
+            own_server.start_again()
+        else:
+            own_server.thaw()
+        begun = asyncio.get_running_loop().time()
+        while local[-1]:
+            await guard.take(dict(SCOPE))
+            await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop().time() - begun < 10
+        await guard.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(test())
+    assert "; this process decides meanwhile" in caplog.text
+
+
+def test_what_this_process_decided_is_settled_here(own_server: Server) -> None:
+    async def test() -> None:
+        guard = Guard(redis.asyncio.Redis(port=own_server.port), Policy("q", "9/h", cost=5), fail="local")
+        own_server.kill()
+        taken = await guard.take(SCOPE)
+        assert (await taken.settle(2))["RateLimit"] == '"q-1h";r=7;t=3600'
+        assert (await guard.take(SCOPE)).answer.fields["RateLimit"] == '"q-1h";r=2;t=3600'
+        await guard.close()
+
+    asyncio.run(test())
+
+
+def test_threads_are_limited_here_too(own_server: Server) -> None:
+
+    own_server.kill()
+    with contextmanager(FRAMEWORKS["flask"])(redis.Redis(port=own_server.port), fail="local") as ask:
+        assert [ask("GET", "/search", {}).status for _ in range(3)] == [200, 200, 429]

@@ -1,0 +1,227 @@
+"""python -m redis_rl, as a program and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from .servers import Server, wait_for
+
+PROGRAM = [sys.executable, "-m", "redis_rl"]
+
+
+def tool(port: int, *words: str, **environment: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*PROGRAM, "-p", str(port), *words], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def on_terminal(port: int, *words: str) -> tuple[int, str]:
+    """What a terminal is told, and the exit status."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*PROGRAM, "-p", str(port), *words], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    told = b""
+    try:
+        while part := os.read(ours, 65536):
+            told += part
+    except OSError:
+        # So Linux tells the end.
+        pass
+    os.close(ours)
+    return process.wait(), told.decode()
+
+
+@pytest.fixture
+def used(raw: redis.Redis) -> redis.Redis:
+    for user in ("bob", "eve", "eve"):
+        raw.execute_command("RL.LOG", f"api:{user}", 5, "10m", 100, "1h")
+    raw.execute_command("RL.BUCKET", "bucket:bob", 5, "10m")
+    raw.set("api:text", "no limiter")
+    return raw
+
+
+def cells(text: str) -> list[list[str]]:
+    """Without the waits."""
+    return sorted(line.split("\t")[:5] for line in text.splitlines())
+
+
+def test_limiters_are_listed_by_prefix_with_what_is_used_and_left(server: Server, used: redis.Redis) -> None:
+    status, out, _ = tool(server.port, "list")
+    assert (status, cells(out)) == (
+        0,
+        [
+            ["api:bob", "log", "3600s", "1", "-"],
+            ["api:eve", "log", "3600s", "2", "-"],
+            ["bucket:bob", "bucket", "600s", "1", "4"],
+        ],
+    )
+    status, out, _ = tool(server.port, "list", "api:e", "--quotas", "5/10m, 100/h")
+    assert (status, cells(out)) == (0, [["api:eve", "log", "10m", "2", "3"], ["api:eve", "log", "1h", "2", "98"]])
+    assert tool(server.port, "list", "nobody") == (0, "", "")
+
+
+def test_a_prefix_is_no_pattern(server: Server, used: redis.Redis) -> None:
+    used.execute_command("RL.FIXED", "a*[x]?\\:bob", 5, "10m")
+    assert tool(server.port, "list", "a*[x]?\\")[1].startswith("a*[x]?\\:bob\tfixed\t")
+    assert tool(server.port, "list", "*")[1] == ""
+
+
+def test_keys_is_never_used(server: Server, used: redis.Redis) -> None:
+    tool(server.port, "list")
+    assert {"cmdstat_scan"} <= set(used.info("commandstats"))
+    assert "cmdstat_keys" not in used.info("commandstats")
+
+
+def test_one_is_inspected_or_reset_and_nothing_else_is(server: Server, used: redis.Redis) -> None:
+    assert cells(tool(server.port, "inspect", "api:bob")[1]) == [["api:bob", "log", "3600s", "1", "-"]]
+    assert tool(server.port, "inspect", "api:me") == (1, "", "there is no such limiter\n")
+    assert tool(server.port, "reset", "api:bob", "api:text", "api:me") == (
+        1,
+        "api:bob\n",
+        "api:text: not a limiter: string\napi:me: no limiter\n",
+    )
+    assert (used.exists("api:bob"), used.exists("api:text")) == (0, 1)
+    assert tool(server.port, "reset", "api:eve")[0] == 0
+
+
+def test_what_a_user_is_called_does_nothing_to_a_terminal(server: Server, raw: redis.Redis) -> None:
+    raw.execute_command("RL.LOG", b"\x1b[2J\xff\n\xc3\xa9", 5, "10m")
+    status, told = on_terminal(server.port, "list")
+    assert (status, told.splitlines()[1].split()[0]) == (0, r"\x1b[2J\xff\n" + "é")
+
+
+def test_a_terminal_has_titles_and_programs_have_none(server: Server, used: redis.Redis) -> None:
+    _, told = on_terminal(server.port, "list", "bucket")
+    lines = [line.split() for line in told.splitlines()]
+    assert lines[0] == ["KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET"]
+    assert lines[1][:5] == ["bucket:bob", "bucket", "600s", "1", "4"]
+
+
+@pytest.fixture
+def large() -> Iterator[Server]:
+    server = Server("--enable-debug-command", "yes")
+    with server.client() as client:
+        client.execute_command("DEBUG", "POPULATE", 50_000)
+        client.execute_command("RL.LOG", "api:bob", 5, "10m")
+    yield server
+    server.stop()
+
+
+def test_a_long_scan_has_a_progress_bar_on_a_terminal_alone(large: Server) -> None:
+    _, told = on_terminal(large.port, "list")
+    assert "% of 50001 keys\r" in told
+    # It is gone at the end.
+    assert told.rstrip(" \r").endswith("s") or told.endswith(" \r")
+    status, out, errors = tool(large.port, "list")
+    assert (status, len(out.splitlines()), errors) == (0, 1, "")
+
+
+def test_all_masters_of_a_cluster_are_asked(cluster: list[Server]) -> None:
+    keys = [f"api:{number}" for number in range(20)]
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        for key in keys:
+            client.execute_command("RL.LOG", key, 5, "10m")
+    for words in (["list", "api:"], ["-c", "list", "--quotas", "5/10m"]):
+        status, out, _ = tool(cluster[1].port, *words)
+        assert (status, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, sorted(keys))
+    for key in keys:
+        assert tool(cluster[2].port, "inspect", key)[0] == 0
+        assert tool(cluster[2].port, "reset", key) == (0, f"{key}\n", "")
+
+
+def limit_while(process: Any, clients: list[Any], key: str) -> str:
+    """The first line of a program that watches, and ends then."""
+    line: list[str] = []
+
+    def told() -> bool:
+        for client in clients:
+            client.execute_command("RL.LOG", key, 0, "10m")
+        os.set_blocking(process.stdout.fileno(), False)
+        line.append(process.stdout.readline())
+        return bool(line[-1])
+
+    wait_for("what is watched", told)
+    return line[-1]
+
+
+def test_who_is_limited_is_watched_and_the_setting_is_put_back(server: Server, raw: redis.Redis) -> None:
+    status, _, errors = tool(server.port, "watch")
+    assert (status, "add Ed to notify-keyspace-events, or use --enable" in errors) == (1, True)
+    raw.config_set("notify-keyspace-events", "K$")
+    words = [*PROGRAM, "-p", str(server.port), "watch", "api:", "--enable"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _, times, key = limit_while(process, [raw], "api:bob").split()
+        assert (int(times) > 0, key) == (True, "api:bob")
+        process.send_signal(2)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    events: Any = raw.config_get("notify-keyspace-events")["notify-keyspace-events"]
+    assert set(events) == set("K$")
+    raw.config_set("notify-keyspace-events", "")
+
+
+def test_who_is_limited_is_watched_on_a_cluster(cluster: list[Server]) -> None:
+    words = [*PROGRAM, "-p", str(cluster[0].port), "watch", "--enable"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+            assert limit_while(process, [client], "api:3").split()[2] == "api:3"
+    finally:
+        process.send_signal(2)
+        process.wait(60)
+        process.communicate()
+
+
+def test_a_password_comes_from_a_word_a_uri_or_the_environment(own_server: Server) -> None:
+    port = own_server.port
+    with own_server.client() as client:
+        client.config_set("requirepass", "secret")
+    assert tool(port, "list")[0] == 1
+    assert tool(port, "-a", "wrong", "list")[0] == 1
+    assert tool(port, "-a", "secret", "list")[0] == 0
+    assert tool(port, "--user", "default", "--pass", "secret", "list")[0] == 0
+    assert tool(port, "list", REDISCLI_AUTH="secret")[0] == 0
+    assert tool(1, "-u", f"redis://default:secret@127.0.0.1:{port}/0", "list")[0] == 0
+
+
+def test_the_exit_status_tells_what_went_wrong(server_without_module: Server, raw: redis.Redis) -> None:
+    status, out, errors = tool(1, "list")
+    assert (status, out, "refused" in errors) == (1, "", True)
+    assert tool(server_without_module.port, "inspect", "k")[2].startswith(
+        "the server has not loaded the redis-rl module"
+    )
+    assert tool(1)[0] == 2
+    assert tool(1, "list", "--quotas", "5/ten")[0] == 2
+    assert tool(1, "--help")[0] == 0
+
+
+def test_a_closed_output_is_no_complaint(server: Server, raw: redis.Redis) -> None:
+    pipe = raw.pipeline()
+    for number in range(5000):
+        pipe.execute_command("RL.FIXED", f"api:{number}", 5, "10m")
+    pipe.execute()
+    command = f"{sys.executable} -m redis_rl -p {server.port} list | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_monitoring_tells_of_each_command() -> None:
+    page = Path(__file__).parents[3] / "docs/monitoring.md"
+    if page.exists():
+        assert all(
+            re.search(rf"redis_rl .*\b{name}\b", page.read_text()) for name in ("list", "inspect", "reset", "watch")
+        )

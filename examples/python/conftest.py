@@ -1,0 +1,5 @@
+"""Before the service is imported."""
+
+import os
+
+os.environ["REDIS_URL"] = "memory:"
