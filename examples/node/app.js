@@ -5,8 +5,8 @@ import { setTimeout as delay } from "node:timers/promises";
 
 import express from "express";
 import { createClient } from "redis";
-import { rateLimit } from "redis-rl/express";
-import { client } from "redis-rl/http";
+import { clientAddress } from "redis-rl";
+import { Guard } from "redis-rl/express";
 
 const {
   FAIL: fail = "open",
@@ -31,7 +31,7 @@ redis.on("error", (error) => console.warn("Redis:", error.message));
 redis.connect();
 
 // A stand-in for a login.
-const accountOf = (request) => request.get("X-Account") || client(request.ip);
+const accountOf = (request) => request.get("X-Account") || clientAddress(request.ip);
 const everybody = {
   name: "everybody",
   quotas: EVERYBODY_LIMITS,
@@ -43,28 +43,24 @@ const paid = [everybody, { name: "paid", quotas: PAID_LIMITS }];
 const planOf = (request) =>
   accountOf(request).startsWith("paid") ? paid : free;
 
-const options = { fail, timeoutMs };
-// Each is made before there are requests, so that a mistake in the settings ends the program at once.
-for (const plan of [free, paid]) rateLimit(redis, plan, options);
-const service = rateLimit(redis, planOf, { ...options, key: accountOf });
-const searches = rateLimit(
-  redis,
-  { name: "search", quotas: SEARCH_LIMITS },
-  options,
-);
+const guard = new Guard(redis, planOf, { key: accountOf, fail, timeoutMs });
+// Made before there are requests, so that a mistake in the settings ends the program at once.
+for (const plan of [free, paid]) guard.limit(plan);
 const words = (text) => text.split(/\s+/).filter(Boolean);
 // Reserves what a prompt and a usual reply take.
 const cost = (request) => words(request.body).length + 16;
-const tokens = rateLimit(
-  redis,
-  { name: "tokens", unit: "tokens", quotas: TOKEN_LIMITS, cost },
-  options,
-);
+const searches = guard.limit({ name: "search", quotas: SEARCH_LIMITS });
+const tokens = guard.limit({
+  name: "tokens",
+  unit: "tokens",
+  quotas: TOKEN_LIMITS,
+  cost,
+});
 
 const app = express();
 app.set("trust proxy", Number(PROXIES));
 app.get("/health", (_, response) => response.json({ message: "well" }));
-app.use(service);
+app.use(guard.middleware);
 app.get("/", (_, response) => response.json({ message: "hello" }));
 app.get("/search", searches, (_, response) => response.json({ found: [] }));
 app.post(
@@ -75,7 +71,7 @@ app.post(
   async (request, response) => {
     // A stand-in for a language model, which says everything twice, and fails if there is nothing to say.
     const said = words(request.body);
-    await tokens.settle(request, response, { tokens: 3 * said.length });
+    await guard.settle(request, { tokens: 3 * said.length });
     if (said.length === 0) throw new Error("the model failed");
     response.json({
       reply: [...said, ...said].join(" "),
@@ -101,7 +97,7 @@ const server = app.listen(Number(PORT), "127.0.0.1", (error) => {
 
 process.once("SIGTERM", () => {
   server.close(async () => {
-    await service.close(); // leases go back
+    await guard.close(); // leases go back
     await redis.close();
   });
 });

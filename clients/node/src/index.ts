@@ -1,4 +1,5 @@
 export { acquire, type AcquireOptions } from "./acquire.js";
+export { clientAddress } from "./address.js";
 export { type Clock, withClock } from "./clock.js";
 export {
   type Algorithm,

@@ -14,7 +14,8 @@ const pages = new Map(
 );
 
 /** Those have tests in recipes.test.ts. */
-const OF_RECIPES = /from "(koa|hono|@opentelemetry\/api|prom-client|redis-rl\/http)"|onDecision =/;
+const OF_RECIPES =
+  /from "(koa|hono|fastify|@opentelemetry\/api|prom-client)"|onDecision =|onLimited|const GET|watchFile/;
 
 /** Each block of code, with what is shown after it before the next. */
 const examples = [...pages]
@@ -27,7 +28,7 @@ const examples = [...pages]
         return { page, code, shown: /```(text|http)\n([\s\S]*?)```/.exec(rest) };
       }),
   )
-  .filter(({ code }) => !OF_RECIPES.test(code));
+  .filter(({ page, code }) => page !== "recipes.md" || !OF_RECIPES.test(code));
 
 let server: Server;
 before(async () => {
@@ -45,7 +46,8 @@ function wholeOf(code: string): string {
     const connecting = 'import { createClient } from "redis";\nimport { rl } from "redis-rl";\n';
     return `${connecting}const client = await createClient({ modules: { rl } }).connect();\n${code}await client.close();\n`;
   }
-  const [, start = ""] = /^([\s\S]*?)const app/.exec(preamble) ?? [];
+  const [, start = ""] =
+    (/const guard/.test(code) ? /^([^]*?)const guard/ : /^([^]*?)const app/).exec(preamble) ?? [];
   if (code.includes("app.listen")) return start + code;
   return `${start}const app = express();\n${code}${/app\.(get|post)/.test(code) ? "" : hello}\napp.listen(3000);\n`;
 }

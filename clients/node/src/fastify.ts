@@ -1,0 +1,62 @@
+// A guard for Fastify.
+
+import type { FastifyPluginCallback, FastifyReply, FastifyRequest } from "fastify";
+import type { Asking } from "./asker.js";
+import { AnyGuard, type Choose, type Fields, type GuardOptions, type Policies } from "./guard.js";
+import { textOf } from "./http.js";
+import { isGone, routeName } from "./node-http.js";
+import type { PolicySet } from "./policy.js";
+
+export type * from "./guard.js";
+
+/** A hook of a route: `onRequest`, or a later one, for policies that read the body. */
+export type Hook<R extends FastifyRequest = FastifyRequest> = (
+  request: R,
+  reply: FastifyReply,
+) => Promise<unknown>;
+
+/** Limits the requests of an application. */
+export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<R, FastifyReply> {
+  /** The limit of all requests, a plugin for `app.register`. */
+  readonly middleware: FastifyPluginCallback;
+
+  constructor(client: Asking, policies: Policies<R> | Choose<R>, options?: GuardOptions<R>) {
+    super(client, policies, options);
+    const hook = this.#hook(this.own) as Hook;
+    const plugin: FastifyPluginCallback = (app, _, done) => {
+      app.addHook("onRequest", hook);
+      done();
+    };
+    // It is for the whole application, or the scope that registers it.
+    this.middleware = Object.assign(plugin, { [Symbol.for("skip-override")]: true });
+  }
+
+  /** A limit of one route. */
+  limit(policies: Policies<R> | Choose<R>): Hook<R> {
+    return this.#hook(this.ofRoute(policies));
+  }
+
+  #hook(policies: PolicySet<R>): Hook<R> {
+    return async (request, reply) => {
+      const { allowed, status, fields, body } = await this.decide(request, reply, policies);
+      if (allowed || reply.sent) return undefined;
+      return reply.code(status).headers(fields).send(textOf(body));
+    };
+  }
+
+  protected override addressOf({ ip }: R): string {
+    return ip;
+  }
+
+  protected override routeOf({ routeOptions: { method, url } }: R): string | undefined {
+    return url === undefined ? undefined : routeName(method, url);
+  }
+
+  protected override isGone(_: R, reply: FastifyReply | undefined): boolean {
+    return reply !== undefined && isGone(reply.raw);
+  }
+
+  protected override tell(reply: FastifyReply, fields: Fields): void {
+    if (!reply.sent) reply.headers(fields);
+  }
+}
