@@ -1,7 +1,7 @@
 // Who is asked: a client, or a stand-in for one.
 
-import { type Clock, withClock } from "./clock.js";
-import { type Description, type Key, type RateLimiter, rl, type Words, wordsOf } from "./commands.js";
+import { type Clock, limiterBy } from "./clock.js";
+import type { Key, RateLimiter, Words } from "./commands.js";
 import { type Client, connectionsOf } from "./connections.js";
 import { Timeout } from "./timeout.js";
 
@@ -55,21 +55,7 @@ function isClient(asking: unknown): boolean {
 
 /** The commands, sent by this one. */
 export function limiterOf({ send, prefix }: Asker, clock?: Clock): RateLimiter {
-  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    return async (...args: Arguments): Promise<Reply> =>
-      description.transformReply((await send(wordsOf(description, prefix, args))) as never);
-  }
-  const limiter: RateLimiter = {
-    fixed: command(rl.fixed),
-    sliding: command(rl.sliding),
-    log: command(rl.log),
-    bucket: command(rl.bucket),
-    peek: command(rl.peek),
-    info: command(rl.info),
-    all: command(rl.all),
-    reset: command(rl.reset),
-  };
-  return clock === undefined ? limiter : withClock(limiter, clock);
+  return limiterBy(prefix, send, clock);
 }
 
 /**

@@ -1,25 +1,26 @@
 // A clock of one's own: each command is sent with its time.
 
-import type { RateLimiter, TakeOptions } from "./commands.js";
+import {
+  type Description,
+  type Key,
+  type RateLimiter,
+  rl,
+  type TakeOptions,
+  type Words,
+  wordsOf,
+} from "./commands.js";
 
 /** The time: Unix milliseconds. */
 export type Clock = () => number;
-
-const clocks = new WeakMap<RateLimiter, { limiter: RateLimiter; clock: Clock }>();
 
 /**
  * The same limiter at another time: each command names the clock's, unless it names one itself. So a test moves the
  * time of a real server.
  */
-export function withClock(limiter: RateLimiter, clock: Clock): RateLimiter {
-  const to = withoutClock(limiter);
-  const now = () => Math.floor(clock());
-  const timed = (options?: TakeOptions) => ({
-    ...options,
-    at: options?.at ?? now(),
-  });
-  // A clock that throws fails the command.
-  const limited: RateLimiter = {
+export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
+  // One that throws fails the command.
+  const timed = (options?: TakeOptions) => ({ ...options, at: options?.at ?? Math.floor(clock()) });
+  return {
     fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
     sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),
     log: async (key, quotas, options) => to.log(key, quotas, timed(options)),
@@ -29,18 +30,31 @@ export function withClock(limiter: RateLimiter, clock: Clock): RateLimiter {
     info: (key) => to.info(key),
     reset: (key) => to.reset(key),
   };
-  clocks.set(limited, { limiter: to, clock: now });
-  return limited;
 }
 
-/** The clock of a limiter that has one. */
-export function clockOf(limiter: RateLimiter): Clock | undefined {
-  return clocks.get(limiter)?.clock;
-}
-
-/** A limiter at the server's time. */
-export function withoutClock(limiter: RateLimiter): RateLimiter {
-  return clocks.get(limiter)?.limiter ?? limiter;
+/** The commands, with this before their keys, sent by this function. */
+export function limiterBy(
+  prefix: Key,
+  send: (words: Words, isReadOnly: boolean) => Promise<unknown>,
+  clock?: Clock,
+): RateLimiter {
+  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
+    return async (...args: Arguments): Promise<Reply> => {
+      const reply = await send(wordsOf(description, prefix, args), description.IS_READ_ONLY);
+      return description.transformReply(reply as never);
+    };
+  }
+  const limiter: RateLimiter = {
+    fixed: command(rl.fixed),
+    sliding: command(rl.sliding),
+    log: command(rl.log),
+    bucket: command(rl.bucket),
+    peek: command(rl.peek),
+    info: command(rl.info),
+    all: command(rl.all),
+    reset: command(rl.reset),
+  };
+  return clock === undefined ? limiter : withClock(limiter, clock);
 }
 
 /** This process's time, to the part of a millisecond: what is left of a wait is rounded up. */

@@ -1,8 +1,7 @@
 // A guard for Express, and for whatever else calls `(request, response, next)`.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Asking } from "./asker.js";
-import { AnyGuard, type Choose, type Fields, type GuardOptions, type Policies } from "./guard.js";
+import { AnyGuard, type Fields } from "./guard.js";
 import { isGone, routeName, send, setFields } from "./node-http.js";
 import type { PolicySet } from "./policy.js";
 
@@ -23,21 +22,8 @@ export type Handler<R extends Request = Request> = (
 ) => void;
 
 /** Limits the requests of an application. */
-export class Guard<R extends Request = Request> extends AnyGuard<R, ServerResponse> {
-  /** The limit of all requests, for `app.use`. */
-  readonly middleware: Handler<R>;
-
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options?: GuardOptions<R>) {
-    super(client, policies, options);
-    this.middleware = this.#handler(this.own);
-  }
-
-  /** A limit of one route, or of a router. */
-  limit(policies: Policies<R> | Choose<R>): Handler<R> {
-    return this.#handler(this.ofRoute(policies));
-  }
-
-  #handler(policies: PolicySet<R>): Handler<R> {
+export class Guard<R extends Request = Request> extends AnyGuard<R, ServerResponse, Handler<R>> {
+  protected override handler(policies: PolicySet<R>): Handler<R> {
     return (request, response, next) => {
       this.decide(request, response, policies).then((answer) => {
         if (answer.allowed) next();

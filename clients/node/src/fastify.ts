@@ -1,8 +1,7 @@
 // A guard for Fastify.
 
 import type { FastifyPluginCallback, FastifyReply, FastifyRequest } from "fastify";
-import type { Asking } from "./asker.js";
-import { AnyGuard, type Choose, type Fields, type GuardOptions, type Policies } from "./guard.js";
+import { AnyGuard, type Fields } from "./guard.js";
 import { textOf } from "./http.js";
 import { isGone, routeName } from "./node-http.js";
 import type { PolicySet } from "./policy.js";
@@ -16,27 +15,22 @@ export type Hook<R extends FastifyRequest = FastifyRequest> = (
 ) => Promise<unknown>;
 
 /** Limits the requests of an application. */
-export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<R, FastifyReply> {
-  /** The limit of all requests, a plugin for `app.register`. */
-  readonly middleware: FastifyPluginCallback;
-
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options?: GuardOptions<R>) {
-    super(client, policies, options);
-    const hook = this.#hook(this.own) as Hook;
+export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
+  R,
+  FastifyReply,
+  Hook<R>,
+  FastifyPluginCallback
+> {
+  /** A plugin, for the application or the scope that registers it. */
+  protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
-      app.addHook("onRequest", hook);
+      app.addHook("onRequest", hook as Hook);
       done();
     };
-    // It is for the whole application, or the scope that registers it.
-    this.middleware = Object.assign(plugin, { [Symbol.for("skip-override")]: true });
+    return Object.assign(plugin, { [Symbol.for("skip-override")]: true });
   }
 
-  /** A limit of one route. */
-  limit(policies: Policies<R> | Choose<R>): Hook<R> {
-    return this.#hook(this.ofRoute(policies));
-  }
-
-  #hook(policies: PolicySet<R>): Hook<R> {
+  protected override handler(policies: PolicySet<R>): Hook<R> {
     return async (request, reply) => {
       const { allowed, status, fields, body } = await this.decide(request, reply, policies);
       if (allowed || reply.sent) return undefined;

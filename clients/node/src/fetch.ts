@@ -32,9 +32,7 @@ export interface Options<R> extends GuardOptions<R> {
 }
 
 /** Limits requests, or the contexts of Hono. */
-export class Guard<R extends Request | Context = Request> extends AnyGuard<R, undefined> {
-  /** The limit of all requests: calls what answers them, or answers. */
-  readonly middleware: Middleware<R>;
+export class Guard<R extends Request | Context = Request> extends AnyGuard<R, undefined, Middleware<R>> {
   readonly #route: Options<R>["route"];
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: Options<R>) {
@@ -42,15 +40,9 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
       throw new TypeError("key is a function of the request: a Request does not tell its client's address");
     super(client, policies, options);
     this.#route = options.route;
-    this.middleware = this.#middleware(this.own);
   }
 
-  /** A limit of one route. */
-  limit(policies: Policies<R> | Choose<R>): Middleware<R> {
-    return this.#middleware(this.ofRoute(policies));
-  }
-
-  #middleware(policies: PolicySet<R>): Middleware<R> {
+  protected override handler(policies: PolicySet<R>): Middleware<R> {
     const middleware = async (request: R, next: () => unknown): Promise<Response | undefined> => {
       const answer = await this.decide(request, undefined, policies);
       if (!answer.allowed) return responseOf(answer);

@@ -73,13 +73,17 @@ interface Passage {
 const PASSAGE = Symbol("passage");
 
 interface Passing {
-  [PASSAGE]?: Passage;
+  [PASSAGE]?: Passage | undefined;
 }
 
-/** Limits the requests of a service. `R` is what its framework calls a request, `S` is what sets header fields. */
-export abstract class AnyGuard<R extends object, S> {
-  /** The policies of all requests. */
-  protected readonly own: PolicySet<R>;
+/**
+ * Limits the requests of a service. `R` is what its framework calls a request, `S` is what sets header fields, `H` is
+ * what stands before the handler of a route, `M` before all.
+ */
+export abstract class AnyGuard<R extends object, S, H, M = H> {
+  /** The limit of all requests. */
+  readonly middleware: M;
+  readonly #own: PolicySet<R>;
   readonly #driver: Driver;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
@@ -94,11 +98,18 @@ export abstract class AnyGuard<R extends object, S> {
       throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
     this.#options = options;
     this.#setting = { key, outer: whoIn, addressOf: (request) => this.addressOf(request), prefix };
-    this.own = new PolicySet(policies, this.#setting);
+    this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     this.#driver = new Driver(client, timeoutMs, duration(remember), clock);
+    this.middleware = this.whole(this.handler(this.#own));
   }
 
+  /** What limits requests by policies. */
+  protected abstract handler(policies: PolicySet<R>): H;
+  /** What limits the whole application. */
+  protected whole(handler: H): M {
+    return handler as unknown as M;
+  }
   /** The network address of the client. */
   protected abstract addressOf(request: R): string | undefined | null;
   /** The method and the pattern of the route, if the framework tells it. */
@@ -110,9 +121,9 @@ export abstract class AnyGuard<R extends object, S> {
   /** What sets them, where a request leads to it. */
   protected responseOf?(request: R): S | undefined;
 
-  /** The policies of a route. */
-  protected ofRoute(policies: Policies<R> | Choose<R>): PolicySet<R> {
-    return new PolicySet(policies, this.#setting, (request) => this.routeOf(request));
+  /** A limit of one route, or of a router. */
+  limit(policies: Policies<R> | Choose<R>): H {
+    return this.handler(new PolicySet(policies, this.#setting, (request) => this.routeOf(request)));
   }
 
   /**
@@ -120,7 +131,7 @@ export abstract class AnyGuard<R extends object, S> {
    * answers a request that is not allowed.
    */
   async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
-    const set = policies === undefined ? this.own : this.#taken;
+    const set = policies === undefined ? this.#own : this.#taken;
     const shares = await (policies === undefined ? set.shares(request) : set.sharesBy(policies, request));
     const asked = cost === undefined ? shares : shares.map((share) => ({ ...share, cost: units(cost) }));
     return this.decide(request, undefined, set, asked);

@@ -1,8 +1,7 @@
 // A guard for Koa.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Asking } from "./asker.js";
-import { AnyGuard, type Choose, type Fields, type GuardOptions, type Policies } from "./guard.js";
+import { AnyGuard, type Fields } from "./guard.js";
 import { textOf } from "./http.js";
 import { isGone, routeName } from "./node-http.js";
 import type { PolicySet } from "./policy.js";
@@ -31,21 +30,8 @@ export type Middleware<R extends Context = Context> = (
 ) => Promise<unknown>;
 
 /** Limits the requests of an application. */
-export class Guard<R extends Context = Context> extends AnyGuard<R, R> {
-  /** The limit of all requests, for `app.use`. */
-  readonly middleware: Middleware<R>;
-
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options?: GuardOptions<R>) {
-    super(client, policies, options);
-    this.middleware = this.#middleware(this.own);
-  }
-
-  /** A limit of one route, or of a router. */
-  limit(policies: Policies<R> | Choose<R>): Middleware<R> {
-    return this.#middleware(this.ofRoute(policies));
-  }
-
-  #middleware(policies: PolicySet<R>): Middleware<R> {
+export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middleware<R>> {
+  protected override handler(policies: PolicySet<R>): Middleware<R> {
     return async (context, next) => {
       const { allowed, status, fields, body } = await this.decide(context, context, policies);
       if (allowed) return next();

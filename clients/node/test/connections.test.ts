@@ -197,24 +197,6 @@ const givers: Record<string, (client: Client, key: string, mute: () => void) => 
     await guard.take(request);
     return () => void guard.settle(request, { requests: 3 });
   },
-  acquire: async (client, key, mute) => {
-    const limiter = withTimeout(client, PATIENT_MS);
-    const abort = new AbortController();
-    let taken = () => {};
-    const isTaken = new Promise<void>((resolve) => (taken = resolve));
-    let goOn = () => {};
-    const all = async (...args: Parameters<RateLimiter["all"]>) => {
-      const decision = await limiter.all(...args);
-      abort.abort();
-      taken();
-      await new Promise<void>((resolve) => (goOn = resolve));
-      mute();
-      return decision;
-    };
-    acquire({ ...limiter, all }, "log", key, "1000/h", { cost: 10, signal: abort.signal }).catch(() => {});
-    await isTaken;
-    return () => goOn();
-  },
 };
 
 describe("connections", () => {
