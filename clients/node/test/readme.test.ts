@@ -8,7 +8,7 @@ import { promisify } from "node:util";
 import type express from "express";
 import { command, serve, Server, socket } from "./harness.js";
 
-const PAGES = ["README.md", "adapters.md", "benchmarks.md", "recipes.md"];
+const PAGES = ["README.md", "adapters.md", "benchmarks.md", "commands.md", "recipes.md"];
 const pages = new Map(
   PAGES.map((name) => [name, readFileSync(`${process.env.PAGES ?? ".."}/${name}`, "utf8")]),
 );
