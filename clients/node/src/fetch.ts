@@ -60,7 +60,7 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
   }
 
   protected override routeOf(request: R): string | undefined {
-    return this.#route?.(request);
+    return this.#route?.(request).replace(/^HEAD /, "GET ");
   }
 
   protected override isGone(request: Request | Context): boolean {

@@ -48,7 +48,7 @@ export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middlewar
 
   protected override routeOf(context: R): string | undefined {
     const { routerPath, matched } = context as R & Routed;
-    const route = matched?.find(({ path }) => path === routerPath);
+    const route = matched?.find(({ path, methods }) => path === routerPath && methods.length > 0);
     return route && routeName(route.methods, route.path);
   }
 
