@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
+.PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: bench-memory latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -18,7 +18,7 @@ export REDIS_SERVER
 DEMO := --package redis-rl-demo
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
 	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
@@ -27,6 +27,30 @@ help: ## Show this list
 build: setup-build ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
 	cargo module
+
+WASM_TARGET := wasm32-unknown-unknown
+WASM := $(TARGET)/redis_rl.wasm
+# The packages and the page that carry it.
+WASM_COPIES := $(addsuffix /redis_rl.wasm,clients/node clients/python/src/redis_rl docs/playground)
+wasm: ## Build the limiters in memory as WebAssembly: target/redis_rl.wasm, and where packages pack it
+	@tools/install-missing wasm
+	cargo build --quiet --locked --profile wasm --package redis-rl-wasm --target $(WASM_TARGET)
+	@install -m 644 $(TARGET)/$(WASM_TARGET)/wasm/redis_rl_wasm.wasm $(WASM)
+	@(($$(stat --format %s $(WASM)) <= 200 * 1024)) || { echo "$(WASM) has more than 200 KiB" >&2; exit 1; }
+	@for copy in $(WASM_COPIES); do install -m 644 $(WASM) $$copy; done
+
+playground: PORT ?= 8000
+playground: wasm ## Show the limiters in a browser, on port 8000 or PORT=...
+	@tools/install-missing python
+	@python3 -m http.server --bind 127.0.0.1 --directory docs/playground $(PORT)
+
+test-playground: wasm ## Test the playground in a headless Chromium
+	@if tools/install-missing node chromium; then node --test tests/playground/; \
+	else echo "not tested: docs/playground" >&2; [[ -z $$CI ]]; fi
+
+screenshot: wasm ## Take the playground's picture in docs/figures, while it sends requests for ten seconds
+	@tools/install-missing node chromium
+	@SCREENSHOT=docs/figures/playground.webp node --test --test-name-pattern=picture tests/playground/
 
 run: PORT ?= 6379
 run: PORTS = $(PORT)
@@ -52,7 +76,7 @@ test: setup-server build ## Run the module's tests; make check adds lints, clien
 
 test-clients: test-client-python test-client-node test-client-rust ## Run the tests of the packages in clients on real servers
 
-test-client-%: setup-server build
+test-client-%: setup-server build wasm
 	@if tools/install-missing $*; then \
 		MODULE=$(MODULE) REDIS_SERVER=$(abspath $(shell command -v $(REDIS_SERVER))) clients/$*/check $(CHECK); \
 	else echo "not tested: clients/$*" >&2; [[ -z $$CI ]]; fi
@@ -65,13 +89,13 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 	@tools/install-missing valgrind
 	tools/memcheck $(REDIS_SERVER)
 
-test-examples: setup-server build target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
+test-examples: setup-server build wasm target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
 	@tools/install-missing nginx || echo "not tested: examples/nginx" >&2
 	@tools/install-missing prometheus || echo "not tested: examples/monitoring/alerts.yml" >&2
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 
-test-leases: setup-server build target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
+test-leases: setup-server build wasm target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
 	@ln -sfn ../../../tests/leases/worker.js target/examples/node/worker.js
 	cargo build --quiet --locked --package redis-rl-client --features leases --example worker
 	cargo test --locked --test leases
@@ -104,6 +128,9 @@ bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a q
 
 latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
 	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
+
+bench-memory: setup-build ## Measure a million keys in memory, without a server
+	@cargo run --release --locked --quiet --package redis-rl-bench --example memory
 
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench
@@ -151,7 +178,7 @@ msrv: setup-build ## Build the module with the oldest supported Rust
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
 	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
 
-check: lint test test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
+check: lint test test-playground test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
 
 check-demo: setup-server build ## Test the demo in a pseudo-terminal, as CI does each night
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
@@ -195,7 +222,7 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-dist dist-arm64
+	$(MAKE) check-dist dist-arm64 wasm
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	packaging/check-packages $(MODULE) $(RELEASE)
 	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)
@@ -215,7 +242,7 @@ fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules}
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} $(WASM_COPIES)
 
 setup: setup-server ## Install what build and test need, which they do by themselves too, and nothing else
 	@echo "make build and make test have what they need"

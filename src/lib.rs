@@ -1,16 +1,19 @@
-//! Rate limiting inside Redis and Valkey: a module with a fixed window, a sliding window counter
-//! and an exact sliding log. From top to bottom, each module calling only those below it:
+//! Rate limiting inside Redis and Valkey: a module with a fixed window, a sliding window counter,
+//! an exact sliding log and a token bucket. From top to bottom, each module calling only those below it:
 //!
 //! - `module`: the table of what is registered with the server.
 //! - `command`: the commands: parse, open, decide by `limiter`, carry out, reply.
 //! - `keyspace`: the native type, and a safe handle on one key.
 //! - `server`: the current call, the clock, replication, registration, the server's log, the allocator.
 //! - `stats`: the counters shown in INFO.
+//! - [`memory`]: a host in memory, for programs without a server.
 //! - [`encoding`]: a limiter as versioned bytes, an effect as a word.
+//! - `reply`: the shapes of replies.
 //! - [`request`]: parses arguments, and holds every error text.
 //! - [`limiter`]: the algorithms, and what a command does to its keys.
 //!
-//! The last three are the core: pure, and built without the feature `server` for any target. The others are its host.
+//! The last five need no server: without the feature `server` they are built for any target. The last four are pure; those above
+//! `memory` are their other host.
 //! `tests/layers.rs` checks who calls whom.
 
 #[cfg(feature = "server")]
@@ -19,8 +22,10 @@ pub mod encoding;
 #[cfg(feature = "server")]
 mod keyspace;
 pub mod limiter;
+pub mod memory;
 #[cfg(feature = "server")]
 mod module;
+mod reply;
 pub mod request;
 #[cfg(feature = "server")]
 mod server;

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int};
 use redis_module::raw;
 
 use crate::limiter::Algorithm;
+use crate::request::Verb;
 use crate::server::registration::{Access, Argument, Description, Kind, LoadFailed, Loading};
 use crate::server::{MODULE_NAME, OK, info, listeners, neighbors};
 use crate::{command, keyspace};
@@ -69,36 +70,36 @@ fn register(loading: &Loading) -> Result<(), LoadFailed> {
 }
 
 const FIXED: Description = Description {
-    name: c"RL.FIXED",
+    name: Verb::Take(Algorithm::Fixed).name(),
     summary: c"Limits requests by one count in each window, aligned to the Unix epoch.",
     ..COMMON
 };
 
 const SLIDING: Description = Description {
-    name: c"RL.SLIDING",
+    name: Verb::Take(Algorithm::Sliding).name(),
     summary:
         c"Limits requests by this window's count and a share of the previous one's, weighted by its overlap.",
     ..COMMON
 };
 
 const LOG: Description = Description {
-    name: c"RL.LOG",
+    name: Verb::Take(Algorithm::Log).name(),
     summary: c"Limits requests exactly, by the time of every unit in the window.",
     complexity: c"O(T) amortized, where T is the number of limit window pairs",
     ..COMMON
 };
 
 const BUCKET: Description = Description {
-    name: c"RL.BUCKET",
+    name: Verb::Take(Algorithm::Bucket).name(),
     summary:
         c"Limits requests by a bucket that refills evenly: a burst up to the limit, then an even stream.",
     ..COMMON
 };
 
 const ALL: Description = Description {
-    name: c"RL.ALL",
+    name: Verb::All.name(),
     flags: c"write deny-oom",
-    arity: -6,
+    arity: Verb::All.arity(),
     last_key: -5,
     key_step: 5,
     summary: c"Limits a request by several keys at once: all of them allow it, or nothing is counted.",
@@ -108,7 +109,7 @@ const ALL: Description = Description {
 };
 
 const PEEK: Description = Description {
-    name: c"RL.PEEK",
+    name: Verb::Peek.name(),
     flags: c"readonly fast",
     access: Access::Read,
     summary: c"Shows whether a request would be allowed, without counting it.",
@@ -117,9 +118,9 @@ const PEEK: Description = Description {
 };
 
 const INFO: Description = Description {
-    name: c"RL.INFO",
+    name: Verb::Info.name(),
     flags: c"readonly fast",
-    arity: 2,
+    arity: Verb::Info.arity(),
     access: Access::Read,
     summary: c"Shows what a key counts.",
     complexity: c"O(1)",
@@ -161,7 +162,7 @@ const APPLY: Description = Description {
 const COMMON: Description = Description {
     name: c"",
     flags: c"write deny-oom fast",
-    arity: -4,
+    arity: Verb::Peek.arity(),
     access: Access::Update,
     is_dangerous: false,
     last_key: 1,

@@ -74,6 +74,40 @@ impl From<TakeError> for Refusal {
     }
 }
 
+/// A command for applications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// RL.FIXED, RL.SLIDING, RL.LOG or RL.BUCKET.
+    Take(Algorithm),
+    /// RL.ALL.
+    All,
+    /// RL.PEEK.
+    Peek,
+    /// RL.INFO.
+    Info,
+}
+
+impl Verb {
+    /// The name of the command.
+    pub const fn name(self) -> &'static CStr {
+        match self {
+            Verb::Take(algorithm) => algorithm.command(),
+            Verb::All => c"RL.ALL",
+            Verb::Peek => c"RL.PEEK",
+            Verb::Info => c"RL.INFO",
+        }
+    }
+
+    /// Number of words, the name included; `-n` means at least `n`.
+    pub const fn arity(self) -> i32 {
+        match self {
+            Verb::Take(_) | Verb::Peek => -4,
+            Verb::All => -6,
+            Verb::Info => 2,
+        }
+    }
+}
+
 /// The options that a command takes besides AT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Options {

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 8] =
-    ["module", "command", "keyspace", "server", "stats", "encoding", "request", "limiter"];
+const LAYERS: [&str; 10] =
+    ["module", "command", "keyspace", "server", "stats", "memory", "encoding", "reply", "request", "limiter"];
 
 /// The code of each file by the path of its module, without comments and tests, and with `a::b, a::c` for `a::{b, c}`.
 type Files = BTreeMap<String, String>;

@@ -1,9 +1,10 @@
 //! RL.ALL: decides on several keys, and counts in all of them or in none.
 
-use super::{commit, reply};
+use super::commit;
 use crate::keyspace::OpenKeys;
 use crate::limiter::Time;
 use crate::limiter::several::{self, Parts};
+use crate::reply;
 use crate::request::{self, Refusal};
 use crate::server::{self, Call, Command};
 use crate::stats;

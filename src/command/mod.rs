@@ -6,7 +6,6 @@ mod commit;
 mod info;
 mod load;
 mod peek;
-mod reply;
 mod take;
 
 pub use all::All;

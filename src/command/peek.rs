@@ -1,8 +1,8 @@
 //! RL.PEEK: replies whether a request would be allowed, and counts nothing.
 
-use super::reply;
 use crate::keyspace::OpenKey;
 use crate::limiter::{Time, key};
+use crate::reply;
 use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command};
 use crate::stats;

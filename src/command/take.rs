@@ -3,10 +3,11 @@
 // Inlined, here and in what a single command calls of `command`, `keyspace`, `server` and `stats`: all together that saves an
 // RL.FIXED 300 of its 6,800 instructions. RL.PEEK and RL.ALL gain nothing by it.
 
-use super::{commit, reply};
+use super::commit;
 use crate::keyspace::{OpenKey, ToWrite};
 use crate::limiter::key::{Take, Taken};
 use crate::limiter::{Algorithm, Applied, Cost, Counted, Key, Limiter, Mode, Outcome, Quota, Time};
+use crate::reply;
 use crate::request::{self, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;

@@ -199,7 +199,7 @@ pub trait State {
     fn wait_until(&self, quota: Quota, place: &Self::Place, room: u64, now: UnixMs) -> u64;
 
     /// How long until everything is available again in `place`, for a quota that allows nothing.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn reset_after_ms_without_limit(&self, _place: &Self::Place, _now: UnixMs) -> u64 {
         0
     }
@@ -283,7 +283,7 @@ pub struct Claim {
 
 impl Claim {
     /// Checks that the key can hold the windows of a request that takes units.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TakeError> {
         if self.cost.taken() == 0 || state.windows_fit(quotas, self.time.now()) {
             Ok(())
@@ -293,14 +293,14 @@ impl Claim {
     }
 
     /// Whether a tier refuses.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, TakeError> {
         self.check_windows_fit(state, quotas)?;
         Ok(quotas.iter().any(|quota| self.tier(state, *quota).refuses))
     }
 
     /// Decides, and commits the request if it is allowed or forced.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     pub fn decide_and_commit<S: StateMut>(
         &self,
         state: &mut S,
@@ -315,7 +315,7 @@ impl Claim {
         Ok(self.commit_if_allowed(state, &mut self.tiers(state, quotas), force))
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn commit_if_allowed<S: StateMut>(
         &self,
         state: &mut S,
@@ -328,7 +328,7 @@ impl Claim {
     }
 
     /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     pub fn commit_if<S: StateMut>(
         &self,
         state: &mut S,
@@ -342,7 +342,7 @@ impl Claim {
         self.commit_tiers_if(state, &mut self.tiers(state, quotas), counts, verdicts)
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn commit_tiers_if<S: StateMut>(
         &self,
         state: &mut S,
@@ -359,7 +359,7 @@ impl Claim {
     }
 
     /// Commits without a verdict.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     pub fn record<S: StateMut>(&self, state: &mut S, quotas: &[Quota]) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
         Ok(match quotas {
@@ -369,7 +369,7 @@ impl Claim {
     }
 
     /// Decides on a request that will not be committed.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
         Ok(match quotas {
@@ -378,19 +378,19 @@ impl Claim {
         })
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Decision {
         let verdict = self.verdict(state, tiers, any_refuses(tiers));
         Decision { verdict, outcome: self.outcome(state, tiers) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn tiers<S: State>(&self, state: &S, quotas: &[Quota]) -> Tiers<S::Place> {
         quotas.iter().map(|quota| self.tier(state, *quota)).collect()
     }
 
     /// Looks up a tier.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
         let Usage { used, place } = state.usage(quota, self.time.now());
         let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
@@ -398,7 +398,7 @@ impl Claim {
     }
 
     /// Counts the units, or gives them back.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
         if self.cost.get() < 0 {
             return self.refund(state, tiers);
@@ -432,7 +432,7 @@ impl Claim {
     }
 
     /// The outcome of a request that changes nothing.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
         let as_of = self.time.now();
         Outcome {
@@ -447,7 +447,7 @@ impl Claim {
 
     /// The reply, with the numbers of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
@@ -475,14 +475,14 @@ impl Claim {
     }
 
     /// The exact time until the tier allows the request, if no other comes.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
         self.wait_for(state, tier, self.cost.taken())
     }
 
     /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
-    #[inline(always)]
+    #[cfg_attr(feature = "server", inline(always))]
     fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,

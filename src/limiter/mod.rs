@@ -14,7 +14,7 @@
 //! - [`key`]: what a command does to a key, for its host to carry out.
 //! - [`several`]: the same for several keys, all or nothing.
 //!
-//! `inline(always)` stands where it spares a request instructions: see DESIGN.md, Decisions.
+//! `inline(always)` stands where it spares a request to a server instructions: see DESIGN.md, Decisions.
 
 pub(crate) mod algorithm;
 pub mod bucket;

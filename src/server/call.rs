@@ -11,6 +11,7 @@ use redis_module::raw;
 use super::arg::Arg;
 use super::{OK, api, functions, replication};
 use crate::limiter::Effect;
+use crate::reply::Reply;
 use crate::request::Refusal;
 use crate::stats;
 
@@ -148,42 +149,10 @@ impl<'a> Call<'a> {
         unsafe { (functions().replicate_verbatim)(self.ctx) };
     }
 
-    /// Replies with an array, whose `len` elements follow.
-    #[inline(always)]
-    pub fn reply_array(&self, len: usize) {
-        // SAFETY: the context lives as long as the call.
-        unsafe { (functions().reply_with_array)(self.ctx, len as c_long) };
-    }
-
-    /// Replies with a map, whose `len` keys and values follow; in RESP2, with a flat array.
-    pub fn reply_map(&self, len: usize) {
-        // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplyWithMap(self.ctx, len as c_long)) };
-    }
-
-    /// Replies with an integer.
-    #[inline(always)]
-    pub fn reply_integer(&self, integer: i64) {
-        // SAFETY: the context lives as long as the call.
-        unsafe { (functions().reply_with_long_long)(self.ctx, integer as c_longlong) };
-    }
-
-    /// Replies with a bulk string.
-    pub fn reply_text(&self, text: &str) {
-        // SAFETY: the context lives as long as the call, and the server copies the text.
-        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, text.as_ptr().cast(), text.len())) };
-    }
-
     /// Replies with OK.
     pub fn reply_ok(&self) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx, c"OK".as_ptr())) };
-    }
-
-    /// Replies with null.
-    pub fn reply_null(&self) {
-        // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
     }
 
     fn refuse(&self, refusal: Refusal) {
@@ -195,6 +164,35 @@ impl<'a> Call<'a> {
                 Refusal::Text(text) => api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())),
             }
         };
+    }
+}
+
+impl Reply for Call<'_> {
+    #[inline(always)]
+    fn array(&mut self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { (functions().reply_with_array)(self.ctx, len as c_long) };
+    }
+
+    fn map(&mut self, len: usize) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithMap(self.ctx, len as c_long)) };
+    }
+
+    #[inline(always)]
+    fn integer(&mut self, integer: i64) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { (functions().reply_with_long_long)(self.ctx, integer as c_longlong) };
+    }
+
+    fn text(&mut self, text: &str) {
+        // SAFETY: the context lives as long as the call, and the server copies the text.
+        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, text.as_ptr().cast(), text.len())) };
+    }
+
+    fn null(&mut self) {
+        // SAFETY: the context lives as long as the call.
+        unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
     }
 }
 

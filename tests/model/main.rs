@@ -9,6 +9,7 @@
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
 //! - `all`: several keys in one step.
 //! - `forms`: short and large logs differ in memory only.
+//! - `memory`: the host in memory.
 //! - `arguments`: the parser accepts every valid form, and survives the rest.
 //! - `corpus`: replays what the fuzzer has found. `fuzzed` are its targets, see `fuzz/src/lib.rs`.
 
@@ -19,6 +20,7 @@ mod calls;
 mod corpus;
 mod forms;
 mod history;
+mod memory;
 mod naive;
 mod replies;
 mod waits;

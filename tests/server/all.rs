@@ -1,6 +1,7 @@
 //! RL.ALL: several keys in one step, all or nothing.
 
-use harness::{COMMANDS, Figures, Random, ReplicationStream, Server, command, figures, pipeline};
+use crate::helpers::hosts::{Host, Hosts};
+use harness::{COMMANDS, Figures, Random, ReplicationStream, Server, command, pipeline};
 use redis::Value;
 
 use crate::helpers::errors::{
@@ -11,7 +12,7 @@ use crate::helpers::requests::{ALGORITHMS, AllReply, all};
 
 #[test]
 fn every_row_is_counted_or_none_is() {
-    let server = Server::start();
+    let server = Hosts::start();
     let line = "RL.ALL user fixed 5 1m 2 team SLIDING 9 1m 3 model Log 4 1m 1 AT 60000";
     assert_eq!(
         all(&server, line),
@@ -35,7 +36,7 @@ fn every_row_is_counted_or_none_is() {
 
 #[test]
 fn a_limited_request_creates_no_key() {
-    let server = Server::start();
+    let server = Hosts::start();
     let reply = all(&server, "RL.ALL a FIXED 5 1m 1 b SLIDING 5 1m 1 c LOG 5 1m 1 d LOG 0 1m 1 AT 0");
     assert_eq!((reply.limited, reply.retry_after), (1, -1), "no wait helps against a limit of 0");
     assert_eq!(server.integer("DBSIZE"), 0);
@@ -43,7 +44,7 @@ fn a_limited_request_creates_no_key() {
 
 #[test]
 fn rows_of_one_key_are_its_tiers() {
-    let [server, single] = [Server::start(), Server::start()];
+    let [server, single] = [Hosts::start(), Hosts::start()];
     for algorithm in ALGORITHMS {
         for at in [0, 400, 999, 1_000, 1_500, 9_000, 60_000] {
             let reply = all(
@@ -65,7 +66,7 @@ fn rows_of_one_key_are_its_tiers() {
 
 #[test]
 fn force_counts_every_row_even_if_some_refuse() {
-    let server = Server::start();
+    let server = Hosts::start();
     let line = "RL.ALL full FIXED 1 1m 2 free FIXED 9 1m 1 edge LOG 1 1m 1 force AT 0";
     let reply = all(&server, line);
     assert_eq!((reply.limited, reply.retry_after), (1, -1), "a cost over the limit never fits");
@@ -89,7 +90,7 @@ fn force_counts_every_row_even_if_some_refuse() {
 
 #[test]
 fn a_row_of_cost_zero_counts_nothing_and_never_refuses() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.LOG full 1 1m AT 0");
     let before = server.digest();
     let reply = all(&server, "RL.ALL full LOG 1 1m 0 none FIXED 5 1m 0 never SLIDING 0 1m 0 FORCE AT 10");
@@ -105,7 +106,7 @@ fn a_row_of_cost_zero_counts_nothing_and_never_refuses() {
 
 #[test]
 fn a_negative_cost_gives_back_and_never_refuses() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 1m COST 9 FORCE AT 0"));
     }
@@ -265,10 +266,10 @@ fn server_and_valid_rows() -> (Server, [&'static str; 4]) {
 
 /// Asserts that a line gets this error and changes nothing.
 #[track_caller]
-fn assert_refused(server: &Server, line: &str, error: &str) {
-    let before = (server.digest(), server.info("rdb_changes_since_last_save"));
+fn assert_refused(server: &impl Host, line: &str, error: &str) {
+    let before = (server.digest(), server.server().info("rdb_changes_since_last_save"));
     assert_eq!(server.error(line), error, "{line}");
-    assert_eq!((server.digest(), server.info("rdb_changes_since_last_save")), before, "{line}");
+    assert_eq!((server.digest(), server.server().info("rdb_changes_since_last_save")), before, "{line}");
 }
 
 #[test]
@@ -331,7 +332,7 @@ fn fewer_words_than_a_row_get_the_servers_own_error() {
 }
 
 #[track_caller]
-fn assert_wrong_arity(server: &Server, line: &str) {
+fn assert_wrong_arity(server: &impl Host, line: &str) {
     let before = server.digest();
     // Servers differ in how they write the command's name.
     let error = server.error(line).to_lowercase();
@@ -395,15 +396,13 @@ fn rows(random: &mut Random) -> Vec<Row> {
     rows
 }
 
-fn peeks(server: &Server, rows: &[Row], at: i64) -> Vec<Figures> {
-    let replies: Vec<Value> =
-        pipeline(rows.iter().map(|row| row.peek(at))).query(&mut server.connect()).expect("figures");
-    replies.iter().map(figures).collect()
+fn peeks(server: &impl Host, rows: &[Row], at: i64) -> Vec<Figures> {
+    rows.iter().map(|row| server.figures(&row.peek(at))).collect()
 }
 
 #[test]
 fn each_row_replies_what_its_tier_alone_would_and_the_total_wait_is_exact() {
-    let [server, single] = [Server::start(), Server::start()];
+    let [server, single] = [Hosts::start(), Hosts::start()];
     let mut random = Random::new(7);
     let (mut at, mut waited) = (1_000_000, 0);
     for _ in 0..1_000 {

@@ -1,5 +1,6 @@
 //! RL.BUCKET: a bucket that refills evenly, to the integer.
 
+use crate::helpers::hosts::{Host, Hosts};
 use harness::{APPEND_ONLY, ReplicationStream, Server, commands_in_aof, without_expiry};
 
 /// The most units and the last time of all.
@@ -34,7 +35,7 @@ const CELL: [(i64, i64, [i64; 4]); 15] = [
 
 #[test]
 fn redis_cells_own_cases_pass_in_translation() {
-    let server = Server::start();
+    let server = Hosts::start();
     for (ms, quantity, [limited, remaining, retry_after, reset_after]) in CELL {
         let line = format!("RL.BUCKET k 5 5s COST {quantity} AT {}", NOW + ms);
         assert_eq!(server.figures(&line), [limited, 5, remaining, retry_after, reset_after], "{line}");
@@ -44,7 +45,7 @@ fn redis_cells_own_cases_pass_in_translation() {
 /// Each limiter of docs/migrating.md as a burst, units and a period in ms, and the call that replaces it.
 #[test]
 fn the_calls_on_the_page_of_migrating_have_the_burst_and_the_rate_of_what_they_replace() {
-    let server = Server::start();
+    let server = Hosts::start();
     let page = include_str!("../../docs/migrating.md");
     for (before, burst, (units, period), call) in [
         ("CL.THROTTLE user123 15 30 60", 16, (30, 60_000), "RL.BUCKET user123 16 32s"),
@@ -73,7 +74,7 @@ fn the_calls_on_the_page_of_migrating_have_the_burst_and_the_rate_of_what_they_r
 
 #[test]
 fn units_come_back_one_by_one_and_nothing_is_rounded_between_requests() {
-    let server = Server::start();
+    let server = Hosts::start();
     // One unit each third of a millisecond, over seven.
     assert_eq!(server.figures("RL.BUCKET k 3 7ms COST 3 AT 0"), [0, 3, 0, -1, 7]);
     for (at, expected) in [
@@ -93,7 +94,7 @@ fn units_come_back_one_by_one_and_nothing_is_rounded_between_requests() {
 
 #[test]
 fn a_new_limit_is_missing_the_same_share_and_no_wait_grows_beyond_a_window() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value(&format!("RL.BUCKET k 100 1m COST 50 AT {NOW}"));
     for (limit, remaining) in [(100, 50), (10, 5), (1_000, 500), (3, 1), (MOST, MOST / 2)] {
         let reply = server.figures(&format!("RL.PEEK k {limit} 1m AT {NOW}"));
@@ -105,7 +106,7 @@ fn a_new_limit_is_missing_the_same_share_and_no_wait_grows_beyond_a_window() {
 
 #[test]
 fn a_limit_of_0_refuses_everything_and_changes_nothing() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value(&format!("RL.BUCKET k 10 10s COST 4 AT {NOW}"));
     let digest = server.digest();
     for (options, limited) in
@@ -144,7 +145,7 @@ fn force_empties_a_bucket_below_zero_by_one_more_bucket_at_most() {
 
 #[test]
 fn units_given_back_as_of_a_time_are_nobody_elses() {
-    let server = Server::start();
+    let server = Hosts::start();
     let missing = |at: i64| server.figures(&format!("RL.PEEK k 10 10s AT {at}"))[4];
     let back = |units: i64, at: i64| server.value(&format!("RL.BUCKET k 10 10s COST -{units} AT {at}"));
     // Nothing was taken since: all go back.
@@ -166,7 +167,7 @@ fn units_given_back_as_of_a_time_are_nobody_elses() {
 
 #[test]
 fn figures_are_exact_over_the_whole_range_of_the_arguments() {
-    let server = Server::start();
+    let server = Hosts::start();
     let longest = 3650 * 86_400_000;
     assert_eq!(
         server.figures(&format!("RL.BUCKET k {MOST} 3650d COST {MOST} AT 0")),
@@ -188,7 +189,7 @@ fn figures_are_exact_over_the_whole_range_of_the_arguments() {
 
 #[test]
 fn a_burst_and_then_an_even_stream_pass_in_any_span() {
-    let server = Server::start();
+    let server = Hosts::start();
     let (limit, window) = (7, 1_000);
     let mut passed: Vec<i64> = Vec::new();
     for ms in 0..5_000 {
@@ -242,7 +243,7 @@ fn info_shows_each_window_with_its_limit() {
 
 #[test]
 fn a_key_of_one_window_takes_at_most_200_bytes_whatever_its_figures() {
-    let server = Server::start();
+    let server = Hosts::start();
     for pair in ["100 1m", "9007199254740991 3650d"] {
         server.value(&format!("RL.BUCKET login:alice {pair} COST 9 FORCE"));
         let bytes = server.integer("MEMORY USAGE login:alice");

@@ -1,5 +1,6 @@
 //! Clock steps forward and back, and times at the edges of windows, days and years.
 
+use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, Random, Server, wait_for};
 
 const SECOND: i64 = 1_000;
@@ -20,8 +21,8 @@ fn longest_lifetime(name: &str, window: i64) -> i64 {
 
 #[test]
 fn a_clock_that_steps_forward_counts_like_the_same_times_given_by_at() {
-    let by_clock = Server::with_clock_at(NOW, &[]);
-    let by_at = Server::start();
+    let by_clock = Hosts::with_clock_at(NOW);
+    let by_at = Hosts::start();
     let mut random = Random::new(1);
     for _ in 0..500 {
         by_clock.step_clock(random.of(&[0, 0, 1, 7, 250, 999, 1_000, 60_000, HOUR, DAY]));
@@ -39,7 +40,7 @@ fn a_clock_that_steps_forward_counts_like_the_same_times_given_by_at() {
 
 #[test]
 fn after_a_step_back_no_unit_is_free_early_and_every_wait_is_exact() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     for name in COMMANDS {
         for window in [10 * SECOND, HOUR, 30 * DAY] {
             for step in [1, SECOND, 7 * SECOND, HOUR, DAY] {
@@ -79,7 +80,7 @@ fn after_a_step_back_no_unit_is_free_early_and_every_wait_is_exact() {
 
 #[test]
 fn a_step_back_of_less_than_a_window_changes_no_time_to_live() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     for name in COMMANDS {
         // The first milliseconds of a window: a step back crosses its edge.
         for into in [0, 2] {
@@ -114,7 +115,7 @@ fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_a
     const WINDOW: i64 = 10 * SECOND;
     for name in COMMANDS {
         for with_at in [false, true] {
-            let server = Server::with_clock_at(NOW, &[]);
+            let server = Hosts::with_clock_at(NOW);
             let mut random = Random::new(5);
             let mut shortened = 0;
             let more = if with_at { 60 * SECOND } else { 0 };
@@ -148,7 +149,7 @@ fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_a
 
 #[test]
 fn a_key_that_stays_in_use_after_a_step_back_expires_no_later() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     for name in COMMANDS {
         for step in [30 * SECOND, HOUR, DAY] {
             server.set_clock(NOW);
@@ -194,7 +195,7 @@ fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
     const LIMIT: i64 = 20;
     const WINDOW: i64 = 10 * SECOND;
     for (name, usual) in [("RL.FIXED", 2 * LIMIT), ("RL.SLIDING", 2 * LIMIT), ("RL.LOG", LIMIT)] {
-        let server = Server::with_clock_at(NOW, &[]);
+        let server = Hosts::with_clock_at(NOW);
         let mut random = Random::new(3);
         let mut passed = 0;
         let mut granted: Vec<(i64, i64)> = Vec::new();
@@ -258,7 +259,7 @@ const EDGES: [(&str, i64); 7] = [
 
 #[test]
 fn windows_end_to_the_millisecond_at_the_edges_of_days_and_years() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     for (date, edge) in EDGES {
         // Its two windows in seconds.
         let edge = if edge < 1 << 33 { edge * 1_000 } else { edge };
@@ -287,7 +288,7 @@ fn windows_end_to_the_millisecond_at_the_edges_of_days_and_years() {
 
 #[test]
 fn windows_of_any_length_end_to_the_millisecond() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     for window in [1, 2, 3, 7, 10, 59, 333, 1_000, 1_001, 86_399_999] {
         let start = NOW / window * window;
         for into in [0, window / 2, window - 1] {
@@ -315,7 +316,7 @@ fn windows_of_any_length_end_to_the_millisecond() {
 
 #[test]
 fn a_key_written_with_at_lives_a_minute_longer_than_its_units_count() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     for clock in [0, NOW, (1 << 32) * SECOND] {
         for name in COMMANDS {
             for at in [0, NOW, 9_007_199_254_740_991] {
@@ -364,7 +365,7 @@ fn a_replica_whose_clock_was_up_to_a_minute_behind_frees_nothing_early_once_corr
 
 #[test]
 fn units_of_the_previous_sliding_window_are_not_free_early_either() {
-    let server = Server::with_clock_at(NOW / 100_000 * 100_000 + 90 * SECOND, &[]);
+    let server = Hosts::with_clock_at(NOW / 100_000 * 100_000 + 90 * SECOND);
     server.value("RL.SLIDING k 5 100s COST 5");
     server.step_clock(20 * SECOND);
     // Leaves units in the previous window only.
@@ -378,7 +379,7 @@ fn units_of_the_previous_sliding_window_are_not_free_early_either() {
 
 #[test]
 fn a_log_that_refunds_units_ahead_of_the_clock_lives_as_long_as_the_rest_counts() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     server.value("RL.LOG k 2 100s");
     server.step_clock(95 * SECOND);
     server.value("RL.LOG k 2 100s");

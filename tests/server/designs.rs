@@ -1,6 +1,6 @@
 //! Three well-known designs, replayed as their authors describe them.
 
-use harness::Server;
+use crate::helpers::hosts::{Host, Hosts};
 
 const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
@@ -8,7 +8,7 @@ const HOUR: u64 = 60 * MINUTE;
 /// A counter for each window `floor(now / window)` that also counts the requests it refuses: 3 in 60 s.
 #[test]
 fn a_fixed_window_that_also_counts_limited_requests() {
-    let server = Server::start();
+    let server = Hosts::start();
     let window = 1_000 * MINUTE;
     let mut replies = Vec::new();
     for second in [0, 10, 20, 30, 59] {
@@ -35,7 +35,7 @@ fn a_fixed_window_that_also_counts_limited_requests() {
 /// `n = x + y * z`, rounded down: a quarter past the hour, the previous hour's count weighs three quarters.
 #[test]
 fn a_sliding_counter_a_quarter_past_the_hour() {
-    let server = Server::start();
+    let server = Hosts::start();
     let hour = 500_000 * HOUR;
     server.value(&format!("RL.SLIDING k 1000 1h COST 84 AT {}", hour - HOUR / 2));
     server.value(&format!("RL.SLIDING k 1000 1h COST 36 AT {}", hour + 5 * MINUTE));
@@ -55,7 +55,7 @@ fn a_sliding_counter_a_quarter_past_the_hour() {
 /// The count is rounded down: 84 * 0.7499... units of the previous hour count as 62.
 #[test]
 fn a_sliding_counter_rounds_down() {
-    let server = Server::start();
+    let server = Hosts::start();
     let hour = 500_000 * HOUR;
     server.value(&format!("RL.SLIDING k 1000 1h COST 84 AT {}", hour - 1));
     for (past, counted) in
@@ -69,7 +69,7 @@ fn a_sliding_counter_rounds_down() {
 /// A timestamp for each request, dropped when it is older than the window: 100 in 60 s.
 #[test]
 fn a_sliding_log_of_100_in_60_seconds() {
-    let server = Server::start();
+    let server = Hosts::start();
     let start = 1_000_000_000;
     // One request every 500 ms: after 49.5 s the window is full.
     for i in 0..100 {

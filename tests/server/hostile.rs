@@ -3,7 +3,7 @@
 //!
 //! Every run has the same input; `SEED=n cargo test hostile` tries another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,13 @@ use crate::helpers::errors::{
     ALGORITHM, AT, COST, EFFECT, FORCE_AND_PARTIAL, LIMIT, LIVE_WINDOWS, PAIRS, PARTIAL, ROW, ROW_COST, ROWS,
     ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
+use crate::helpers::hosts::{Host, Hosts};
 use crate::helpers::payload::{Payload, credulous_server, damage};
 use crate::helpers::requests::{REQUESTS, effect};
 use crate::load;
 
 const RANDOM_COMMANDS: usize = 200_000;
+const COMMANDS_OF_BOTH_HOSTS: usize = 30_000;
 const COMMANDS_IN_A_PIPELINE: usize = 500;
 const PAYLOADS: usize = 20_000;
 
@@ -240,6 +242,30 @@ impl Hostile {
             words.truncate(1 + self.random.below(words.len()));
         }
         (Kind::Figures, words)
+    }
+
+    /// A command that a server and a map in memory have, or neither.
+    fn of_both_hosts(&mut self) -> Words {
+        if self.chance(8) {
+            let name = self.random.of(&[
+                "DEL",
+                "exists",
+                "PTTL",
+                "PEXPIRETIME",
+                "PEXPIRETIME",
+                "GETT",
+                "FLUSHALL x",
+            ]);
+            let words = name.split(' ').map(|word| word.as_bytes().to_vec());
+            let keys = self.random.of(&[0, 1, 1, 1, 1, 1, 2]);
+            return words.chain((0..keys).map(|_| self.key())).collect();
+        }
+        loop {
+            let (kind, words) = self.ours();
+            if kind != Kind::Ok {
+                return words;
+            }
+        }
     }
 
     /// RL.ALL: usually valid rows about a few keys.
@@ -607,6 +633,32 @@ fn assert_keys_expire(server: &Server) -> usize {
         assert!(*ttl != -1 || key.starts_with(PERSISTENT), "no time to live: {}", key.escape_ascii());
     }
     ours.count()
+}
+
+#[test]
+fn random_commands_get_the_same_replies_from_a_server_and_in_memory() {
+    let hosts = Hosts::with_clock_at(1_700_000_000_000);
+    let mut hostile = Hostile { random: random(), payloads: Vec::new() };
+    let (mut known, mut most_keys) = (BTreeSet::new(), 0);
+    for _ in 0..COMMANDS_OF_BOTH_HOSTS {
+        let words = hostile.of_both_hosts();
+        hosts.bytes(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        known.extend(words[1..].iter().filter(|word| word.len() < 400).cloned());
+        if hostile.chance(20) {
+            let steps =
+                [0, 1, 1, 2, 3, 5, 40, 99, 100, 1_000, 7_000, 60_000, 3_600_000, 86_400_000, 31_536_000_000];
+            let step = hostile.random.of(&steps);
+            hosts.step_clock(step);
+            // Before the clock steps back: whatever has expired is deleted by both as it is looked up.
+            let all = [b"EXISTS".as_slice()].into_iter().chain(known.iter().map(Vec::as_slice));
+            hosts.bytes(&all.collect::<Vec<_>>());
+            most_keys = most_keys.max(hosts.integer("DBSIZE"));
+            if hostile.chance(2) {
+                hosts.step_clock(-hostile.random.of(&steps).min(hosts.clock_ms()));
+            }
+        }
+    }
+    assert!(most_keys > 10, "only {most_keys} keys were in use");
 }
 
 /// The payload of each key; it does not include the time to live.

@@ -1,17 +1,18 @@
 //! What counts as used, and for how long.
 
+use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, Server};
 
 use crate::helpers::errors::LIVE_WINDOWS;
 
 /// The units that `k` counts in this window. Not of a bucket: another limit keeps the share that is missing.
-fn used(server: &Server, window: &str, at: u64) -> i64 {
+fn used(server: &impl Host, window: &str, at: u64) -> i64 {
     1_000_000 - server.figures(&format!("RL.PEEK k 1000000 {window} AT {at}"))[2]
 }
 
 #[test]
 fn fixed_windows_are_aligned_to_the_epoch() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.FIXED k 9 10s AT 19999");
     assert_eq!(used(&server, "10s", 19_999), 1);
     assert_eq!(used(&server, "10s", 20_000), 0);
@@ -20,7 +21,7 @@ fn fixed_windows_are_aligned_to_the_epoch() {
 
 #[test]
 fn a_sliding_counter_weights_the_previous_window_by_its_overlap() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.SLIDING k 100 10s COST 7 AT 15000");
     for (at, counted) in
         [(15_000, 7), (19_999, 7), (20_000, 7), (20_001, 6), (25_000, 3), (28_571, 1), (28_572, 0)]
@@ -35,7 +36,7 @@ fn a_sliding_counter_weights_the_previous_window_by_its_overlap() {
 
 #[test]
 fn a_unit_in_a_log_is_free_again_exactly_one_window_later() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.LOG k 3 10s AT 12345");
     server.value("RL.LOG k 3 10s COST 2 AT 15000");
     assert_eq!(used(&server, "10s", 22_344), 3);
@@ -46,7 +47,7 @@ fn a_unit_in_a_log_is_free_again_exactly_one_window_later() {
 
 #[test]
 fn waiting_exactly_retry_after_is_enough_and_one_ms_less_is_not() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         for (first, second, cost) in
             [(1_000, 4_321, 1), (1_000, 4_321, 4), (9_999, 10_000, 3), (0, 10_001, 5)]
@@ -70,7 +71,7 @@ fn waiting_exactly_retry_after_is_enough_and_one_ms_less_is_not() {
 
 #[test]
 fn reset_after_is_the_wait_of_a_request_for_the_whole_limit() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 10s COST 2 AT 1000"));
         server.value(&format!("{name} {name} 5 10s COST 2 AT 11000"));
@@ -85,7 +86,7 @@ fn reset_after_is_the_wait_of_a_request_for_the_whole_limit() {
 
 #[test]
 fn all_tiers_allow_a_request_or_nothing_is_counted_in_any() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value("DEL k");
         assert_eq!(server.figures(&format!("{name} k 10 10s 2 100s COST 2 AT 0"))[0], 0);
@@ -99,7 +100,7 @@ fn all_tiers_allow_a_request_or_nothing_is_counted_in_any() {
 
 #[test]
 fn force_counts_over_the_limit_and_says_so() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value("DEL k");
         assert_eq!(
@@ -140,7 +141,7 @@ fn counts_saturate() {
 
 #[test]
 fn a_cost_of_zero_takes_nothing_and_creates_no_key() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 5 10s COST 0 AT 0")), [0, 5, 5, -1, 0]);
         assert_eq!(server.figures(&format!("{name} k 5 10s COST 0 FORCE AT 0")), [0, 5, 5, -1, 0]);
@@ -153,7 +154,7 @@ fn a_cost_of_zero_takes_nothing_and_creates_no_key() {
 
 #[test]
 fn a_refund_takes_the_newest_units_first_and_stops_at_zero() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.FIXED k 9 10s COST 5 AT 1000");
     server.value("RL.FIXED k 9 10s COST 3 AT 12000");
     assert_eq!(server.figures("RL.FIXED k 9 10s COST -2 AT 12000"), [0, 9, 8, -1, 8_000]);
@@ -182,7 +183,7 @@ fn a_refund_takes_the_newest_units_first_and_stops_at_zero() {
 
 #[test]
 fn a_refund_to_a_missing_key_creates_no_key() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 5 10s COST -3 AT 0")), [0, 5, 5, -1, 0]);
         assert_eq!(server.integer("EXISTS k"), 0, "{name}");
@@ -191,7 +192,7 @@ fn a_refund_to_a_missing_key_creates_no_key() {
 
 #[test]
 fn units_that_have_left_the_window_are_not_refunded() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.FIXED k 9 10s COST 5 AT 1000");
     assert_eq!(server.figures("RL.FIXED k 9 10s COST -5 AT 10000"), [0, 9, 9, -1, 0]);
     assert_eq!(used(&server, "10s", 9_999), 5, "only the current fixed window is refunded");
@@ -204,7 +205,7 @@ fn units_that_have_left_the_window_are_not_refunded() {
 
 #[test]
 fn changing_the_limit_takes_effect_at_once_and_counts_stay() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value("DEL k");
         server.value(&format!("{name} k 5 10s COST 4 AT 0"));
@@ -218,7 +219,7 @@ fn changing_the_limit_takes_effect_at_once_and_counts_stay() {
 
 #[test]
 fn each_window_length_has_its_own_counter() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value("DEL k");
         server.value(&format!("{name} k 5 10s COST 4 AT 0"));
@@ -233,7 +234,7 @@ fn each_window_length_has_its_own_counter() {
 
 #[test]
 fn a_key_holds_at_most_8_live_window_lengths_and_drops_ended_ones() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in ["RL.FIXED", "RL.SLIDING"] {
         server.value("DEL k");
         for seconds in 1..=8 {
@@ -255,7 +256,7 @@ fn a_key_holds_at_most_8_live_window_lengths_and_drops_ended_ones() {
 
 #[test]
 fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_units_for_the_longest() {
-    let server = Server::start();
+    let server = Hosts::start();
     for at in [0, 4_000, 8_000] {
         server.value(&format!("RL.LOG k 9 10s AT {at}"));
     }
@@ -310,7 +311,7 @@ fn forced_units_of_a_large_log_can_be_refunded_and_the_rest_remains() {
 
 #[test]
 fn a_log_enforces_every_tier() {
-    let server = Server::start();
+    let server = Hosts::start();
     let now = 1_700_000_000_000u64;
     let allowed = |i: u64| server.figures(&format!("RL.LOG k 3 1s 8 1m AT {}", now + i * 100))[0] == 0;
     let granted: Vec<u64> = (0..100).filter(|i| allowed(*i)).collect();
@@ -319,7 +320,7 @@ fn a_log_enforces_every_tier() {
 
 #[test]
 fn a_log_holds_more_than_the_largest_limit_only_if_its_calls_name_windows_of_different_lengths() {
-    let server = Server::start();
+    let server = Hosts::start();
     let held = |lines: [&str; 2]| {
         server.value("DEL k");
         for at in 1..=10 {
@@ -333,7 +334,7 @@ fn a_log_holds_more_than_the_largest_limit_only_if_its_calls_name_windows_of_dif
 
 #[test]
 fn time_never_runs_back_for_a_key() {
-    let server = Server::start();
+    let server = Hosts::start();
     // A time before a counter's window is read as the start of that window.
     server.value("RL.FIXED k 3 10s COST 2 AT 25000");
     assert_eq!(server.figures("RL.FIXED k 3 10s AT 5000"), [0, 3, 0, -1, 25_000]);

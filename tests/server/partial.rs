@@ -1,5 +1,6 @@
 //! PARTIAL: as many of the units as fit are taken, and the reply says how many and as of when.
 
+use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, ReplicationStream, Server, command};
 use redis::Value;
 
@@ -7,7 +8,7 @@ use crate::helpers::errors::{FORCE_AND_PARTIAL, PARTIAL, SYNTAX};
 
 /// The seven integers.
 #[track_caller]
-fn seven(server: &Server, line: &str) -> [i64; 7] {
+fn seven(server: &impl Host, line: &str) -> [i64; 7] {
     redis::from_redis_value::<Vec<i64>>(server.value(line))
         .expect("integers")
         .try_into()
@@ -19,7 +20,7 @@ const NOW: i64 = 1_700_000_000_000 / 3_600_000 * 3_600_000 + 1_800_000;
 
 #[test]
 fn a_request_that_fits_is_taken_whole() {
-    let server = Server::start();
+    let server = Hosts::start();
     // RL.SLIDING is full again when less than one of the four units counts.
     for (name, reset) in
         [("RL.FIXED", 1_800_000), ("RL.SLIDING", 4_500_001), ("RL.LOG", 3_600_000), ("RL.BUCKET", 1_440_000)]
@@ -35,7 +36,7 @@ fn a_request_that_fits_is_taken_whole() {
 
 #[test]
 fn of_a_request_that_does_not_fit_the_units_that_fit_are_taken_and_the_wait_is_for_one_more() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 10 1h COST 7 AT {NOW}"));
         let [limited, limit, remaining, retry_after, _, taken, at] =
@@ -57,7 +58,7 @@ fn of_a_request_that_does_not_fit_the_units_that_fit_are_taken_and_the_wait_is_f
 
 #[test]
 fn the_tier_with_the_least_room_decides_how_many_are_taken() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 100 1h 8 1d COST 3 AT {NOW}"));
         let reply = seven(&server, &format!("{name} {name} 100 1h 8 1d COST 50 PARTIAL AT {NOW}"));
@@ -69,7 +70,7 @@ fn the_tier_with_the_least_room_decides_how_many_are_taken() {
 
 #[test]
 fn a_limit_of_0_takes_nothing_and_no_wait_helps() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         assert_eq!(
             seven(&server, &format!("{name} k 0 1h COST 5 PARTIAL AT {NOW}")),
@@ -85,7 +86,7 @@ fn a_limit_of_0_takes_nothing_and_no_wait_helps() {
 
 #[test]
 fn more_than_the_limit_may_be_asked_for() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         let most = 9_007_199_254_740_991_i64;
         let reply = seven(&server, &format!("{name} {name} 5 1h COST {most} PARTIAL AT {NOW}"));
@@ -98,7 +99,7 @@ fn more_than_the_limit_may_be_asked_for() {
 
 #[test]
 fn a_negative_cost_tells_how_many_units_came_back() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 10 1h COST 4 AT {NOW}"));
         let reply = seven(&server, &format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
@@ -112,7 +113,7 @@ fn a_negative_cost_tells_how_many_units_came_back() {
 
 #[test]
 fn units_are_given_back_as_of_the_time_in_the_reply_also_if_the_key_was_ahead() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         for ahead in [0, 1, 3_600_000] {
             server.value(&format!("{name} {name} 10 1h COST 2 AT {}", NOW + ahead));
@@ -127,7 +128,7 @@ fn units_are_given_back_as_of_the_time_in_the_reply_also_if_the_key_was_ahead() 
 
 #[test]
 fn partial_is_for_single_keys_that_take_and_not_with_force() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         for line in [format!("{name} k 5 1h PARTIAL FORCE"), format!("{name} k 5 1h FORCE COST 2 PARTIAL")] {
             assert_eq!(server.error(&line), FORCE_AND_PARTIAL, "{line}");

@@ -1,5 +1,6 @@
 //! Giving back as of a time: a reservation made at `t` is settled exactly, however late.
 
+use crate::helpers::hosts::{Host, Hosts};
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, without_expiry};
 
 use crate::helpers::requests::{self, all};
@@ -23,13 +24,13 @@ fn effect(name: &str, units: i64, at: i64) -> String {
 }
 
 /// The units that the key of this algorithm counts.
-fn used(server: &Server, name: &str, at: i64) -> i64 {
+fn used(server: &impl Host, name: &str, at: i64) -> i64 {
     1_000 - server.figures(&format!("RL.PEEK {name} 1000 1m AT {at}"))[2]
 }
 
 #[test]
 fn an_estimate_settled_in_its_own_window_gives_back_exactly_what_it_had_taken() {
-    let server = Server::start();
+    let server = Hosts::start();
     for by_all in [false, true] {
         for name in COMMANDS {
             server.value(&format!("{name} {name} 1000 1m COST 700 AT {}", NOW - 1));
@@ -44,7 +45,7 @@ fn an_estimate_settled_in_its_own_window_gives_back_exactly_what_it_had_taken() 
 
 #[test]
 fn an_estimate_settled_after_its_window_has_ended_refunds_nobody_elses_units() {
-    let server = Server::start();
+    let server = Hosts::start();
     for by_all in [false, true] {
         for (name, before, after) in [("RL.FIXED", 300, 300), ("RL.SLIDING", 308, 301), ("RL.LOG", 300, 300)]
         {
@@ -66,7 +67,7 @@ fn an_estimate_settled_after_its_window_has_ended_refunds_nobody_elses_units() {
 
 #[test]
 fn a_log_gives_back_the_units_of_that_time_and_not_the_newest() {
-    let server = Server::start();
+    let server = Hosts::start();
     for by_all in [false, true] {
         server.value("RL.LOG RL.LOG 1000 1m COST 500 AT 0");
         server.value("RL.LOG RL.LOG 1000 1m COST 300 AT 50000");
@@ -82,7 +83,7 @@ fn a_log_gives_back_the_units_of_that_time_and_not_the_newest() {
 
 #[test]
 fn a_refund_in_the_middle_of_a_log_takes_the_newest_units_up_to_that_time() {
-    let server = Server::start();
+    let server = Hosts::start();
     for by_all in [false, true] {
         for second in 0..50 {
             server.value(&format!("RL.LOG RL.LOG 1000 1m COST 2 AT {}", second * 1_000));
@@ -154,7 +155,7 @@ fn units_ahead_of_the_clock_can_be_given_back_without_at_and_replicas_agree() {
 const RESERVE: &str = "RL.ALL f FIXED 1000 1h 500 s SLIDING 1000 1h 500 l LOG 1000 1h 500";
 
 /// Reserves at the server's time, while others take units before and after. Returns `at` of the reply.
-fn reserve(server: &Server) -> i64 {
+fn reserve(server: &impl Host) -> i64 {
     let others = |cost| {
         server.value(&format!("RL.ALL f FIXED 9999 1h {cost} s SLIDING 9999 1h {cost} l LOG 9999 1h {cost}"))
     };
@@ -169,24 +170,24 @@ fn reserve(server: &Server) -> i64 {
 
 /// Settles the reservation by giving 480 units back, and asserts that exactly those are gone.
 #[track_caller]
-fn assert_settles(server: &Server, at: i64) {
-    let remaining = |server: &Server| -> Vec<i64> {
+fn assert_settles(server: &impl Host, at: i64) {
+    let remaining = || -> Vec<i64> {
         let looking = all(server, &RESERVE.replace(" 500", " 0"));
         looking.rows.iter().map(|row| row[2]).collect()
     };
-    assert_eq!(remaining(server), [370; 3], "100, 500 and 30 are counted");
+    assert_eq!(remaining(), [370; 3], "100, 500 and 30 are counted");
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -480"));
     assert_eq!(all(server, &line).limited, 0);
-    assert_eq!(remaining(server), [850; 3], "480 are given back");
+    assert_eq!(remaining(), [850; 3], "480 are given back");
     // The 30 later units remain when all units counted until `at` are gone.
     let line = format!("{} AT {at}", RESERVE.replace(" 500", " -9999"));
     assert_eq!(all(server, &line).limited, 0);
-    assert_eq!(remaining(server)[2], 970, "units that a log counted later stay");
+    assert_eq!(remaining()[2], 970, "units that a log counted later stay");
 }
 
 #[test]
 fn a_reservation_by_rl_all_is_settled_with_the_at_of_its_reply() {
-    let server = Server::with_clock_at(NOW, &[]);
+    let server = Hosts::with_clock_at(NOW);
     let at = reserve(&server);
     server.step_clock(5_000);
     assert_settles(&server, at);
@@ -292,7 +293,7 @@ fn a_reservation_in_a_key_with_another_window_ahead_is_settled_with_the_at_of_th
 
 #[test]
 fn giving_back_as_of_a_later_window_moves_no_key_and_forgives_nobody_elses_units() {
-    let server = Server::start();
+    let server = Hosts::start();
     let next = NOW + MINUTE;
     for by_all in [false, true] {
         for (name, before, after) in [("RL.FIXED", 5, 5), ("RL.SLIDING", 50, 49), ("RL.LOG", 95, 94)] {

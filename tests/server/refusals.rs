@@ -1,5 +1,6 @@
 //! The errors of requests about one key: their texts, and that they change nothing.
 
+use crate::helpers::hosts::{Host, Hosts};
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -46,7 +47,7 @@ const REFUSED: [(&str, &str); 31] = [
 
 #[test]
 fn an_error_names_the_argument_and_its_range_and_changes_nothing() {
-    let server = Server::start();
+    let server = Hosts::start();
     for (name, key) in [("RL.FIXED", "f"), ("RL.SLIDING", "s"), ("RL.LOG", "l"), ("RL.PEEK", "f")] {
         if name != "RL.PEEK" {
             server.value(&format!("{name} {key} 5 10s COST 2 AT 0"));
@@ -69,7 +70,7 @@ fn an_error_names_the_argument_and_its_range_and_changes_nothing() {
 
 #[test]
 fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
-    let server = Server::start();
+    let server = Hosts::start();
     for line in [
         "RL.FIXED",
         "RL.SLIDING k",
@@ -112,7 +113,7 @@ fn a_key_of_another_type_is_left_unchanged() {
 
 #[test]
 fn a_key_of_another_algorithm_is_left_unchanged() {
-    let server = Server::start();
+    let server = Hosts::start();
     let names = COMMANDS;
     for name in names {
         server.value(&format!("{name} {name} 5 10s AT 0"));

@@ -1,5 +1,6 @@
 //! What the commands reply.
 
+use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, Server, command, figures};
 use redis::Value;
 
@@ -24,7 +25,7 @@ fn a_reply_is_five_integers_in_resp2_and_resp3() {
 
 #[test]
 fn a_limited_reply_says_what_remains_and_how_long_to_wait() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 5 10s COST 4 AT 20000"));
         let [limited, limit, remaining, retry_after, reset_after] = server.figures(&format!(
@@ -46,7 +47,7 @@ fn a_limited_reply_says_what_remains_and_how_long_to_wait() {
 
 #[test]
 fn no_wait_helps_a_cost_over_the_limit() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 5 10s COST 6 AT 20000")), [1, 5, 5, -1, 0]);
         assert_eq!(server.figures("RL.PEEK k 5 10s COST 6 AT 20000"), [1, 5, 5, -1, 0]);
@@ -56,7 +57,7 @@ fn no_wait_helps_a_cost_over_the_limit() {
 
 #[test]
 fn a_limit_of_zero_limits_everything_except_a_cost_of_zero_or_less() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         assert_eq!(server.figures(&format!("{name} k 0 10s AT 0")), [1, 0, 0, -1, 0]);
         assert_eq!(server.figures(&format!("{name} k 0 10s COST 0 AT 0")), [0, 0, 0, -1, 0]);
@@ -67,7 +68,7 @@ fn a_limit_of_zero_limits_everything_except_a_cost_of_zero_or_less() {
 
 #[test]
 fn the_largest_arguments_are_exact() {
-    let server = Server::start();
+    let server = Hosts::start();
     let max = 9_007_199_254_740_991i64;
     for name in COMMANDS {
         server.value("DEL k");
@@ -84,7 +85,7 @@ fn the_largest_arguments_are_exact() {
 
 #[test]
 fn an_allowed_reply_shows_the_tier_with_the_fewest_units_remaining() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value("DEL k");
         assert_eq!(server.figures(&format!("{name} k 10 1s 8 10s 9 100s AT 0"))[..3], [0, 8, 7], "{name}");
@@ -104,7 +105,7 @@ fn an_allowed_reply_shows_the_tier_with_the_fewest_units_remaining() {
 
 #[test]
 fn a_limited_reply_shows_the_refusing_tier_with_the_longest_wait() {
-    let server = Server::start();
+    let server = Hosts::start();
     server.value("RL.FIXED k 2 10s 2 100s 9 1000s COST 2 AT 0");
     // Both refuse; the longer window has the longer wait, in either order.
     assert_eq!(server.figures("RL.FIXED k 2 10s 2 100s 9 1000s AT 0"), [1, 2, 0, 100_000, 100_000]);
@@ -121,7 +122,7 @@ fn a_limited_reply_shows_the_refusing_tier_with_the_longest_wait() {
 
 #[test]
 fn a_peek_replies_what_a_request_would_get_and_changes_nothing() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         server.value("DEL k");
         assert_eq!(server.figures("RL.PEEK k 3 10s AT 0"), [0, 3, 3, -1, 0], "a missing key");
@@ -195,7 +196,7 @@ fn info_is_a_flat_array_in_resp2_and_null_for_a_missing_key() {
 
 #[test]
 fn info_counts_the_distinct_timestamps_of_a_log_that_still_count() {
-    let server = Server::start();
+    let server = Hosts::start();
     let now: i64 = server.clock_ms();
     let day = 86_400_000;
     for age in [3 * day, 2 * day, 2 * day, 1] {
@@ -223,7 +224,7 @@ fn a_key_may_be_any_bytes() {
 
 #[test]
 fn deleting_the_key_resets_the_limiter() {
-    let server = Server::start();
+    let server = Hosts::start();
     for name in COMMANDS {
         let take = format!("{name} k 1 10s AT 0");
         assert_eq!(server.figures(&take)[0], 0);
@@ -236,7 +237,7 @@ fn deleting_the_key_resets_the_limiter() {
 
 #[test]
 fn info_shows_both_counts_of_a_sliding_window() {
-    let server = Server::start();
+    let server = Hosts::start();
     let day = 86_400_000;
     let start = server.clock_ms() / day * day;
     server.value(&format!("RL.SLIDING k 100 1d COST 8 AT {}", start - 1));

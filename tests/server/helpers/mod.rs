@@ -2,6 +2,7 @@
 //!
 //! - `errors`: the texts of errors.
 //! - `expiries`: commands that change when a key expires, and a check that copies agree on it.
+//! - `hosts`: a server and a map in memory, asked the same.
 //! - `requests`: the commands, and the replies to RL.ALL and RL.INFO.
 //! - `traffic`: random requests of all kinds, and a check that two servers hold the same.
 //! - `histories`: clients whose server is killed while they send, and which of their requests it must hold.
@@ -11,6 +12,7 @@
 pub mod errors;
 pub mod expiries;
 pub mod histories;
+pub mod hosts;
 pub mod nodes;
 pub mod payload;
 pub mod requests;

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use harness::{COMMANDS, Figures, Server, figures};
+use harness::{COMMANDS, Figures, figures};
 use redis::Value;
 use redis_rl::encoding::decode_effect;
 use redis_rl::limiter::Effect;
+
+use super::hosts::Host;
 
 /// The algorithms, as RL.ALL names them.
 pub const ALGORITHMS: [&str; COMMANDS.len()] = {
@@ -86,6 +88,6 @@ impl AllReply {
 
 /// Calls RL.ALL and parses its reply.
 #[track_caller]
-pub fn all(server: &Server, line: &str) -> AllReply {
-    AllReply::of(&server.value(line))
+pub fn all(host: &impl Host, line: &str) -> AllReply {
+    AllReply::of(&host.value(line))
 }
