@@ -1,14 +1,6 @@
 // A clock of one's own: each command is sent with its time.
 
-import {
-  type Description,
-  type Key,
-  type RateLimiter,
-  rl,
-  type TakeOptions,
-  type Words,
-  wordsOf,
-} from "./commands.js";
+import type { RateLimiter, TakeOptions } from "./commands.js";
 
 /** The time: Unix milliseconds. */
 export type Clock = () => number;
@@ -30,31 +22,6 @@ export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
     info: (key) => to.info(key),
     reset: (key) => to.reset(key),
   };
-}
-
-/** The commands, with this before their keys, sent by this function. */
-export function limiterBy(
-  prefix: Key,
-  send: (words: Words, isReadOnly: boolean) => Promise<unknown>,
-  clock?: Clock,
-): RateLimiter {
-  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    return async (...args: Arguments): Promise<Reply> => {
-      const reply = await send(wordsOf(description, prefix, args), description.IS_READ_ONLY);
-      return description.transformReply(reply as never);
-    };
-  }
-  const limiter: RateLimiter = {
-    fixed: command(rl.fixed),
-    sliding: command(rl.sliding),
-    log: command(rl.log),
-    bucket: command(rl.bucket),
-    peek: command(rl.peek),
-    info: command(rl.info),
-    all: command(rl.all),
-    reset: command(rl.reset),
-  };
-  return clock === undefined ? limiter : withClock(limiter, clock);
 }
 
 /** This process's time, to the part of a millisecond: what is left of a wait is rounded up. */

@@ -19,6 +19,9 @@ import {
   units,
 } from "./policy.js";
 import { duration, type Window } from "./quota.js";
+import { isReply } from "./connections.js";
+import { Local, logLocal } from "./local.js";
+import { now } from "./realtime.js";
 import { warn } from "./warning.js";
 
 export type { Answer, Fields, Problem, Reply } from "./http.js";
@@ -28,8 +31,11 @@ export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js
 export interface GuardOptions<R> {
   /** Whose quotas they are, of policies without a key of their own; the client's address if left out. */
   key?: KeyOf<R> | undefined;
-  /** While Redis is away: `open` lets requests pass, `closed` answers 503. `open` if left out. */
-  fail?: "open" | "closed" | undefined;
+  /**
+   * While Redis is away: `open` lets requests pass, `closed` answers 503, `local` limits by the same policies in this
+   * process, each process by itself. `open` if left out.
+   */
+  fail?: "open" | "closed" | "local" | undefined;
   /**
    * How long Redis may take to answer before it is away; 100 if left out. Time hardly counts in which this process was
    * too busy to read the answer.
@@ -50,6 +56,11 @@ export interface GuardOptions<R> {
   onError?: ((error: Error) => void) | undefined;
   /** Answers a request that is refused, with the fields of the answer, unless they are replaced. */
   onLimited?: ((request: R, answer: Answer) => MaybePromise<Reply | undefined>) | undefined;
+  /**
+   * Is told with `fail: "local"` why limits are local from now on, or by undefined that Redis decides again; a line on
+   * the console if left out.
+   */
+  onLocal?: ((error: Error | undefined) => void) | undefined;
   /** Instead of `fail`: lets a request pass, or answers it. */
   onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
 }
@@ -57,9 +68,9 @@ export interface GuardOptions<R> {
 /** What one limit has asked for a request. */
 interface Visit {
   readonly set: PolicySet<never>;
-  readonly driver: Driver;
+  driver: Driver;
   readonly shares: readonly PolicyShare[];
-  readonly asked: Asked;
+  asked: Asked;
   readonly isDryRun: boolean;
 }
 
@@ -85,6 +96,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly middleware: M;
   readonly #own: PolicySet<R>;
   readonly #driver: Driver;
+  readonly #local: Local | undefined;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
   /** Those that handlers name. */
@@ -92,7 +104,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
     const { key, fail = "open", timeoutMs = 100, remember = 0, prefix = "", clock, onAway } = options;
-    if (!["open", "closed"].includes(fail)) throw new TypeError("fail is open or closed");
+    if (!["open", "closed", "local"].includes(fail)) throw new TypeError("fail is open, closed or local");
     if ("lease" in options) throw new TypeError("lease is a property of a policy");
     if (onAway !== undefined && options.fail !== undefined)
       throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
@@ -101,6 +113,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     this.#driver = new Driver(client, timeoutMs, duration(remember), clock);
+    if (fail === "local") this.#local = new Local(duration(remember), clock, options.onLocal ?? logLocal);
     this.middleware = this.whole(this.handler(this.#own));
   }
 
@@ -161,8 +174,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   /** Gives back all leases. */
-  close(): Promise<void> {
-    return this.#driver.close();
+  async close(): Promise<void> {
+    await Promise.all([this.#driver.close(), this.#local?.driver.close()]);
   }
 
   /** The fields of a request that passed. A refusal has said what counts. */
@@ -186,32 +199,16 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       response: response ?? this.responseOf?.(request),
     });
     const told = passage.response as S | undefined;
-    const [visit, ...trials] = this.#visit(passage, set, shares) as [Visit, ...Visit[]];
+    const visits = this.#visit(passage, set, shares);
     if (shares.length === 0) return PASSES;
     if (this.isGone(request, told)) return release(passage);
-    const deciding = this.#driver.decide(visit.asked);
-    // All leave together.
-    const tried = trials.map(({ asked }) => this.#driver.decide(asked));
-    if (tried.length > 0) await Promise.allSettled([deciding, ...tried]);
-    let decided: Decided | undefined;
-    let error: Error | undefined;
-    try {
-      decided = await deciding;
-    } catch (thrown) {
-      error = thrown as Error;
-    }
+    const all = await this.#ask(visits);
     if (this.isGone(request, told)) return release(passage);
-    if (decided?.limited) release(passage);
-    if (decided !== undefined && visit.shares.length > 0) this.#conclude(request, visit, decided);
-    for (const [i, trial] of trials.entries()) {
-      try {
-        const decided = await (tried[i] as Promise<Decided>);
-        this.#conclude(request, trial, decided);
-      } catch (error) {
-        this.#onError(error as Error);
-      }
-    }
-    if (decided === undefined) return this.#away(request, passage, error as Error);
+    const [decided] = all as [Decided | Error];
+    if (!(decided instanceof Error) && decided.limited) release(passage);
+    for (let i = 0; i < visits.length; i++)
+      this.#conclude(request, visits[i] as Visit, all[i] as Decided | Error);
+    if (decided instanceof Error) return this.#away(request, passage, decided);
     if (decided.limited) return this.#refuse(request, passage, decided);
     const fields = standingOf(passage);
     if (told !== undefined) this.tell(told, fields);
@@ -239,8 +236,33 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return visits;
   }
 
-  #conclude(request: R, { shares }: Visit, decided: Decided): void {
-    this.#options.onDecision?.(request, decisionOf(decided), applied(shares, decided));
+  /** What is decided of each visit, or why nothing is. All leave together. */
+  async #ask(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+    const local = this.#local;
+    if (local?.asks() === false) return this.#askLocally(local, visits);
+    const askedMs = local && now();
+    const all = await decide(visits);
+    if (local === undefined) return all;
+    const error = all.find((decided) => decided instanceof Error);
+    local.note(askedMs as number, error);
+    if (error === undefined) return all;
+    if (isReply(error)) this.#onError(error);
+    else this.#options.onError?.(error);
+    for (const { driver, asked } of visits) void driver.giveBack(asked);
+    return this.#askLocally(local, visits);
+  }
+
+  #askLocally({ driver }: Local, visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+    for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
+    return decide(visits);
+  }
+
+  #conclude(request: R, { shares, isDryRun }: Visit, decided: Decided | Error): void {
+    if (decided instanceof Error) {
+      if (isDryRun) this.#onError(decided);
+    } else if (shares.length > 0) {
+      this.#options.onDecision?.(request, decisionOf(decided), applied(shares, decided));
+    }
   }
 
   async #refuse(request: R, { visits }: Passage, { retryAfterMs }: Decided): Promise<Answer> {
@@ -262,6 +284,13 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   #onError(error: Error): void {
     (this.#options.onError ?? warn)(error);
   }
+}
+
+/** Asks for all at once. */
+function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+  return Promise.all(
+    visits.map(({ driver, asked }) => driver.decide(asked).catch((error: unknown) => error as Error)),
+  );
 }
 
 function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {

@@ -18,6 +18,7 @@ export {
   type WindowInfo,
   type Words,
 } from "./commands.js";
+export { MemoryLimiter, type MemoryOptions } from "./memory.js";
 export { type LeaseOptions, type Leases, leases } from "./leases.js";
 export type { Client } from "./connections.js";
 export { type Asking, type Sender, withTimeout } from "./asker.js";

@@ -2,8 +2,8 @@
 // cluster is asked at the right node at once.
 
 import { type Cluster, Command, type Redis } from "ioredis";
-import { type Clock, limiterBy } from "./clock.js";
-import type { Key, RateLimiter, Words } from "./commands.js";
+import { type Clock, withClock } from "./clock.js";
+import { Commands, type Key, type RateLimiter, type Words } from "./commands.js";
 
 class KeyedCommand extends Command {
   override getKeys(): Key[] {
@@ -24,5 +24,6 @@ export function rateLimiter(redis: Redis | Cluster, { clock }: LimiterOptions = 
     redis.sendCommand(command);
     return command.promise;
   };
-  return limiterBy(redis.options.keyPrefix ?? "", send, clock);
+  const limiter = new Commands(redis.options.keyPrefix ?? "", send);
+  return clock === undefined ? limiter : withClock(limiter, clock);
 }

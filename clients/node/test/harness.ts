@@ -107,6 +107,7 @@ export class Server {
   }
 
   async stop(): Promise<void> {
+    if (this.#child.exitCode !== null) return;
     const ended = new Promise((resolve) => this.#child.once("exit", resolve));
     this.#child.stdin?.end();
     await ended;

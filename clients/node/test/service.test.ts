@@ -4,14 +4,14 @@ import assert from "node:assert/strict";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import type { Client as AnyClient } from "redis-rl";
+import { type Asking, MemoryLimiter } from "redis-rl";
 import { type Client, command, connectTo, Forwarder, freePort, Server, socket, waitFor } from "./harness.js";
 import { type Options, type Serve, type Service, services, type Step, table } from "./services.js";
 
 /** However busy the machine is, a server that answers is not away. */
 const PATIENT: Options = { timeoutMs: 30_000 };
 
-const clients: Record<string, (url: string) => { client: AnyClient; stop(): void }> = {
+const clients: Record<string, (url: string) => { client: Asking; stop(): void }> = {
   "node-redis": (url) => {
     const client = createClient({ url, socket });
     client
@@ -64,7 +64,7 @@ afterEach(async () => {
   for (const close of open.splice(0).reverse()) await close();
 });
 
-async function start(serve: Serve, client: AnyClient, options: Options = {}): Promise<Service> {
+async function start(serve: Serve, client: Asking, options: Options = {}): Promise<Service> {
   const service = await serve(client, options);
   open.push(() => service.stop());
   return service;
@@ -72,8 +72,13 @@ async function start(serve: Serve, client: AnyClient, options: Options = {}): Pr
 
 const used = async (key: string) => (await client.rl.info(key))?.windows[0]?.used ?? 0;
 
+const hosts: typeof clients = {
+  ...clients,
+  "a limiter in memory": () => ({ client: new MemoryLimiter(), stop: () => {} }),
+};
+
 for (const [framework, serve] of Object.entries(services)) {
-  for (const [library, connect] of Object.entries(clients)) {
+  for (const [library, connect] of Object.entries(hosts)) {
     test(`${framework} and ${library}: each step of the table`, async () => {
       const { client, stop } = connect(server.url);
       open.push(stop);
@@ -93,6 +98,7 @@ for (const [framework, serve] of Object.entries(services)) {
       }
     });
 
+    if (!(library in clients)) continue;
     test(`${framework} and ${library}: while Redis is away`, async () => {
       const { client, stop } = connect(`redis://127.0.0.1:${await freePort()}`);
       open.push(stop);

@@ -26,7 +26,7 @@ import Fastify, { type FastifyReply, type FastifyRequest } from "fastify";
 import { type Context, Hono } from "hono";
 import { routePath } from "hono/route";
 import Koa from "koa";
-import { type Client, clientAddress, type Sender } from "redis-rl";
+import { type Asking, clientAddress } from "redis-rl";
 import { Guard as ExpressGuard, type GuardOptions, type Policy } from "redis-rl/express";
 import { Guard as FastifyGuard } from "redis-rl/fastify";
 import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
@@ -45,7 +45,7 @@ export interface Service extends Web {
   close(): Promise<void>;
 }
 
-export type Serve = (client: Client | Sender, options: Options) => Promise<Service>;
+export type Serve = (client: Asking, options: Options) => Promise<Service>;
 
 type TablePolicy = Omit<Policy, "dryRun"> & { dry_run?: boolean };
 
@@ -158,7 +158,7 @@ const inKoa: Serve = async (client, options) => {
   return served(await serve(app.callback()), guard);
 };
 
-function fastifyGuard(client: Client | Sender, options: Options): FastifyGuard {
+function fastifyGuard(client: Asking, options: Options): FastifyGuard {
   const accountOf = ({ headers }: FastifyRequest) => headers.account as string | undefined;
   return new FastifyGuard(client, (request) => plan(request.url, accountOf(request)), {
     ...options,
