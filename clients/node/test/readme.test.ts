@@ -54,7 +54,9 @@ function wholeOf(shown: string): string {
   if (/\bapp\./.test(code) && !/app\.(get|post)/.test(code)) code += hello;
   if (/\bapp\./.test(code) && !/app\.listen|node:test/.test(code)) code += "\napp.listen(3000);\n";
   for (const [name, before] of Object.entries(BEFORE).reverse()) {
-    const isMade = new RegExp(`const ${name}\\b|\\(${name}\\) =>|import [^;"]*\\b${name}\\b[^;"]*from`).test(code);
+    const isMade = new RegExp(`const ${name}\\b|\\(${name}\\) =>|import [^;"]*\\b${name}\\b[^;"]*from`).test(
+      code,
+    );
     if (new RegExp(`\\b${name}\\b`).test(code.replaceAll(/"[^"]*"/g, "")) && !isMade)
       code = `${before}\n${code}`;
   }
