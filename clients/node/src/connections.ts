@@ -144,6 +144,7 @@ class Link {
       },
       (error: unknown) => {
         if (asked.isOver) return;
+        asked.line = undefined;
         this.#answered(open);
         // That a connection is lost is told soon after. Of one that is there the error is the server's.
         setImmediate(() => {

@@ -12,7 +12,17 @@ import {
 import { textOf } from "./http.js";
 import type { KeyOf, PolicySet } from "./policy.js";
 
-export type * from "./guard.js";
+export type {
+  Answer,
+  AppliedPolicy,
+  Choose,
+  Fields,
+  GuardOptions,
+  KeyOf,
+  Policies,
+  Policy,
+  Reply,
+} from "./guard.js";
 
 /** A context of Hono, as far as it matters here. */
 export interface Context {
