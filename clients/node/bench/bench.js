@@ -14,7 +14,7 @@ import { RedisStore } from "rate-limit-redis";
 import { RateLimiterRedis, RateLimiterUnion } from "rate-limiter-flexible";
 import { createClient } from "redis";
 import { leases, rl } from "redis-rl";
-import { rateLimit } from "redis-rl/express";
+import { Guard } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 
@@ -169,8 +169,8 @@ const TIMEOUT_MS = 100;
 /** How long requests wait, 50 at once, while the server is stopped. */
 async function waits(url, pid, [workMs, restMs]) {
   const redis = await createClient({ url, modules: { rl } }).connect();
-  const limit = rateLimit(redis, "5/h", { timeoutMs: TIMEOUT_MS, onError: () => {} });
-  const request = () => new Promise((resolve) => limit({ ip: "192.0.2.1" }, {}, resolve));
+  const guard = new Guard(redis, "5/h", { timeoutMs: TIMEOUT_MS, onError: () => {} });
+  const request = () => guard.take({ ip: "192.0.2.1" });
   let working = true;
   const work = async () => {
     while (working) {

@@ -12,7 +12,7 @@ import { rateLimit as expressRateLimit } from "express-rate-limit";
 import { Redis } from "ioredis";
 import { RedisStore } from "rate-limit-redis";
 import { createClient } from "redis";
-import { rateLimit } from "redis-rl/express";
+import { Guard } from "redis-rl/express";
 
 import { startServer } from "./server.js";
 
@@ -32,9 +32,9 @@ const ways = {
       legacyHeaders: false,
       store: new RedisStore({ sendCommand }),
     }),
-  "one policy": ({ client }) => rateLimit(client, own),
-  "two policies": ({ client }) => rateLimit(client, [everybody, own]),
-  "two, one leased": ({ client }) => rateLimit(client, [{ ...everybody, lease: 1000 }, own]),
+  "one policy": ({ client }) => new Guard(client, own).middleware,
+  "two policies": ({ client }) => new Guard(client, [everybody, own]).middleware,
+  "two, one leased": ({ client }) => new Guard(client, [{ ...everybody, lease: 1000 }, own]).middleware,
 };
 
 async function serve(url, library, way) {

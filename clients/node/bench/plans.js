@@ -2,7 +2,7 @@
 // second, and the CPU time that each takes of the servers. Prints Markdown.
 
 import { Cluster, Redis } from "ioredis";
-import { rateLimit } from "redis-rl/express";
+import { Guard } from "redis-rl/express";
 
 import { startCluster, startServer } from "./server.js";
 
@@ -18,16 +18,16 @@ function asking(client, lease) {
     { name: "everybody", quotas: "100000000/m", key: "all", lease },
     { name: "plan", quotas: "10/s", key: () => `customer:${requests++ % CUSTOMERS}` },
   ];
-  const limit = rateLimit(client, policies, { fail: "closed", timeoutMs: 30_000 });
+  const guard = new Guard(client, policies, { fail: "closed", timeoutMs: 30_000 });
   const request = () =>
     new Promise((resolve, reject) => {
       const response = { setHeader() {}, end: () => reject(new Error("a request was refused")) };
-      void limit({}, response, resolve);
+      guard.middleware({}, response, resolve);
     });
   const decide = async (count) => {
     for (let i = 0; i < count; i += AT_ONCE) await Promise.all(Array.from({ length: AT_ONCE }, request));
   };
-  return { decide, close: () => limit.close() };
+  return { decide, close: () => guard.close() };
 }
 
 /** Decisions a second, and the servers' CPU time for each in microseconds, the busiest first. */

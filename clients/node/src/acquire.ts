@@ -1,11 +1,13 @@
 // Waits for a limit.
 
 import { setTimeout as delay } from "node:timers/promises";
-import { type Asking, askerOf, limiterOf } from "./asker.js";
-import { clockOf } from "./clock.js";
-import { type Algorithm, checkedAlgorithm, type Key, type RateLimiter, type Verdict } from "./commands.js";
-import { tightest } from "./keys/request.js";
-import { listOf, MAX_LIMIT, type Quota, type Quotas } from "./quota.js";
+import type { Asking } from "./asker.js";
+import type { Clock } from "./clock.js";
+import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
+import { Driver } from "./driver.js";
+import { type Answer, Request, Rules } from "./keys/request.js";
+import { verdictOf } from "./leases.js";
+import { checkedQuotas, MAX_LIMIT, type Quotas } from "./quota.js";
 import { now as realTime } from "./realtime.js";
 import { LONGEST_TIMER_MS } from "./timeout.js";
 
@@ -19,6 +21,8 @@ export interface AcquireOptions {
   timeoutMs?: number | undefined;
   /** Ends the wait. Nothing stays taken. */
   signal?: AbortSignal | undefined;
+  /** The time, in Unix milliseconds; the server's if left out. */
+  clock?: Clock | undefined;
   /** Waits instead of a timer: for a test, which moves its clock here. */
   sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
@@ -32,11 +36,11 @@ const TIMEOUT_MS = 1000;
  * order.
  */
 export async function acquire(
-  client: Asking | RateLimiter,
+  client: Asking,
   algorithm: Algorithm,
   key: Key,
   quotas: Quotas,
-  { cost = 1, timeoutMs = Infinity, signal, sleep = (ms) => wait(ms, signal) }: AcquireOptions = {},
+  { cost = 1, timeoutMs = Infinity, signal, clock, sleep = (ms) => wait(ms, signal) }: AcquireOptions = {},
 ): Promise<Verdict> {
   if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
     throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
@@ -44,76 +48,36 @@ export async function acquire(
   if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
     throw new RangeError("timeoutMs must be a number from 0");
   }
-  const limiter = "all" in client ? client : limiterOf(askerOf(client, TIMEOUT_MS));
-  const now = clockOf(limiter) ?? realTime;
-  const request: Request = {
-    limiter,
-    algorithm: checkedAlgorithm(algorithm),
-    key,
-    quotas: listOf(quotas),
-    cost,
-  };
+  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
+  const driver = new Driver(client, TIMEOUT_MS, 0, clock);
+  const now = clock ?? realTime;
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
-    const verdict = await unlessAborted(request, signal);
+    const verdict = verdictOf(await decide(driver, new Request([{ key, rules, cost }]), signal), cost);
     const { allowed, retryAfterMs } = verdict;
     if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
     await sleep(retryAfterMs);
   }
 }
 
-interface Request {
-  limiter: RateLimiter;
-  algorithm: Algorithm;
-  key: Key;
-  quotas: readonly Quota[];
-  cost: number;
-}
-
-/** Takes all of the units or none. The verdict has `at`. */
-async function ask({ limiter, algorithm, key, quotas, cost }: Request): Promise<Verdict> {
-  // One unit is taken as a whole with PARTIAL too, which tells the time.
-  if (cost === 1) return limiter[algorithm](key, quotas, { partial: true });
-  const rows = quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
-  const decision = await limiter.all(rows);
-  return { ...tightest(decision.rows), at: decision.at };
-}
-
-/** Asks. If it is aborted meanwhile, gives back what the command takes. */
-function unlessAborted(request: Request, signal: AbortSignal | undefined): Promise<Verdict> {
-  const asked = ask(request);
-  if (signal === undefined) return asked;
+/** If it is aborted meanwhile, what the command takes goes back. */
+function decide(driver: Driver, request: Request, signal: AbortSignal | undefined): Promise<Answer> {
   return new Promise((resolve, reject) => {
     const abort = () => {
-      reject(signal.reason as Error);
-      giveBackWhen(request, asked);
+      reject(signal?.reason as Error);
+      void driver.giveBack(request);
     };
-    signal.addEventListener("abort", abort);
-    // In the turn in which the verdict becomes the caller's: it cannot go back any more.
-    const answered = () => {
-      signal.removeEventListener("abort", abort);
-    };
-    asked.then(
-      (verdict) => {
-        answered();
-        resolve(verdict);
-      },
-      (error: unknown) => {
-        answered();
-        reject(error);
-      },
-    );
+    signal?.addEventListener("abort", abort);
+    // In the turn in which the answer becomes the caller's: it cannot go back any more.
+    const settled =
+      <T>(settle: (value: T) => void) =>
+      (value: T) => {
+        signal?.removeEventListener("abort", abort);
+        settle(value);
+      };
+    driver.decide(request).then(settled(resolve), settled(reject));
   });
-}
-
-/** Gives back in the background. */
-function giveBackWhen({ limiter, algorithm, key, quotas, cost }: Request, asked: Promise<Verdict>): void {
-  asked
-    .then(({ allowed, at }) => {
-      if (allowed && cost > 0) return limiter[algorithm](key, quotas, { cost: -cost, at });
-    })
-    .catch(() => undefined);
 }
 
 async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {

@@ -9,7 +9,7 @@ const IPV4_PREFIXES = ["0:0:0:0:0:ffff", "0:0:0:0:ffff:0", "64:ff9b:0:0:0:0", "0
  * The client with this address, which may have a port. An IPv4 address stands for itself, also where it is written as
  * IPv6. An IPv6 client has a whole network, named by its first 64 bits. Clients without an address are one: `unknown`.
  */
-export function client(address: string | undefined | null): string {
+export function clientAddress(address: string | undefined | null): string {
   if (!address) return "unknown";
   const [, ipv6, ipv4] = /^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/.exec(address) ?? [];
   const bare = (ipv6 ?? ipv4 ?? address).replace(/%.*/, "");

@@ -1,8 +1,9 @@
 // Who is asked: a client, or a stand-in for one.
 
 import { type Clock, withClock } from "./clock.js";
-import { type Description, type Key, type RateLimiter, rl, type Words, wordsOf } from "./commands.js";
+import { Commands, type Key, type RateLimiter, type Words } from "./commands.js";
 import { type Client, connectionsOf } from "./connections.js";
+import { MemoryLimiter } from "./memory.js";
 import { Timeout } from "./timeout.js";
 
 /** Sends the words of a command, and resolves to its reply as it is: what stands in for a client in a test. */
@@ -10,8 +11,8 @@ export interface Sender {
   send(words: Words): Promise<unknown>;
 }
 
-/** What asks Redis: a client of node-redis or ioredis, of which connections of one's own are made, or a stand-in. */
-export type Asking = Client | Sender;
+/** What is asked: a client of node-redis or ioredis, of which connections of one's own are made, or what stands in. */
+export type Asking = Client | MemoryLimiter | Sender;
 
 /** Sends commands once, each with a timeout. */
 export interface Asker {
@@ -21,10 +22,16 @@ export interface Asker {
   /** The slot of a key, on a cluster. */
   readonly slotOf: ((key: Key) => number) | undefined;
   readonly timeout: Timeout;
+  /** The time, if it is not that of this process. */
+  readonly clock?: Clock;
 }
 
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const timeout = new Timeout(timeoutMs);
+  if (asking instanceof MemoryLimiter) {
+    const clock = () => asking.now();
+    return { send: (words) => asking.send(words), prefix: "", slotOf: undefined, timeout, clock };
+  }
   if (isSender(asking)) {
     return {
       send: (words) => timeout.wait(() => asking.send(words)),
@@ -55,20 +62,7 @@ function isClient(asking: unknown): boolean {
 
 /** The commands, sent by this one. */
 export function limiterOf({ send, prefix }: Asker, clock?: Clock): RateLimiter {
-  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    return async (...args: Arguments): Promise<Reply> =>
-      description.transformReply((await send(wordsOf(description, prefix, args))) as never);
-  }
-  const limiter: RateLimiter = {
-    fixed: command(rl.fixed),
-    sliding: command(rl.sliding),
-    log: command(rl.log),
-    bucket: command(rl.bucket),
-    peek: command(rl.peek),
-    info: command(rl.info),
-    all: command(rl.all),
-    reset: command(rl.reset),
-  };
+  const limiter = new Commands(prefix, send);
   return clock === undefined ? limiter : withClock(limiter, clock);
 }
 

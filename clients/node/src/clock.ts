@@ -5,21 +5,14 @@ import type { RateLimiter, TakeOptions } from "./commands.js";
 /** The time: Unix milliseconds. */
 export type Clock = () => number;
 
-const clocks = new WeakMap<RateLimiter, { limiter: RateLimiter; clock: Clock }>();
-
 /**
  * The same limiter at another time: each command names the clock's, unless it names one itself. So a test moves the
  * time of a real server.
  */
-export function withClock(limiter: RateLimiter, clock: Clock): RateLimiter {
-  const to = withoutClock(limiter);
-  const now = () => Math.floor(clock());
-  const timed = (options?: TakeOptions) => ({
-    ...options,
-    at: options?.at ?? now(),
-  });
-  // A clock that throws fails the command.
-  const limited: RateLimiter = {
+export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
+  // One that throws fails the command.
+  const timed = (options?: TakeOptions) => ({ ...options, at: options?.at ?? Math.floor(clock()) });
+  return {
     fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
     sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),
     log: async (key, quotas, options) => to.log(key, quotas, timed(options)),
@@ -29,18 +22,6 @@ export function withClock(limiter: RateLimiter, clock: Clock): RateLimiter {
     info: (key) => to.info(key),
     reset: (key) => to.reset(key),
   };
-  clocks.set(limited, { limiter: to, clock: now });
-  return limited;
-}
-
-/** The clock of a limiter that has one. */
-export function clockOf(limiter: RateLimiter): Clock | undefined {
-  return clocks.get(limiter)?.clock;
-}
-
-/** A limiter at the server's time. */
-export function withoutClock(limiter: RateLimiter): RateLimiter {
-  return clocks.get(limiter)?.limiter ?? limiter;
 }
 
 /** This process's time, to the part of a millisecond: what is left of a wait is rounded up. */

@@ -301,26 +301,59 @@ export interface Description<Arguments extends unknown[], Reply> {
   transformReply(this: void, reply: never): Reply;
 }
 
+class WordList implements CommandWriter {
+  readonly words: Key[] = [];
+
+  constructor(readonly prefix: Key) {}
+
+  push(...more: string[]): void {
+    for (const word of more) this.words.push(word);
+  }
+
+  pushKey(key: Key): void {
+    // A client would send undefined as the empty key, which all such callers then share.
+    if (typeof key !== "string" && !ArrayBuffer.isView(key)) throw new TypeError("a key is text or a Buffer");
+    this.words.push(prefixed(this.prefix, key));
+  }
+}
+
 /** The words of a command, with this before its keys. */
 export function wordsOf<Arguments extends unknown[]>(
   { parseCommand }: Pick<Description<Arguments, unknown>, "parseCommand">,
   prefix: Key,
   args: Arguments,
 ): Words {
-  const words: Key[] = [];
-  parseCommand(
-    {
-      push: (...more) => words.push(...more),
-      pushKey: (key) => {
-        // A client would send undefined as the empty key, which all such callers then share.
-        if (typeof key !== "string" && !ArrayBuffer.isView(key))
-          throw new TypeError("a key is text or a Buffer");
-        words.push(prefixed(prefix, key));
-      },
-    },
-    ...args,
-  );
-  return words as Words;
+  const list = new WordList(prefix);
+  parseCommand(list, ...args);
+  return list.words as Words;
+}
+
+/** The commands, with this before their keys, sent by this function. */
+export class Commands implements RateLimiter {
+  readonly fixed = this.#command(rl.fixed);
+  readonly sliding = this.#command(rl.sliding);
+  readonly log = this.#command(rl.log);
+  readonly bucket = this.#command(rl.bucket);
+  readonly peek = this.#command(rl.peek);
+  readonly info = this.#command(rl.info);
+  readonly all = this.#command(rl.all);
+  readonly reset = this.#command(rl.reset);
+
+  readonly #prefix: Key;
+  readonly #send: (words: Words, isReadOnly: boolean) => unknown;
+
+  /** A reply that is no promise is here already. */
+  constructor(prefix: Key, send: (words: Words, isReadOnly: boolean) => unknown) {
+    this.#prefix = prefix;
+    this.#send = send;
+  }
+
+  #command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
+    return async (...args: Arguments): Promise<Reply> => {
+      const reply = this.#send(wordsOf(description, this.#prefix, args), description.IS_READ_ONLY);
+      return description.transformReply((reply instanceof Promise ? await reply : reply) as never);
+    };
+  }
 }
 
 /** A key with what its client puts before it. */

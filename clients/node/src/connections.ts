@@ -4,7 +4,7 @@
 import { type Key, prefixed, type Words } from "./commands.js";
 import { ioredisSource } from "./ioredis-source.js";
 import { nodeRedisSource } from "./node-redis-source.js";
-import { setTimeout } from "./realtime.js";
+import { setImmediate, setTimeout } from "./realtime.js";
 import { slotOf } from "./slot.js";
 import { Timeout, type Waiting } from "./timeout.js";
 
@@ -144,10 +144,13 @@ class Link {
       },
       (error: unknown) => {
         if (asked.isOver) return;
+        asked.line = undefined;
         this.#answered(open);
-        // Of a connection that is there it is the server's.
-        if (this.#open === open) this.onError(asked, error as Error);
-        else asked.fail(error as Error);
+        // That a connection is lost is told soon after. Of one that is there the error is the server's.
+        setImmediate(() => {
+          if (this.#open !== open) asked.fail(error as Error);
+          else if (!asked.isOver) this.onError(asked, error as Error);
+        });
       },
     );
   }
@@ -299,6 +302,7 @@ class Connections {
 
   /** A server has answered with an error. It has counted nothing. */
   readonly #onError = (asked: Asked, error: Error): void => {
+    replies.add(error);
     // A cluster may have moved the key: its client follows, and learns where keys are now.
     if (!this.source.isCluster) {
       asked.fail(error);
@@ -332,6 +336,13 @@ class Connections {
     const [limit = "", window = ""] = more.slice(name === "RL.ALL" ? 1 : 0);
     return this.source.follow(["RL.PEEK", key as Key, limit, window]);
   }
+}
+
+/** Errors that a server has answered. */
+const replies = new WeakSet<Error>();
+
+export function isReply(error: Error): boolean {
+  return replies.has(error);
 }
 
 /** All that ask by one client share its connections. */

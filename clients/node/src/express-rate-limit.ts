@@ -183,6 +183,6 @@ export class RateLimitStore {
   }
 
   #inFuture(ms: number): Date {
-    return new Date((this.#clock ?? Date.now)() + ms);
+    return new Date((this.#clock ?? this.#driver.asker.clock ?? Date.now)() + ms);
   }
 }

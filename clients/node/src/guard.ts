@@ -4,154 +4,302 @@ import type { Asking } from "./asker.js";
 import type { Clock } from "./clock.js";
 import type { Decision, Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
-import { answer, type Answer, type Fields, type Item, standing } from "./http.js";
+import { type Answer, AWAY, type Fields, type Item, PASSES, refusal, type Reply, standing } from "./http.js";
 import { type Answer as Decided, Request as Asked } from "./keys/request.js";
 import {
   type AppliedPolicy,
   type Choose,
   isPromise,
   type KeyOf,
+  type MaybePromise,
   type Policies,
   type PolicyShare,
   PolicySet,
-  type Request,
-  units as checkedUnits,
+  type Setting,
+  units,
 } from "./policy.js";
 import { duration, type Window } from "./quota.js";
+import { isReply } from "./connections.js";
+import { Local, logLocal } from "./local.js";
+import { now } from "./realtime.js";
 import { warn } from "./warning.js";
 
-export interface GuardOptions<R extends Request = Request> {
-  /**
-   * Whose quotas they are, of policies without a key of their own. If left out, those whom limits further out count the
-   * request for, or else the client's address.
-   */
+export type { Answer, Fields, Problem, Reply } from "./http.js";
+export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
+
+/** What is said once, for all limits of a service. */
+export interface GuardOptions<R> {
+  /** Whose quotas they are, of policies without a key of their own; the client's address if left out. */
   key?: KeyOf<R> | undefined;
-  /** While Redis is away: `open` lets requests pass, `closed` answers 503. `open` if left out. */
-  fail?: "open" | "closed" | undefined;
+  /**
+   * While Redis is away: `open` lets requests pass, `closed` answers 503, `local` limits by the same policies in this
+   * process, each process by itself. `open` if left out.
+   */
+  fail?: "open" | "closed" | "local" | undefined;
   /**
    * How long Redis may take to answer before it is away; 100 if left out. Time hardly counts in which this process was
    * too busy to read the answer.
    */
   timeoutMs?: number | undefined;
-  /** Is told of each request why Redis was away; at most one warning a second on the console if left out. */
-  onError?: ((error: Error) => void) | undefined;
-  /** Is told of each decision, also of those that are made here, and of the policies that it was made by. */
-  onDecision?: ((request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void) | undefined;
   /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
   remember?: Window | undefined;
+  /** Begins each stored key; empty if left out. */
+  prefix?: string | undefined;
   /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
+  /**
+   * Is told of each decision, also of those that are made here, and of the policies that it was made by. One with
+   * `dryRun` is decided by itself.
+   */
+  onDecision?: ((request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void) | undefined;
+  /** Is told of each request why Redis was away; at most one warning a second on the console if left out. */
+  onError?: ((error: Error) => void) | undefined;
+  /** Answers a request that is refused, with the fields of the answer, unless they are replaced. */
+  onLimited?: ((request: R, answer: Answer) => MaybePromise<Reply | undefined>) | undefined;
+  /**
+   * Is told with `fail: "local"` why limits are local from now on, or by undefined that Redis decides again; a line on
+   * the console if left out.
+   */
+  onLocal?: ((error: Error | undefined) => void) | undefined;
+  /** Instead of `fail`: lets a request pass, or answers it. */
+  onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
 }
 
-/** What was used: by name of the policy, or a number if there is one. */
-export type Used = number | Readonly<Record<string, number>>;
-
-/** What one guard has asked for a request. */
-export interface Visit {
-  readonly guard: Guard<never>;
+/** What one limit has asked for a request. */
+interface Visit {
+  readonly set: PolicySet<never>;
+  driver: Driver;
   readonly shares: readonly PolicyShare[];
-  readonly asked: Asked;
+  asked: Asked;
+  readonly isDryRun: boolean;
 }
 
-/** Where a request carries what it has passed, the outermost first. */
-const VISITS = Symbol("visits");
+/** What a request has passed, the outermost first, and what its answer is told by. */
+interface Passage {
+  readonly visits: Visit[];
+  readonly response: unknown;
+}
 
-const NONE: readonly Visit[] = [];
-const visitsOf = (request: object): readonly Visit[] => (request as { [VISITS]?: Visit[] })[VISITS] ?? NONE;
+/** Where a request carries it. */
+const PASSAGE = Symbol("passage");
 
-export class Guard<R extends Request> {
-  readonly driver: Driver;
-  readonly fail: "open" | "closed";
-  readonly onError: (error: Error) => void;
-  readonly #policies: PolicySet<R>;
-  readonly #onDecision: GuardOptions<R>["onDecision"];
+interface Passing {
+  [PASSAGE]?: Passage | undefined;
+}
+
+/**
+ * Limits the requests of a service. `R` is what its framework calls a request, `S` is what sets header fields, `H` is
+ * what stands before the handler of a route, `M` before all.
+ */
+export abstract class AnyGuard<R extends object, S, H, M = H> {
+  /** The limit of all requests. */
+  readonly middleware: M;
+  readonly #own: PolicySet<R>;
+  readonly #driver: Driver;
+  readonly #local: Local | undefined;
+  readonly #options: GuardOptions<R>;
+  readonly #setting: Setting<R>;
+  /** Those that handlers name. */
+  readonly #taken: PolicySet<R>;
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
-    const { key, fail = "open", timeoutMs = 100, onError = warn, onDecision, remember = 0, clock } = options;
-    if (!["open", "closed"].includes(fail)) throw new TypeError("fail is open or closed");
+    const { key, fail = "open", timeoutMs = 100, remember = 0, prefix = "", clock, onAway } = options;
+    if (!["open", "closed", "local"].includes(fail)) throw new TypeError("fail is open, closed or local");
     if ("lease" in options) throw new TypeError("lease is a property of a policy");
-    this.fail = fail;
-    this.onError = onError;
-    this.#onDecision = onDecision;
-    this.#policies = new PolicySet(policies, key, whoIn);
-    this.driver = new Driver(client, timeoutMs, duration(remember), clock);
+    if (onAway !== undefined && options.fail !== undefined)
+      throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
+    this.#options = options;
+    this.#setting = { key, outer: whoIn, addressOf: (request) => this.addressOf(request), prefix };
+    this.#own = new PolicySet(policies, this.#setting);
+    this.#taken = new PolicySet<R>(() => undefined, this.#setting);
+    this.#driver = new Driver(client, timeoutMs, duration(remember), clock);
+    if (fail === "local") this.#local = new Local(duration(remember), clock, options.onLocal ?? logLocal);
+    this.middleware = this.whole(this.handler(this.#own));
   }
 
-  /** What a request is to pass; nothing if it is not limited. */
-  async visit(request: R): Promise<Visit | undefined> {
-    const chosen = this.#policies.shares(request);
-    const shares = isPromise(chosen) ? await chosen : chosen;
-    const visits = ((request as { [VISITS]?: Visit[] | undefined })[VISITS] ??= []);
-    for (const { policy } of shares) checkNew(visits, policy.name);
-    const visit = { guard: this as unknown as Guard<never>, shares, asked: new Asked(shares) };
-    visits.push(visit);
-    return shares.length > 0 ? visit : undefined;
+  /** What limits requests by policies. */
+  protected abstract handler(policies: PolicySet<R>): H;
+  /** What limits the whole application. */
+  protected whole(handler: H): M {
+    return handler as unknown as M;
+  }
+  /** The network address of the client. */
+  protected abstract addressOf(request: R): string | undefined | null;
+  /** The method and the pattern of the route, if the framework tells it. */
+  protected abstract routeOf(request: R): string | undefined;
+  /** Whether the client has gone away without an answer. */
+  protected abstract isGone(request: R, response: S | undefined): boolean;
+  /** Sets header fields, unless they are sent already. */
+  protected abstract tell(response: S, fields: Fields): void;
+  /** What sets them, where a request leads to it. */
+  protected responseOf?(request: R): S | undefined;
+
+  /** A limit of one route, or of a router. */
+  limit(policies: Policies<R> | Choose<R>): H {
+    return this.handler(new PolicySet(policies, this.#setting, (request) => this.routeOf(request)));
   }
 
-  /** Answers a request that was decided, with all of its limits. */
-  conclude(request: R, { shares }: Visit, decided: Decided): Answer {
-    const { limited } = decided;
-    if (limited) release(request);
-    this.#onDecision?.(request, decisionOf(decided), applied(shares, decided));
-    if (!limited) return { status: 200, fields: standingOf(request) as Fields };
-    const { items, rows } = standings(visitsOf(request));
-    return answer(items, { ...decisionOf(decided), rows: rows as Verdict[] });
+  /**
+   * Decides in a handler: by these policies, or those of the guard, each for this cost if one is named. The handler
+   * answers a request that is not allowed.
+   */
+  async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
+    const set = policies === undefined ? this.#own : this.#taken;
+    const shares = await (policies === undefined ? set.shares(request) : set.sharesBy(policies, request));
+    const asked = cost === undefined ? shares : shares.map((share) => ({ ...share, cost: units(cost) }));
+    return this.decide(request, undefined, set, asked);
   }
 
-  async settle(request: R, used: Used): Promise<void> {
-    const settled = this.#settlements(used, visitsOf(request));
-    const settling = Array.from(settled, ([{ guard, asked }, units]) =>
-      guard.driver.settle(asked, units).then(
-        () => undefined,
-        (error: unknown) => {
-          for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
-          this.onError(error as Error);
-        },
-      ),
-    );
-    await Promise.all(settling);
-  }
-
-  /** What was used of the shares of each visit. The policies of further in come first where several have a name. */
-  #settlements(used: Used, visits: readonly Visit[]): Map<Visit, Map<number, number>> {
-    if ((used as unknown) === null || (used as unknown) === undefined)
-      throw new TypeError("what was used is a number, or numbers by the names of policies");
-    for (const units of typeof used === "object" ? Object.values(used) : [used]) checkedUnits(units);
-    const own = visits.findLast(({ guard }) => guard === (this as unknown));
-    if (visits.length === 0 || (own === undefined && typeof used !== "object"))
-      throw new Error("this request has not passed this middleware");
-    const settled = new Map<Visit, Map<number, number>>();
-    if (typeof used !== "object") {
-      if ((this.#policies.fixed ?? own?.shares ?? []).length > 1)
-        throw new Error("several policies are settled by their names");
-      return own !== undefined && own.shares.length > 0 ? settled.set(own, new Map([[0, used]])) : settled;
-    }
-    for (const [name, units] of Object.entries(used)) {
-      const visit = visits.find(({ shares }) => shares.some(({ policy }) => policy.name === name));
-      if (visit !== undefined) {
-        const index = visit.shares.findIndex(({ policy }) => policy.name === name);
-        settled.set(visit, (settled.get(visit) ?? new Map<number, number>()).set(index, units));
-      } else if (!visits.some(({ guard }) => guard.mayHave(name))) {
-        throw new Error(`no policy has the name ${name}`);
+  /**
+   * Settles what a request has really used, by the names of policies, whichever limit took it. Less than its cost is
+   * given back, as of the time when it was taken. More is counted even if that is over the limit. The last settled cost
+   * counts. Header fields that are not yet sent follow. A request that was not limited, or was refused, has nothing to
+   * settle.
+   */
+  async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
+    if (typeof used !== "object" || (used as unknown) === null)
+      throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
+    const passage = (request as Passing)[PASSAGE];
+    if (passage === undefined) throw new Error("this request has passed no limit");
+    const settling = Array.from(settlements(used, passage), async ([{ driver, asked }, units]) => {
+      try {
+        await driver.settle(asked, units);
+      } catch (error) {
+        for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
+        this.#onError(error as Error);
       }
-    }
-    return settled;
-  }
-
-  /** Whether a request may have a policy of this name. */
-  mayHave(name: string): boolean {
-    const { fixed } = this.#policies;
-    return fixed === undefined || fixed.some((policy) => policy.name === name);
+    });
+    await Promise.all(settling);
+    if (passage.response !== undefined) this.tell(passage.response as S, this.standing(request));
   }
 
   /** Gives back all leases. */
-  close(): Promise<void> {
-    return this.driver.close();
+  async close(): Promise<void> {
+    await Promise.all([this.#driver.close(), this.#local?.driver.close()]);
+  }
+
+  /** The fields of a request that passed. A refusal has said what counts. */
+  protected standing(request: R): Fields {
+    const passage = (request as Passing)[PASSAGE];
+    const isRefused = passage?.visits.some(({ asked, isDryRun }) => asked.givesBack && !isDryRun);
+    return passage === undefined || isRefused ? {} : standingOf(passage);
+  }
+
+  /** Decides about a request, and tells it what is left. One that is not allowed gets this answer. */
+  protected async decide(
+    request: R,
+    response: S | undefined,
+    set: PolicySet<R>,
+    asked: MaybePromise<readonly PolicyShare[]> = set.shares(request),
+  ): Promise<Answer> {
+    const shares = isPromise(asked) ? await asked : asked;
+    const passing: Passing = request;
+    const passage = (passing[PASSAGE] ??= {
+      visits: [],
+      response: response ?? this.responseOf?.(request),
+    });
+    const told = passage.response as S | undefined;
+    const visits = this.#visit(passage, set, shares);
+    if (shares.length === 0) return PASSES;
+    if (this.isGone(request, told)) return release(passage);
+    const all = await this.#ask(visits);
+    if (this.isGone(request, told)) return release(passage);
+    const [decided] = all as [Decided | Error];
+    if (!(decided instanceof Error) && decided.limited) release(passage);
+    for (let i = 0; i < visits.length; i++)
+      this.#conclude(request, visits[i] as Visit, all[i] as Decided | Error);
+    if (decided instanceof Error) return this.#away(request, passage, decided);
+    if (decided.limited) return this.#refuse(request, passage, decided);
+    const fields = standingOf(passage);
+    if (told !== undefined) this.tell(told, fields);
+    return { ...PASSES, fields };
+  }
+
+  /** Asks for shares, those that only try by themselves. */
+  #visit(passage: Passage, set: PolicySet<R>, shares: readonly PolicyShare[]): Visit[] {
+    const parts = [shares.filter(({ policy }) => !policy.dryRun)];
+    for (const share of shares) {
+      checkNew(passage, share.policy.name);
+      if (share.policy.dryRun) parts.push([share]);
+    }
+    const visits = parts.map((shares, i) => {
+      const asked = new Asked(shares);
+      return {
+        set: set as unknown as PolicySet<never>,
+        driver: this.#driver,
+        shares,
+        asked,
+        isDryRun: i > 0,
+      };
+    });
+    passage.visits.push(...visits);
+    return visits;
+  }
+
+  /** What is decided of each visit, or why nothing is. All leave together. */
+  async #ask(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+    const local = this.#local;
+    if (local?.asks() === false) return this.#askLocally(local, visits);
+    const askedMs = local && now();
+    const all = await decide(visits);
+    if (local === undefined) return all;
+    const error = all.find((decided) => decided instanceof Error);
+    local.note(askedMs as number, error);
+    if (error === undefined) return all;
+    if (isReply(error)) this.#onError(error);
+    else this.#options.onError?.(error);
+    for (const { driver, asked } of visits) void driver.giveBack(asked);
+    return this.#askLocally(local, visits);
+  }
+
+  #askLocally({ driver }: Local, visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+    for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
+    return decide(visits);
+  }
+
+  #conclude(request: R, { shares, isDryRun }: Visit, decided: Decided | Error): void {
+    if (decided instanceof Error) {
+      if (isDryRun) this.#onError(decided);
+    } else if (shares.length > 0) {
+      this.#options.onDecision?.(request, decisionOf(decided), applied(shares, decided));
+    }
+  }
+
+  async #refuse(request: R, { visits }: Passage, { retryAfterMs }: Decided): Promise<Answer> {
+    const { items, rows } = standings(visits);
+    const answer = refusal(items, rows, retryAfterMs);
+    const reply = await this.#options.onLimited?.(request, answer);
+    return reply === undefined ? answer : merged(answer.fields, reply);
+  }
+
+  async #away(request: R, passage: Passage, error: Error): Promise<Answer> {
+    const { fail, onAway } = this.#options;
+    this.#onError(error);
+    const reply = onAway === undefined ? fail === "closed" && AWAY : await onAway(request, error);
+    if (!reply) return PASSES;
+    release(passage);
+    return merged(standingOf(passage), reply);
+  }
+
+  #onError(error: Error): void {
+    (this.#options.onError ?? warn)(error);
   }
 }
 
+/** Asks for all at once. */
+function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+  return Promise.all(
+    visits.map(({ driver, asked }) => driver.decide(asked).catch((error: unknown) => error as Error)),
+  );
+}
+
+function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
+  const type = typeof body === "object" ? "application/json" : "text/plain; charset=utf-8";
+  return { allowed: false, status, fields: { ...fields, "Content-Type": type, ...own }, body };
+}
+
 /** Two limits of one name would count a request twice in one key. */
-function checkNew(visits: readonly Visit[], name: string): void {
+function checkNew({ visits }: Passage, name: string): void {
   for (const { shares } of visits)
     for (const { policy } of shares)
       if (policy.name === name)
@@ -163,7 +311,7 @@ function checkNew(visits: readonly Visit[], name: string): void {
 /** Whom the limits further out count. */
 function whoIn(request: object): string | undefined {
   let found: string | undefined;
-  for (const { shares } of visitsOf(request)) {
+  for (const { shares } of (request as Passing)[PASSAGE]?.visits ?? []) {
     for (const { who } of shares) {
       if (found !== undefined && who !== undefined && who !== found)
         throw new TypeError(
@@ -175,31 +323,47 @@ function whoIn(request: object): string | undefined {
   return found;
 }
 
+/** What was used of the shares of each visit. */
+function settlements(
+  used: Readonly<Record<string, number>>,
+  { visits }: Passage,
+): Map<Visit, Map<number, number>> {
+  const settled = new Map<Visit, Map<number, number>>();
+  for (const [name, cost] of Object.entries(used)) {
+    units(cost);
+    const visit = visits.find(({ shares }) => shares.some(({ policy }) => policy.name === name));
+    if (visit !== undefined) {
+      const index = visit.shares.findIndex(({ policy }) => policy.name === name);
+      settled.set(visit, (settled.get(visit) ?? new Map<number, number>()).set(index, cost));
+    } else if (visits.every(({ set: { fixed } }) => fixed?.every((policy) => policy.name !== name))) {
+      throw new Error(`no policy has the name ${name}`);
+    }
+  }
+  return settled;
+}
+
 function decisionOf({ limited, retryAfterMs, at, rows }: Decided): Decision {
   return { allowed: !limited, limited, retryAfterMs, at, rows: rows.flatMap((each) => each ?? []) };
 }
 
 function applied(shares: readonly PolicyShare[], { rows }: Decided): AppliedPolicy[] {
-  return shares.map(({ policy: { name }, rules: { quotas }, key, cost }, i) => {
-    return { name, quotas, key, cost, verdicts: rows[i] };
+  return shares.map(({ policy: { name, dryRun }, rules: { quotas }, key, cost }, i) => {
+    return { name, quotas, key, cost, dryRun, verdicts: rows[i] };
   });
 }
 
-/** Gives back what every limit of a request has taken. */
-export function release(request: object): void {
-  for (const { guard, asked } of visitsOf(request)) void guard.driver.giveBack(asked);
-}
-
-/** Whether a request was refused, by any of its limits. */
-export function isRefused(request: object): boolean {
-  return visitsOf(request).some(({ asked }) => asked.givesBack);
+/** Gives back what every limit of a request has taken. Whoever is told so hears nothing of the figures. */
+function release({ visits }: Passage): Answer {
+  for (const { driver, asked } of visits) void driver.giveBack(asked);
+  return merged({}, AWAY);
 }
 
 /** The items of all limits of a request, and how each stands. */
 function standings(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | undefined)[] } {
   const items: Item[] = [];
   const rows: (Verdict | undefined)[] = [];
-  for (const { shares, asked } of visits) {
+  for (const { shares, asked, isDryRun } of visits) {
+    if (isDryRun) continue;
     for (let i = 0; i < shares.length; i++) {
       const verdicts = asked.standing(i);
       const own = (shares[i] as PolicyShare).policy.items;
@@ -215,8 +379,8 @@ function standings(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | 
   return { items, rows };
 }
 
-/** What is left of all limits of a request, if anything is known. */
-export function standingOf(request: object): Fields | undefined {
-  const { items, rows } = standings(visitsOf(request));
-  return rows.some((row) => row !== undefined) ? standing(items, rows as Verdict[]) : undefined;
+/** What is left of all limits of a request; nothing if that is not known of any. */
+function standingOf({ visits }: Passage): Fields {
+  const { items, rows } = standings(visits);
+  return rows.some((row) => row !== undefined) ? standing(items, rows) : {};
 }

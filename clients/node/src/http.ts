@@ -1,141 +1,111 @@
-// What an HTTP server answers: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem details.
+// What clients are told of their quotas: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem
+// details.
 
-import { type Algorithm, checkedAlgorithm, type Decision, type Row, type Verdict } from "./commands.js";
-import { checkedQuotas, milliseconds, type Quota, type Quotas, type Window } from "./quota.js";
+import type { Verdict } from "./commands.js";
+import { milliseconds, type Quota } from "./quota.js";
 
-export { client } from "./address.js";
+/** Header fields of an answer. */
+export type Fields = Readonly<Record<string, string>>;
 
-/** A quota as clients are told of it: an item of the fields. */
+/** A quota as clients are told of it. */
 export interface Item {
-  name: string;
-  limit: number;
-  window: Window;
-  /** What is counted, if not requests. */
-  unit?: string | undefined;
-}
-
-export interface Problem {
-  status: number;
-  type?: string;
-  title: string;
-  "violated-policies"?: string[];
-}
-
-export interface Answer {
-  /** 200: allowed; 429: come again; 403: the request costs more than a limit, and no wait helps. */
-  status: 200 | 403 | 429;
-  fields: Fields;
-  /** Of a request that is refused. */
-  body?: Problem;
-}
-
-export interface Fields {
-  "RateLimit-Policy": string;
-  RateLimit: string;
-  "Retry-After"?: string;
-}
-
-/** What a client may take: the rows to ask for, and the items of the header fields. */
-export class Policy {
   readonly name: string;
-  readonly algorithm: Algorithm;
-  readonly quotas: readonly Quota[];
-  readonly items: readonly Item[];
-
-  /** Text is the quotas. `algorithm` is `log` if left out, `unit` requests. */
-  constructor(
-    name: string,
-    quotas: Quotas,
-    { algorithm = "log", unit }: { algorithm?: Algorithm; unit?: string | undefined } = {},
-  ) {
-    this.name = name;
-    this.algorithm = checkedAlgorithm(algorithm);
-    this.quotas = checkedQuotas(quotas);
-    this.items = itemsOf(name, this.quotas, unit);
-  }
-
-  /** The rows of `all` that take `cost` units: one for each quota, all of the key `name:key`. */
-  rows(key: string | number, cost = 1): Row[] {
-    const { name, algorithm } = this;
-    return this.quotas.map(([limit, window]) => ({ key: `${name}:${key}`, algorithm, limit, window, cost }));
-  }
+  readonly limit: number;
+  /** Its item of `RateLimit-Policy`, and how that of `RateLimit` begins. */
+  readonly policy: string;
+  readonly left: string;
 }
 
-/** Answers a request that was decided with the rows of these policies, or with a row for each item, in this order. */
-export function answer(decided: readonly (Policy | Item)[], decision: Decision): Answer {
-  const items = itemsIn(decided);
-  const { limited, retryAfterMs } = decision;
-  if (!limited) return { status: 200, fields: standing(items, decision.rows) };
+/** What is said of a request that does not pass. */
+export interface Problem {
+  readonly status: number;
+  readonly type?: string;
+  readonly title: string;
+  readonly "violated-policies"?: readonly string[];
+}
 
+/** What is decided about a request. */
+export interface Answer {
+  /** Whether it passes. Else this is the answer to it. */
+  readonly allowed: boolean;
+  /** 200: allowed; 429: come again; 403: it costs more than a limit, and no wait helps; 503: Redis is away. */
+  readonly status: number;
+  readonly fields: Fields;
+  readonly body?: string | object | undefined;
+}
+
+/** An answer of the application's own. */
+export interface Reply {
+  readonly status: number;
+  readonly fields?: Fields | undefined;
+  /** Text as it is, or what is sent as JSON. */
+  readonly body?: string | object | undefined;
+}
+
+export const PASSES: Answer = { allowed: true, status: 200, fields: {} };
+
+export const AWAY: Reply = {
+  status: 503,
+  fields: { "Retry-After": "1", "Content-Type": "application/problem+json" },
+  body: { status: 503, title: "The rate limiter is away" } satisfies Problem,
+};
+
+/** The answer to a request that was refused. */
+export function refusal(
+  items: readonly Item[],
+  rows: readonly (Verdict | undefined)[],
+  retryAfterMs: number | null,
+): Answer & { readonly body: Problem } {
   const waitHelps = retryAfterMs !== null;
-  const rows = rowOfEach(items, decision.rows);
-  const fields: Fields = {
-    ...named(items),
-    RateLimit: list(items, (_, i) => {
-      const row = rows[i];
-      if (row === undefined) return undefined;
-      if (!waitHelps) return `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
-      // A `t` beyond Retry-After would contradict it.
-      return row.limited && row.retryAfterMs !== null
-        ? `r=${row.remaining};t=${seconds(row.retryAfterMs)}`
-        : `r=${row.remaining}`;
-    }),
-  };
-  if (waitHelps) fields["Retry-After"] = String(seconds(retryAfterMs));
   const status = waitHelps ? 429 : 403;
-  const body: Problem = {
+  return {
+    allowed: false,
     status,
-    type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
-    title: "Quota Exceeded",
-    "violated-policies": items.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
+    fields: {
+      ...fieldsOf(items, rows, ({ limited, retryAfterMs, resetAfterMs }) => {
+        if (!waitHelps) return resetAfterMs;
+        // A `t` beyond Retry-After would contradict it.
+        return limited ? retryAfterMs : null;
+      }),
+      ...(waitHelps && { "Retry-After": String(seconds(retryAfterMs)) }),
+      "Content-Type": "application/problem+json",
+    },
+    body: {
+      status,
+      type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
+      title: "Quota Exceeded",
+      "violated-policies": items.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
+    },
   };
-  return { status, fields, body };
 }
 
 /** What is left of each item, for an answer that refuses nothing. */
-export function standing(decided: readonly (Policy | Item)[], verdicts: readonly Verdict[]): Fields {
-  const items = itemsIn(decided);
-  const rows = rowOfEach(items, verdicts);
-  return {
-    ...named(items),
-    RateLimit: list(items, (_, i) => {
-      const row = rows[i];
-      return row && `r=${row.remaining};t=${seconds(row.resetAfterMs)}`;
-    }),
-  };
+export function standing(items: readonly Item[], rows: readonly (Verdict | undefined)[]): Fields {
+  return fieldsOf(items, rows, ({ resetAfterMs }) => resetAfterMs);
 }
 
-function itemsIn(decided: readonly (Policy | Item)[]): readonly Item[] {
-  return decided.flatMap((one) => (one instanceof Policy ? one.items : one));
+function fieldsOf(
+  items: readonly Item[],
+  rows: readonly (Verdict | undefined)[],
+  waitOf: (row: Verdict) => number | null,
+): Fields {
+  let policies = "";
+  let left = "";
+  for (let i = 0; i < items.length; i++) {
+    const { policy, left: begin } = items[i] as Item;
+    policies += policies === "" ? policy : `, ${policy}`;
+    const row = rows[i];
+    if (row === undefined) continue;
+    const ms = waitOf(row);
+    left += `${left === "" ? "" : ", "}${begin}${row.remaining}`;
+    if (ms !== null) left += `;t=${seconds(ms)}`;
+  }
+  return { "RateLimit-Policy": policies, RateLimit: left };
 }
 
-/** The row of each item. A decision by leases has that of one item alone, which its limit tells. */
-function rowOfEach(items: readonly Item[], rows: readonly Verdict[]): readonly (Verdict | undefined)[] {
-  if (rows.length === items.length) return rows;
-  return items.map((item) => rows.find(({ limit }) => limit === item.limit));
-}
-
-function named(items: readonly Item[]): Pick<Fields, "RateLimit-Policy"> {
-  return {
-    "RateLimit-Policy": list(items, ({ limit, window, unit }) => {
-      const quotaUnit = unit === undefined ? "" : `;qu=${quoted(unit)}`;
-      return `q=${limit}${quotaUnit};w=${milliseconds(window) / 1000}`;
-    }),
-  };
-}
-
-/** A list of the items that have parameters. */
-function list(items: readonly Item[], parametersOf: (item: Item, i: number) => string | undefined): string {
-  return items
-    .flatMap((item, i) => {
-      const parameters = parametersOf(item, i);
-      return parameters === undefined ? [] : `${quoted(item.name)};${parameters}`;
-    })
-    .join(", ");
-}
-
-function quoted(text: string): string {
-  return `"${text.replace(/["\\]/g, "\\$&")}"`;
+/** What is sent of a body. */
+export function textOf(body: Reply["body"]): string | undefined {
+  return typeof body === "object" ? JSON.stringify(body) : body;
 }
 
 // Rounded up, so that waiting this long is enough.
@@ -144,15 +114,21 @@ function seconds(ms: number): number {
 }
 
 /** The items of a policy, named like `requests-10s`; throws what cannot be said in a header field. */
-function itemsOf(name: string, quotas: readonly Quota[], unit?: string): Item[] {
-  if (!/^[!-~]+$/.test(name)) throw new TypeError("the name of a policy must be ASCII without spaces");
+export function itemsOf(policy: string, quotas: readonly Quota[], unit?: string): Item[] {
   if (!/^[ -~]*$/.test(unit ?? "")) throw new TypeError("a unit must be ASCII");
+  const quotaUnit = unit === undefined ? "" : `;qu=${quoted(unit)}`;
   return quotas.map(([limit, window]) => {
     if (limit > 999_999_999_999_999) {
       throw new RangeError("the limit of a policy must be an integer from 0 to 999999999999999");
     }
-    if (milliseconds(window) % 1000 !== 0)
-      throw new RangeError("the window of a policy must be whole seconds");
-    return { name: `${name}-${typeof window === "number" ? `${window}s` : window}`, limit, window, unit };
+    const ms = milliseconds(window);
+    if (ms % 1000 !== 0) throw new RangeError("the window of a policy must be whole seconds");
+    const name = `${policy}-${typeof window === "number" ? `${window}s` : window}`;
+    const said = quoted(name);
+    return { name, limit, policy: `${said};q=${limit}${quotaUnit};w=${ms / 1000}`, left: `${said};r=` };
   });
+}
+
+function quoted(text: string): string {
+  return `"${text.replace(/["\\]/g, "\\$&")}"`;
 }

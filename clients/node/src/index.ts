@@ -1,4 +1,5 @@
 export { acquire, type AcquireOptions } from "./acquire.js";
+export { clientAddress } from "./address.js";
 export { type Clock, withClock } from "./clock.js";
 export {
   type Algorithm,
@@ -17,6 +18,7 @@ export {
   type WindowInfo,
   type Words,
 } from "./commands.js";
+export { MemoryLimiter, type MemoryOptions } from "./memory.js";
 export { type LeaseOptions, type Leases, leases } from "./leases.js";
 export type { Client } from "./connections.js";
 export { type Asking, type Sender, withTimeout } from "./asker.js";

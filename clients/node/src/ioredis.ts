@@ -3,7 +3,7 @@
 
 import { type Cluster, Command, type Redis } from "ioredis";
 import { type Clock, withClock } from "./clock.js";
-import { type Description, type Key, type RateLimiter, rl, wordsOf } from "./commands.js";
+import { Commands, type Key, type RateLimiter, type Words } from "./commands.js";
 
 class KeyedCommand extends Command {
   override getKeys(): Key[] {
@@ -19,24 +19,11 @@ export interface LimiterOptions {
 
 /** The commands on a `Redis` or a `Cluster` of ioredis. */
 export function rateLimiter(redis: Redis | Cluster, { clock }: LimiterOptions = {}): RateLimiter {
-  function command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
-    const { IS_READ_ONLY: readOnly, transformReply } = description;
-    return async (...args: Arguments): Promise<Reply> => {
-      const [name, ...words] = wordsOf(description, redis.options.keyPrefix ?? "", args);
-      const command = new KeyedCommand(name, words, { readOnly, replyEncoding: "utf8" });
-      redis.sendCommand(command);
-      return transformReply((await command.promise) as never);
-    };
-  }
-  const limiter: RateLimiter = {
-    fixed: command(rl.fixed),
-    sliding: command(rl.sliding),
-    log: command(rl.log),
-    bucket: command(rl.bucket),
-    peek: command(rl.peek),
-    info: command(rl.info),
-    all: command(rl.all),
-    reset: command(rl.reset),
+  const send = ([name, ...words]: Words, readOnly: boolean) => {
+    const command = new KeyedCommand(name, words, { readOnly, replyEncoding: "utf8" });
+    redis.sendCommand(command);
+    return command.promise;
   };
+  const limiter = new Commands(redis.options.keyPrefix ?? "", send);
   return clock === undefined ? limiter : withClock(limiter, clock);
 }

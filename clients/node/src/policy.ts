@@ -1,16 +1,13 @@
-// Policies: what a middleware limits, and what that comes to for one request.
+// Policies: what a guard limits, and what that comes to for one request.
 
-import type { IncomingMessage } from "node:http";
 import { inspect } from "node:util";
-import type { Algorithm, Verdict } from "./commands.js";
-import { client } from "./address.js";
-import { Policy as NamedQuotas } from "./http.js";
+import { clientAddress } from "./address.js";
+import { type Algorithm, checkedAlgorithm, type Verdict } from "./commands.js";
+import { type Item, itemsOf } from "./http.js";
 import { Rules, type Share } from "./keys/request.js";
 import { LEASE_MS, wholeUnits } from "./leases.js";
+import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
 import { Recent } from "./recent.js";
-import type { Quota, Quotas } from "./quota.js";
-
-export type Request = IncomingMessage & { ip?: string | undefined };
 
 /** More rows the server refuses, which would be read as Redis being away. */
 const MAX_ROWS = 64;
@@ -18,19 +15,22 @@ const MAX_ROWS = 64;
 export type MaybePromise<T> = T | PromiseLike<T>;
 
 /** Whose quotas they are. Undefined or null: the request is not limited. */
-export type KeyOf<R extends Request> = (request: R) => MaybePromise<string | number | undefined | null>;
+export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
 
 /** What a client may take. */
-export interface Policy<R extends Request = Request> {
+export interface Policy<R = unknown> {
   /** All must allow the request, or nothing is counted in any. */
   quotas: Quotas;
-  /** Names the items of the header fields, as `requests-10s`, and begins the stored key; `requests` if left out. */
+  /**
+   * Names the items of the header fields, as `requests-10s`, and begins the stored key. If left out: `requests`; of a
+   * route its method and path, as `GET /search`.
+   */
   name?: string | undefined;
   /** What is counted, if not requests. */
   unit?: string | undefined;
   /** `log` if left out, which never allows more than a limit in any span of its window. */
   algorithm?: Algorithm | undefined;
-  /** What follows the name in the stored key, `name:key`: text is one quota for all. The middleware's key if left out. */
+  /** What follows the name in the stored key, `name:key`: text is one quota for all. The guard's key if left out. */
   key?: KeyOf<R> | string | undefined;
   /** Units that a request takes; 1 if left out, 0 takes nothing. */
   cost?: number | ((request: R) => MaybePromise<number>) | undefined;
@@ -39,15 +39,15 @@ export interface Policy<R extends Request = Request> {
    * policy must differ then, and `RateLimit` tells of the tightest alone.
    */
   lease?: number | undefined;
+  /** Decides and counts, and refuses nothing: hooks are told what it would. */
+  dryRun?: boolean | undefined;
 }
 
 /** Text is the quotas of a policy. */
-export type Policies<R extends Request = Request> = string | Policy<R> | readonly (string | Policy<R>)[];
+export type Policies<R = unknown> = string | Policy<R> | readonly (string | Policy<R>)[];
 
 /** Chooses among policies that were made before. Undefined or null: the request is not limited. */
-export type Choose<R extends Request = Request> = (
-  request: R,
-) => MaybePromise<Policies<R> | undefined | null>;
+export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
 
 /** A policy as it applies to a request. */
 export interface AppliedPolicy {
@@ -56,6 +56,7 @@ export interface AppliedPolicy {
   /** The stored key. */
   readonly key: string;
   readonly cost: number;
+  readonly dryRun: boolean;
   /** How each of its quotas stands; of leased units, the tightest. Undefined if Redis was away. */
   readonly verdicts: readonly Verdict[] | undefined;
 }
@@ -63,20 +64,32 @@ export interface AppliedPolicy {
 /** What a request asks for by a policy. */
 export interface PolicyShare extends Share {
   readonly key: string;
-  readonly policy: Pick<NamedQuotas, "name" | "items">;
+  readonly policy: { readonly name: string; readonly items: readonly Item[]; readonly dryRun: boolean };
   /** Whom the policy counts, if it tells requests apart. */
   readonly who: string | undefined;
 }
 
 /** A policy that was checked. */
-export class CheckedPolicy<R extends Request> extends NamedQuotas {
+class CheckedPolicy<R> {
+  readonly name: string;
+  readonly items: readonly Item[];
+  readonly dryRun: boolean;
+  readonly quotas: readonly Quota[];
   readonly #rules: Rules;
   readonly #key: KeyOf<R> | string | undefined;
   readonly #cost: number | ((request: R) => MaybePromise<number>);
+  readonly #begin: string;
 
-  constructor({ quotas, name = "requests", unit, algorithm = "log", key, cost = 1, lease = 0 }: Policy<R>) {
-    super(name, quotas, { algorithm, unit });
-    this.#rules = new Rules(this.algorithm, this.quotas, LEASE_MS, wholeUnits(lease));
+  constructor(policy: Policy<R>, unnamed: string, prefix: string) {
+    const { quotas, name = unnamed, unit, algorithm = "log", key, cost = 1, lease = 0, dryRun } = policy;
+    // A route has a space between its method and its path.
+    if (!(policy.name === undefined ? /^[ -~]+$/ : /^[!-~]+$/).test(name))
+      throw new TypeError("the name of a policy must be ASCII without spaces");
+    this.name = name;
+    this.#begin = `${prefix}${name}:`;
+    this.quotas = checkedQuotas(quotas);
+    this.items = itemsOf(name, this.quotas, unit);
+    this.#rules = new Rules(checkedAlgorithm(algorithm), this.quotas, LEASE_MS, wholeUnits(lease));
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
     }
@@ -84,6 +97,7 @@ export class CheckedPolicy<R extends Request> extends NamedQuotas {
       throw new TypeError("the key of a policy is text or a function of the request");
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
+    this.dryRun = dryRun === true;
   }
 
   /** What a request asks for; nothing if it has no key. */
@@ -110,7 +124,7 @@ export class CheckedPolicy<R extends Request> extends NamedQuotas {
   }
 
   #share(key: string, who: string | undefined, cost: number): PolicyShare {
-    return { key: `${this.name}:${key}`, rules: this.#rules, cost: units(cost), policy: this, who };
+    return { key: this.#begin + key, rules: this.#rules, cost: units(cost), policy: this, who };
   }
 }
 
@@ -127,38 +141,63 @@ export function units(cost: number): number {
   return cost;
 }
 
-/** The policies of a middleware: what a request asks for. */
-export class PolicySet<R extends Request> {
-  /** Undefined where a function chooses. */
-  readonly fixed: readonly CheckedPolicy<R>[] | undefined;
-  readonly #choose: Choose<R> | undefined;
-  readonly #whoOf: KeyOf<R>;
-  readonly #texts = new Recent<CheckedPolicy<R>>(1000);
-  readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+/** What the policies of a guard, and those of its routes, go by. */
+export interface Setting<R> {
+  readonly key: KeyOf<R> | undefined;
+  /** Whom limits further out count. */
+  readonly outer: (request: R) => string | undefined;
+  readonly addressOf: (request: R) => string | undefined | null;
+  readonly prefix: string;
+}
 
-  /** Without a key, requests are told apart as `outer` says: by those who are counted further out, if any are. */
+/** The policies of one limit: what a request asks for. */
+export class PolicySet<R> {
+  /** Undefined where a function chooses. */
+  fixed: readonly CheckedPolicy<R>[] | undefined;
+  readonly #policies: Policies<R> | Choose<R>;
+  readonly #whoOf: KeyOf<R>;
+  readonly #prefix: string;
+  /** Of a route. It names policies that have no name, from the first request on. */
+  readonly #routeOf: ((request: R) => string | undefined) | undefined;
+  #name: string | undefined;
+  #texts = new Recent<CheckedPolicy<R>>(1000);
+  #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+
   constructor(
     policies: Policies<R> | Choose<R>,
-    key: KeyOf<R> | undefined,
-    outer: (request: R) => string | undefined,
+    { key, outer, addressOf, prefix }: Setting<R>,
+    routeOf?: (request: R) => string | undefined,
   ) {
-    this.#choose = typeof policies === "function" ? policies : undefined;
-    this.fixed = typeof policies === "function" ? undefined : this.#checkedList(policies);
-    if (this.fixed?.length === 0) throw new TypeError("a policy is missing: text such as 5/10s, or quotas");
     if (key !== undefined && typeof key !== "function")
       throw new TypeError("key is a function of the request");
     // All that counts for an address is in one slot. Nothing that a user chooses is put in braces.
-    this.#whoOf =
-      key ?? ((request) => outer(request) ?? `{${client(request.ip ?? request.socket.remoteAddress)}}`);
+    this.#whoOf = key ?? ((request) => outer(request) ?? `{${clientAddress(addressOf(request))}}`);
+    this.#prefix = prefix;
+    this.#policies = policies;
+    this.#routeOf = routeOf;
+    if (typeof policies === "function") return;
+    if ((policies as unknown) === undefined || (policies as unknown) === null)
+      throw new TypeError("policies are missing: text such as 5/10s, quotas, a list of them, or a function");
+    this.fixed = this.#checkedList(policies);
   }
 
   /** What a request asks for; nothing if it is not limited. */
   shares(request: R): MaybePromise<readonly PolicyShare[]> {
-    if (this.fixed !== undefined) return this.#shares(this.fixed, request);
-    const chosen = this.#choose?.(request);
+    if (typeof this.#policies !== "function") {
+      if (this.#routeOf !== undefined) this.#nameFor(request, this.#policies);
+      return this.#shares(this.fixed as readonly CheckedPolicy<R>[], request);
+    }
+    const chosen = this.#policies(request);
     return isPromise(chosen)
-      ? chosen.then((chosen) => this.#shares(this.#checkedList(chosen), request))
-      : this.#shares(this.#checkedList(chosen), request);
+      ? chosen.then((chosen) => this.sharesBy(chosen, request))
+      : this.sharesBy(chosen, request);
+  }
+
+  /** What a request asks for by these policies. */
+  sharesBy(chosen: Policies<R> | undefined | null, request: R): MaybePromise<readonly PolicyShare[]> {
+    if (chosen === undefined || chosen === null) return [];
+    if (this.#routeOf !== undefined) this.#nameFor(request, chosen);
+    return this.#shares(this.#checkedList(chosen), request);
   }
 
   #shares(policies: readonly CheckedPolicy<R>[], request: R): MaybePromise<readonly PolicyShare[]> {
@@ -167,10 +206,23 @@ export class PolicySet<R extends Request> {
     return Promise.all(shares as PromiseLike<PolicyShare | undefined>[]).then(present);
   }
 
-  #checkedList(policies: Policies<R> | undefined | null): readonly CheckedPolicy<R>[] {
-    if (policies === undefined || policies === null) return [];
-    const list = Array.isArray(policies) ? (policies as readonly (string | Policy<R>)[]) : [policies];
-    const checked = list.map((policy) => this.#checked(policy as string | Policy<R>));
+  /** Policies without a name have that of the route. */
+  #nameFor(request: R, policies: Policies<R>): void {
+    if (listOf(policies).every((policy) => typeof policy === "object" && policy.name !== undefined)) return;
+    const route = this.#routeOf?.(request);
+    if (route === undefined)
+      throw new TypeError("the pattern of this route is not known here: give its limit a name");
+    if (route === this.#name) return;
+    if (this.#name !== undefined)
+      throw new TypeError(`one limit is on ${this.#name} and on ${route}: give it a name, which they share`);
+    this.#name = route;
+    this.#texts = new Recent(1000);
+    this.#objects = new WeakMap();
+    if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
+  }
+
+  #checkedList(policies: Policies<R>): readonly CheckedPolicy<R>[] {
+    const checked = listOf(policies).map((policy) => this.#checked(policy));
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
     }
@@ -181,16 +233,21 @@ export class PolicySet<R extends Request> {
 
   /** Policies are checked once. */
   #checked(policy: string | Policy<R>): CheckedPolicy<R> {
+    const make = (policy: Policy<R>) => new CheckedPolicy(policy, this.#name ?? "requests", this.#prefix);
     if (typeof policy === "string") {
       let checked = this.#texts.get(policy);
-      if (checked === undefined) this.#texts.put(policy, (checked = new CheckedPolicy({ quotas: policy })));
+      if (checked === undefined) this.#texts.put(policy, (checked = make({ quotas: policy })));
       return checked;
     }
     if (typeof policy !== "object") throw new TypeError("a policy is text such as 5/10s, or has quotas");
     let checked = this.#objects.get(policy);
-    if (checked === undefined) this.#objects.set(policy, (checked = new CheckedPolicy(policy)));
+    if (checked === undefined) this.#objects.set(policy, (checked = make(policy)));
     return checked;
   }
+}
+
+function listOf<R>(policies: Policies<R>): readonly (string | Policy<R>)[] {
+  return Array.isArray(policies) ? (policies as readonly (string | Policy<R>)[]) : [policies as Policy<R>];
 }
 
 function present(shares: readonly (PolicyShare | undefined)[]): readonly PolicyShare[] {

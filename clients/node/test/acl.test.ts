@@ -7,7 +7,7 @@ import express from "express";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
 import { type Asking, type RateLimiter, rl, withTimeout } from "redis-rl";
-import { rateLimit } from "redis-rl/express";
+import { Guard } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
@@ -70,13 +70,13 @@ for (const [name, connect] of Object.entries(clients)) {
     test("Express", async () => {
       const errors: Error[] = [];
       const policy = { name: "limit", quotas: "5/h", cost: 5, key: () => "key" };
-      const limit = rateLimit<express.Request>(asking, policy, {
+      const guard = new Guard<express.Request>(asking, policy, {
         timeoutMs: 30_000,
         onError: (error) => errors.push(error),
       });
       const app = express();
-      app.get("/", limit, async (request, response) => {
-        await limit.settle(request, response, { limit: Number(request.query.used) });
+      app.get("/", guard.middleware, async (request, response) => {
+        await guard.settle(request, { limit: Number(request.query.used) });
         response.send("done");
       });
       const web = await serve(app);

@@ -1,13 +1,12 @@
 // Bursts while Redis is well: exactly the limit passes, however busy this process is.
 
 import assert from "node:assert/strict";
-import type { ServerResponse } from "node:http";
 import { Socket } from "node:net";
 import { after, afterEach, before, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient, createClientPool, createSentinel } from "redis";
 import { type Client, rl, withTimeout } from "redis-rl";
-import { type Request, rateLimit } from "redis-rl/express";
+import { Guard, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { type Hits, rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
@@ -51,14 +50,8 @@ const failed = () => 500;
 
 function express(client: Client, key: string, fail: "open" | "closed"): Ask {
   const policy = { quotas: `${LIMIT}/h`, key: () => key };
-  const limit = rateLimit(client, policy, { fail, timeoutMs: TIMEOUT_MS, onError: () => {} });
-  return () =>
-    new Promise((resolve) => {
-      const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
-      void limit({} as Request, response as unknown as ServerResponse, (error) =>
-        resolve(error === undefined ? 200 : 500),
-      );
-    });
+  const guard = new Guard(client, policy, { fail, timeoutMs: TIMEOUT_MS, onError: () => {} });
+  return () => guard.take({} as Request).then(({ status }) => status, failed);
 }
 
 /** What a test has opened. */

@@ -1,13 +1,12 @@
 // Every adapter on every kind of connection: what passes, connections that fall silent, and give-backs.
 
 import assert from "node:assert/strict";
-import type { ServerResponse } from "node:http";
 import { createRequire } from "node:module";
 import { after, afterEach, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
 import { acquire, type Client, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
-import { type Options, type RateLimit, type Request, rateLimit } from "redis-rl/express";
+import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
@@ -122,19 +121,13 @@ type Ask = () => Promise<number>;
 
 const failed = () => 500;
 
-function middleware(client: Client, key: string, options: Options, lease = 0) {
-  const limit = rateLimit(client, { quotas, key, lease }, { onError: () => {}, ...options });
-  return { ask: () => statusOf(limit), close: () => limit.close() };
+function middleware(client: Client, key: string, options: GuardOptions<Request>, lease = 0) {
+  const guard = new Guard(client, { quotas, key, lease }, { onError: () => {}, ...options });
+  return { ask: () => statusOf(guard), close: () => guard.close() };
 }
 
-function statusOf(limit: RateLimit): Promise<number> {
-  return new Promise<number>((resolve) => {
-    const response = { statusCode: 200, setHeader() {}, end: () => resolve(response.statusCode) };
-    void limit({} as Request, response as unknown as ServerResponse, (error) => {
-      resolve(error === undefined ? 200 : 500);
-    });
-  });
-}
+const statusOf = (guard: Guard): Promise<number> =>
+  guard.take({} as Request).then(({ status }) => status, failed);
 
 const { version } = createRequire(import.meta.url)("@redis/client/package.json") as { version: string };
 const canDuplicate = Number(version.split(".")[0]) > 5;
@@ -195,33 +188,14 @@ const givers: Record<string, (client: Client, key: string, mute: () => void) => 
     return () => void leased.close();
   },
   settle: async (client, key) => {
-    const limit = rateLimit(
+    const guard = new Guard(
       client,
       { quotas: "1000/h", key: () => key, cost: 10 },
       { timeoutMs: PATIENT_MS, onError: () => {} },
     );
     const request = {} as Request;
-    const response = { setHeader() {} } as unknown as ServerResponse;
-    await limit(request, response, () => {});
-    return () => void limit.settle(request, response, 3);
-  },
-  acquire: async (client, key, mute) => {
-    const limiter = withTimeout(client, PATIENT_MS);
-    const abort = new AbortController();
-    let taken = () => {};
-    const isTaken = new Promise<void>((resolve) => (taken = resolve));
-    let goOn = () => {};
-    const all = async (...args: Parameters<RateLimiter["all"]>) => {
-      const decision = await limiter.all(...args);
-      abort.abort();
-      taken();
-      await new Promise<void>((resolve) => (goOn = resolve));
-      mute();
-      return decision;
-    };
-    acquire({ ...limiter, all }, "log", key, "1000/h", { cost: 10, signal: abort.signal }).catch(() => {});
-    await isTaken;
-    return () => goOn();
+    await guard.take(request);
+    return () => void guard.settle(request, { requests: 3 });
   },
 };
 
@@ -274,7 +248,7 @@ describe("connections", () => {
         const { limiter, client } = await connect(kind);
         for (const lease of [0, 10]) {
           const [many, few] = [aKey(), aKey()];
-          const limit = rateLimit(
+          const guard = new Guard(
             client,
             [
               { name: "many", quotas: "1000/h", key: many, lease },
@@ -282,9 +256,9 @@ describe("connections", () => {
             ],
             { fail: "closed", timeoutMs: PATIENT_MS },
           );
-          const answers = await Promise.all(Array.from({ length: 200 }, () => statusOf(limit)));
+          const answers = await Promise.all(Array.from({ length: 200 }, () => statusOf(guard)));
           assert.deepEqual(tally(answers), { 200: 20, 429: 180 });
-          await limit.close();
+          await guard.close();
           await waitFor("what goes back", async () => (await used(`many:${many}`, limiter)) === 20);
           assert.equal(await used(`few:${few}`, limiter), 20);
         }
@@ -297,7 +271,7 @@ describe("connections", () => {
         async () => {
           const { limiter, client } = await connect(kind);
           const key = `{bar}${aKey()}`;
-          const limit = rateLimit(
+          const guard = new Guard(
             client,
             [
               { name: "here", quotas: "100/h", key },
@@ -305,12 +279,12 @@ describe("connections", () => {
             ],
             { fail: "closed", timeoutMs: 100, onError: () => {} },
           );
-          await waitFor("connections", async () => (await statusOf(limit)) === 200);
+          await waitFor("connections", async () => (await statusOf(guard)) === 200);
           const before = await used(`here:${key}`, limiter);
           const [, , last] = servers.cluster as [Server, Server, Server];
           last.freeze();
           try {
-            assert.equal(await statusOf(limit), 503);
+            assert.equal(await statusOf(guard), 503);
           } finally {
             last.thaw();
           }

@@ -107,6 +107,7 @@ export class Server {
   }
 
   async stop(): Promise<void> {
+    if (this.#child.exitCode !== null) return;
     const ended = new Promise((resolve) => this.#child.once("exit", resolve));
     this.#child.stdin?.end();
     await ended;
@@ -338,10 +339,13 @@ export interface Web {
 }
 
 /** Serves an application of Express, or any listener, on a free port. */
-export async function serve(listener: Parameters<typeof createServer>[1]): Promise<Web> {
+export async function serve(
+  listener: Parameters<typeof createServer>[1],
+): Promise<Web & { server: HttpServer }> {
   const server: HttpServer = createServer(listener as never);
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   return {
+    server,
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
     stop: async () => {
       server.closeAllConnections();

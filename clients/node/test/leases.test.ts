@@ -9,7 +9,7 @@ import { promisify } from "node:util";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { type Leases, leases as leasesOf, type LeaseOptions, type Client, rl } from "redis-rl";
-import { type Options, type Policy, type Request, rateLimit } from "redis-rl/express";
+import { Guard, type GuardOptions, type Policy, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import type { Order } from "./hammer.js";
@@ -262,9 +262,9 @@ describe("leases", () => {
       fields: Record<string, string>;
     }
 
-    function application(client: Client, policy: Policy, options: Options = {}) {
-      const limit = rateLimit(client, policy, { timeoutMs: PATIENT_MS, ...options });
-      open.push(() => limit.close());
+    function application(client: Client, policy: Policy, options: GuardOptions<Request> = {}) {
+      const guard = new Guard(client, policy, { timeoutMs: PATIENT_MS, ...options });
+      open.push(() => guard.close());
       const ask = async (settle?: number): Promise<Answer> => {
         const fields: Record<string, string> = {};
         const request = {} as Request;
@@ -274,15 +274,13 @@ describe("leases", () => {
             setHeader: (name: string, value: string) => (fields[name] = value),
             end: () => resolve({ status: response.statusCode, fields }),
           };
-          void limit(request, response as unknown as ServerResponse, async () => {
-            if (settle !== undefined) {
-              await limit.settle(request, response as unknown as ServerResponse, { requests: settle });
-            }
+          guard.middleware(request, response as unknown as ServerResponse, async () => {
+            if (settle !== undefined) await guard.settle(request, { requests: settle });
             resolve({ status: response.statusCode, fields });
           });
         });
       };
-      return { ask, close: () => limit.close() };
+      return { ask, close: () => guard.close() };
     }
 
     for (const [name, connect] of Object.entries(clients)) {
@@ -352,9 +350,12 @@ describe("leases", () => {
 
     test("a lease is a property of a policy, whose limits differ", async () => {
       const limiter = (await clients.ioredis?.()) as Client;
-      assert.throws(() => rateLimit(limiter, "5/h", { lease: 1 } as Options), /property of a policy/);
-      assert.throws(() => rateLimit(limiter, { quotas: "5/h, 5/d", lease: 1 }), /must differ/);
-      assert.throws(() => rateLimit(limiter, { quotas: "5/h", lease: 1.5 }), RangeError);
+      assert.throws(
+        () => new Guard(limiter, "5/h", { lease: 1 } as GuardOptions<Request>),
+        /property of a policy/,
+      );
+      assert.throws(() => new Guard(limiter, { quotas: "5/h, 5/d", lease: 1 }), /must differ/);
+      assert.throws(() => new Guard(limiter, { quotas: "5/h", lease: 1.5 }), RangeError);
     });
   });
 

@@ -16,7 +16,7 @@ import {
   type ThrottlerRequest,
 } from "@nestjs/throttler";
 import { SubscribeMessage, WebSocketGateway, WsException } from "@nestjs/websockets";
-import { rateLimit } from "redis-rl/express";
+import { Guard } from "redis-rl/express";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { WebSocket } from "ws";
 import { calls, clock, command, Server, tally, type Client, onOneServer, waitFor } from "./harness.js";
@@ -189,8 +189,8 @@ describe("@nestjs/throttler", () => {
   });
 
   test("several policies of a route are decided in one step by the middleware for Express", async () => {
-    const limit = rateLimit(client, ["9/h", { name: "daily", quotas: "1/d" }], PATIENT);
-    const { app, ask } = await serving({}, { one: [], two: [] }, (app) => app.use("/one", limit));
+    const guard = new Guard(client, ["9/h", { name: "daily", quotas: "1/d" }], PATIENT);
+    const { app, ask } = await serving({}, { one: [], two: [] }, (app) => app.use("/one", guard.middleware));
     try {
       assert.equal(
         (await ask("one")).headers.get("RateLimit"),

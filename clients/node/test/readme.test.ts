@@ -8,13 +8,14 @@ import { promisify } from "node:util";
 import type express from "express";
 import { command, serve, Server, socket } from "./harness.js";
 
-const PAGES = ["README.md", "adapters.md", "benchmarks.md", "recipes.md"];
+const PAGES = ["README.md", "adapters.md", "benchmarks.md", "commands.md", "recipes.md"];
 const pages = new Map(
   PAGES.map((name) => [name, readFileSync(`${process.env.PAGES ?? ".."}/${name}`, "utf8")]),
 );
 
 /** Those have tests in recipes.test.ts. */
-const OF_RECIPES = /from "(koa|hono|@opentelemetry\/api|prom-client|redis-rl\/http)"|onDecision =/;
+const OF_RECIPES =
+  /from "(koa|hono|fastify|@opentelemetry\/api|prom-client)"|onDecision =|onLimited|const GET|watchFile/;
 
 /** Each block of code, with what is shown after it before the next. */
 const examples = [...pages]
@@ -27,7 +28,7 @@ const examples = [...pages]
         return { page, code, shown: /```(text|http)\n([\s\S]*?)```/.exec(rest) };
       }),
   )
-  .filter(({ code }) => !OF_RECIPES.test(code));
+  .filter(({ page, code }) => page !== "recipes.md" || !OF_RECIPES.test(code));
 
 let server: Server;
 before(async () => {
@@ -36,18 +37,31 @@ before(async () => {
 after(() => server?.stop());
 beforeEach(() => command(server, "FLUSHALL"));
 
-/** What goes on from the first example for Express begins as that does. */
-const [preamble = ""] = examples.map(({ code }) => code).filter((code) => code.includes("app.listen"));
+/** What code may use that is shown before it. */
+const BEFORE = {
+  express: 'import express from "express";',
+  createClient: 'import { createClient } from "redis";',
+  rl: 'import { rl } from "redis-rl";',
+  MemoryLimiter: 'import { MemoryLimiter } from "redis-rl";',
+  Guard: 'import { Guard } from "redis-rl/express";',
+  client: 'const client = await createClient({ modules: { rl } }).on("error", () => {}).connect();',
+  guard: 'const guard = new Guard(client, "5/10s, 100/h");',
+  app: "const app = express();",
+};
 
-function wholeOf(code: string): string {
-  if (/createClient|new Redis/.test(code)) return code;
-  if (!/\bapp\./.test(code)) {
-    const connecting = 'import { createClient } from "redis";\nimport { rl } from "redis-rl";\n';
-    return `${connecting}const client = await createClient({ modules: { rl } }).connect();\n${code}await client.close();\n`;
+function wholeOf(shown: string): string {
+  let code = shown;
+  if (/\bapp\./.test(code) && !/app\.(get|post)/.test(code)) code += hello;
+  if (/\bapp\./.test(code) && !/app\.listen|node:test/.test(code)) code += "\napp.listen(3000);\n";
+  for (const [name, before] of Object.entries(BEFORE).reverse()) {
+    const isMade = new RegExp(`const ${name}\\b|\\(${name}\\) =>|import [^;"]*\\b${name}\\b[^;"]*from`).test(
+      code,
+    );
+    if (new RegExp(`\\b${name}\\b`).test(code.replaceAll(/"[^"]*"/g, "")) && !isMade)
+      code = `${before}\n${code}`;
   }
-  const [, start = ""] = /^([\s\S]*?)const app/.exec(preamble) ?? [];
-  if (code.includes("app.listen")) return start + code;
-  return `${start}const app = express();\n${code}${/app\.(get|post)/.test(code) ? "" : hello}\napp.listen(3000);\n`;
+  const isOpen = /const client =/.test(code) && !/client\.close|app\.listen|node:test/.test(code);
+  return isOpen ? `${code}\nawait client.close();\n` : code;
 }
 
 const hello = 'app.get("/", (request, response) => response.send("hello"));';
@@ -117,7 +131,7 @@ test("an installation runs no script of the package, which npm would ask about",
 
 /** Asks an application until the answer is as shown, and compares that. */
 async function overHttp(code: string, name: string, shown: string): Promise<void> {
-  const stopping = "\nexport const stop = () => client.destroy();";
+  const stopping = `\nexport const stop = () => ${code.includes("const client =") ? "client.destroy()" : "{}"};`;
   const exported = code
     .replace("app.listen(3000);", `export default app;${stopping}`)
     .replace(

@@ -3,8 +3,7 @@
 import assert from "node:assert/strict";
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
-import { readFileSync, writeFileSync } from "node:fs";
-import type { IncomingMessage, ServerResponse } from "node:http";
+import { readFileSync, unwatchFile, writeFileSync } from "node:fs";
 import { connect } from "node:net";
 import { after, afterEach, before, beforeEach, test } from "node:test";
 import { metrics } from "@opentelemetry/api";
@@ -15,10 +14,8 @@ import {
   PeriodicExportingMetricReader,
 } from "@opentelemetry/sdk-metrics";
 import { register } from "prom-client";
-import { createClient } from "redis";
-import { rl } from "redis-rl";
-import { answer, Policy } from "redis-rl/http";
-import { command, freePort, serve, Server, socket, tally, waitFor } from "./harness.js";
+import type { Guard, Request } from "redis-rl/express";
+import { command, freePort, Server, socket, tally, waitFor } from "./harness.js";
 
 const recipes = readFileSync(`${process.env.PAGES ?? ".."}/recipes.md`, "utf8")
   .split("```js\n")
@@ -28,11 +25,9 @@ const blockWith = (text: string) => recipes.find((code) => code.includes(text)) 
 
 /** What a recipe needs that is shown before it. */
 const start = `import { createClient } from "redis";
-import { rl } from "redis-rl";
-const client = await createClient({ modules: { rl } })
+const client = await createClient({})
   .on("error", (error) => console.warn(error.message))
-  .connect();
-${blockWith('from "redis-rl/http"')}`;
+  .connect();`;
 
 let server: Server;
 const open: (() => unknown)[] = [];
@@ -45,20 +40,19 @@ afterEach(async () => {
   for (const close of open.splice(0).reverse()) await close();
 });
 
-/** Writes the recipe that imports this as a module, told where the server is. */
-function moduleOf(name: string, change: (code: string) => string): string {
-  const recipe = blockWith(`from "${name}"`);
-  const there = `createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} },`;
-  const file = new URL(`recipe-${name.replace(/\W/g, "")}.mjs`, import.meta.url);
-  writeFileSync(file, change(`${start}\n${recipe}`.replace("createClient({", there)));
+/** Writes a recipe as a module, told where the server is. */
+function moduleOf(name: string, code: string): string {
+  const there = `createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} } }`;
+  const file = new URL(`recipe-${name.replace(/\W/g, "").slice(0, 80)}.mjs`, import.meta.url);
+  writeFileSync(file, `${start}\n${code}`.replace("createClient({}", there));
   return file.pathname;
 }
 
-for (const name of ["koa", "hono"]) {
+for (const name of ["fastify", "koa", "hono"]) {
   test(`${name}: of a burst of 300 exactly the limit passes, and no request waits for a server that is stopped`, async () => {
     const port = await freePort();
-    const file = moduleOf(name, (code) => code.replace(/\b3000\b/, String(port)).replace("requests", name));
-    const application: ChildProcess = spawn("node", [file], { stdio: "inherit" });
+    const file = moduleOf(name, blockWith(`from "${name}"`).replace(/\b3000\b/, String(port)));
+    const application: ChildProcess = spawn("node", [file], { stdio: ["ignore", "inherit", "ignore"] });
     const ended = once(application, "exit");
     open.push(async () => {
       application.kill();
@@ -66,51 +60,82 @@ for (const name of ["koa", "hono"]) {
     });
     await waitFor(name, () => listens(port));
 
-    const answers = await Promise.all(Array.from({ length: 300 }, () => fetch(`http://127.0.0.1:${port}/`)));
+    const url = `http://127.0.0.1:${port}/`;
+    const answers = await Promise.all(Array.from({ length: 300 }, () => fetch(url)));
     assert.deepEqual(tally(answers.map(({ status }) => status)), { 200: 5, 429: 295 });
     for (const answer of answers) {
       assert.equal(
         answer.headers.get("RateLimit-Policy"),
-        `"${name}-1m";q=5;w=60, "${name}-1h";q=100;w=3600`,
+        '"requests-1m";q=5;w=60, "requests-1h";q=100;w=3600',
       );
       const { ok, headers } = answer;
       const body = await answer.text();
       if (ok) {
         assert.equal(body, "hello");
-        assert.match(headers.get("RateLimit") ?? "", new RegExp(`^"${name}-1m";r=[0-4];t=`));
+        assert.match(headers.get("RateLimit") ?? "", /^"requests-1m";r=[0-4];t=/);
         assert.equal(headers.get("Retry-After"), null);
       } else {
-        assert.deepEqual((JSON.parse(body) as Record<string, unknown>)["violated-policies"], [`${name}-1m`]);
+        assert.deepEqual((JSON.parse(body) as Record<string, unknown>)["violated-policies"], ["requests-1m"]);
         assert.match(headers.get("Content-Type") ?? "", /^application\/problem\+json/);
         assert.match(headers.get("Retry-After") ?? "", /^\d+$/);
       }
     }
+    await command(server, "FLUSHALL");
+    const searches = [];
+    for (let i = 0; i < 3; i++) searches.push(await fetch(`${url}search`));
+    assert.deepEqual(
+      searches.map(({ status }) => status),
+      [200, 200, 429],
+    );
+    assert.match(searches[2]?.headers.get("RateLimit") ?? "", /"GET \/search-1m";r=0;t=\d+$/);
     server.freeze();
     open.push(() => server.thaw());
-    assert.equal((await fetch(`http://127.0.0.1:${port}/`)).status, 500);
+    assert.equal((await fetch(url)).status, 200);
   });
 }
 
-test("redis-rl/http: several policies are decided and answered together", async () => {
-  const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
-  open.push(() => client.destroy());
-  const user = new Policy("user", "500/m", { unit: "tokens", algorithm: "fixed" });
-  const team = new Policy("team", [[2, "1h"]]);
-  const at = 1_700_000_040_000;
-  const ask = () => client.rl.all([...user.rows("{1}", 200), ...team.rows("{1}")], { at });
-  assert.deepEqual(answer([user, team], await ask()), {
-    status: 200,
-    fields: {
-      "RateLimit-Policy": '"user-1m";q=500;qu="tokens";w=60, "team-1h";q=2;w=3600',
-      RateLimit: '"user-1m";r=300;t=60, "team-1h";r=1;t=3600',
-    },
-  });
-  await ask();
-  const refused = answer([user, team], await ask());
-  assert.deepEqual([refused.status, refused.fields["Retry-After"]], [429, "3600"]);
-  assert.deepEqual(refused.body?.["violated-policies"], ["user-1m", "team-1h"]);
-  assert.equal((await client.rl.info("user:{1}"))?.algorithm, "fixed");
-  assert.throws(() => new Policy("long", "1/1500ms"), /whole seconds/);
+/** What the recipe with this code exports, and what `more` does. */
+async function imported<T>(text: string, more = "", framework = "express"): Promise<T> {
+  const code = `import { Guard } from "redis-rl/${framework}";\n${blockWith(text)}\n${more}`;
+  const file = moduleOf(text + more, `${code}\nexport const stop = () => client.destroy();`);
+  const all = (await import(file)) as T & { stop(): void };
+  open.push(all.stop);
+  return all;
+}
+
+interface Guarded {
+  guard: Guard;
+}
+const asked = { ip: "192.0.2.1" } as Request;
+
+test("the recipe for a Request and its Response", async () => {
+  const { GET } = await imported<{ GET(request: unknown): Promise<Response> }>("const GET", "", "fetch");
+  const request = () => new globalThis.Request("http://localhost/", { headers: { "x-account": "ada" } });
+  const statuses = [];
+  for (let i = 0; i < 3; i++) statuses.push((await GET(request())).status);
+  assert.deepEqual(statuses, [200, 200, 429]);
+});
+
+test("the recipe for answers", async () => {
+  const { guard } = await imported<Guarded>("onLimited", "export { guard };");
+  assert.ok((await guard.take({ ...asked } as Request)).allowed);
+  const { status, body } = await guard.take({ ...asked } as Request);
+  assert.deepEqual([status, body], [429, { error: "slow down" }]);
+  await command(server, "SET", "requests:{192.0.2.2}", "text");
+  const away = (path: string) => guard.take({ ip: "192.0.2.2", path } as unknown as Request);
+  assert.deepEqual([(await away("/login")).status, (await away("/")).allowed], [503, true]);
+});
+
+test("the recipe for limits that change: counts stay", async () => {
+  const file = "limits.json";
+  writeFileSync(file, '{ "quotas": "3/m" }');
+  const { guard } = await imported<Guarded>("watchFile", "export { guard };");
+  open.push(() => unwatchFile(file));
+  const take = (cost: number) => guard.take({ ...asked } as Request, undefined, cost);
+  assert.match((await take(1)).fields.RateLimit ?? "", /^"requests-1m";r=2;/);
+  writeFileSync(file, '{ "quotas": "1/m" }');
+  await waitFor("the new limit", async () => /q=1;/.test((await take(0)).fields["RateLimit-Policy"] ?? ""));
+  assert.equal((await take(1)).allowed, false);
 });
 
 function listens(port: number): Promise<boolean> {
@@ -123,26 +148,11 @@ function listens(port: number): Promise<boolean> {
   });
 }
 
-/** Asks an application with the recipe that imports this until it refuses a request. */
+/** Asks the guard that counts decisions as this recipe says until it refuses a request. */
 async function untilLimited(name: string): Promise<void> {
-  const file = moduleOf(
-    name,
-    (code) => `import { rateLimit } from "redis-rl/express";
-export const app = { use: (middleware) => (app.middleware = middleware) };
-${code}
-${blockWith("onDecision =")}
-export const stop = () => client.destroy();`,
-  );
-  const { app, stop } = (await import(file)) as {
-    app: { middleware(request: IncomingMessage, response: ServerResponse, next: () => void): void };
-    stop(): void;
-  };
-  open.push(stop);
-  const web = await serve((request, response) =>
-    app.middleware(request, response, () => response.end("hello")),
-  );
-  open.push(() => web.stop());
-  await waitFor("a refusal", async () => (await fetch(web.url)).status === 429);
+  const more = `${blockWith(`from "${name}"`)}\nexport { guard };`;
+  const { guard } = await imported<Guarded>("onDecision =", more);
+  await waitFor("a refusal", async () => !(await guard.take({ ...asked } as Request)).allowed);
 }
 
 test("the recipe for OpenTelemetry counts decisions by policy", async () => {

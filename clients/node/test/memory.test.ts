@@ -1,0 +1,206 @@
+// Limits without a server: of tests, and of a guard while Redis is away.
+
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, describe, test } from "node:test";
+import express from "express";
+import { rateLimit } from "express-rate-limit";
+import fastifyRateLimit from "@fastify/rate-limit";
+import Fastify from "fastify";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { acquire, type Client, leases, MemoryLimiter, withClock, withTimeout } from "redis-rl";
+import { Guard, type GuardOptions, type Request } from "redis-rl/express";
+import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { rateLimitStore } from "redis-rl/fastify-rate-limit";
+import { RateLimitStorage } from "redis-rl/nestjs-throttler";
+import { ALGORITHMS, Forwarder, serve, Server, socket, tally, waitFor } from "./harness.js";
+
+describe("a limiter in memory", () => {
+  let memory: MemoryLimiter;
+  beforeEach(() => {
+    memory = new MemoryLimiter();
+    memory.setTime(1_800_000_000_000);
+  });
+
+  for (const algorithm of ALGORITHMS) {
+    test(`${algorithm}: waiting exactly retryAfterMs is enough, and one ms less is not`, async () => {
+      for (let i = 0; i < 5; i++) assert.equal((await memory[algorithm]("key", "5/10s")).allowed, true);
+      const { allowed, retryAfterMs } = await memory[algorithm]("key", "5/10s");
+      assert.equal(allowed, false);
+      memory.advance((retryAfterMs ?? 0) - 1);
+      assert.equal((await memory[algorithm]("key", "5/10s")).allowed, false);
+      memory.advance(1);
+      assert.equal((await memory[algorithm]("key", "5/10s")).allowed, true);
+    });
+  }
+
+  test("keys may be any bytes, long or not ASCII, and are few", async () => {
+    const keys = ["größe", Buffer.from([0, 255, 13, 10]), "x".repeat(100_000), Buffer.from("größe")];
+    const left = [];
+    for (const key of keys) left.push((await memory.log(key, "9/h")).remaining);
+    assert.deepEqual(left, [8, 8, 8, 7]);
+    const small = new MemoryLimiter({ maxKeys: 10 });
+    for (let i = 0; i < 100; i++) await small.log(`key:${i}`, "1/h");
+    assert.equal(await small.send(["DBSIZE"]), 10);
+    for (const maxKeys of [0, 1.5, -1, 2 ** 31])
+      assert.throws(() => new MemoryLimiter({ maxKeys }), RangeError);
+  });
+
+  test("what a server would refuse is refused in its words", async () => {
+    await assert.rejects(memory.send(["PING"]), /^Error: ERR unknown command/);
+    await memory.log("key", "1/h");
+    await assert.rejects(memory.fixed("key", "1/h"), /^Error: WRONGTYPE key is counted by RL.LOG/);
+    assert.equal(await memory.info("nothing"), null);
+    assert.equal(await memory.reset("key"), 1);
+  });
+
+  test("it takes the place of a client wherever one is taken, with its time", async () => {
+    const sleep = async (ms: number) => memory.advance(ms);
+    const start = memory.now();
+    for (let i = 0; i < 3; i++) assert.ok((await acquire(memory, "log", "mail", "1/s", { sleep })).allowed);
+    assert.equal(memory.now() - start, 2000);
+    const leased = leases(memory, { quotas: "1000/m", units: 100 });
+    for (let i = 0; i < 1000; i++) assert.ok((await leased.take("hot")).allowed);
+    assert.equal((await leased.take("hot")).retryAfterMs, 60_000);
+    memory.advance(60_000);
+    assert.ok((await leased.take("hot")).allowed);
+    await leased.close();
+    assert.equal((await memory.peek("hot", "1000/m")).remaining, 999);
+    assert.equal((await withTimeout(memory, 100).log("key", "2/h")).remaining, 1);
+    assert.equal(
+      (await withClock(memory, () => 5).all([{ key: "a", algorithm: "log", limit: 1, window: 1 }])).at,
+      5,
+    );
+    const storage = new RateLimitStorage(memory);
+    const hits = [];
+    for (let i = 0; i < 3; i++) hits.push((await storage.increment("key", 10_000, 2, 0)).isBlocked);
+    assert.deepEqual(hits, [false, false, true]);
+  });
+
+  test("the stores of other libraries", async () => {
+    const app = express();
+    app.use(rateLimit({ windowMs: 60_000, limit: 1, store: new RateLimitStore(memory), validate: false }));
+    app.use((_request, response) => void response.send("hello"));
+    const web = await serve(app);
+    const statuses = [(await fetch(web.url)).status, (await fetch(web.url)).status];
+    await web.stop();
+    assert.deepEqual(statuses, [200, 429]);
+    const fastify = Fastify();
+    await fastify.register(fastifyRateLimit, { max: 1, timeWindow: 60_000, store: rateLimitStore(memory) });
+    fastify.get("/", () => "hello");
+    assert.deepEqual(
+      [(await fastify.inject("/")).statusCode, (await fastify.inject("/")).statusCode],
+      [200, 429],
+    );
+  });
+});
+
+describe("while Redis is away a guard limits by itself, and by Redis again within a second", () => {
+  const open: (() => unknown)[] = [];
+  afterEach(async () => {
+    for (const close of open.splice(0).reverse()) await close();
+  });
+
+  const clients: Record<string, (url: string) => Promise<Client>> = {
+    "node-redis": async (url) => {
+      const client = await createClient({ url, socket })
+        .on("error", () => {})
+        .connect();
+      open.push(() => client.destroy());
+      return client;
+    },
+    ioredis: async (url) => {
+      const redis = new Redis(url).on("error", () => {});
+      open.push(() => redis.disconnect());
+      return redis;
+    },
+  };
+
+  interface Stage {
+    server: Server;
+    forwarder: Forwarder;
+  }
+  /** How Redis goes away, and comes back. */
+  const faults: Record<string, { begin(stage: Stage): unknown; end(stage: Stage): unknown }> = {
+    killed: {
+      begin: ({ server }) => server.stop(),
+      end: async (stage) => void (stage.server = await stage.server.again()),
+    },
+    stopped: { begin: ({ server }) => server.freeze(), end: ({ server }) => server.thaw() },
+    silent: {
+      begin: ({ forwarder }) => {
+        forwarder.carries = false;
+        forwarder.silence();
+      },
+      end: ({ forwarder }) => (forwarder.carries = true),
+    },
+    slow: {
+      begin: ({ forwarder }) => (forwarder.delayMs = 400),
+      end: ({ forwarder }) => (forwarder.delayMs = 0),
+    },
+  };
+
+  for (const [library, connect] of Object.entries(clients)) {
+    for (const [fault, { begin, end }] of Object.entries(faults)) {
+      for (const atOnce of [1, 100, 10_000]) {
+        test(`${library}: ${fault}, ${atOnce} at once`, async () => {
+          const server = await Server.start();
+          const stage = { server, forwarder: await Forwarder.start(server) };
+          open.push(
+            () => stage.server.stop(),
+            () => stage.forwarder.stop(),
+          );
+          const client = await connect(stage.forwarder.url);
+          const told: (Error | undefined)[] = [];
+          const options: GuardOptions<Request> = {
+            fail: "local",
+            timeoutMs: 100,
+            key: () => "key",
+            onLocal: (error) => told.push(error),
+          };
+          const guard = new Guard(client, "20/d", options);
+          const take = async (count: number) => {
+            const answers = await Promise.all(Array.from({ length: count }, () => guard.take({} as Request)));
+            return tally(answers.map(({ status }) => status));
+          };
+          assert.deepEqual(await take(7), { 200: 7 });
+          assert.deepEqual(told, []);
+          await begin(stage);
+          const passed = Math.min(20, atOnce);
+          const refused = atOnce - passed;
+          assert.deepEqual(await take(atOnce), { 200: passed, ...(refused > 0 && { 429: refused }) });
+          assert.equal(told.length, 1);
+          assert.match(String(told[0]), /^Error/);
+          // Nobody waits for Redis any more, but one request now and then.
+          const { fields } = await guard.take({} as Request);
+          assert.match(fields.RateLimit ?? "", atOnce === 1 ? /r=18;t=86\d\d\d$/ : /r=0;t=86\d\d\d$/);
+          await end(stage);
+          const start = performance.now();
+          await waitFor("Redis to decide again", async () => {
+            await guard.take({} as Request);
+            return told.length === 2;
+          });
+          assert.ok(performance.now() - start < 1500, String(performance.now() - start));
+          assert.equal(told[1], undefined);
+        });
+      }
+    }
+  }
+
+  test("by default a line on the console tells of it, and settling is local too", async (t) => {
+    const warned: string[] = [];
+    t.mock.method(console, "warn", (line: string) => warned.push(line));
+    const client = createClient({ url: "redis://127.0.0.1:1" }).on("error", () => {});
+    const guard = new Guard(
+      client,
+      { name: "tokens", quotas: "100/d", cost: 10, key: "all" },
+      { fail: "local" },
+    );
+    const request = {} as Request;
+    assert.match((await guard.take(request)).fields.RateLimit ?? "", /r=90;/);
+    await guard.settle(request, { tokens: 3 });
+    assert.match((await guard.take({} as Request)).fields.RateLimit ?? "", /r=87;/);
+    assert.deepEqual(warned, ["limits are local, as Redis is away: connect ECONNREFUSED 127.0.0.1:1"]);
+    await guard.close();
+  });
+});

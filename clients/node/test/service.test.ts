@@ -1,0 +1,200 @@
+// The table of clients/service.json, in each framework and by each client; and what all adapters must do beside it.
+
+import assert from "node:assert/strict";
+import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import { type Asking, MemoryLimiter } from "redis-rl";
+import { type Client, command, connectTo, Forwarder, freePort, Server, socket, waitFor } from "./harness.js";
+import { type Options, type Serve, type Service, services, type Step, table } from "./services.js";
+
+/** However busy the machine is, a server that answers is not away. */
+const PATIENT: Options = { timeoutMs: 30_000 };
+
+const clients: Record<string, (url: string) => { client: Asking; stop(): void }> = {
+  "node-redis": (url) => {
+    const client = createClient({ url, socket });
+    client
+      .on("error", () => {})
+      .connect()
+      .catch(() => {});
+    return { client, stop: () => client.destroy() };
+  },
+  ioredis: (url) => {
+    const client = new Redis(url).on("error", () => {});
+    return { client, stop: () => client.disconnect() };
+  },
+};
+
+async function check(service: Service, step: Step): Promise<void> {
+  const [method = "", path = ""] = step.request.split(" ");
+  const response = await service.ask(
+    method,
+    path,
+    step.account === undefined ? {} : { account: step.account },
+  );
+  const text = await response.text();
+  assert.equal(response.status, step.status, `${step.request}: ${text}`);
+  for (const [name, value] of Object.entries(step.fields ?? {})) {
+    const told = response.headers.get(name);
+    if (name === "Content-Type") assert.equal(told?.split(";")[0], value);
+    else assert.equal(told, value, step.request);
+  }
+  if (step.body !== undefined)
+    assert.deepEqual(typeof step.body === "string" ? text : JSON.parse(text), step.body);
+}
+
+let server: Server;
+let client: Client;
+before(async () => {
+  server = await Server.start();
+  client = await connectTo(server);
+});
+after(async () => {
+  client?.destroy();
+  await server?.stop();
+});
+beforeEach(async () => {
+  await command(server, "FLUSHALL");
+  await command(server, "CONFIG", "RESETSTAT");
+});
+
+const open: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of open.splice(0).reverse()) await close();
+});
+
+async function start(serve: Serve, client: Asking, options: Options = {}): Promise<Service> {
+  const service = await serve(client, options);
+  open.push(() => service.stop());
+  return service;
+}
+
+const used = async (key: string) => (await client.rl.info(key))?.windows[0]?.used ?? 0;
+
+const hosts: typeof clients = {
+  ...clients,
+  "a limiter in memory": () => ({ client: new MemoryLimiter(), stop: () => {} }),
+};
+
+for (const [framework, serve] of Object.entries(services)) {
+  for (const [library, connect] of Object.entries(hosts)) {
+    test(`${framework} and ${library}: each step of the table`, async () => {
+      const { client, stop } = connect(server.url);
+      open.push(stop);
+      let at = 0;
+      let told: string[] = [];
+      const service = await start(serve, client, {
+        ...PATIENT,
+        clock: () => at,
+        onDecision: (_, { limited }, policies) =>
+          told.push(`${policies.map(({ name }) => name).join(", ")}: ${limited ? "limited" : "allowed"}`),
+      });
+      for (const step of table.steps) {
+        ({ at } = step);
+        told = [];
+        await check(service, step);
+        if (step.told !== undefined) assert.deepEqual(told, step.told);
+      }
+    });
+
+    if (!(library in clients)) continue;
+    test(`${framework} and ${library}: while Redis is away`, async () => {
+      const { client, stop } = connect(`redis://127.0.0.1:${await freePort()}`);
+      open.push(stop);
+      for (const fail of ["open", "closed"] as const) {
+        const errors: Error[] = [];
+        const service = await start(serve, client, { fail, onError: (error) => errors.push(error) });
+        await check(service, table.away[fail]);
+        // The reason is the library's own.
+        for (const error of errors) assert.equal((error as { code?: string }).code, "ECONNREFUSED");
+        assert.ok(errors.length > 0);
+      }
+    });
+  }
+
+  describe(framework, () => {
+    test("of requests at once exactly the limit passes; leases go back; a prefix stands before each key", async () => {
+      const service = await start(serve, client, { ...PATIENT, prefix: "app:" });
+      const answers = await Promise.all(
+        Array.from({ length: 40 }, () => service.ask("GET", "/", { account: "ada" })),
+      );
+      assert.equal(answers.filter(({ status }) => status === 200).length, 5);
+      await service.close();
+      await waitFor("what goes back", async () => (await used("app:everybody:all")) === 5);
+      assert.equal(await used("app:free:ada"), 5);
+      assert.equal(await command(server, "DBSIZE"), 2);
+    });
+
+    test("what is refused further in costs nothing further out, and a dry run neither", async () => {
+      const service = await start(serve, client, PATIENT);
+      const ask = () => service.ask("POST", "/generate?used=900", { account: "paid-1" });
+      const statuses = [(await ask()).status, (await ask()).status];
+      assert.deepEqual(statuses, [200, 429]);
+      await service.close();
+      for (const [key, units] of Object.entries({ "everybody:all": 1, "paid:paid-1": 1, "trial:paid-1": 1 }))
+        await waitFor(key, async () => (await used(key)) === units);
+    });
+
+    test("hooks answer in their own words", async () => {
+      const service = await start(serve, client, {
+        ...PATIENT,
+        onLimited: async (_, { status, body }) => ({
+          status: 420,
+          fields: { "X-Status": String(status) },
+          body: String((body as Record<string, unknown>)["violated-policies"]),
+        }),
+      });
+      for (let i = 0; i < 2; i++) await service.ask("GET", "/search");
+      const refused = await service.ask("GET", "/search");
+      assert.deepEqual([refused.status, refused.headers.get("X-Status")], [420, "429"]);
+      assert.match(refused.headers.get("Content-Type") ?? "", /^text\/plain/);
+      assert.match(refused.headers.get("RateLimit") ?? "", /r=0;t=\d+$/);
+      assert.equal(await refused.text(), "GET /search-10s");
+    });
+
+    test("onAway lets a request pass, or answers it", async () => {
+      await command(server, "SET", "everybody:all", "text");
+      const errors: string[] = [];
+      let pass = false;
+      const service = await start(serve, client, {
+        ...PATIENT,
+        onError: ({ message }) => errors.push(message),
+        onAway: () =>
+          pass ? undefined : { status: 500, fields: { "Retry-After": "7" }, body: { reason: "away" } },
+      });
+      const away = await service.ask("GET", "/");
+      assert.deepEqual([away.status, away.headers.get("Retry-After")], [500, "7"]);
+      assert.match(away.headers.get("Content-Type") ?? "", /^application\/json/);
+      assert.deepEqual(await away.json(), { reason: "away" });
+      pass = true;
+      assert.equal(await (await service.ask("GET", "/")).text(), "hello");
+      assert.equal(errors.length, 2);
+      assert.match(errors[0] ?? "", /WRONGTYPE/);
+    });
+
+    test("a client that goes away before the decision takes nothing", async () => {
+      const forwarder = await Forwarder.start(server);
+      const slow = await connectTo(forwarder);
+      open.push(
+        () => forwarder.stop(),
+        () => slow.destroy(),
+      );
+      const service = await start(serve, slow, PATIENT);
+      // So that there is a connection.
+      await service.ask("GET", "/");
+      await command(server, "FLUSHALL");
+      forwarder.held = [];
+      const gone = new AbortController();
+      const asked = service.ask("GET", "/", { account: "ada", signal: gone.signal });
+      await waitFor("what is taken", async () => (await used("free:ada")) === 1);
+      gone.abort();
+      await assert.rejects(asked);
+      await waitFor("the end of its connection", async () => service.left === 1);
+      forwarder.letGo();
+      await waitFor("what goes back", async () => (await used("free:ada")) === 0);
+      await service.close();
+      await waitFor("what goes back", async () => (await used("everybody:all")) === 0);
+    });
+  });
+}
