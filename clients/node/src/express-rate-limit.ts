@@ -1,29 +1,20 @@
 // A store for express-rate-limit, express-slow-down and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import type { Clock } from "./clock.js";
-import { type Asking, limiterOf } from "./asker.js";
-import type { Algorithm, RateLimiter, Verdict } from "./commands.js";
-import { Driver } from "./driver.js";
+import type { Asking } from "./asker.js";
+import type { Algorithm, Verdict } from "./commands.js";
 import { Request, Rules, type Share } from "./keys/request.js";
 import { LEASE_MS, verdictOf, wholeUnits } from "./leases.js";
-import { duration, MAX_LIMIT, type Window } from "./quota.js";
+import { MAX_LIMIT } from "./quota.js";
+import { type Store, storeOf, type StoreOptions as CommonOptions } from "./store.js";
 
-export interface StoreOptions {
-  /** Begins each key; `redis-rl:` if left out. */
-  prefix?: string | undefined;
+export interface StoreOptions extends CommonOptions {
   /** `log` if left out; `fixed` where refused requests count, which a `bucket` cannot. */
   algorithm?: Algorithm | undefined;
   /** Whether refused requests count too; if left out, where `limit` is 0, as of express-slow-down, or a function. */
   countRefused?: boolean | undefined;
-  /** How long Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number | undefined;
-  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
-  remember?: Window | undefined;
   /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
   lease?: number | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
 }
 
 /** What the store wants to know of the options of the middleware. */
@@ -53,12 +44,8 @@ interface Hit {
 export class RateLimitStore {
   readonly prefix: string;
   readonly localKeys = false;
-  readonly #driver: Driver;
-  /** For what is no request. */
-  readonly #limiter: RateLimiter;
-  readonly #clock: Clock | undefined;
+  readonly #store: Store;
   readonly #lease: number;
-  readonly #rememberMs: number;
   #rules: Rules | undefined;
   #algorithm: Algorithm | undefined;
   readonly #countRefused: boolean | undefined;
@@ -73,21 +60,10 @@ export class RateLimitStore {
   #hit: AsyncLocalStorage<Hit> | undefined;
 
   constructor(client: Asking, options: StoreOptions = {}) {
-    const {
-      prefix = "redis-rl:",
-      algorithm,
-      countRefused,
-      timeoutMs = 1000,
-      remember = 0,
-      lease = 0,
-      clock,
-    } = options;
+    const { algorithm, countRefused, lease = 0 } = options;
     this.#lease = wholeUnits(lease);
-    this.#rememberMs = duration(remember);
-    this.#driver = new Driver(client, timeoutMs, this.#rememberMs, clock);
-    this.#limiter = limiterOf(this.#driver.asker, clock);
-    this.#clock = clock;
-    this.prefix = prefix;
+    this.#store = storeOf(client, options);
+    this.prefix = this.#store.prefix;
     this.#algorithm = algorithm;
     this.#countRefused = countRefused;
   }
@@ -105,7 +81,7 @@ export class RateLimitStore {
     this.#limit = decides ? (limit as number) : MAX_LIMIT;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
     // A bucket refills by its limit.
-    const needsLimit = this.#lease > 0 || this.#rememberMs > 0 || this.#algorithm === "bucket";
+    const needsLimit = this.#lease > 0 || this.#store.rememberMs > 0 || this.#algorithm === "bucket";
     if (needsLimit && !decides) {
       throw new TypeError(
         "remember, lease and bucket need a limit that is a number, and refused requests that do not count",
@@ -115,7 +91,7 @@ export class RateLimitStore {
   }
 
   async #decide(key: string): Promise<ClientInfo> {
-    const taken = this.#driver.take(this.#share(key));
+    const taken = this.#store.driver.take(this.#share(key));
     return this.#info("then" in taken ? verdictOf(await taken, 1) : taken);
   }
 
@@ -124,7 +100,7 @@ export class RateLimitStore {
     const request = new Request([this.#share(key)]);
     // In the caller's own context, where `decrement` will find it: so this is no async function.
     this.#hit.enterWith({ key, request });
-    return this.#driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
+    return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
 
   async decrement(key: string): Promise<void> {
@@ -135,25 +111,25 @@ export class RateLimitStore {
       return;
     }
     hit.key = undefined;
-    await this.#driver.giveBack(hit.request);
+    await this.#store.driver.giveBack(hit.request);
   }
 
   async resetKey(key: string): Promise<void> {
     // Gives back whatever is counted: an application need not have the right to DEL. What is ahead of a clock that was
     // set back would stay.
-    if (this.#clock === undefined) await this.#take(key, -MAX_LIMIT);
-    else await this.#limiter.reset(this.prefix + key);
-    this.#driver.forget(this.#share(key));
+    if (this.#store.clock === undefined) await this.#take(key, -MAX_LIMIT);
+    else await this.#store.limiter.reset(this.prefix + key);
+    this.#store.driver.forget(this.#share(key));
   }
 
   /** Gives back all leases. */
   async shutdown(): Promise<void> {
-    await this.#driver.close();
+    await this.#store.driver.close();
   }
 
   async get(key: string): Promise<ClientInfo> {
     const { key: whole, rules } = this.#share(key);
-    const { remaining, resetAfterMs } = await this.#limiter.peek(whole, rules.quotas);
+    const { remaining, resetAfterMs } = await this.#store.limiter.peek(whole, rules.quotas);
     return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
   }
 
@@ -170,7 +146,7 @@ export class RateLimitStore {
 
   #take(key: string, cost: number): Promise<Verdict> {
     const { key: whole, rules } = this.#share(key);
-    return this.#limiter[rules.algorithm](whole, rules.quotas, { cost });
+    return this.#store.limiter[rules.algorithm](whole, rules.quotas, { cost });
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
@@ -183,6 +159,6 @@ export class RateLimitStore {
   }
 
   #inFuture(ms: number): Date {
-    return new Date((this.#clock ?? this.#driver.asker.clock ?? Date.now)() + ms);
+    return new Date((this.#store.clock ?? Date.now)() + ms);
   }
 }

@@ -1,23 +1,13 @@
 // A store for @fastify/rate-limit.
 
-import type { Clock } from "./clock.js";
 import type { Verdict } from "./commands.js";
-import { type Asking, limiterOf } from "./asker.js";
-import { Driver } from "./driver.js";
+import type { Asking } from "./asker.js";
 import { Rules } from "./keys/request.js";
 import { verdictOf } from "./leases.js";
-import { duration, MAX_LIMIT, MAX_WINDOW_MS, type Quota, type Window } from "./quota.js";
+import { MAX_LIMIT, MAX_WINDOW_MS, type Quota } from "./quota.js";
+import { storeOf, type StoreOptions } from "./store.js";
 
-export interface StoreOptions {
-  /** Begins each key; `redis-rl:` if left out. */
-  prefix?: string | undefined;
-  /** How long Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number | undefined;
-  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
-  remember?: Window | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
-}
+export type { StoreOptions } from "./store.js";
 
 /** What the store wants to know of the options of the plugin, or of a route. */
 export interface Configuration {
@@ -59,10 +49,9 @@ const REFUSALS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => 64 ** n);
  */
 export function rateLimitStore(
   client: Asking,
-  { prefix = "redis-rl:", timeoutMs = 1000, remember = 0, clock }: StoreOptions = {},
+  options: StoreOptions = {},
 ): new (options: Configuration) => Store {
-  const driver = new Driver(client, timeoutMs, duration(remember), clock);
-  const redis = limiterOf(driver.asker, clock);
+  const { prefix, driver, limiter: redis } = storeOf(client, options);
 
   // Behind the key, a client could choose another's.
   const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;

@@ -7,7 +7,7 @@ import { MemoryLimiter } from "./memory.js";
 import { now } from "./realtime.js";
 
 /** How long Redis is not asked after it was away. Then one request asks. */
-const PAUSE_MS = 500;
+const PAUSE_MS = 250;
 
 /** Decides by the same policies, each process by itself. */
 export class Local {

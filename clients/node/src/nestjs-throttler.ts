@@ -1,22 +1,12 @@
 // A storage for @nestjs/throttler.
 
-import type { Clock } from "./clock.js";
-import type { RateLimiter, Verdict } from "./commands.js";
-import { type Asking, limiterOf } from "./asker.js";
-import { Driver } from "./driver.js";
+import type { Asking } from "./asker.js";
+import type { Verdict } from "./commands.js";
 import { Request, Rules, rowsOf, type Share } from "./keys/request.js";
-import { duration, MAX_LIMIT, type Window } from "./quota.js";
+import { MAX_LIMIT } from "./quota.js";
+import { type Store, storeOf, type StoreOptions } from "./store.js";
 
-export interface StorageOptions {
-  /** Begins each key; `redis-rl:` if left out. */
-  prefix?: string | undefined;
-  /** How long Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number | undefined;
-  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
-  remember?: Window | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
-}
+export type { StoreOptions as StorageOptions } from "./store.js";
 
 /** Times are in seconds. */
 export interface StorageRecord {
@@ -34,17 +24,10 @@ const BLOCK = 2 ** 50;
  * none. One that is refused blocks the client for `blockDuration`; after that the count begins anew.
  */
 export class RateLimitStorage {
-  readonly #driver: Driver;
-  readonly #limiter: RateLimiter;
-  readonly #prefix: string;
+  readonly #store: Store;
 
-  constructor(
-    client: Asking,
-    { prefix = "redis-rl:", timeoutMs = 1000, remember = 0, clock }: StorageOptions = {},
-  ) {
-    this.#driver = new Driver(client, timeoutMs, duration(remember), clock);
-    this.#limiter = limiterOf(this.#driver.asker, clock);
-    this.#prefix = prefix;
+  constructor(client: Asking, options: StoreOptions = {}) {
+    this.#store = storeOf(client, options);
   }
 
   async increment(
@@ -54,14 +37,15 @@ export class RateLimitStorage {
     blockDuration: number,
     throttlerName = "default",
   ): Promise<StorageRecord> {
+    const { prefix } = this.#store;
     // The hash tag keeps both keys on one node of a cluster: the library's key is a hash. A key that the application makes
     // may serve many throttlers.
-    const hits = shareOf(`${this.#prefix}hits:${throttlerName}:{${key}}`, limit, ttl);
+    const hits = shareOf(`${prefix}hits:${throttlerName}:{${key}}`, limit, ttl);
     if (blockDuration <= 0) {
       const [counted] = await this.#decide([hits]);
       return record(counted as Verdict, limit, counted?.retryAfterMs ?? null);
     }
-    const name = `${this.#prefix}block:${throttlerName}:{${key}}`;
+    const name = `${prefix}block:${throttlerName}:{${key}}`;
     const asked = [shareOf(name, BLOCK, blockDuration), hits];
     const [blocked, counted] = await this.#decide(asked);
     // One that is remembered is told alone.
@@ -69,16 +53,16 @@ export class RateLimitStorage {
       return record({ ...(counted ?? blocked), limited: true }, limit, blocked.retryAfterMs);
     if (!counted?.limited) return record(counted as Verdict, limit, 0);
     // Of requests that come here at once the first blocks, and gives back all hits: the limit has room for one block.
-    await this.#limiter.all([
+    await this.#store.limiter.all([
       ...rowsOf({ ...shareOf(name, BLOCK + BLOCK / 2, blockDuration), cost: BLOCK }),
       ...rowsOf({ ...hits, cost: -MAX_LIMIT }),
     ]);
-    this.#driver.forget(hits);
+    this.#store.driver.forget(hits);
     return record(counted, limit, blockDuration);
   }
 
   async #decide(shares: readonly Share[]): Promise<(Verdict | undefined)[]> {
-    const { rows } = await this.#driver.decide(new Request(shares));
+    const { rows } = await this.#store.driver.decide(new Request(shares));
     return rows.map((each) => each?.[0]);
   }
 }
