@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,7 +165,7 @@ def test_who_is_limited_is_watched_and_the_setting_is_put_back(server: Server, r
     try:
         _, times, key = limit_while(process, [raw], "api:bob").split()
         assert (int(times) > 0, key) == (True, "api:bob")
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:
         process.kill()
@@ -181,7 +182,7 @@ def test_who_is_limited_is_watched_on_a_cluster(cluster: list[Server]) -> None:
         with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
             assert limit_while(process, [client], "api:3").split()[2] == "api:3"
     finally:
-        process.send_signal(2)
+        process.terminate()
         process.wait(60)
         process.communicate()
 

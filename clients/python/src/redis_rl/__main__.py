@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -220,6 +221,9 @@ def reset(client: Any, options: argparse.Namespace) -> int:
 
 def watch(client: Any, options: argparse.Namespace) -> int:
     """From the keyspace event, of all masters."""
+    # In the background too, where a shell has it ignore interrupts.
+    for end_of_watch in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(end_of_watch, signal.default_int_handler)
     nodes = masters(client)
     restore: list[Callable[[], object]] = []
     for node in nodes:
