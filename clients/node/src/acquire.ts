@@ -2,7 +2,7 @@
 
 import { setTimeout as delay } from "node:timers/promises";
 import type { Asking } from "./asker.js";
-import type { Clock } from "./clock.js";
+import { checkedClock, type Clock } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { type Answer, Request, Rules } from "./keys/request.js";
@@ -50,7 +50,7 @@ export async function acquire(
   }
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
   const driver = new Driver(client, TIMEOUT_MS, 0, clock);
-  const now = clock ?? realTime;
+  const now = clock === undefined ? realTime : checkedClock(clock);
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();

@@ -1,7 +1,7 @@
 // What drives `Keys`: sends its commands, gives its answers, and tells it the time.
 
 import { type Asker, type Asking, askerOf } from "./asker.js";
-import { type Clock, processTime } from "./clock.js";
+import { checkedClock, type Clock, processTime } from "./clock.js";
 import type { Decision, Verdict } from "./commands.js";
 import { Keys } from "./keys/keys.js";
 import { type Answer, type Command, Request, type Share, type Step } from "./keys/request.js";
@@ -16,18 +16,29 @@ export class Driver {
   /** Replies that are to come, and who waits for the last. */
   #due = 0;
   #onIdle: (() => void)[] = [];
+  /** What the clock told last. */
+  #lastMs = 0;
   #timer: NodeJS.Timeout | undefined;
   #timerMs = Infinity;
 
   constructor(client: Asking, timeoutMs: number, rememberMs: number, clock?: Clock) {
     this.asker = askerOf(client, timeoutMs);
     this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
-    this.#clock = clock;
-    this.#time = clock ?? this.asker.clock ?? processTime;
+    this.#clock = clock && checkedClock(clock);
+    this.#time = this.#clock ?? this.asker.clock ?? processTime;
   }
 
   #now(): number {
-    return Math.floor(this.#time());
+    return Math.floor((this.#lastMs = this.#time()));
+  }
+
+  /** The time where nobody waits who could be told that the clock fails: then what it told last. */
+  #known(): number {
+    try {
+      return (this.#lastMs = this.#time());
+    } catch {
+      return this.#lastMs;
+    }
   }
 
   /** Fails if Redis is away and nothing has refused. Then what the request took, or takes yet, stays counted. */
@@ -50,7 +61,7 @@ export class Driver {
 
   /** Nobody wants what it took, or takes: it is given back, once. That it could not be is no error. */
   async giveBack(request: Request): Promise<void> {
-    const { commands } = this.#keys.giveBack(this.#now(), request);
+    const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
     await Promise.all(commands.map((command) => this.#send(command)));
   }
 
@@ -113,7 +124,7 @@ export class Driver {
     this.#due--;
     if (command.request !== undefined) {
       // As late as it may be, so that no wait is too short.
-      const nowMs = Math.ceil(this.#time());
+      const nowMs = Math.ceil(this.#known());
       this.#carryOut(this.#keys.reply(nowMs, command, read(command, reply)));
     }
     if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
@@ -127,9 +138,9 @@ export class Driver {
     this.#timer = setTimeout(
       () => {
         this.#timerMs = Infinity;
-        this.#carryOut(this.#keys.tick(this.#now()));
+        this.#carryOut(this.#keys.tick(Math.floor(this.#known())));
       },
-      Math.min(Math.max(0, nextTickMs - this.#now()), LONGEST_TIMER_MS),
+      Math.min(Math.max(0, nextTickMs - Math.floor(this.#known())), LONGEST_TIMER_MS),
     ).unref();
   }
 }

@@ -1,7 +1,7 @@
 // Decides about requests by policies, whatever the framework. What is said once is said here.
 
 import type { Asking } from "./asker.js";
-import type { Clock } from "./clock.js";
+import { type Clock, isMistake } from "./clock.js";
 import type { Decision, Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { type Answer, AWAY, type Fields, type Item, PASSES, refusal, type Reply, standing } from "./http.js";
@@ -165,6 +165,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       try {
         await driver.settle(asked, units);
       } catch (error) {
+        if (isMistake(error)) throw error;
         for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
         this.#onError(error as Error);
       }
@@ -286,11 +287,15 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 }
 
-/** Asks for all at once. */
-function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
-  return Promise.all(
+/** Asks for all at once. A mistake of the program is none of Redis. */
+async function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+  const all = await Promise.all(
     visits.map(({ driver, asked }) => driver.decide(asked).catch((error: unknown) => error as Error)),
   );
+  const mistake = all.find(isMistake);
+  if (mistake === undefined) return all;
+  for (const { driver, asked } of visits) void driver.giveBack(asked);
+  throw mistake;
 }
 
 function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {

@@ -2,7 +2,7 @@
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import type { Clock } from "./clock.js";
+import { checkedClock, type Clock } from "./clock.js";
 import { Commands, type Key, type Words } from "./commands.js";
 
 export interface MemoryOptions {
@@ -37,7 +37,7 @@ export class MemoryLimiter extends Commands {
   #at = 0;
   #room = 0;
 
-  constructor({ maxKeys = 100_000, clock = Date.now }: MemoryOptions = {}) {
+  constructor({ maxKeys = 100_000, clock }: MemoryOptions = {}) {
     super("", (words) => this.#run(words));
     if (!Number.isInteger(maxKeys) || maxKeys < 1 || maxKeys >= 2 ** 31)
       throw new RangeError("maxKeys must be an integer from 1 to 2147483647");
@@ -45,7 +45,7 @@ export class MemoryLimiter extends Commands {
     this.#exports = new Instance(compiled).exports as Exports;
     const [seed] = crypto.getRandomValues(new BigInt64Array(1));
     this.#exports.start(maxKeys, seed ?? 0n);
-    this.#clock = clock;
+    this.#clock = clock === undefined ? Date.now : checkedClock(clock);
   }
 
   /** Its time, in Unix milliseconds. */

@@ -8,7 +8,7 @@ import fastifyRateLimit from "@fastify/rate-limit";
 import Fastify from "fastify";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { acquire, type Client, leases, MemoryLimiter, withClock, withTimeout } from "redis-rl";
+import { acquire, type Client, leases, MemoryLimiter, withClock, withTimeout, type Words } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
@@ -52,6 +52,55 @@ describe("a limiter in memory", () => {
     await assert.rejects(memory.fixed("key", "1/h"), /^Error: WRONGTYPE key is counted by RL.LOG/);
     assert.equal(await memory.info("nothing"), null);
     assert.equal(await memory.reset("key"), 1);
+  });
+
+  for (const fail of ["open", "closed", "local", undefined] as const) {
+    test(`a clock that fails is an error of the application, and not Redis away: fail ${fail}`, async () => {
+      const told: unknown[] = [];
+      const tell = (...what: unknown[]) => void told.push(what);
+      const hooks = { onError: tell, onLocal: tell, ...(fail ? { fail } : { onAway: tell as () => undefined }) };
+      let time: unknown;
+      const clock = () => {
+        if (time instanceof Error) throw time;
+        return time as number;
+      };
+      const policies = [
+        { name: "one", quotas: "5/h", key: "all" },
+        { name: "tried", quotas: "5/h", key: "all", dryRun: true },
+      ];
+      const sent: unknown[] = [];
+      const sender = { send: (words: Words) => (sent.push(words), memory.send(words)) };
+      const guards = [
+        new Guard(sender, policies, { ...hooks, clock }),
+        new Guard(new MemoryLimiter({ clock }), policies, hooks),
+      ];
+      for (const guard of guards) {
+        time = memory.now();
+        const request = {} as Request;
+        assert.equal((await guard.take(request)).allowed, true);
+        sent.length = 0;
+        for (time of [new Error("no time"), Number.NaN, "noon", Infinity, undefined]) {
+          await assert.rejects(guard.take({} as Request), /no time|a time is Unix milliseconds/);
+        }
+        await assert.rejects(guard.settle(request, { one: 0 }), /a time is Unix milliseconds/);
+        assert.deepEqual(sent, []);
+        time = memory.now();
+        const { fields } = await guard.take({} as Request);
+        assert.match(fields.RateLimit ?? "", /^"one-1h";r=[34];/);
+      }
+      assert.deepEqual(told, []);
+    });
+  }
+
+  test("a clock that fails while a reply is on its way keeps no request waiting", async () => {
+    let time = memory.now();
+    const send = (words: Words) => {
+      time = Number.NaN;
+      return memory.send(words);
+    };
+    const guard = new Guard({ send }, { quotas: "5/h", key: "all" }, { clock: () => time });
+    assert.equal((await guard.take({} as Request)).allowed, true);
+    await assert.rejects(guard.take({} as Request), /a time is Unix milliseconds, and not NaN/);
   });
 
   test("it takes the place of a client wherever one is taken, with its time", async () => {
