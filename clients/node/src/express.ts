@@ -36,8 +36,16 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
   protected override handler(policies: PolicySet<R>): Handler<R> {
     return (request, response, next) => {
       this.decide(request, response, policies).then((answer) => {
-        if (answer.allowed) next();
-        else send(response, answer);
+        if (answer.allowed) {
+          next();
+          return;
+        }
+        try {
+          send(response, answer);
+        } catch (error) {
+          // What a hook says cannot be sent.
+          next(error);
+        }
       }, next);
     };
   }

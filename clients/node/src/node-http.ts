@@ -16,8 +16,8 @@ export function setFields(response: ServerResponse, fields: Fields): void {
 /** Answers a request, unless something else has done so meanwhile: a timeout of the application, say. */
 export function send(response: ServerResponse, { status, fields, body }: Answer): void {
   if (response.headersSent) return;
-  response.statusCode = status;
   setFields(response, fields);
+  response.statusCode = status;
   response.end(textOf(body));
 }
 

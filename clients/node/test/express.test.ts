@@ -12,6 +12,7 @@ import {
   type GuardOptions,
   type Policies,
   type Policy,
+  type Reply,
 } from "redis-rl/express";
 import {
   calls,
@@ -277,6 +278,14 @@ describe("express", () => {
     await command(server, "SET", "requests:{127.0.0.1}", "text");
     await limited("1/h", { onError: () => {}, onAway: failing });
     assert.equal((await get()).status, 500);
+  });
+
+  test("an answer of a hook that cannot be sent is an error of the application", async () => {
+    for (const reply of [{}, { status: 99 }, { status: 429, fields: { "a b": "c" } }, "no"]) {
+      await limited({ name: "none", quotas: "0/h" }, { onLimited: () => reply as Reply });
+      assert.equal((await get()).status, 500);
+      await web?.stop();
+    }
   });
 
   test("each route has its own limit", async () => {
