@@ -219,8 +219,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** Asks for shares, those that only try by themselves. */
   #visit(passage: Passage, set: PolicySet<R>, shares: readonly PolicyShare[]): Visit[] {
     const parts = [shares.filter(({ policy }) => !policy.dryRun)];
+    const met = passage.visits.flatMap(({ shares }) => shares);
     for (const share of shares) {
-      checkNew(passage, share.policy.name);
+      checkNew(met, share);
+      met.push(share);
       if (share.policy.dryRun) parts.push([share]);
     }
     const visits = parts.map((shares, i) => {
@@ -303,14 +305,16 @@ function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
   return { allowed: false, status, fields: { ...fields, "Content-Type": type, ...own }, body };
 }
 
-/** Two limits of one name would count a request twice in one key. */
-function checkNew({ visits }: Passage, name: string): void {
-  for (const { shares } of visits)
-    for (const { policy } of shares)
-      if (policy.name === name)
-        throw new TypeError(
-          `this request meets two policies of the name ${name}: give each a name of its own`,
-        );
+/** Nothing counts a request twice in one key: no two policies of one name, or whose names and keys make one key. */
+function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: PolicyShare): void {
+  for (const other of met) {
+    if (other.policy.name === name)
+      throw new TypeError(`this request meets two policies of the name ${name}: give each a name of its own`);
+    if (other.key === key)
+      throw new TypeError(
+        `the policies ${other.policy.name} and ${name} both count this request in the key ${key}: rename one`,
+      );
+  }
 }
 
 /** Whom the limits further out count. */

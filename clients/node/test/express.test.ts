@@ -464,6 +464,24 @@ describe("express", () => {
       assert.equal((await get("/once")).status, 200);
     });
 
+    test("two policies whose names and keys make one stored key: an error that names both", async () => {
+      const app = express();
+      const [one, two] = [
+        { name: "a", quotas: "3/h", key: "b:c" },
+        { name: "a:b", quotas: "3/h", key: () => "c", dryRun: true },
+      ];
+      app.use("/two", limit([one, two]), answer);
+      app.use("/further", limit(one), limit(two), answer);
+      app.use("/one", limit(one), answer);
+      web = await serve(app);
+      for (const path of ["/two", "/further"]) {
+        const { status, text } = await get(path);
+        assert.equal(status, 500);
+        assert.match(text, /the policies a and a:b both count this request in the key a:b:c: rename one/);
+      }
+      assert.equal((await get("/one")).limit, '"a-1h";r=1;t=3600');
+    });
+
     test("an account that is called {bob} is not bob, and chooses no slot", async () => {
       const app = express();
       const key = (request: express.Request) => request.get("User");
