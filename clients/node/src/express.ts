@@ -55,7 +55,7 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
   }
 
   protected override routeOf({ baseUrl, route }: R): string | undefined {
-    // How a router was mounted is not told: this is as the client spells it.
+    // How a router was mounted Express does not tell: this is as the client spells it, parameters and all.
     if (route === undefined || baseUrl !== "") return undefined;
     const { path, methods } = route as { path: unknown; methods: object };
     return routeName(

@@ -211,7 +211,9 @@ export class PolicySet<R> {
     if (listOf(policies).every((policy) => typeof policy === "object" && policy.name !== undefined)) return;
     const route = this.#routeOf?.(request);
     if (route === undefined)
-      throw new TypeError("the pattern of this route is not known here: give its limit a name");
+      throw new TypeError(
+        'the pattern of this route is not known here: give its limit a name, as in { name: "search", quotas: "2/m" }',
+      );
     if (route === this.#name) return;
     if (this.#name !== undefined)
       throw new TypeError(`one limit is on ${this.#name} and on ${route}: give it a name, which they share`);

@@ -908,6 +908,12 @@ describe("express", () => {
       assert.equal(status, 500);
       assert.match(text, /give (it|its limit) a name/);
     }
+    // What is mounted once with a parameter, and once without, has one name.
+    const named = express.Router().get("/", guard.limit({ name: "named", quotas: "5/h" }), answer);
+    app.use("/tenants/:tenant", named).use("/tenant", named);
+    const left = [];
+    for (const path of ["/tenants/1", "/TENANTS/2", "/tenant"]) left.push((await get(path)).limit);
+    assert.deepEqual(left, ['"named-1h";r=4;t=3600', '"named-1h";r=3;t=3600', '"named-1h";r=2;t=3600']);
     assert.equal(await command(server, "EXISTS", "GET /users/:id:{127.0.0.1}"), 1);
   });
 
