@@ -7,6 +7,7 @@ import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./comm
 import { Driver } from "./driver.js";
 import { type Answer, Request, Rules } from "./keys/request.js";
 import { verdictOf } from "./leases.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import { checkedQuotas, MAX_LIMIT, type Quotas } from "./quota.js";
 import { now as realTime } from "./realtime.js";
 import { LONGEST_TIMER_MS } from "./timeout.js";
@@ -40,8 +41,15 @@ export async function acquire(
   algorithm: Algorithm,
   key: Key,
   quotas: Quotas,
-  { cost = 1, timeoutMs = Infinity, signal, clock, sleep = (ms) => wait(ms, signal) }: AcquireOptions = {},
+  options: AcquireOptions = {},
 ): Promise<Verdict> {
+  const {
+    cost = 1,
+    timeoutMs = Infinity,
+    signal,
+    clock,
+  } = checkedOptions("acquire", OPTIONS.acquire, options);
+  const { sleep = (ms: number) => wait(ms, signal) } = options;
   if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
     throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
   }

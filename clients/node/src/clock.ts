@@ -2,6 +2,7 @@
 
 import { inspect } from "node:util";
 import type { RateLimiter, TakeOptions } from "./commands.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 
 /** The time: Unix milliseconds. */
 export type Clock = () => number;
@@ -44,7 +45,10 @@ export function checkedTime(unixMs: number): number {
 export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
   const now = checkedClock(clock);
   // One that throws fails the command.
-  const timed = (options?: TakeOptions) => ({ ...options, at: options?.at ?? Math.floor(now()) });
+  const timed = (options: TakeOptions = {}) => ({
+    ...checkedOptions("a command", OPTIONS.command, options),
+    at: options.at ?? Math.floor(now()),
+  });
   return {
     fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
     sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),

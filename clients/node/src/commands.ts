@@ -1,6 +1,7 @@
 // The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
 // it as a module, and ioredis.
 
+import { checkedOptions, OPTIONS } from "./options.js";
 import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
 
 /** Whom to limit: any bytes. */
@@ -139,7 +140,8 @@ function pushQuotas(writer: CommandWriter, quotas: Quotas): void {
 /** Where `peek` is asked with which prefix its client sends keys. It asks the server nothing then. */
 export const TELL_PREFIX = Symbol("tell prefix");
 
-function pushOptions(writer: CommandWriter, { cost, force, partial, at }: TakeOptions = {}): void {
+function pushOptions(writer: CommandWriter, options: TakeOptions = {}): void {
+  const { cost, force, partial, at } = checkedOptions("a command", OPTIONS.command, options);
   if (cost !== undefined) writer.push("COST", String(cost));
   if (force) writer.push("FORCE");
   if (partial) writer.push("PARTIAL");

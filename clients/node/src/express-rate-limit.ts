@@ -6,6 +6,7 @@ import type { Algorithm, Verdict } from "./commands.js";
 import { Request, Rules, type Share } from "./keys/request.js";
 import { LEASE_MS, verdictOf, wholeUnits } from "./leases.js";
 import { MAX_LIMIT } from "./quota.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import { type Store, storeOf, type StoreOptions as CommonOptions } from "./store.js";
 
 export interface StoreOptions extends CommonOptions {
@@ -60,9 +61,14 @@ export class RateLimitStore {
   #hit: AsyncLocalStorage<Hit> | undefined;
 
   constructor(client: Asking, options: StoreOptions = {}) {
-    const { algorithm, countRefused, lease = 0 } = options;
+    const {
+      algorithm,
+      countRefused,
+      lease = 0,
+      ...common
+    } = checkedOptions("a store", OPTIONS.expressStore, options);
     this.#lease = wholeUnits(lease);
-    this.#store = storeOf(client, options);
+    this.#store = storeOf(client, common);
     this.prefix = this.#store.prefix;
     this.#algorithm = algorithm;
     this.#countRefused = countRefused;

@@ -10,6 +10,7 @@ import {
   type Policies,
 } from "./guard.js";
 import { textOf } from "./http.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import type { KeyOf, PolicySet } from "./policy.js";
 
 export type {
@@ -48,8 +49,9 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: Options<R>) {
     if (typeof (options as Partial<Options<R>> | undefined)?.key !== "function")
       throw new TypeError("key is a function of the request: a Request does not tell its client's address");
-    super(client, policies, options);
-    this.#route = options.route;
+    const { route, ...others } = checkedOptions("a guard", OPTIONS.fetchGuard, options);
+    super(client, policies, others);
+    this.#route = route;
   }
 
   protected override handler(policies: PolicySet<R>): Middleware<R> {

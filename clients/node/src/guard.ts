@@ -6,6 +6,7 @@ import type { Decision, Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { type Answer, AWAY, type Fields, type Item, PASSES, refusal, type Reply, standing } from "./http.js";
 import { type Answer as Decided, Request as Asked } from "./keys/request.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import {
   type AppliedPolicy,
   type Choose,
@@ -103,9 +104,15 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly #taken: PolicySet<R>;
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
-    const { key, fail = "open", timeoutMs = 100, remember = 0, prefix = "", clock, onAway } = options;
-    if (!["open", "closed", "local"].includes(fail)) throw new TypeError("fail is open, closed or local");
-    if ("lease" in options) throw new TypeError("lease is a property of a policy");
+    const {
+      key,
+      fail = "open",
+      timeoutMs = 100,
+      remember = 0,
+      prefix = "",
+      clock,
+      onAway,
+    } = checkedOptions("a guard", OPTIONS.guard, options);
     if (onAway !== undefined && options.fail !== undefined)
       throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
     this.#options = options;

@@ -4,6 +4,7 @@
 import { type Cluster, Command, type Redis } from "ioredis";
 import { type Clock, withClock } from "./clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "./commands.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 
 class KeyedCommand extends Command {
   override getKeys(): Key[] {
@@ -18,7 +19,8 @@ export interface LimiterOptions {
 }
 
 /** The commands on a `Redis` or a `Cluster` of ioredis. */
-export function rateLimiter(redis: Redis | Cluster, { clock }: LimiterOptions = {}): RateLimiter {
+export function rateLimiter(redis: Redis | Cluster, options: LimiterOptions = {}): RateLimiter {
+  const { clock } = checkedOptions("a limiter", OPTIONS.limiter, options);
   const send = ([name, ...words]: Words, readOnly: boolean) => {
     const command = new KeyedCommand(name, words, { readOnly, replyEncoding: "utf8" });
     redis.sendCommand(command);

@@ -6,6 +6,7 @@ import type { Clock } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { type Answer, Rules, tightest } from "./keys/request.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import { checkedQuotas, duration, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
 
 /** How long a lease lasts if nothing else is said. */
@@ -46,9 +47,8 @@ export interface Leases {
  * Leases units of the keys that are asked for often, and remembers refusals. At most `units` of each key are counted
  * ahead; so at most that many more pass in a window, for each process, than the limits allow.
  */
-export function leases(
-  client: Asking,
-  {
+export function leases(client: Asking, options: LeaseOptions): Leases {
+  const {
     quotas,
     algorithm = "log",
     units,
@@ -56,14 +56,14 @@ export function leases(
     remember = "1s",
     timeoutMs = 1000,
     clock,
-  }: LeaseOptions,
-): Leases {
+  } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas);
   const most = wholeUnits(units ?? Math.floor(smallest(list) / 100));
   const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
   const driver = new Driver(client, timeoutMs, duration(remember), clock);
   return {
-    async take(key, { cost = 1 } = {}) {
+    async take(key, options = {}) {
+      const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);
       if (!Number.isSafeInteger(cost))
         throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
       const taken = driver.take({ key, rules, cost });

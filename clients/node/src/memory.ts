@@ -2,8 +2,10 @@
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { checkedClock, type Clock } from "./clock.js";
+import { inspect } from "node:util";
+import { checkedClock, checkedTime, type Clock } from "./clock.js";
 import { Commands, type Key, type Words } from "./commands.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 
 export interface MemoryOptions {
   /** How many keys it holds; 100,000 if left out. Beyond them the key goes that expires first. */
@@ -37,8 +39,9 @@ export class MemoryLimiter extends Commands {
   #at = 0;
   #room = 0;
 
-  constructor({ maxKeys = 100_000, clock }: MemoryOptions = {}) {
+  constructor(options: MemoryOptions = {}) {
     super("", (words) => this.#run(words));
+    const { maxKeys = 100_000, clock } = checkedOptions("a limiter in memory", OPTIONS.memory, options);
     if (!Number.isInteger(maxKeys) || maxKeys < 1 || maxKeys >= 2 ** 31)
       throw new RangeError("maxKeys must be an integer from 1 to 2147483647");
     compiled ??= new Module(readFileSync(join(__dirname, "../redis_rl.wasm")));
@@ -55,11 +58,13 @@ export class MemoryLimiter extends Commands {
 
   /** Sets the time. It stands still until it is set or moved again. */
   setTime(unixMs: number): void {
+    checkedTime(unixMs);
     this.#clock = () => unixMs;
   }
 
   /** Moves the time. It stands still then. */
   advance(ms: number): void {
+    if (!Number.isFinite(ms)) throw new RangeError(`time moves by milliseconds, and not by ${inspect(ms)}`);
     this.setTime(this.now() + ms);
   }
 

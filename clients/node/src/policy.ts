@@ -6,6 +6,7 @@ import { type Algorithm, checkedAlgorithm, type Verdict } from "./commands.js";
 import { type Item, itemsOf } from "./http.js";
 import { Rules, type Share } from "./keys/request.js";
 import { LEASE_MS, wholeUnits } from "./leases.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import { checkedQuotas, type Quota, type Quotas } from "./quota.js";
 import { Recent } from "./recent.js";
 
@@ -81,7 +82,16 @@ class CheckedPolicy<R> {
   readonly #begin: string;
 
   constructor(policy: Policy<R>, unnamed: string, prefix: string) {
-    const { quotas, name = unnamed, unit, algorithm = "log", key, cost = 1, lease = 0, dryRun } = policy;
+    const {
+      quotas,
+      name = unnamed,
+      unit,
+      algorithm = "log",
+      key,
+      cost = 1,
+      lease = 0,
+      dryRun,
+    } = checkedOptions("a policy", OPTIONS.policy, policy);
     // A route has a space between its method and its path.
     if (!(policy.name === undefined ? /^[ -~]+$/ : /^[!-~]+$/).test(name))
       throw new TypeError("the name of a policy must be ASCII without spaces");
@@ -93,8 +103,6 @@ class CheckedPolicy<R> {
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
     }
-    if (key !== undefined && typeof key !== "function" && typeof key !== "string")
-      throw new TypeError("the key of a policy is text or a function of the request");
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
     this.dryRun = dryRun === true;
@@ -168,8 +176,6 @@ export class PolicySet<R> {
     { key, outer, addressOf, prefix }: Setting<R>,
     routeOf?: (request: R) => string | undefined,
   ) {
-    if (key !== undefined && typeof key !== "function")
-      throw new TypeError("key is a function of the request");
     // All that counts for an address is in one slot. Nothing that a user chooses is put in braces.
     this.#whoOf = key ?? ((request) => outer(request) ?? `{${clientAddress(addressOf(request))}}`);
     this.#prefix = prefix;
@@ -208,7 +214,12 @@ export class PolicySet<R> {
 
   /** Policies without a name have that of the route. */
   #nameFor(request: R, policies: Policies<R>): void {
-    if (listOf(policies).every((policy) => typeof policy === "object" && policy.name !== undefined)) return;
+    if (
+      listOf(policies).every(
+        (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,
+      )
+    )
+      return;
     const route = this.#routeOf?.(request);
     if (route === undefined)
       throw new TypeError(
@@ -241,7 +252,8 @@ export class PolicySet<R> {
       if (checked === undefined) this.#texts.put(policy, (checked = make({ quotas: policy })));
       return checked;
     }
-    if (typeof policy !== "object") throw new TypeError("a policy is text such as 5/10s, or has quotas");
+    if (typeof policy !== "object" || (policy as unknown) === null)
+      throw new TypeError("a policy is text such as 5/10s, or has quotas");
     let checked = this.#objects.get(policy);
     if (checked === undefined) this.#objects.set(policy, (checked = make(policy)));
     return checked;

@@ -4,6 +4,7 @@ import { type Asking, limiterOf } from "./asker.js";
 import type { Clock } from "./clock.js";
 import type { RateLimiter } from "./commands.js";
 import { Driver } from "./driver.js";
+import { checkedOptions, OPTIONS } from "./options.js";
 import { duration, type Window } from "./quota.js";
 
 export interface StoreOptions {
@@ -26,10 +27,13 @@ export interface Store {
   readonly clock: Clock | undefined;
 }
 
-export function storeOf(
-  client: Asking,
-  { prefix = "redis-rl:", timeoutMs = 1000, remember = 0, clock }: StoreOptions,
-): Store {
+export function storeOf(client: Asking, options: StoreOptions): Store {
+  const {
+    prefix = "redis-rl:",
+    timeoutMs = 1000,
+    remember = 0,
+    clock,
+  } = checkedOptions("a store", OPTIONS.store, options);
   const rememberMs = duration(remember);
   const driver = new Driver(client, timeoutMs, rememberMs, clock);
   return {

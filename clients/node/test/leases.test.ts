@@ -352,7 +352,7 @@ describe("leases", () => {
       const limiter = (await clients.ioredis?.()) as Client;
       assert.throws(
         () => new Guard(limiter, "5/h", { lease: 1 } as GuardOptions<Request>),
-        /property of a policy/,
+        /a guard has no lease/,
       );
       assert.throws(() => new Guard(limiter, { quotas: "5/h, 5/d", lease: 1 }), /must differ/);
       assert.throws(() => new Guard(limiter, { quotas: "5/h", lease: 1.5 }), RangeError);

@@ -46,6 +46,58 @@ describe("a limiter in memory", () => {
       assert.throws(() => new MemoryLimiter({ maxKeys }), RangeError);
   });
 
+  test("options that make no sense are errors in the words of the package, when the thing is made", async () => {
+    const guard = (options: unknown) => new Guard(memory, "5/h", options as GuardOptions<Request>);
+    const policy = (policy: unknown) => new Guard(memory, [policy as string]);
+    const functions = ["key", "clock", "onDecision", "onError", "onLimited", "onLocal", "onAway"];
+    const wrong: [() => unknown, RegExp][] = [
+      ...functions.map((name): [() => unknown, RegExp] => [
+        () => guard({ [name]: 5 }),
+        new RegExp(`^TypeError: ${name} is a function`),
+      ]),
+      [() => guard(null), /^TypeError: the options of a guard are an object, and not null/],
+      [() => guard({ timeout: 5 }), /^TypeError: a guard has no timeout: there are key, fail, timeoutMs, /],
+      [() => guard({ prefix: 5 }), /^TypeError: prefix is text, and not 5/],
+      [() => guard({ fail: "shut" }), /^TypeError: fail is open, closed or local, and not 'shut'/],
+      [() => guard({ timeoutMs: "5" }), /^RangeError: timeoutMs must be a number/],
+      [() => guard({ remember: Number.NaN }), /^RangeError: "NaN" is not a window/],
+      [() => policy(null), /^TypeError: a policy is text/],
+      [() => policy([]), /^TypeError: the options of a policy are an object/],
+      [() => policy({ quotas: "5/h", dryrun: true }), /^TypeError: a policy has no dryrun: .*dryRun/],
+      [() => policy({ quotas: "5/h", dry_run: true }), /^TypeError: a policy has no dry_run/],
+      [() => policy({ quotas: "5/h", dryRun: "yes" }), /^TypeError: dryRun is true or false, and not 'yes'/],
+      [() => policy({ quotas: "5/h", name: null }), /^TypeError: name is text, and not null/],
+      [() => new MemoryLimiter(null as never), /^TypeError: the options of a limiter in memory/],
+      [() => new MemoryLimiter({ clock: 5 as never }), /^TypeError: clock is a function/],
+      [() => leases(memory, undefined as never), /^TypeError: the options of leases/],
+      [() => leases(memory, { quotas: "5/h", unit: 5 } as never), /^TypeError: leases has no unit: /],
+      [() => new RateLimitStore(memory, { prefix: null as never }), /^TypeError: prefix is text/],
+      [() => new RateLimitStore(memory, { countRefused: 1 as never }), /^TypeError: countRefused is true or/],
+      [() => new RateLimitStorage(memory, { timeout: 5 } as never), /^TypeError: a store has no timeout/],
+      [() => rateLimitStore(memory, null as never), /^TypeError: the options of a store/],
+      [() => withClock(memory, 5 as never), /^TypeError: clock is a function/],
+    ];
+    for (const [make, error] of wrong) assert.throws(make, error);
+    const none = null as never;
+    await assert.rejects(memory.log("key", "5/h", none), /^TypeError: the options of a command/);
+    await assert.rejects(
+      memory.log("key", "5/h", { costs: 5 } as never),
+      /^TypeError: a command has no costs/,
+    );
+    await assert.rejects(withClock(memory, Date.now).log("key", "5/h", none), /^TypeError: the options of a/);
+    await assert.rejects(acquire(memory, "log", "key", "5/h", none), /^TypeError: the options of acquire/);
+    await assert.rejects(
+      leases(memory, { quotas: "5/h" }).take("key", none),
+      /^TypeError: the options of take/,
+    );
+    const start = memory.now();
+    for (const time of [Number.NaN, Infinity, "5" as never, undefined as never]) {
+      assert.throws(() => memory.setTime(time), /^RangeError: a time is Unix milliseconds, and not /);
+      assert.throws(() => memory.advance(time), /^RangeError: time moves by milliseconds, and not by /);
+    }
+    assert.equal(memory.now(), start);
+  });
+
   test("what a server would refuse is refused in its words", async () => {
     await assert.rejects(memory.send(["PING"]), /^Error: ERR unknown command/);
     await memory.log("key", "1/h");
@@ -58,7 +110,11 @@ describe("a limiter in memory", () => {
     test(`a clock that fails is an error of the application, and not Redis away: fail ${fail}`, async () => {
       const told: unknown[] = [];
       const tell = (...what: unknown[]) => void told.push(what);
-      const hooks = { onError: tell, onLocal: tell, ...(fail ? { fail } : { onAway: tell as () => undefined }) };
+      const hooks = {
+        onError: tell,
+        onLocal: tell,
+        ...(fail ? { fail } : { onAway: tell as () => undefined }),
+      };
       let time: unknown;
       const clock = () => {
         if (time instanceof Error) throw time;
