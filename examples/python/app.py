@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-if (FAIL := environ.get("FAIL", "open")) not in ("open", "closed"):
-    raise SystemExit("FAIL is open or closed: whether requests are answered while Redis is away")
+if (FAIL := environ.get("FAIL", "open")) not in ("open", "closed", "local"):
+    raise SystemExit("FAIL is open, closed or local: how requests are decided while Redis is away")
 address = client_address(proxies=int(environ.get("PROXIES", "0")))
 
 

@@ -315,7 +315,7 @@ fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
         ("FREE_LIMITS", "5/60m,100/1h", "must differ"),
         ("TOKEN_LIMITS", "1000 an hour", "is not a quota"),
         ("TOKEN_LIMITS", "1000/1500ms", "must be whole seconds"),
-        ("FAIL", "maybe", "open or closed"),
+        ("FAIL", "maybe", "open, closed or local"),
     ];
     for (name, value, reason) in refusals {
         let said = App::refused(language, &[(name, value)]);

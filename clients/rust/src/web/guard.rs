@@ -82,7 +82,7 @@ impl FromStr for Fail {
             "open" => Ok(Fail::Open),
             "closed" => Ok(Fail::Closed),
             "local" => Ok(Fail::Local),
-            _ => Err(Invalid::new(format!("fail must be open or closed, or local: {text:?}"))),
+            _ => Err(Invalid::new(format!("fail is open, closed or local: {text:?}"))),
         }
     }
 }
