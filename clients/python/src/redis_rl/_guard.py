@@ -66,7 +66,7 @@ class Limit:
             check_together([*guard.all.fixed, *self.fixed])
         # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
         self._route: str | None = None
-        self.known: dict[int, tuple[Any, str | None]] = {}
+        self.known: dict[Any, tuple[Any, str | None]] = {}
 
     async def of(self, request: Any) -> tuple[Policy, ...]:
         """Those of this request."""
@@ -88,11 +88,15 @@ class Limit:
             elif self.guard.routes.setdefault(name, self) is not self:
                 cause = f"there is another on {name}"
             if cause:
-                raise ValueError(f'{cause}: give the limit a name, Policy("search", "{quotas}")')
+                raise self.unnamed(cause)
             assert name
             self._route, self.fixed = name, (RoutePolicy(name, quotas),)
         assert self.fixed
         return self.fixed
+
+    def unnamed(self, cause: str) -> ValueError:
+        """Why a text has no name."""
+        return ValueError(f'{cause}: give the limit a name, Policy("search", "{self._text}")')
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
