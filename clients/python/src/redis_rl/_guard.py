@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from functools import lru_cache, partial
 from inspect import isawaitable
 from string import punctuation
+from time import monotonic
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -21,6 +22,7 @@ from ._away import AwayLog
 from ._client import check_client
 from ._keys import Answer as Told
 from ._keys import Request
+from ._local import Local
 from ._visit import Part, Share, Taken, Visit, check_exist, settle
 from ._wire import Clock, Decision
 from .http import Answer, Policy, RoutePolicy
@@ -168,8 +170,8 @@ class Guard:
     the network address. ``prefix`` stands before every stored key. Redis is away if there is no connection, no answer
     in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", are answered 503 if it
     is "closed", and are decided in this process by the same policies if it is "local"; a warning is logged, at most one
-    a second. ``timeout`` is in seconds in which Redis could answer: while this process is busy with something else,
-    they do not count.
+    a second, and when Redis decides again. ``timeout`` is in seconds in which Redis could answer: while this process is
+    busy with something else, they do not count.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
@@ -225,10 +227,11 @@ class Guard:
         self._is_ended = False
         self.asking: Any = self._where(partial(self._new_driver, client))
         # While Redis is away.
-        self.local: Any = None
+        self.local: Local | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
-            self.local = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
+            here = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
+            self.local = Local(here, logs=on_error is None)
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
@@ -306,14 +309,7 @@ class Guard:
             raise ValueError("several policies limit this request: name the cost of each")
         groups = _grouped(shares)
         try:
-            parts = await self._decided(self.asking, groups)
-            error = next((part.error for part in parts if part.error), None)
-            if parts:
-                self._note(error)
-            if error and self.local:
-                for part in parts:
-                    part.release()
-                parts = await self._decided(self.local, groups)
+            parts = await self._decided(groups)
         except BaseException as reason:
             for taken in () if isinstance(reason, Exception) else before:
                 # It is cancelled.
@@ -383,8 +379,30 @@ class Guard:
             own = _own(await resolved(self._on_limited(request, decision, told)))
         return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
 
-    async def _decided(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
-        """By Redis, or in this process."""
+    async def _decided(self, groups: Sequence[Sequence[Share]]) -> list[Part]:
+        """By Redis, or in this process while that is away."""
+        local, begun = self.local, monotonic()
+        if groups and local and local.error:
+            local.probe(self.asking)
+            if self._on_error:
+                self._on_error(local.error)
+            return await self._decided_by(local.asking, groups)
+        parts = await self._decided_by(self.asking, groups)
+        failed = next((part for part in parts if part.error), None)
+        if not failed or not failed.error:
+            if parts:
+                self._note(None)
+            return parts
+        self._note(failed.error)
+        if not local:
+            return parts
+        for part in parts:
+            part.release()
+        share = failed.shares[0]
+        local.failed(failed.error, share.policy.share(share.key, share.cost), begun)
+        return await self._decided_by(local.asking, groups)
+
+    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
         requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
         # All are on their way before the first is waited for.
         asked = [asking.ask(request) for request in requests]
@@ -402,17 +420,19 @@ class Guard:
         """Whether Redis has decided a request."""
         if error is None:
             _away.worked()
+            if self.local:
+                self.local.worked()
         elif self._on_error:
             self._on_error(error)
-        else:
+        elif not self.local or _wire.is_reply(error):
             meanwhile = "; this process decides meanwhile" if self.local else ""
             _away.failed((str(error) or repr(error)) + meanwhile)
 
     async def settled(self, part: Part, used: Mapping[int, int]) -> Told | None:
         """Corrects what is counted of shares; None if Redis is away."""
         answer = await _answer(part.asking.settle(part.request, used))
-        error = answer if isinstance(answer, Exception) else None
-        self._note(error)
+        if part.asking is self.asking:
+            self._note(answer if isinstance(answer, Exception) else None)
         return None if isinstance(answer, Exception) else answer
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
@@ -429,7 +449,7 @@ class Guard:
         self._is_ended = True
         await self.asking.close(timeout)
         if self.local:
-            await self.local.close(timeout)
+            await self.local.asking.close(timeout)
 
 
 async def _answer(asked: Awaitable[Told]) -> Told | Exception:
