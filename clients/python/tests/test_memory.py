@@ -22,6 +22,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
+from redis_rl._guard import VISIT
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
@@ -31,7 +32,7 @@ from .services import FRAMEWORKS
 from .test_cases import CASES, arguments, check, named, refusal
 from .test_service import SERVICE, compare
 
-SCOPE: dict[str, Any] = {"headers": []}
+SCOPE: dict[str, Any] = {VISIT: None, "headers": []}
 
 
 @named(CASES["commands"])

@@ -16,6 +16,7 @@ import redis.asyncio
 
 from redis_rl import Decision
 from redis_rl._asking import driver
+from redis_rl._guard import VISIT
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.testing import Clock
 
@@ -23,7 +24,7 @@ from .servers import Monitor, Server
 from .test_asgi import PATIENT
 from .test_cases import CASES, named
 
-SCOPE: Scope = {"type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
+SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
 NOW = 1_700_000_000_000
 
 

@@ -472,6 +472,20 @@ def test_a_route_without_the_middleware_is_an_error_that_names_it(
         site.get("/")
 
 
+def test_a_handler_that_takes_without_the_middleware_is_told_that_it_is_missing(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    app, guard = FastAPI(lifespan=closing(client)), guard_of()
+
+    @app.get("/")
+    async def index(request: FastAPIRequest) -> str:
+        await guard.take(request, Policy("none", "0/h"))
+        return "hello"
+
+    with TestClient(app) as site, pytest.raises(RuntimeError, match=r"to take .* in front of .*: guard\.middleware"):
+        site.get("/")
+
+
 def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> None:
     limit = guard_of().limit
     for wrong, error in (("5/ten", "is not a quota"), ("5/10s, 6/10s", "must differ"), ("1/500ms", "whole seconds")):

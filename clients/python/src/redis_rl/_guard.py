@@ -279,8 +279,11 @@ class Guard:
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
         """Where a handler asks."""
+        state = self.state(request)
+        if VISIT not in state:
+            raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
         limit = self.all if policies is None else Limit(self, policies, is_route=False)
-        return await self.take_of([limit], request, cost, self.state(request).get(VISIT))
+        return await self.take_of([limit], request, cost, state[VISIT])
 
     async def take_of(
         self, limits: Sequence[Limit], request: Any, cost: Cost | None = None, visit: Visit | None = None
