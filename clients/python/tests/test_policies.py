@@ -17,6 +17,7 @@ import redis.asyncio
 from redis_rl import Decision
 from redis_rl._asking import driver
 from redis_rl._guard import VISIT
+from redis_rl._visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.testing import Clock
 
@@ -434,6 +435,24 @@ def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw
             app = outer.middleware(inner.middleware(application))
             with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
                 await app(dict(SCOPE), receive, send)
+
+    asyncio.run(test())
+
+
+def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
+    async def test() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            a, b = Policy("a", "9/h", key="b:c"), Policy("a:b", "9/h", key="c")
+            for policies in ([a, b], [a, Policy("a:b", "9/h", key="c", dry_run=True)]):
+                guard = Guard(client, policies, timeout=PATIENT)
+                with pytest.raises(ValueError, match="the policies a and a:b of a request count in one key, a:b:c"):
+                    await guard.take(SCOPE)
+            # One after the other, too.
+            state = dict(SCOPE)
+            Visit(state, VISIT)
+            await guard.take(state, a)
+            with pytest.raises(ValueError, match="count in one key"):
+                await guard.take(state, b)
 
     asyncio.run(test())
 

@@ -137,6 +137,17 @@ def check_together(policies: Sequence[Policy]) -> None:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 
+def _check_keys(shares: Sequence[Share]) -> None:
+    """Refuses two policies that would count in one key: the server does, which would count as Redis being away."""
+    if len({share.key for share in shares}) == len(shares):
+        return
+    names: dict[str, str] = {}
+    for share in shares:
+        other = names.setdefault(share.key, share.policy.name)
+        if other != share.policy.name:
+            raise ValueError(f"the policies {other} and {share.policy.name} of a request count in one key, {share.key}")
+
+
 async def resolved(value: Any) -> Any:
     # Most are text, and to ask whether that is awaitable takes longer.
     return value if isinstance(value, str) or not isawaitable(value) else await value
@@ -306,6 +317,7 @@ class Guard:
                 whose = whose.union(share.whose for share in shares if share.whose is not None)
         if before or len(limits) > 1:
             check_together([*(policy for taken in before for policy in taken.policies), *policies])
+        _check_keys([*(share for taken in before for part in taken.parts for share in part.shares), *shares])
         if isinstance(cost, Mapping):
             check_exist(limits, cost)
         elif cost is not None and len(policies) > 1:
