@@ -432,9 +432,10 @@ def test_the_key_of_a_guard_is_a_function() -> None:
         Guard(redis.asyncio.Redis(), "1/s", key="bob")  # type: ignore[arg-type]
 
 
-def test_fail_is_open_or_closed() -> None:
+@pytest.mark.parametrize("fail", ["maybe", None])
+def test_fail_is_open_closed_or_local(fail: Any) -> None:
     with pytest.raises(ValueError, match="fail is open, closed or local"):
-        Guard(redis.asyncio.Redis(), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
+        Guard(redis.asyncio.Redis(), Policy("q", (1, "1s")), fail=fail)
 
 
 def test_fastapi(server: Server) -> None:

@@ -232,6 +232,19 @@ def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> No
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("max_keys", [0, -1, 2**32, None, 1.5, True, "9"])
+def test_a_number_of_keys_that_makes_no_sense_is_an_error(max_keys: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_keys is a whole number from 1 to 4294967295: "):
+        MemoryLimiter(max_keys=max_keys)
+
+
+def test_a_clock_is_a_function() -> None:
+    clock: Any = 5
+    for make in (lambda: MemoryLimiter(clock=clock), lambda: Guard(MemoryLimiter(), "5/m", clock=clock)):
+        with pytest.raises(TypeError, match="clock is a function that returns the Unix time in milliseconds: 5"):
+            make()
+
+
 def test_what_this_process_decided_is_settled_here(own_server: Server) -> None:
     async def test() -> None:
         guard = Guard(redis.asyncio.Redis(port=own_server.port), Policy("q", "9/h", cost=5), fail="local")

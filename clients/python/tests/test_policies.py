@@ -464,7 +464,7 @@ def test_a_guard_of_no_policy_is_an_error() -> None:
 
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
-        Guard(redis.asyncio.Redis(), FREE, fail="open", on_away=lambda *_: None)
+        Guard(redis.asyncio.Redis(), FREE, fail="closed", on_away=lambda *_: None)
 
 
 def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> None:

@@ -204,7 +204,7 @@ class Guard:
         policies: Policies = (),
         *,
         key: Key | None = None,
-        fail: Literal["open", "closed", "local"] | None = None,
+        fail: Literal["open", "closed", "local"] = "open",
         timeout: float | None = 0.1,
         remember: float = 0.0,
         prefix: str = "",
@@ -215,9 +215,9 @@ class Guard:
         on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
     ) -> None:
         """Counts for the network address unless ``key`` says otherwise."""
-        if fail not in (None, "open", "closed", "local"):
+        if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
-        if fail and on_away:
+        if fail != "open" and on_away:
             raise ValueError("fail or on_away says what happens while Redis is away, not both")
         check_client(client)
         if key is not None and not callable(key):
@@ -229,6 +229,8 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
+        if clock is not None and not callable(clock):
+            raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
         self.all = Limit(self, policies, is_route=False)
         # Limits by the name of their route.
         self.routes: dict[str, Limit] = {}
