@@ -39,6 +39,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits
 from redis_rl import asgi
+from redis_rl._guard import VISIT
 
 TABLES = ("storages", "leases", "plans", "bursts")
 
@@ -256,7 +257,7 @@ async def plans(client: Any, servers: list[redis.Redis], lease: int) -> list[Dec
 
     async def task() -> None:
         for number in customers:
-            await guard.take({"customer": number * 7919 % PLAN_CUSTOMERS})
+            await guard.take({VISIT: None, "customer": number * 7919 % PLAN_CUSTOMERS})
 
     before = [done(server) for server in servers]
     start = time.perf_counter()
@@ -285,7 +286,7 @@ async def burst(url: str, requests: int) -> Burst:
 
     async def take(address: str) -> tuple[float, int]:
         start = time.perf_counter()
-        taken = await asyncio.gather(*(guard.take({"client": address}) for _ in range(requests)))
+        taken = await asyncio.gather(*(guard.take({VISIT: None, "client": address}) for _ in range(requests)))
         return time.perf_counter() - start, sum(not each.refused for each in taken)
 
     with redis.Redis.from_url(url) as raw:

@@ -19,6 +19,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
 from redis_rl import Leases, RateLimiter
+from redis_rl._guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
 from .rights import APP, ON_A_CLUSTER, Rights
@@ -81,7 +82,7 @@ async def guard_of(client: Any) -> AsyncIterator[Guard]:
 
 async def take_and_settle(client: Any) -> None:
     async with guard_of(client) as guard:
-        told = await asyncio.gather(*(guard.take({}) for _ in range(3)))
+        told = await asyncio.gather(*(guard.take({VISIT: None}) for _ in range(3)))
         assert [taken.answer.status for taken in told] == [200, 200, 429]
         assert "r=1;" in (await told[0].settle(0))["RateLimit"]
 

@@ -24,7 +24,7 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision
-from redis_rl._guard import route_name
+from redis_rl._guard import VISIT, route_name
 from redis_rl.http import Answer, Policy
 
 from .servers import Monitor, Server, wait_for
@@ -113,14 +113,14 @@ def test_a_dry_run_is_counted_told_and_settled_and_refuses_nothing(server: Serve
         client = redis.asyncio.Redis(port=server.port)
         policies = [Policy("trial", "3/h", dry_run=True, cost=2, key="all"), Policy("all", "9/h", key="all")]
         guard = redis_rl.asgi.Guard(client, policies, on_decision=on_decision, fail="closed", timeout=PATIENT)
-        first, second = [await guard.take({"headers": []}) for _ in range(2)]
+        first, second = [await guard.take({VISIT: None, "headers": []}) for _ in range(2)]
         assert [each.refused for each in (first, second)] == [False, False]
         assert second.answer.fields["RateLimit"] == '"all-1h";r=7;t=3600'
         await first.settle({"trial": 1})
         assert counted(raw, "trial:all", 3, "1h") == 1
         await client.aclose()
         only = redis_rl.asgi.Guard(redis.asyncio.Redis(port=1), policies[0], fail="closed", on_error=lambda _: None)
-        assert not (await only.take({"headers": []})).refused
+        assert not (await only.take({VISIT: None, "headers": []})).refused
 
     asyncio.run(test())
     of_all, of_trial = [("all", False)], [("trial", True)]
@@ -208,8 +208,10 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
         return "bob"
 
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
-    with flask.Flask(__name__).test_request_context(), pytest.raises(RuntimeError, match="needs an asynchronous view"):
-        guard.take(flask.request)
+    with flask.Flask(__name__).test_request_context():
+        guard.state(flask.request)[VISIT] = None
+        with pytest.raises(RuntimeError, match="needs an asynchronous view"):
+            guard.take(flask.request)
 
 
 def test_a_route_of_flask_without_the_guard_in_front_is_an_error(server: Server) -> None:
@@ -259,6 +261,7 @@ def test_a_request_of_aiohttp_that_is_cancelled_while_it_is_decided_costs_nothin
     async def test() -> None:
         guard = redis_rl.aiohttp.Guard(redis.asyncio.Redis(port=own_server.port), "9/h", key=lambda _: "me", timeout=9)
         request = make_mocked_request("GET", "/")
+        guard.state(request)[VISIT] = None
         for _ in range(2):
             await guard.take(request, cost=0)
         own_server.freeze()

@@ -28,6 +28,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import RateLimiter
+from redis_rl._guard import VISIT
 from redis_rl.asgi import Guard, Message, Policy, Receive, Scope, Send, Taken, client_address
 from redis_rl.http import Standing
 
@@ -62,13 +63,14 @@ def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **o
         for cost in (1, 3, lambda scope: int(scope["query_string"] or 1))
     )
     budget = Guard(client, Policy("tokens", tokens, unit="tokens"), **options)
+    none = Guard(client, **options)
 
     async def generate(request: Request) -> Response:
         estimate, used = map(int, (await request.body()).split())
         taken = await budget.take(request.scope, cost=estimate)
-        if taken.refused:
-            return Response(taken.answer.body, taken.answer.status, taken.answer.fields)
-        return JSONResponse("generated", headers=await taken.settle(used))
+        if not taken.refused:
+            await taken.settle(used)
+        return JSONResponse("generated")
 
     return Starlette(
         lifespan=closing(client),
@@ -76,7 +78,7 @@ def guarded(port: int, *, tokens: str = "100/1h", rates: str = "5/10m,5/1h", **o
             Route("/", hello, middleware=[Middleware(requests.middleware)]),
             Route("/expensive", hello, middleware=[Middleware(expensive.middleware)]),
             Route("/priced", hello, middleware=[Middleware(priced.middleware)]),
-            Route("/generate", generate, methods=["POST"]),
+            Route("/generate", generate, methods=["POST"], middleware=[Middleware(none.middleware)]),
         ],
     )
 
@@ -229,7 +231,7 @@ def test_any_client_that_cannot_connect_is_redis_away(
             Guard(client(own_server.port), Policy("q", (1, "1s")), fail=fail, timeout=PATIENT)
             for fail in ("open", "closed")
         ]
-        return [(await guard.take({"headers": []})).answer.status for guard in guards]
+        return [(await guard.take({VISIT: None, "headers": []})).answer.status for guard in guards]
 
     assert asyncio.run(statuses()) == [200, 503]
     assert "cannot ask for the limit" in caplog.text
@@ -244,7 +246,7 @@ def test_what_is_no_client_is_refused_at_once() -> None:
 def test_a_cost_that_makes_no_sense_is_an_error_even_if_requests_pass(server: Server, cost: Any) -> None:
     async def take() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
-            await Guard(client, Policy("q", (1, "1s"))).take({"headers": []}, cost=cost)
+            await Guard(client, Policy("q", (1, "1s"))).take({VISIT: None, "headers": []}, cost=cost)
 
     with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
         asyncio.run(take())
@@ -275,7 +277,7 @@ async def guard_of(server: Server, *quotas: tuple[int, str], lease: int = 0, **o
 
 
 async def take(guard: Guard, requests: int, cost: int = 1) -> list[Taken]:
-    return [await guard.take({}, cost=cost) for _ in range(requests)]
+    return [await guard.take({VISIT: None}, cost=cost) for _ in range(requests)]
 
 
 @pytest.mark.parametrize("quotas", [[(3, "1h")], [(3, "1h"), (9, "1d")]])
@@ -300,7 +302,7 @@ def test_a_refusal_is_forgotten_when_units_are_given_back_here(server: Server) -
             first, *_, last = await take(guard, 4)
             assert last.refused
             await first.settle(0)
-            assert not (await guard.take({})).refused
+            assert not (await guard.take({VISIT: None})).refused
 
     asyncio.run(test())
 
@@ -318,7 +320,7 @@ def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
     async def test() -> None:
         async with guard_of(server, (3, "1h")) as guard:
             await guard.middleware(application)({"type": "http"}, receive, send)
-            await guard.take({})
+            await guard.take({VISIT: None})
 
     with mock.patch.object(Standing, "fields", autospec=True, side_effect=Standing.fields) as fields:
         asyncio.run(test())
@@ -328,8 +330,8 @@ def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
 def test_a_refusal_leaves_nothing_to_settle(server: Server, raw: redis.Redis) -> None:
     async def test() -> None:
         async with guard_of(server, (3, "1h")) as guard:
-            taken = await guard.take({}, cost=3)
-            refused = await guard.take({}, cost=2)
+            taken = await guard.take({VISIT: None}, cost=3)
+            refused = await guard.take({VISIT: None}, cost=2)
             assert (taken.refused, refused.refused) == (False, True)
             await refused.settle(0)
 
@@ -381,7 +383,7 @@ def test_an_estimate_is_settled_as_of_its_time_beside_leases(server: Server, raw
             assert 1000 * before <= decision.at <= 1000 * (raw.time()[0] + 1)
             await take(guard, 50)
             await taken.settle(100)
-            assert (await guard.take({}, cost=2000)).answer.status == 403
+            assert (await guard.take({VISIT: None}, cost=2000)).answer.status == 403
 
     asyncio.run(test())
     assert raw.execute_command("RL.PEEK", "q:me", 5000, "30d")[2] == 5000 - 100 - 50
@@ -393,7 +395,7 @@ def test_a_guard_that_is_closed_gives_back_its_leases_and_asks(server: Server, r
             await take(guard, 50)
             await guard.close()
             assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 950
-            assert not (await guard.take({})).refused
+            assert not (await guard.take({VISIT: None})).refused
 
     asyncio.run(test())
 
@@ -430,9 +432,10 @@ def test_the_key_of_a_guard_is_a_function() -> None:
         Guard(redis.asyncio.Redis(), "1/s", key="bob")  # type: ignore[arg-type]
 
 
-def test_fail_is_open_or_closed() -> None:
+@pytest.mark.parametrize("fail", ["maybe", None])
+def test_fail_is_open_closed_or_local(fail: Any) -> None:
     with pytest.raises(ValueError, match="fail is open, closed or local"):
-        Guard(redis.asyncio.Redis(), Policy("q", (1, "1s")), fail="maybe")  # type: ignore[arg-type]
+        Guard(redis.asyncio.Redis(), Policy("q", (1, "1s")), fail=fail)
 
 
 def test_fastapi(server: Server) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,16 +22,17 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
+from redis_rl._guard import VISIT
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
 from . import test_cases
-from .servers import Server
+from .servers import Server, wait_for
 from .services import FRAMEWORKS
 from .test_cases import CASES, arguments, check, named, refusal
 from .test_service import SERVICE, compare
 
-SCOPE: dict[str, Any] = {"headers": []}
+SCOPE: dict[str, Any] = {VISIT: None, "headers": []}
 
 
 @named(CASES["commands"])
@@ -188,7 +190,59 @@ def test_while_redis_is_away_this_process_decides_by_the_same_policies(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(test())
-    assert "; this process decides meanwhile" in caplog.text
+    told = [message.rpartition("; ")[2] for message in caplog.messages]
+    assert told == ["this process decides meanwhile", "Redis decides again"]
+
+
+def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> None:
+    seconds: list[float] = []
+    reasons: list[Exception] = []
+
+    async def timed(guard: Guard) -> Any:
+        begun = time.perf_counter()
+        taken = await guard.take(dict(SCOPE))
+        seconds.append(time.perf_counter() - begun)
+        return taken.decision
+
+    async def test() -> None:
+        client = redis.asyncio.Redis(port=own_server.port)
+        guard = Guard(client, Policy("q", "50000/h"), fail="local", timeout=0.5, on_error=reasons.append)
+        await timed(guard)
+        own_server.freeze()
+        until, requests = time.monotonic() + 2, 0
+        seconds.clear()
+        while time.monotonic() < until:
+            assert (await timed(guard)).is_local
+            requests += 1
+            await asyncio.sleep(0.01)
+        assert len(reasons) == requests
+        assert sum(each > 0.4 for each in seconds) == 1
+        assert sorted(seconds)[len(seconds) // 2] < 0.05
+        own_server.thaw()
+        begun = time.monotonic()
+        while (await timed(guard)).is_local:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - begun < 1
+        # What asks whether it is back takes nothing.
+        with own_server.client() as raw:
+            left = raw.execute_command("RL.PEEK", own_server.keys()[0], 50000, "1h")[2]
+        assert 50000 - 2 - 1 <= left <= 50000 - 2
+        await guard.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("max_keys", [0, -1, 2**32, None, 1.5, True, "9"])
+def test_a_number_of_keys_that_makes_no_sense_is_an_error(max_keys: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_keys is a whole number from 1 to 4294967295: "):
+        MemoryLimiter(max_keys=max_keys)
+
+
+def test_a_clock_is_a_function() -> None:
+    clock: Any = 5
+    for make in (lambda: MemoryLimiter(clock=clock), lambda: Guard(MemoryLimiter(), "5/m", clock=clock)):
+        with pytest.raises(TypeError, match="clock is a function that returns the Unix time in milliseconds: 5"):
+            make()
 
 
 def test_what_this_process_decided_is_settled_here(own_server: Server) -> None:
@@ -208,3 +262,5 @@ def test_threads_are_limited_here_too(own_server: Server) -> None:
     own_server.kill()
     with contextmanager(FRAMEWORKS["flask"])(redis.Redis(port=own_server.port), fail="local") as ask:
         assert [ask("GET", "/search", {}).status for _ in range(3)] == [200, 200, 429]
+        own_server.start_again()
+        wait_for("Redis to decide again", lambda: ask("GET", "/search", {}).status == 200)

@@ -344,7 +344,7 @@ def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis
 def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server) -> None:
     async def test() -> None:
         async with guarded(server, EVERYBODY) as (guard, _):
-            await guard.settle(SCOPE, 1)
+            await guard.settle({"type": "http"}, 1)
 
     with pytest.raises(RuntimeError, match="needs the guard in front of"):
         run(test())

@@ -16,6 +16,8 @@ import redis.asyncio
 
 from redis_rl import Decision
 from redis_rl._asking import driver
+from redis_rl._guard import VISIT
+from redis_rl._visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.testing import Clock
 
@@ -23,7 +25,7 @@ from .servers import Monitor, Server
 from .test_asgi import PATIENT
 from .test_cases import CASES, named
 
-SCOPE: Scope = {"type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
+SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
 NOW = 1_700_000_000_000
 
 
@@ -437,6 +439,24 @@ def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw
     asyncio.run(test())
 
 
+def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
+    async def test() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            a, b = Policy("a", "9/h", key="b:c"), Policy("a:b", "9/h", key="c")
+            for policies in ([a, b], [a, Policy("a:b", "9/h", key="c", dry_run=True)]):
+                guard = Guard(client, policies, timeout=PATIENT)
+                with pytest.raises(ValueError, match="the policies a and a:b of a request count in one key, a:b:c"):
+                    await guard.take(SCOPE)
+            # One after the other, too.
+            state = dict(SCOPE)
+            Visit(state, VISIT)
+            await guard.take(state, a)
+            with pytest.raises(ValueError, match="count in one key"):
+                await guard.take(state, b)
+
+    asyncio.run(test())
+
+
 def test_a_guard_of_no_policy_is_an_error() -> None:
     with pytest.raises(TypeError, match="policies are needed: None would limit nothing"):
         Guard(redis.asyncio.Redis(), None)  # type: ignore[arg-type]
@@ -444,7 +464,7 @@ def test_a_guard_of_no_policy_is_an_error() -> None:
 
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
-        Guard(redis.asyncio.Redis(), FREE, fail="open", on_away=lambda *_: None)
+        Guard(redis.asyncio.Redis(), FREE, fail="closed", on_away=lambda *_: None)
 
 
 def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> None:

@@ -140,11 +140,11 @@ def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
     assert violated(third) == ["search-10m"]
 
 
-def test_a_limit_is_named_by_its_route_or_its_router(
+def test_a_limit_of_a_route_has_its_whole_path_as_the_name_and_that_of_a_router_has_its_own(
     client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
 ) -> None:
     guard = guard_of(key=lambda scope: "me")
-    router = APIRouter(prefix="/shop", dependencies=[Depends(guard.limit("9/h")), Depends(guard.limit(SHOP))])
+    router = APIRouter(prefix="/shop", dependencies=[Depends(guard.limit(SHOP))])
 
     @router.get("/{item}", dependencies=[Depends(guard.limit("9/h"))])
     async def show(item: int) -> int:
@@ -159,9 +159,78 @@ def test_a_limit_is_named_by_its_route_or_its_router(
     with TestClient(app) as site:
         for answer in (site.get("/v1/shop/1"), site.get("/v1/shop/2"), site.post("/v1/shop/")):
             assert answer.status_code == 200
-    windows = {"/v1/shop:me": "1h", "GET /v1/shop/:item:me": "1h", "shop:me": "1m"}
+    windows = {"GET /v1/shop/:item:me": "1h", "shop:me": "1m"}
     left = {key: raw.execute_command("RL.PEEK", key, 9, window)[2] for key, window in windows.items()}
-    assert left == {"/v1/shop:me": 6, "GET /v1/shop/:item:me": 7, "shop:me": 6}
+    assert left == {"GET /v1/shop/:item:me": 7, "shop:me": 6}
+
+
+@pytest.mark.parametrize("routes", [1, 2])
+@pytest.mark.parametrize("place", ["application", "router", "router with a prefix", "inclusion", "inner router"])
+def test_a_text_on_a_router_needs_a_name_however_many_routes_that_has(
+    client: redis.asyncio.Redis, guard_of: MakeGuard, place: str, routes: int
+) -> None:
+    guard = guard_of()
+    limited = [Depends(guard.limit("9/h"))]
+    router = APIRouter(
+        prefix="/a" if place == "router with a prefix" else "", dependencies=limited if "router" in place else None
+    )
+    for number in range(routes):
+        router.add_api_route(f"/{number}", lambda: "hello")
+    app = FastAPI(lifespan=closing(client), dependencies=limited if place == "application" else None)
+    app.add_middleware(guard.middleware)
+    if place == "inner router":
+        outer = APIRouter()
+        outer.include_router(router)
+        router = outer
+    app.include_router(router, dependencies=limited if place == "inclusion" else None)
+    path = "/a/0" if place == "router with a prefix" else "/0"
+    cause = r'it stands on .*: give the limit a name, Policy\("search", "9/h"\)'
+    with TestClient(app) as site, pytest.raises(ValueError, match=cause):
+        site.get(path)
+
+
+def test_a_route_of_a_router_that_is_included_twice_needs_a_name(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    guard = guard_of()
+    router, app = APIRouter(), fastapi(client, guard)
+    router.add_api_route("/z", lambda: "hello", dependencies=[Depends(guard.limit("9/h"))])
+    for version in ("/v1", "/v2"):
+        app.include_router(router, prefix=version)
+    with TestClient(app) as site, pytest.raises(ValueError, match="on several routes, GET /v1/z and GET /v2/z say"):
+        site.get("/v2/z")
+
+
+def test_the_path_of_a_mount_belongs_to_the_name(
+    client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
+) -> None:
+    guard = guard_of(key=lambda scope: "me")
+    app = fastapi(client, guard)
+    for version in ("/v1", "/v2"):
+        inner = FastAPI()
+        inner.add_api_route("/z", lambda: "hello", dependencies=[Depends(guard.limit("9/h"))])
+        app.mount(version, inner)
+
+    async def hello(request: Request) -> Response:
+        return JSONResponse("hello")
+
+    limited = [Middleware(guard.limit("9/h").middleware)]
+    app.mount("/outer", Starlette(routes=[Mount("/inner", routes=[Route("/", hello)], middleware=limited)]))
+    with TestClient(app, root_path="/proxy") as site:
+        for path in ("/v1/z", "/v2/z", "/outer/inner/"):
+            assert site.get(f"/proxy{path}").status_code == 200
+    assert sorted(raw.keys()) == ["/outer/inner:me", "GET /v1/z:me", "GET /v2/z:me"]
+
+
+def test_what_a_client_writes_in_the_path_of_a_mount_is_in_no_name(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    guard = guard_of()
+    app, inner = fastapi(client, guard), FastAPI()
+    inner.add_api_route("/z/{item}", lambda item: "hello", dependencies=[Depends(guard.limit("9/h"))])
+    app.mount("/{tenant}", inner)
+    with TestClient(app) as site, pytest.raises(ValueError, match="in a mount with a parameter: give the limit a name"):
+        site.get("/acme/z/1")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -359,7 +428,7 @@ def test_handlers_of_starlette_are_decorated(client: redis.asyncio.Redis, guard_
         for path, name in ("/hello", "hello"), ("/sync", "sync"), ("/sub/get", "get"):
             assert site.get(path).headers["ratelimit"] == f'"{name}-1h";r=0;t=3600'
             assert violated(site.get(path)) == [f"{name}-1h"]
-        assert '"/get-1h"' in site.post("/sub/get").headers["ratelimit"]
+        assert '"/sub/get-1h"' in site.post("/sub/get").headers["ratelimit"]
 
 
 def test_a_decorated_handler_of_fastapi_keeps_its_parameters(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
@@ -400,6 +469,20 @@ def test_a_route_without_the_middleware_is_an_error_that_names_it(
         TestClient(app) as site,
         pytest.raises(RuntimeError, match="needs the guard in front of"),
     ):
+        site.get("/")
+
+
+def test_a_handler_that_takes_without_the_middleware_is_told_that_it_is_missing(
+    client: redis.asyncio.Redis, guard_of: MakeGuard
+) -> None:
+    app, guard = FastAPI(lifespan=closing(client)), guard_of()
+
+    @app.get("/")
+    async def index(request: FastAPIRequest) -> str:
+        await guard.take(request, Policy("none", "0/h"))
+        return "hello"
+
+    with TestClient(app) as site, pytest.raises(RuntimeError, match=r"to take .* in front of .*: guard\.middleware"):
         site.get("/")
 
 

@@ -74,7 +74,7 @@ def test_limiters_are_listed_by_prefix_with_what_is_used_and_left(server: Server
 
 def test_a_prefix_is_no_pattern(server: Server, used: redis.Redis) -> None:
     used.execute_command("RL.FIXED", "a*[x]?\\:bob", 5, "10m")
-    assert tool(server.port, "list", "a*[x]?\\")[1].startswith("a*[x]?\\:bob\tfixed\t")
+    assert tool(server.port, "list", "a*[x]?\\")[1].startswith(r"a*[x]?\\:bob" + "\tfixed\t")
     assert tool(server.port, "list", "*")[1] == ""
 
 
@@ -100,6 +100,27 @@ def test_what_a_user_is_called_does_nothing_to_a_terminal(server: Server, raw: r
     raw.execute_command("RL.LOG", b"\x1b[2J\xff\n\xc3\xa9", 5, "10m")
     status, told = on_terminal(server.port, "list")
     assert (status, told.splitlines()[1].split()[0]) == (0, r"\x1b[2J\xff\n" + "é")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_what_is_listed_can_be_inspected_and_reset(server: Server, raw: redis.Redis, encoding: str) -> None:
+    key = b"a\\n\\xff\x1b\xff\n\xc3\xa9\xe2\x80\x8e\\"
+    raw.execute_command("RL.LOG", key, 5, "10m")
+    status, out, errors = tool(server.port, "list", PYTHONIOENCODING=encoding)
+    shown = out.split("\t")[0]
+    accent = "é" if encoding == "utf-8" else r"\xc3\xa9"
+    assert (status, errors, shown) == (0, "", r"a\\n\\xff\x1b\xff\n" + accent + r"\xe2\x80\x8e\\")
+    assert tool(server.port, "inspect", shown)[0] == 0
+    assert tool(server.port, "reset", shown, PYTHONIOENCODING=encoding) == (0, f"{shown}\n", "")
+    assert not raw.exists(key)
+
+
+def test_what_is_used_is_shown_whole_where_a_quota_is_smaller(server: Server, raw: redis.Redis) -> None:
+    for command in ("LOG", "FIXED", "SLIDING"):
+        raw.execute_command(f"RL.{command}", command, 100, "10m", "COST", 7)
+    raw.execute_command("RL.BUCKET", "BUCKET", 5, "10m", "COST", 2)
+    figures = {row[0]: row[3:5] for row in cells(tool(server.port, "list", "--quotas", "5/10m")[1])}
+    assert figures == {"LOG": ["7", "0"], "FIXED": ["7", "0"], "SLIDING": ["7", "0"], "BUCKET": ["2", "3"]}
 
 
 def test_a_terminal_has_titles_and_programs_have_none(server: Server, used: redis.Redis) -> None:
@@ -205,6 +226,15 @@ def test_the_exit_status_tells_what_went_wrong(server_without_module: Server, ra
     assert tool(server_without_module.port, "inspect", "k")[2].startswith(
         "the server has not loaded the redis-rl module"
     )
+    for words in (["list"], ["watch", "--enable"]):
+        status, out, errors = tool(server_without_module.port, *words)
+        assert (status, out, errors.startswith("the server has not loaded the redis-rl module")) == (1, "", True)
+    with server_without_module.client() as client:
+        assert client.config_get("notify-keyspace-events") == {"notify-keyspace-events": ""}
+    for uri in ("garbage", "redis://127.0.0.1:port"):
+        status, out, errors = tool(1, "-u", uri, "list")
+        assert (status, out, errors.count("\n")) == (1, "", 1)
+    assert "`" not in tool(1, "--help")[1]
     assert tool(1)[0] == 2
     assert tool(1, "list", "--quotas", "5/ten")[0] == 2
     assert tool(1, "--help")[0] == 0
@@ -218,6 +248,10 @@ def test_a_closed_output_is_no_complaint(server: Server, raw: redis.Redis) -> No
     command = f"{sys.executable} -m redis_rl -p {server.port} list | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    for words in ("list", "--help"):
+        command = f"{sys.executable} -m redis_rl -p {server.port} {words} >&-"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_monitoring_tells_of_each_command() -> None:

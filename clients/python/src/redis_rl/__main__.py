@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from . import _wire
@@ -21,7 +23,10 @@ from . import _wire
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
 
+_ABOUT = __doc__.partition(", which")[0].replace("`", "")
 _TYPE = "ratelimit"
+_MOST = 2**53 - 1
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _BATCH = 1000
 _EVENTS = "__keyevent@{}__:rl.limited"
 _SETTING = "notify-keyspace-events"
@@ -31,7 +36,7 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 def parser() -> argparse.ArgumentParser:
     """The words are those of redis-cli."""
-    options = argparse.ArgumentParser("python -m redis_rl", description=__doc__.partition(", which")[0], add_help=False)
+    options = argparse.ArgumentParser("python -m redis_rl", description=_ABOUT, add_help=False)
     options.add_argument("--help", action="help", help="show this and exit")
     server = options.add_argument_group("server, as in redis-cli")
     server.add_argument("-h", metavar="HOST", dest="host", default="127.0.0.1")
@@ -60,9 +65,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--help", action="help", help="show this and exit")
         command.set_defaults(run=run)
         if name in ("list", "watch"):
-            command.add_argument("prefix", nargs="?", default="", type=os.fsencode)
+            command.add_argument("prefix", nargs="?", default="", type=_bytes)
         else:
-            command.add_argument("keys", metavar="key", nargs="+" if name == "reset" else 1, type=os.fsencode)
+            command.add_argument("keys", metavar="key", nargs="+" if name == "reset" else 1, type=_bytes)
         if name in ("list", "inspect"):
             command.add_argument("--quotas", type=_quotas, metavar="5/10s,100/h", help="what is left of these")
         if name == "watch":
@@ -108,9 +113,38 @@ def masters(client: Any) -> list[Any]:
 
 
 def printable(key: bytes) -> str:
-    """Whatever a user is called, it does nothing to a terminal."""
-    text = key.decode(errors="backslashreplace")
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    """Whatever a user is called, it does nothing to a terminal, and :func:`_bytes` reads it."""
+    return "".join(map(_printable, key.decode(errors="surrogateescape")))
+
+
+def _printable(each: str) -> str:
+    if each in _ESCAPES:
+        return _ESCAPES[each]
+    with suppress(UnicodeEncodeError):
+        each.encode(sys.stdout.encoding or "ascii")
+        if each.isprintable():
+            return each
+    return "".join(f"\\x{byte:02x}" for byte in each.encode(errors="surrogateescape"))
+
+
+def _bytes(word: str) -> bytes:
+    """A key as it is shown; what is no escape stands for itself."""
+    said = {escape[1:].encode(): each.encode() for each, escape in _ESCAPES.items()}
+
+    def read(escape: re.Match[bytes]) -> bytes:
+        return said.get(escape[1]) or bytes.fromhex(escape[1][1:].decode())
+
+    return re.sub(rb"\\([\\nrt]|x[0-9a-f]{2})", read, os.fsencode(word))
+
+
+def check_loaded(nodes: list[Any], key: bytes) -> None:
+    """Whether they have the module. Another error is of the key, or of its place."""
+    for node in nodes:
+        try:
+            node.execute_command("RL.INFO", key)
+        except ResponseError as error:
+            if (explained := _wire.explained(error)) is not error:
+                raise explained from error
 
 
 class Progress:
@@ -157,16 +191,20 @@ def rows_of(client: Any, keys: list[bytes], quotas: tuple[_wire.Pair, ...] | Non
     for key in keys:
         asked.execute_command("RL.INFO", key)
         for limit, window in quotas or ():
+            # A refusal does not tell what is used beyond the limit.
             asked.execute_command("RL.PEEK", key, limit, window)
+            asked.execute_command("RL.PEEK", key, _MOST, window)
     replies = iter(asked.execute(raise_on_error=False))
     for key in keys:
-        said, *peeks = [next(replies) for _ in range(1 + len(quotas or ()))]
+        said, *peeks = [next(replies) for _ in range(1 + 2 * len(quotas or ()))]
         for reply in (said, *peeks):
             if isinstance(reply, Exception):
                 raise _wire.explained(reply)
         if info := _wire.info(said):
-            for (limit, length), (_, _, left, _, reset, *_) in zip(quotas or (), peeks, strict=True):
-                yield key, info.algorithm, str(length), limit - left, left, _seconds(reset)
+            for (limit, length), told, whole in zip(quotas or (), peeks[::2], peeks[1::2], strict=True):
+                _, _, left, _, reset, *_ = told
+                used = limit - left if info.algorithm == "bucket" else _MOST - whole[2]
+                yield key, info.algorithm, str(length), used, left, _seconds(reset)
             for each in () if quotas else info.windows:
                 rest = None if each.limit is None else max(each.limit - each.used, 0)
                 window = f"{each.window.total_seconds():g}s"
@@ -180,6 +218,7 @@ def _seconds(milliseconds: int) -> str:
 def list_all(client: Any, options: argparse.Namespace) -> int:
     """By SCAN, which holds up nobody."""
     nodes = masters(client)
+    check_loaded(nodes, options.prefix)
     progress = Progress(sum(node.dbsize() for node in nodes))
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
 
@@ -225,6 +264,7 @@ def watch(client: Any, options: argparse.Namespace) -> int:
     for end_of_watch in (signal.SIGINT, signal.SIGTERM):
         signal.signal(end_of_watch, signal.default_int_handler)
     nodes = masters(client)
+    check_loaded(nodes, options.prefix)
     restore: list[Callable[[], object]] = []
     for node in nodes:
         events = next(iter(node.config_get(_SETTING).values()))
@@ -268,10 +308,13 @@ def _limited(subscriptions: list[Any], end: float | None) -> Counter[bytes]:
 
 def main(words: list[str] | None = None) -> int:
     """The exit status: 1 if it has failed, 2 if the words are wrong."""
+    if sys.stdout is None:
+        # It was closed before, as by >&-.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     options = parser().parse_args(words)
-    if options.uri:
-        options.db = redis.connection.parse_url(options.uri).get("db", 0)  # type: ignore[no-untyped-call]
     try:
+        if options.uri:
+            options.db = redis.connection.parse_url(options.uri).get("db", 0)  # type: ignore[no-untyped-call]
         status: int = options.run(connect(options), options)
         sys.stdout.flush()
     except BrokenPipeError:

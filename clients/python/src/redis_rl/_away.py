@@ -20,19 +20,26 @@ class AwayLog:
         self._lock = threading.Lock()
         self._requests = 0
         self._reason = ""
-        self._next = -float("inf")
+        self._next = self._failed = -float("inf")
+        self._is_away = False
 
     def failed(self, reason: str) -> None:
         """A request could not ask."""
         with self._lock:
             self._requests += 1
-            self._reason = reason
+            self._reason, self._failed, self._is_away = reason, self._clock(), True
         self._warn_if_due()
 
     def worked(self) -> None:
-        """A request could ask: what is left of an outage is told."""
-        if self._requests:
-            self._warn_if_due()
+        """A request could ask: what is left of an outage is told, and its end when none has failed for a second."""
+        if not self._is_away:
+            return
+        self._warn_if_due()
+        with self._lock:
+            if not self._is_away or self._clock() < self._failed + _SECONDS:
+                return
+            self._is_away = False
+        self._log.warning("Redis decides again")
 
     def _warn_if_due(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from functools import lru_cache, partial
 from inspect import isawaitable
 from string import punctuation
+from time import monotonic
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -21,6 +22,7 @@ from ._away import AwayLog
 from ._client import check_client
 from ._keys import Answer as Told
 from ._keys import Request
+from ._local import Local
 from ._visit import Part, Share, Taken, Visit, check_exist, settle
 from ._wire import Clock, Decision
 from .http import Answer, Policy, RoutePolicy
@@ -66,7 +68,7 @@ class Limit:
             check_together([*guard.all.fixed, *self.fixed])
         # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
         self._route: str | None = None
-        self.known: dict[int, tuple[Any, str | None]] = {}
+        self.known: dict[Any, tuple[Any, str | None]] = {}
 
     async def of(self, request: Any) -> tuple[Policy, ...]:
         """Those of this request."""
@@ -88,11 +90,15 @@ class Limit:
             elif self.guard.routes.setdefault(name, self) is not self:
                 cause = f"there is another on {name}"
             if cause:
-                raise ValueError(f'{cause}: give the limit a name, Policy("search", "{quotas}")')
+                raise self.unnamed(cause)
             assert name
             self._route, self.fixed = name, (RoutePolicy(name, quotas),)
         assert self.fixed
         return self.fixed
+
+    def unnamed(self, cause: str) -> ValueError:
+        """Why a text has no name."""
+        return ValueError(f'{cause}: give the limit a name, Policy("search", "{self._text}")')
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
@@ -131,6 +137,17 @@ def check_together(policies: Sequence[Policy]) -> None:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 
+def _check_keys(shares: Sequence[Share]) -> None:
+    """Refuses two policies that would count in one key: the server does, which would count as Redis being away."""
+    if len({share.key for share in shares}) == len(shares):
+        return
+    names: dict[str, str] = {}
+    for share in shares:
+        other = names.setdefault(share.key, share.policy.name)
+        if other != share.policy.name:
+            raise ValueError(f"the policies {other} and {share.policy.name} of a request count in one key, {share.key}")
+
+
 async def resolved(value: Any) -> Any:
     # Most are text, and to ask whether that is awaitable takes longer.
     return value if isinstance(value, str) or not isawaitable(value) else await value
@@ -164,8 +181,8 @@ class Guard:
     the network address. ``prefix`` stands before every stored key. Redis is away if there is no connection, no answer
     in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", are answered 503 if it
     is "closed", and are decided in this process by the same policies if it is "local"; a warning is logged, at most one
-    a second. ``timeout`` is in seconds in which Redis could answer: while this process is busy with something else,
-    they do not count.
+    a second, and when Redis decides again. ``timeout`` is in seconds in which Redis could answer: while this process is
+    busy with something else, they do not count.
 
     ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
     left of the leases of policies.
@@ -187,7 +204,7 @@ class Guard:
         policies: Policies = (),
         *,
         key: Key | None = None,
-        fail: Literal["open", "closed", "local"] | None = None,
+        fail: Literal["open", "closed", "local"] = "open",
         timeout: float | None = 0.1,
         remember: float = 0.0,
         prefix: str = "",
@@ -198,9 +215,9 @@ class Guard:
         on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
     ) -> None:
         """Counts for the network address unless ``key`` says otherwise."""
-        if fail not in (None, "open", "closed", "local"):
+        if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
-        if fail and on_away:
+        if fail != "open" and on_away:
             raise ValueError("fail or on_away says what happens while Redis is away, not both")
         check_client(client)
         if key is not None and not callable(key):
@@ -212,6 +229,8 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
+        if clock is not None and not callable(clock):
+            raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
         self.all = Limit(self, policies, is_route=False)
         # Limits by the name of their route.
         self.routes: dict[str, Limit] = {}
@@ -221,10 +240,11 @@ class Guard:
         self._is_ended = False
         self.asking: Any = self._where(partial(self._new_driver, client))
         # While Redis is away.
-        self.local: Any = None
+        self.local: Local | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
-            self.local = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
+            here = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
+            self.local = Local(here, logs=on_error is None)
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
@@ -272,8 +292,11 @@ class Guard:
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
         """Where a handler asks."""
+        state = self.state(request)
+        if VISIT not in state:
+            raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
         limit = self.all if policies is None else Limit(self, policies, is_route=False)
-        return await self.take_of([limit], request, cost, self.state(request).get(VISIT))
+        return await self.take_of([limit], request, cost, state[VISIT])
 
     async def take_of(
         self, limits: Sequence[Limit], request: Any, cost: Cost | None = None, visit: Visit | None = None
@@ -296,20 +319,14 @@ class Guard:
                 whose = whose.union(share.whose for share in shares if share.whose is not None)
         if before or len(limits) > 1:
             check_together([*(policy for taken in before for policy in taken.policies), *policies])
+        _check_keys([*(share for taken in before for part in taken.parts for share in part.shares), *shares])
         if isinstance(cost, Mapping):
             check_exist(limits, cost)
         elif cost is not None and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
         groups = _grouped(shares)
         try:
-            parts = await self._decided(self.asking, groups)
-            error = next((part.error for part in parts if part.error), None)
-            if parts:
-                self._note(error)
-            if error and self.local:
-                for part in parts:
-                    part.release()
-                parts = await self._decided(self.local, groups)
+            parts = await self._decided(groups)
         except BaseException as reason:
             for taken in () if isinstance(reason, Exception) else before:
                 # It is cancelled.
@@ -379,8 +396,30 @@ class Guard:
             own = _own(await resolved(self._on_limited(request, decision, told)))
         return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
 
-    async def _decided(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
-        """By Redis, or in this process."""
+    async def _decided(self, groups: Sequence[Sequence[Share]]) -> list[Part]:
+        """By Redis, or in this process while that is away."""
+        local, begun = self.local, monotonic()
+        if groups and local and local.error:
+            local.probe(self.asking)
+            if self._on_error:
+                self._on_error(local.error)
+            return await self._decided_by(local.asking, groups)
+        parts = await self._decided_by(self.asking, groups)
+        failed = next((part for part in parts if part.error), None)
+        if not failed or not failed.error:
+            if parts:
+                self._note(None)
+            return parts
+        self._note(failed.error)
+        if not local:
+            return parts
+        for part in parts:
+            part.release()
+        share = failed.shares[0]
+        local.failed(failed.error, share.policy.share(share.key, share.cost), begun)
+        return await self._decided_by(local.asking, groups)
+
+    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
         requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
         # All are on their way before the first is waited for.
         asked = [asking.ask(request) for request in requests]
@@ -398,17 +437,19 @@ class Guard:
         """Whether Redis has decided a request."""
         if error is None:
             _away.worked()
+            if self.local:
+                self.local.worked()
         elif self._on_error:
             self._on_error(error)
-        else:
+        elif not self.local or _wire.is_reply(error):
             meanwhile = "; this process decides meanwhile" if self.local else ""
             _away.failed((str(error) or repr(error)) + meanwhile)
 
     async def settled(self, part: Part, used: Mapping[int, int]) -> Told | None:
         """Corrects what is counted of shares; None if Redis is away."""
         answer = await _answer(part.asking.settle(part.request, used))
-        error = answer if isinstance(answer, Exception) else None
-        self._note(error)
+        if part.asking is self.asking:
+            self._note(answer if isinstance(answer, Exception) else None)
         return None if isinstance(answer, Exception) else answer
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
@@ -425,7 +466,7 @@ class Guard:
         self._is_ended = True
         await self.asking.close(timeout)
         if self.local:
-            await self.local.close(timeout)
+            await self.local.asking.close(timeout)
 
 
 async def _answer(asked: Awaitable[Told]) -> Told | Exception:

@@ -41,7 +41,7 @@ class Part:
     @property
     def decision(self) -> Decision | None:
         """What was decided; None while Redis is away."""
-        is_local = self.asking is self._guard.local
+        is_local = self.asking is not self._guard.asking
         return replace(self.standing.decision, is_local=is_local) if self.standing else None
 
     async def settle(self, used: Mapping[str, int]) -> None:

@@ -61,6 +61,11 @@ def is_mistake(error: Exception) -> bool:
     return unsendable or _UNREADABLE.match(str(error)) is not None
 
 
+def is_reply(error: Exception) -> bool:
+    """Whether the server has answered by it."""
+    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+
+
 class Row(NamedTuple):
     """One limit of a decision over several keys. A plain tuple in this order does as well."""
 

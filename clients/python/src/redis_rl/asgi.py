@@ -11,8 +11,9 @@ A client learns its limits from the header fields of every answer; one that goes
 
 # FastAPI reads the annotations of Route.__call__ as they are: they may not be texts.
 import functools
+import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
@@ -25,12 +26,14 @@ from .http import Answer, Policy
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
     from starlette.requests import HTTPConnection
+    from starlette.routing import Mount
 else:
     try:
         from starlette.exceptions import HTTPException
         from starlette.requests import HTTPConnection
+        from starlette.routing import Mount
     except ImportError:  # Litestar and others do without.
-        HTTPConnection, HTTPException = Any, Exception
+        HTTPConnection, HTTPException, Mount = Any, Exception, ()
 
 __all__ = [
     "RESPONSES",
@@ -120,9 +123,11 @@ class Guard(AsyncGuard):
     def route(self, request: Scope, limit: Limit) -> str | None:
         """As Starlette, FastAPI and Litestar tell it."""
         route = request.get("route_handler", request.get("route"))
-        known = limit.known.get(id(route))
+        mount = _mount(request)
+        known = limit.known.get((id(route), mount))
         if not known:
-            known = limit.known[id(route)] = (route, _name(request, route, limit))
+            known = (route, _name(request, route, mount, limit))
+            limit.known[id(route), mount] = known
         return known[1]
 
 
@@ -178,19 +183,48 @@ class Route(Limit):
         return _Middleware(cast(Guard, self.guard), self, app)
 
 
-def _name(scope: Scope, route: Any, limit: Limit) -> str | None:
+def _mount(scope: Scope) -> str:
+    """The path of the mounts that the request has come through."""
+    root: str = scope.get("root_path", "")
+    return root.removeprefix(scope.get("app_root_path", root))
+
+
+def _name(scope: Scope, route: Any, mount: str, limit: Limit) -> str | None:
     if pattern := scope.get("path_template"):
         return route_name(getattr(route, "http_methods", ("GET",)), pattern)
     if route is None:
         return None
-    routes = _routes(scope.get("app"))
+    app = scope.get("app")
+    if any(_has(router, limit) for router in _routers(getattr(app, "router", None))):
+        raise limit.unnamed("it stands on a router or an application")
+    routes = _routes(app)
     on = [each for each in routes if _has(each, limit)] or [each for each in routes if _original(each) is route]
     if len(on) > 1:
-        return route_name((), _prefix([each.path for each in on]))
+        first, second = (_route_name(scope, each, mount) for each in on[:2])
+        raise limit.unnamed(f"it stands on several routes, {first} and {second} say")
     [route] = on or [route]
-    # Those of a mount, which is a router, have none.
+    if _has(route, limit) and not _has(_original(route), limit):
+        raise limit.unnamed("it stands on an included router")
+    path = "" if isinstance(_original(route), Mount) else route.path
+    # What a client writes there would be in the name.
+    if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
+        raise limit.unnamed("it stands in a mount with a parameter")
+    return _route_name(scope, route, mount)
+
+
+def _route_name(scope: Scope, route: Any, mount: str) -> str:
+    if isinstance(_original(route), Mount):
+        return route_name((), mount)
     methods = ("GET",) if scope["type"] == "websocket" else getattr(route, "methods", None) or ()
-    return route_name(methods, route.path)
+    return route_name(methods, mount + route.path)
+
+
+def _routers(router: Any) -> Iterator[Any]:
+    """Of a FastAPI application: its own, and those that it includes, as far as it tells."""
+    yield router
+    for each in getattr(router, "routes", ()):
+        if inner := getattr(each, "original_router", None):
+            yield from _routers(inner)
 
 
 def _routes(app: Any) -> list[Any]:
@@ -204,19 +238,9 @@ def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
-def _has(route: Any, limit: Limit) -> bool:
-    """Whether it depends on this limit, by itself or by a router."""
-    return any(each.dependency is limit for each in getattr(route, "dependencies", None) or ())
-
-
-def _prefix(paths: list[str]) -> str:
-    """What all have in common: that of a router."""
-    common = []
-    for parts in zip(*(path.split("/") for path in paths), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return "/".join(common).rstrip("/")
+def _has(place: Any, limit: Limit) -> bool:
+    """Whether a route, or a router, depends on this limit."""
+    return any(each.dependency is limit for each in getattr(place, "dependencies", None) or ())
 
 
 class _Middleware:

@@ -19,6 +19,7 @@ from typing import Any
 
 import redis
 
+from . import _wire
 from ._asking import Loop
 from ._wire import Clock, Key
 
@@ -27,6 +28,7 @@ __all__ = ["MemoryLimiter"]
 _MISSING = "decisions in this process need wasmtime: pip install redis-rl[memory]"
 # The buffer that it begins with.
 _BYTES = 16384
+_MOST_KEYS = 2**32 - 1
 
 
 @cache
@@ -51,6 +53,10 @@ class MemoryLimiter:
 
     def __init__(self, *, clock: Clock | None = None, max_keys: int = 100_000) -> None:
         """``clock`` returns the Unix time in milliseconds. Beyond ``max_keys``, what expires first is forgotten."""
+        if not _wire.is_whole(max_keys) or not 1 <= max_keys <= _MOST_KEYS:
+            raise ValueError(f"max_keys is a whole number from 1 to {_MOST_KEYS}: {max_keys!r}")
+        if clock is not None and not callable(clock):
+            raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
         engine, module = _compiled()
         import wasmtime
 

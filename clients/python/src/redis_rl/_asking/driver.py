@@ -12,9 +12,9 @@ from time import monotonic_ns
 from typing import Any
 
 from .. import _wire
-from .._keys import Answer, Command, Keys, Request, Step
+from .._keys import Answer, Command, Keys, Request, Share, Step
 from .._wire import Clock
-from .sender import Loop, Sender
+from .sender import Done, Loop, Sender, Wanted
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
@@ -58,6 +58,11 @@ class Driver:
         waiter = self._wait(request)
         self._tell(self.keys.settle, self.now_ms(), request, used)
         return waiter
+
+    def probe(self, share: Share, done: Done, is_wanted: Wanted) -> None:
+        """Takes nothing, and is told what the server says."""
+        words = Command([share._replace(cost=0)]).words(None if self.clock is None else self.clock())
+        self.sender.send(share.key, words, done, is_wanted)
 
     def _wait(self, request: Request) -> asyncio.Future[Answer]:
         waiter: asyncio.Future[Answer] = self.loop.create_future()
@@ -151,6 +156,10 @@ class PerLoop:
     def give_back(self, request: Request) -> None:
         """All that it took."""
         self.here().give_back(request)
+
+    def probe(self, share: Share, done: Done, is_wanted: Wanted) -> None:
+        """As of a driver."""
+        self.here().probe(share, done, is_wanted)
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases."""

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, finalize
 
-from .._keys import Answer, Request
+from .._keys import Answer, Request, Share
 from .driver import CLOSE_SECONDS, Driver
-from .sender import Loop
+from .sender import Done, Loop, Wanted
 
 _Result = TypeVar("_Result")
 
@@ -110,6 +110,11 @@ class InThread:
         """Also if the answer has come meanwhile."""
         here = self.thread or self.started()
         here.loop.call_soon_threadsafe(here.driver.give_back, request)
+
+    def probe(self, share: Share, done: Done, is_wanted: Wanted) -> None:
+        """As of a driver."""
+        here = self.thread or self.started()
+        here.loop.call_soon_threadsafe(here.driver.probe, share, done, is_wanted)
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases."""
