@@ -136,8 +136,19 @@ def test_storages_of_limits(strategy: str, is_async: bool) -> None:
     assert told(limiter.hit(item, "k"))
     clock.move(20)
     assert told(limiter.hit(item, "k"))
-    told(storage.reset())
+    assert told(storage.reset()) == 1
     assert told(limiter.get_window_stats(item, "k")).remaining == 2
+
+
+def test_fixed_windows_of_a_storage_that_have_ended_are_forgotten() -> None:
+    clock = Clock()
+    storage: Any = storage_from_string("redis-rl+memory://", clock=clock)  # type: ignore[arg-type]
+    for number in range(1500):
+        storage.incr(f"k{number}", 10)
+    clock.move(20)
+    for number in range(1500, 2500):
+        storage.incr(f"k{number}", 10)
+    assert storage.reset() < 2000
 
 
 def test_a_word_that_is_none_is_an_error() -> None:

@@ -412,13 +412,14 @@ class _MemoryWindows(_Windows):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """``clock`` returns the Unix time in milliseconds."""
         self.clock: Clock = clock or _now_ms
-        self._limiter = MemoryLimiter(clock=self.clock)
-        # What fixed windows count, and when they end.
+        self.storage = MemoryLimiter(clock=self.clock)
+        # What fixed windows count, and when they end; how many there are when those that have ended go.
         self._fixed: dict[str, tuple[int, int]] = {}
+        self._most = 1000
         super().__init__(uri, **options)  # type: ignore[call-arg]  # of a class beside
 
     async def _call(self, *words: Key | int) -> Any:
-        return self._limiter.execute_command(*words)
+        return self.storage.execute_command(*words)
 
     def prefixed_key(self, key: str) -> str:
         """As it is."""
@@ -428,8 +429,9 @@ class _MemoryWindows(_Windows):
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         """Counts in a fixed window."""
         now_ms = self.clock()
-        if key not in self._fixed:
+        if len(self._fixed) >= self._most:
             self._fixed = {name: each for name, each in self._fixed.items() if each[1] > now_ms}
+            self._most = max(1000, 2 * len(self._fixed))
         count, ends_ms = await self._fixed_window(key)
         if ends_ms <= now_ms:
             count, ends_ms = 0, now_ms + 1000 * expiry
@@ -446,10 +448,12 @@ class _MemoryWindows(_Windows):
         await self._forget("RL.LOG", _log(key), "3650d")
 
     @_of_storage
-    async def reset(self) -> None:
-        """Forgets all."""
+    async def reset(self) -> int:
+        """Forgets all, and returns how many keys there were."""
+        keys = len(self._fixed) + int(await self._call("DBSIZE"))
         self._fixed.clear()
         await self._call("FLUSHALL")
+        return keys
 
 
 def _now_ms() -> int:
