@@ -18,6 +18,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from redis_rl._guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
 from .servers import Server
@@ -43,7 +44,7 @@ def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
     async def run() -> None:
         async with redis.asyncio.Redis(port=server.port) as client:
             guard = Guard(client, POLICIES, timeout=PATIENT, **hooks)
-            scope = {"client": ("192.0.2.1", 1), "headers": []}
+            scope: Any = {VISIT: None, "client": ("192.0.2.1", 1), "headers": []}
             for _ in range(3):
                 await guard.take(scope)
             server.kill()
