@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases
+.PHONY: test-languages soak memcheck fuzz bench bench-limiters
 .PHONY: bench-memory latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
