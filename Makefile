@@ -114,7 +114,7 @@ target/examples/node: examples/node/package.json examples/node/package-lock.json
 	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
 	@tools/install-missing node && npm ci --loglevel error --prefix $@ && touch $@ || rm -rf $@
 
-LANGUAGES := c go lua perl php ruby
+LANGUAGES := c go php ruby
 test-languages: setup-server build ## Run the programs of docs/clients.md in other languages on real servers
 	@skipped=(); for language in $(LANGUAGES); do \
 		tools/install-missing $$language && continue; \

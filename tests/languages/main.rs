@@ -26,14 +26,14 @@ macro_rules! tests {
     };
 }
 
-const LANGUAGES: [&str; 6] = ["c", "go", "lua", "perl", "php", "ruby"];
+const LANGUAGES: [&str; 4] = ["c", "go", "php", "ruby"];
 
 tests! {
-    a_program_prints_what_the_server_decides: c go lua perl php ruby;
-    a_program_fails_with_the_error_of_the_server: c go lua perl php ruby;
-    a_program_reads_each_row_of_rl_all: c lua perl;
+    a_program_prints_what_the_server_decides: c go php ruby;
+    a_program_fails_with_the_error_of_the_server: c go php ruby;
+    a_program_reads_each_row_of_rl_all: c;
     a_program_for_a_cluster_asks_the_right_node: go php ruby;
-    a_client_that_knows_no_cluster_fails_with_its_redirection: c lua perl;
+    a_client_that_knows_no_cluster_fails_with_its_redirection: c;
 }
 
 #[test]
@@ -146,11 +146,7 @@ fn programs(language: &str) -> Vec<&'static str> {
 
 /// The programs in the folder in a language that connect to this port.
 fn files(language: &str, port: &str) -> Vec<String> {
-    let extension = match language {
-        "perl" => "pl",
-        "ruby" => "rb",
-        other => other,
-    };
+    let extension = if language == "ruby" { "rb" } else { language };
     let files = fs::read_dir(FOLDER).expect("the folder").map(|entry| entry.expect("a file").path());
     let of_language = files.filter(|path| path.extension().is_some_and(|found| found == extension));
     of_language
@@ -190,7 +186,6 @@ impl Program {
                 compile(go.args(["build", "-o"]).args([&executable, &source]));
                 vec![executable]
             }
-            "lua" => vec!["lua5.1".into(), source],
             interpreter => vec![interpreter.into(), source],
         };
         Program { words, folder }
