@@ -150,8 +150,9 @@ recording: setup-server build ## Record the demo in docs/figures/demo.gif
 		-filter_complex 'split [one][two]; [one] palettegen=max_colors=32 [colors]; [two][colors] paletteuse=dither=none' \
 		docs/figures/demo.gif
 
-# Python packages that are installed for the benchmarks only.
+# Packages that are installed for the benchmarks only.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
+bench: export NODE_PATH := $(CURDIR)/target/bench/node_modules
 
 # The Rust client has lints and docs of its own: see clients/rust/check.
 lint: setup-build docs ## Check formatting, lints and source docs

@@ -1,5 +1,5 @@
 //! `make latency` measures how long a client waits for one call over loopback: `INCR`, the usual Lua script of a fixed
-//! window, the limiters, and redis-cell and throttlecrab if `REDIS_CELL` and `THROTTLECRAB` name their files. With 1 and
+//! window, the limiters, three keys in one `RL.ALL`, and redis-cell and throttlecrab if `REDIS_CELL` and `THROTTLECRAB` name their files. With 1 and
 //! with 50 calls on their way at once, the latter also in pipelines of 64. It prints the medians of several turns, in
 //! microseconds. Run it on a machine that does nothing else: the server and this client take a core each.
 
@@ -37,14 +37,13 @@ struct Command {
 }
 
 impl Command {
-    /// `line` is one call, with `KEY` for its key.
+    /// `line` is one call, with `KEY` for its key; what follows that word makes it another key.
     fn new(name: &'static str, port: u16, lines: usize, line: &str) -> Command {
         // The limiters differ in this letter.
         let letter = &name[3..4];
         let call = |key| {
             let key = format!("{letter}{key:014}");
-            let words: Vec<&str> =
-                line.split(' ').map(|word| if word == "KEY" { key.as_str() } else { word }).collect();
+            let words: Vec<String> = line.split(' ').map(|word| word.replace("KEY", &key)).collect();
             redis::Cmd::new().arg(words).get_packed_command()
         };
         Command { name, port, calls: (0..KEYS).map(call).collect(), lines }
@@ -74,6 +73,8 @@ fn main() -> Result<()> {
         Command::new("Lua, fixed window", port, 3, &format!("EVALSHA {digest} 1 KEY 1000000 60000")),
     ];
     commands.extend(COMMANDS.map(|name| Command::new(name, port, 6, &format!("{name} KEY 1000000 1m"))));
+    let rows = "KEY FIXED 1000000 1m 1 KEY:a FIXED 1000000 1m 1 KEY:b FIXED 1000000 1m 1";
+    commands.push(Command::new("RL.ALL, three keys", port, 23, &format!("RL.ALL {rows}")));
     let throttle = |name, port| Command::new(name, port, 6, "CL.THROTTLE KEY 999999 1000000 60");
     if let Ok(path) = env::var("REDIS_CELL") {
         server.call(&format!("MODULE LOAD {path}"))?;

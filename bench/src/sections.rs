@@ -51,7 +51,7 @@ fn each(workload: impl Fn(Algorithm) -> Workload) -> [Workload; Algorithm::ALL.l
 
 /// The alternatives to redis-rl that are installed.
 fn others(setup: &Setup, scripts: &Loaded) -> impl Iterator<Item = Workload> {
-    setup.has_cell.then(Workload::cell).into_iter().chain(scripts.limits())
+    setup.has_cell.then(Workload::cell).into_iter().chain(scripts.one_key())
 }
 
 /// Requests to a server without persistence. Each command is compared with a no-op that uses its key in the same
@@ -270,10 +270,10 @@ fn at_full_speed(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
         .chain(scripts.three_keys());
     let mut sections =
         vec![Section::beside("Commands; to the no-op module command", Workload::no_op, commands)];
-    for (i, script) in scripts.limits().into_iter().enumerate() {
+    for (i, script) in scripts.one_key().into_iter().enumerate() {
         sections.push(Section::beside(
             &format!("Allowed requests; to {}", script.name),
-            || scripts.limits().swap_remove(i),
+            || scripts.one_key().swap_remove(i),
             each(Workload::allowed),
         ));
     }
