@@ -26,7 +26,7 @@ help: ## Show this list
 	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
 build: setup-build ## Build the module: target/release/libredis_rl.so
-	@[[ -e $(MODULE) ]] || echo "building the module: about a minute the first time" >&2
+	@[[ -e $(MODULE) ]] || echo "building the module: a minute or two the first time" >&2
 	cargo module
 
 WASM_TARGET := wasm32-unknown-unknown
