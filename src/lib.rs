@@ -12,9 +12,8 @@
 //! - [`request`]: parses arguments, and holds every error text.
 //! - [`limiter`]: the algorithms, and what a command does to its keys.
 //!
-//! The last five need no server: without the feature `server` they are built for any target. The last four are pure; those above
-//! `memory` are their other host.
-//! `tests/layers.rs` checks who calls whom.
+//! The last four are pure. Two hosts use them: `memory`, and a server by the modules above it. Without the feature `server`, the last
+//! five are built alone, for any target. `tests/layers.rs` checks who calls whom.
 
 #[cfg(feature = "server")]
 mod command;

@@ -152,7 +152,6 @@ const APPLY: Description = Description {
     summary:
         c"Does to keys what requests did elsewhere. For replicas and append-only files, not for applications.",
     complexity: c"O(N), where N is the number of keys",
-    since: c"1.0.0",
     tips: None,
     arguments: &[EFFECTS],
     ..COMMON

@@ -2,9 +2,9 @@
 
 // Inlined for single commands: see `command::take`.
 
-use crate::limiter::key::Info;
+use crate::limiter::key::{Info, Partial, Taken};
 use crate::limiter::several::TakenAll;
-use crate::limiter::{Cost, Parts, UnixMs, Verdict};
+use crate::limiter::{SlidingCounts, Verdict};
 
 /// What a reply is written to.
 pub trait Reply {
@@ -20,6 +20,15 @@ pub trait Reply {
     fn null(&mut self);
 }
 
+/// Replies to a request about one key: with five integers, to PARTIAL with seven.
+#[inline(always)]
+pub fn taken(reply: &mut impl Reply, taken: &Taken) {
+    match &taken.partial {
+        None => verdict(reply, &taken.reply()),
+        Some(partial) => self::partial(reply, &taken.reply(), partial),
+    }
+}
+
 /// Replies with five integers: limited, limit, remaining, retry after, reset after.
 #[inline(always)]
 pub fn verdict(reply: &mut impl Reply, verdict: &Verdict) {
@@ -29,11 +38,11 @@ pub fn verdict(reply: &mut impl Reply, verdict: &Verdict) {
 
 /// Replies to PARTIAL: the five integers, the units taken, and as of when.
 #[cold]
-pub fn partial(reply: &mut impl Reply, verdict: &Verdict, taken: Cost, at: UnixMs) {
+fn partial(reply: &mut impl Reply, verdict: &Verdict, partial: &Partial) {
     reply.array(7);
     five_integers(reply, verdict);
-    reply.integer(taken.get());
-    reply.integer(integer(at.get()));
+    reply.integer(partial.taken.get());
+    reply.integer(integer(partial.at.get()));
 }
 
 #[inline(always)]
@@ -67,14 +76,14 @@ pub fn info(reply: &mut impl Reply, info: Option<Info>) {
     reply.text("windows");
     reply.array(windows.len());
     for usage in windows {
-        reply.map(3 + usize::from(usage.limit.is_some()) + if usage.parts.is_some() { 2 } else { 0 });
+        reply.map(3 + usize::from(usage.limit.is_some()) + if usage.counts.is_some() { 2 } else { 0 });
         field(reply, "window_ms", usage.window.get());
         if let Some(limit) = usage.limit {
             field(reply, "limit", limit);
         }
         field(reply, "used", usage.used);
         field(reply, "reset_after_ms", usage.reset_after_ms);
-        if let Some(Parts { current, previous }) = usage.parts {
+        if let Some(SlidingCounts { current, previous }) = usage.counts {
             field(reply, "current", current);
             field(reply, "previous", previous);
         }

@@ -22,10 +22,6 @@ impl Refusal {
     /// The key holds a value of another type.
     pub const WRONG_TYPE: Refusal =
         Refusal::Text(c"WRONGTYPE Operation against a key holding the wrong kind of value");
-    const COUNTED_BY_FIXED: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.FIXED");
-    const COUNTED_BY_SLIDING: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.SLIDING");
-    const COUNTED_BY_LOG: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.LOG");
-    const COUNTED_BY_BUCKET: Refusal = Refusal::Text(c"WRONGTYPE key is counted by RL.BUCKET");
     /// RL.LOAD: the key exists.
     pub const BUSY_KEY: Refusal = Refusal::Text(c"BUSYKEY Target key name already exists.");
     /// RL.LOAD: the payload is not a valid limiter.
@@ -65,10 +61,12 @@ impl Refusal {
 impl From<TakeError> for Refusal {
     fn from(error: TakeError) -> Refusal {
         match error {
-            TakeError::OtherAlgorithm(Algorithm::Fixed) => Refusal::COUNTED_BY_FIXED,
-            TakeError::OtherAlgorithm(Algorithm::Sliding) => Refusal::COUNTED_BY_SLIDING,
-            TakeError::OtherAlgorithm(Algorithm::Log) => Refusal::COUNTED_BY_LOG,
-            TakeError::OtherAlgorithm(Algorithm::Bucket) => Refusal::COUNTED_BY_BUCKET,
+            TakeError::OtherAlgorithm(algorithm) => Refusal::Text(match algorithm {
+                Algorithm::Fixed => c"WRONGTYPE key is counted by RL.FIXED",
+                Algorithm::Sliding => c"WRONGTYPE key is counted by RL.SLIDING",
+                Algorithm::Log => c"WRONGTYPE key is counted by RL.LOG",
+                Algorithm::Bucket => c"WRONGTYPE key is counted by RL.BUCKET",
+            }),
             TakeError::TooManyWindows => Refusal::LIVE_WINDOWS,
         }
     }
@@ -226,7 +224,7 @@ pub struct AllOptions {
     pub at: Option<UnixMs>,
 }
 
-/// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`: they are too large to be moved.
+/// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`, which are too large to return.
 #[inline]
 pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     words: &[W],
@@ -287,7 +285,7 @@ fn parse_algorithm(arg: &[u8]) -> Option<Algorithm> {
     let by_name = |equals: fn(&[u8], &[u8]) -> bool| {
         Algorithm::ALL.into_iter().find(|algorithm| equals(&algorithm.command().to_bytes()[3..], arg))
     };
-    // Nearly everybody writes it so.
+    // Nearly every caller writes it in upper case.
     by_name(|name, arg| name == arg).or_else(|| by_name(<[u8]>::eq_ignore_ascii_case))
 }
 

@@ -32,7 +32,7 @@ fn apply_one(call: &mut Call, effect: &Effect) -> Result<(), Refusal> {
     let mut fresh = None;
     let applied = key::apply(effect, key.handle_mut(), &mut fresh)?;
     if applied.is_told_first() {
-        match says_all(effect, &applied) {
+        match is_complete(effect, &applied) {
             true => key.call().replicate_verbatim(),
             false => key.call().replicate(name, || told(effect, &applied)),
         }
@@ -59,15 +59,15 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     let mut keys = OpenKeys::to_write(call, &mut parts)?;
     several::apply(keys.parts())?;
     keys.move_expiries_and_close();
-    let says_all = parts.iter().all(|part| says_all(&part.what, &part.applied));
-    commit::carry_out_all(call, &mut parts, says_all, |parts, index| {
+    let are_complete = parts.iter().all(|part| is_complete(&part.what, &part.applied));
+    commit::carry_out_all(call, &mut parts, are_complete, |parts, index| {
         told(&parts[index].what, &parts[index].applied)
     });
     Ok(())
 }
 
-/// Whether copies can get the effect as it came. If it creates a key and does not tell when that expires, they cannot.
-fn says_all(effect: &Effect, applied: &Applied) -> bool {
+/// Whether copies can get the effect as it came: not if it creates a key without telling when that expires.
+fn is_complete(effect: &Effect, applied: &Applied) -> bool {
     match effect {
         Effect::Counted(counted) => counted.expires == applied.moved,
         Effect::Moved(_) | Effect::Deleted => true,

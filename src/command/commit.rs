@@ -11,7 +11,7 @@ use crate::limiter::{Applied, Effect, Key, Limiter, UnixMs};
 use crate::server::{self, Arg, Call, Event, neighbors};
 
 /// Carries out what was done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
-/// moved, deletes an emptied key, closes it, and tells other modules. Copies were told before, but for a deletion: see
+/// moved, deletes an emptied key, closes it, and tells other modules. Copies were told before, except of a deletion: see
 /// [`Applied::is_told_first`].
 #[inline(always)]
 pub fn carry_out<'c, 'a>(
@@ -54,20 +54,20 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
 #[cold]
 fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<UnixMs>) -> &'c mut Call<'a> {
     let name = key.name();
-    // What other modules may do to it as they are told of it shows in its bytes.
+    // Other modules are told of it, and may change it: its bytes show that.
     let stored = if neighbors::is_alone() { None } else { Some(encoding::encode(&fresh)) };
     let call = key.insert(fresh);
     match OpenKey::to_write(call, name) {
         Ok(key) => set_expiry(key, moved, stored),
-        // Another module has put another value there. If that was to expire, the server has dropped that.
+        // Another module has put a value of another type there. The server has dropped its time to live, if it had one.
         Err(_) => call.replicate_persist(name),
     }
     call.signal_modified(name);
     call
 }
 
-/// Makes a new key expire at `moved`. If it is not as it was `stored`, another module has counted in it: then the key lives
-/// as long as it counts, and copies are told, since the server has dropped the expiry that the key got meanwhile.
+/// Makes a new key expire at `moved`. If its bytes are not those `stored`, another module has counted in it: then the key
+/// lives as long as it counts, and copies are told, since the server has dropped the expiry that the key got meanwhile.
 fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<Vec<u8>>) {
     let (Some(limiter), Some(mut end)) = (key.limiter(), moved) else { return };
     if stored.is_some_and(|stored| encoding::encode(limiter) != stored) {
@@ -78,8 +78,8 @@ fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<V
     key.handle_mut().expire_at(end);
 }
 
-/// Tells copies what was done to several keys, in one command if that is possible: as it was called, if that `says_all`.
-/// Deletes the emptied keys, stores the new limiters, and tells other modules.
+/// Tells copies what was done to several keys, in one command if possible: in this very command, if it `is_complete`. Deletes
+/// the emptied keys, stores the new limiters, and tells other modules.
 ///
 /// A module that is told of a key may write to any other, and copies must see everything in the order in which it happened.
 /// So beside a module that may write, copies get the effect on each key that is stored just before that, and on each key
@@ -87,7 +87,7 @@ fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<V
 pub fn carry_out_all<'a, T>(
     call: &mut Call<'a>,
     parts: &mut [KeyPart<'a, T>],
-    says_all: bool,
+    is_complete: bool,
     effect: impl Fn(&[KeyPart<'a, T>], usize) -> Effect,
 ) {
     let (mut changed, mut new, mut emptied) = (0, 0, 0);
@@ -116,7 +116,7 @@ pub fn carry_out_all<'a, T>(
         }
     }
     if !one_by_one {
-        if says_all {
+        if is_complete {
             call.replicate_verbatim();
         } else {
             let done = (0..parts.len()).filter(|index| parts[*index].applied.is_any());

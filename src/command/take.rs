@@ -1,7 +1,7 @@
 //! RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET: decide, and count or give back.
 
-// Inlined, here and in what a single command calls of `command`, `keyspace`, `server` and `stats`: all together that saves an
-// RL.FIXED 300 of its 6,800 instructions. RL.PEEK and RL.ALL gain nothing by it.
+// Inlined, here and in what a single command calls of `command`, `keyspace`, `server` and `stats`: see DESIGN.md, Decisions.
+// RL.PEEK and RL.ALL gain nothing by it.
 
 use super::commit;
 use crate::keyspace::{OpenKey, ToWrite};
@@ -101,13 +101,9 @@ fn carry_out_and_reply(
     take: Take,
     taken: Taken,
 ) -> Result<(), Refusal> {
-    let (name, verdict) = (key.name(), taken.reply());
-    // What PARTIAL counts is within the limit.
-    let at = match take.mode {
-        Mode::Partial => Some(take.counted_at(&taken.outcome, &*key, &fresh)),
-        Mode::AllOrNothing | Mode::Force => None,
-    };
-    let (Take { algorithm, quotas, cost, .. }, Taken { outcome, applied, .. }) = (take, taken);
+    let name = key.name();
+    let (Take { algorithm, quotas, cost, .. }, Taken { verdict, outcome, applied, partial, .. }) =
+        (take, taken);
     if applied.is_told_first() {
         if key.call().has_copies() {
             send(key.call(), name, algorithm, quotas, cost, outcome, applied);
@@ -116,13 +112,11 @@ fn carry_out_and_reply(
         }
     }
     let call = commit::carry_out(key, fresh, applied);
-    stats::taken(algorithm, verdict.limited, at.is_none() && outcome.changed());
+    // What PARTIAL counts is within the limit, so never forced.
+    stats::taken(algorithm, verdict.limited, partial.is_none() && outcome.changed());
     stats::units(cost, outcome.change);
     commit::publish_if_limited(call, name, verdict.limited);
-    match at {
-        None => reply::verdict(call, &verdict),
-        Some(at) => reply::partial(call, &verdict, cost.at_most(outcome.change.units), at),
-    }
+    reply::taken(call, &taken);
     Ok(())
 }
 

@@ -43,10 +43,10 @@ pub struct ToWrite;
 ///
 /// It keeps the call to itself until it is closed. So no other module runs and can delete the limiter, and this
 /// handle has the limiter to itself.
-pub struct OpenKey<'c, 'a, Mode> {
+pub struct OpenKey<'c, 'a, Access> {
     handle: Handle<'a>,
     call: &'c mut Call<'a>,
-    mode: PhantomData<Mode>,
+    access: PhantomData<Access>,
 }
 
 /// The keys of several parts of a call, all open for writing. Dropping it closes them.
@@ -208,13 +208,13 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
     }
 }
 
-impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
+impl<'c, 'a, Access> OpenKey<'c, 'a, Access> {
     /// The server may delete an expired value here, and tell other modules.
     #[inline(always)]
     fn open(call: &'c mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
         // SAFETY: the key keeps the call to itself until the handle is closed.
         let handle = unsafe { Handle::open(call, name, mode) }?;
-        Ok(OpenKey { handle, call, mode: PhantomData })
+        Ok(OpenKey { handle, call, access: PhantomData })
     }
 
     /// Closes the key, and returns the call.
@@ -230,7 +230,7 @@ impl<'c, 'a, Mode> OpenKey<'c, 'a, Mode> {
     }
 }
 
-impl<'c, 'a, Mode> Deref for OpenKey<'c, 'a, Mode> {
+impl<'c, 'a, Access> Deref for OpenKey<'c, 'a, Access> {
     type Target = Handle<'a>;
 
     #[inline(always)]

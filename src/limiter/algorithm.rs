@@ -1,4 +1,4 @@
-//! The algorithms, and how a limiter shows itself to whoever asks.
+//! The algorithms, what RL.INFO shows of a window, and what moves allocations.
 
 use std::ffi::CStr;
 
@@ -55,19 +55,19 @@ impl Algorithm {
 pub struct WindowUsage {
     /// Its length.
     pub window: WindowMs,
-    /// The limit that it was last counted by, if that matters to what counts.
+    /// The limit of its last count, if the algorithm counts by the limit.
     pub limit: Option<u64>,
-    /// Units that count now.
+    /// Units that count now: of a sliding window rounded down, of a bucket rounded up.
     pub used: u64,
-    /// Milliseconds until none do.
+    /// Milliseconds until none do, rounded up; 0 if none do now.
     pub reset_after_ms: u64,
     /// The two counts behind `used`, for a sliding window.
-    pub parts: Option<Parts>,
+    pub counts: Option<SlidingCounts>,
 }
 
 /// The two counts of a sliding window: all of `current` and a share of `previous` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct SlidingCounts {
     /// Units counted in this window.
     pub current: u64,
     /// Units counted in the window before.

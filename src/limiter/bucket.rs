@@ -198,12 +198,12 @@ impl Packed {
     }
 }
 
-/// What holds buckets: one in an allocation, or a list of up to eight.
+/// What holds buckets: a limiter, with one in an allocation or a list of up to eight.
 pub trait Holder {
     /// The buckets, shortest window first; or one that is empty.
     fn slots(&self) -> &[Packed];
 
-    /// The same, to be changed.
+    /// The same, to change.
     fn slots_mut(&mut self) -> &mut [Packed];
 
     /// Replaces all buckets.
@@ -324,7 +324,7 @@ impl<H: Deref<Target: Holder>> State for Buckets<H> {
             limit: Some(bucket.limit),
             used: bucket.refilled(now).used(),
             reset_after_ms: bucket.full_after_ms(now),
-            parts: None,
+            counts: None,
         };
         self.iter().filter(|bucket| bucket.is_live(now)).map(shown).collect()
     }
@@ -373,10 +373,11 @@ impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
     fn add(&mut self, tiers: &mut [Tier<Bucket>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
         for tier in tiers.iter_mut().filter(|tier| tier.quota.limit() > 0) {
-            let units = tier.place.add(units);
+            let Usage { used, place: bucket } = &mut tier.usage;
+            let units = bucket.add(units);
             if units > 0 {
-                tier.used = tier.place.used();
-                change.end_moved |= self.put(&tier.place, now);
+                *used = bucket.used();
+                change.end_moved |= self.put(bucket, now);
                 change.units = change.units.max(units);
             }
         }

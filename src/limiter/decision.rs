@@ -45,11 +45,11 @@ pub struct Verdict {
     pub limited: bool,
     /// The limit of the tier.
     pub limit: u64,
-    /// Units left in the tier.
+    /// Units left in the tier, rounded down; 0 if more than the limit count.
     pub remaining: u64,
-    /// Milliseconds until the same request is allowed; `None` if it was allowed or never will be.
+    /// Milliseconds until the same request is allowed, rounded up; `None` if it was allowed or never will be.
     pub retry_after_ms: Option<u64>,
-    /// Milliseconds until the whole limit is available again.
+    /// Milliseconds until the whole limit is available again, rounded up; 0 if it is now.
     pub reset_after_ms: u64,
 }
 
@@ -159,11 +159,11 @@ pub struct Decision {
 
 /// What counts in one window at one time.
 #[derive(Clone, Copy)]
-pub struct Usage<F> {
+pub struct Usage<P> {
     /// Units that count.
     pub used: u64,
-    /// Where they are counted: the counter of the window, or the place in the log where the window begins.
-    pub place: F,
+    /// Where they are counted: see [`State::Place`].
+    pub place: P,
 }
 
 /// Units to give back.
@@ -188,7 +188,7 @@ pub struct Refunded {
 
 /// The state of one key, for reading.
 pub trait State {
-    /// Where the units of a window are counted: its counter, or the place in the log where it begins.
+    /// Where the units of a window are counted: its counter, its bucket, or the place in the log where it begins.
     type Place: Copy;
 
     /// Looks up what counts in the window of `quota` at `now`.
@@ -242,35 +242,23 @@ pub trait StateMut: State {
 
 /// A quota, and what counts in its window at the time of a request.
 #[derive(Clone, Copy)]
-pub struct Tier<F> {
+pub struct Tier<P> {
     /// The quota.
     pub quota: Quota,
-    /// Units that count.
-    pub used: u64,
-    /// Where they are counted: the counter of the window, or the place in the log where the window begins.
-    pub place: F,
+    /// What counts in its window.
+    pub usage: Usage<P>,
     /// Whether it refuses the request.
     pub refuses: bool,
 }
 
-impl<F: Copy> Tier<F> {
-    /// What counts in its window.
-    pub fn usage(&self) -> Usage<F> {
-        Usage { used: self.used, place: self.place }
-    }
-
-    /// Replaces what counts in its window.
-    pub fn set_usage(&mut self, Usage { used, place }: Usage<F>) {
-        (self.used, self.place) = (used, place);
-    }
-
+impl<P> Tier<P> {
     fn remaining(&self) -> u64 {
-        self.quota.limit().saturating_sub(self.used)
+        self.quota.limit().saturating_sub(self.usage.used)
     }
 }
 
 /// The tiers of a request, in the caller's order.
-type Tiers<F> = ArrayVec<Tier<F>, MAX_TIERS>;
+type Tiers<P> = ArrayVec<Tier<P>, MAX_TIERS>;
 
 /// What is asked of one key: the same steps for every [`State`].
 #[derive(Clone, Copy)]
@@ -392,9 +380,9 @@ impl Claim {
     /// Looks up a tier.
     #[cfg_attr(feature = "server", inline(always))]
     fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
-        let Usage { used, place } = state.usage(quota, self.time.now());
-        let refuses = self.cost.taken() > 0 && used + self.cost.taken() > quota.limit();
-        Tier { quota, used, place, refuses }
+        let usage = state.usage(quota, self.time.now());
+        let refuses = self.cost.taken() > 0 && usage.used + self.cost.taken() > quota.limit();
+        Tier { quota, usage, refuses }
     }
 
     /// Counts the units, or gives them back.
@@ -421,9 +409,9 @@ impl Claim {
         let refund = Refund { units, as_of, ended_by: self.time.earlier() };
         let Refunded { units, emptied } = state.refund(&quotas, refund);
         for tier in tiers.iter_mut() {
-            tier.set_usage(state.usage(tier.quota, self.time.now()));
+            tier.usage = state.usage(tier.quota, self.time.now());
             if emptied {
-                tier.used = 0;
+                tier.usage.used = 0;
             }
         }
         // Fewer units never need the key for longer.
@@ -468,7 +456,7 @@ impl Claim {
             remaining: shown.remaining(),
             retry_after_ms: if limited { self.retry_after(state, shown).ms() } else { None },
             reset_after_ms: match limit {
-                0 => state.reset_after_ms_without_limit(&shown.place, self.time.now()),
+                0 => state.reset_after_ms_without_limit(&shown.usage.place, self.time.now()),
                 _ => self.wait_for(state, shown, limit).ms().unwrap_or(0),
             },
         }
@@ -486,13 +474,13 @@ impl Claim {
     fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
-            Some(room) if units == 0 || tier.used <= room => Wait::Ms(0),
-            Some(room) => Wait::Ms(state.wait_until(tier.quota, &tier.place, room, self.time.now())),
+            Some(room) if units == 0 || tier.usage.used <= room => Wait::Ms(0),
+            Some(room) => Wait::Ms(state.wait_until(tier.quota, &tier.usage.place, room, self.time.now())),
         }
     }
 }
 
 /// Whether one of the tiers refuses the request.
-fn any_refuses<F>(tiers: &[Tier<F>]) -> bool {
+fn any_refuses<P>(tiers: &[Tier<P>]) -> bool {
     tiers.iter().any(|tier| tier.refuses)
 }

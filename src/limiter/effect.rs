@@ -26,17 +26,17 @@ pub struct Counted {
     pub units: Cost,
     /// The time as of which that was done.
     pub at: UnixMs,
-    /// Where: at least one quota, each with a different window. For the limits, see [`Counted::quota`] and
-    /// [`Algorithm::counts_by_limit`].
+    /// The windows in which that was done: at least one quota, each with a different window. For the limits, see
+    /// [`Counted::quota`] and [`Algorithm::counts_by_limit`].
     pub quotas: QuotaList,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
     pub forgets: bool,
-    /// When the key expires from then on; `None` if it does when it did before.
+    /// When the key expires from then on; `None` if that did not change.
     pub expires: Option<UnixMs>,
 }
 
 impl Counted {
-    /// What a request has counted or given back, in a key that expires when it did before.
+    /// What a request has counted or given back, in a key whose expiry did not change.
     #[inline(always)]
     pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
         let forgets = outcome.change.forgot;
@@ -56,8 +56,8 @@ impl Counted {
         }
     }
 
-    /// The quota of a copy that is told no limit, since none matters to what is counted: only a log that forgot an entry has so
-    /// many that a limit of 0 makes it forget one; at the largest limit it forgets none that the original request left.
+    /// The quota by which a copy counts that is not told a limit. Only what a log forgets depends on that: at a limit of 0 it
+    /// forgets an entry, as the original request did; at the largest limit, none that the original request kept.
     #[inline(always)]
     pub fn quota(window: WindowMs, forgets: bool) -> Quota {
         Quota::new(if forgets { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
@@ -88,7 +88,7 @@ impl Counted {
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Loaded);
         let moved = match self.expires {
-            // A request tells of every key that it creates. Without that, no key may live forever.
+            // A request that creates a key tells when it expires. An effect that does not must not make it live forever.
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime(self.at, 0).ms)),
             told => told,
         };

@@ -85,15 +85,26 @@ pub struct Taken {
     pub outcome: Outcome,
     /// What the host has to do.
     pub applied: Applied,
+    /// What the reply to PARTIAL tells besides the verdict.
+    pub partial: Option<Partial>,
     longest_wait_ms: u64,
 }
 
 impl Taken {
-    /// The reply: no wait is longer than the key lives.
+    /// The verdict to reply with: no wait is longer than the key lives.
     #[inline(always)]
     pub fn reply(&self) -> Verdict {
         self.verdict.within(self.longest_wait_ms)
     }
+}
+
+/// The units that PARTIAL counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Partial {
+    /// How many; negative if they were given back.
+    pub taken: Cost,
+    /// The time that they were counted at: for windows ahead of the clock, their own newest time.
+    pub at: UnixMs,
 }
 
 impl Take<'_> {
@@ -113,13 +124,14 @@ impl Take<'_> {
         };
         let applied = applied(key, fresh.as_mut(), time, &outcome);
         let longest_wait_ms = longest_wait_ms(key, time, &outcome, applied.moved);
-        Ok(Taken { verdict, outcome, applied, longest_wait_ms })
-    }
-
-    /// The time that the units were counted at: for windows ahead of the clock, their own newest time.
-    #[inline(always)]
-    pub fn counted_at(&self, outcome: &Outcome, key: &impl Key, fresh: &Option<Limiter>) -> UnixMs {
-        counted_at(key.limiter().or(fresh.as_ref()), self.quotas, self.cost, self.time, outcome)
+        let partial = match mode {
+            Mode::AllOrNothing | Mode::Force => None,
+            Mode::Partial => Some(Partial {
+                taken: cost.at_most(outcome.change.units),
+                at: counted_at(key.limiter().or(fresh.as_ref()), quotas, cost, time, &outcome),
+            }),
+        };
+        Ok(Taken { verdict, outcome, applied, partial, longest_wait_ms })
     }
 }
 
@@ -197,7 +209,7 @@ fn new_expiry(key: &mut impl Key, fresh: Option<&mut Limiter>, facts: ExpiryFact
     expiry.moves_to
 }
 
-/// See [`Take::counted_at`].
+/// The time that units were counted at: for windows ahead of the clock, their own newest time.
 #[inline(always)]
 pub(super) fn counted_at(
     limiter: Option<&Limiter>,

@@ -2,8 +2,8 @@
 //!
 //! A key lives until nothing in it counts any more, so that a clock that steps back frees nothing early. The time to
 //! live is looked up only when a request may have to move it, and then only extended, with one exception: a key that
-//! is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. Expire it one
-//! lifetime from now, and never extend that.
+//! is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. It expires one
+//! lifetime from now, and that is never extended.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
 //! [`Counted::expires`](super::Counted::expires).

@@ -14,7 +14,7 @@
 //! - [`key`]: what a command does to a key, for its host to carry out.
 //! - [`several`]: the same for several keys, all or nothing.
 //!
-//! `inline(always)` stands where it spares a request to a server instructions: see DESIGN.md, Decisions.
+//! `inline(always)` stands where it makes requests to a server faster: see DESIGN.md, Decisions.
 
 pub(crate) mod algorithm;
 pub mod bucket;
@@ -28,12 +28,13 @@ mod quota;
 pub mod several;
 pub(crate) mod state;
 
-pub use algorithm::{Algorithm, Mover, Parts, WindowUsage};
+pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use decision::{Change, Decision, Outcome, RowVerdict, TakeError, Verdict, Wait};
 pub use effect::{Applied, Counted, Effect};
 pub use key::{Key, Mode};
 pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
 pub use quota::{
-    Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, leading_integer,
+    Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
+    leading_integer,
 };
 pub use state::Limiter;

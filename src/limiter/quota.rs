@@ -32,6 +32,19 @@ pub fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     valid.then_some((value, rest))
 }
 
+/// The decimal digits of an integer, at the end of `buffer`.
+pub fn digits(integer: u64, buffer: &mut [u8; 20]) -> &[u8] {
+    let (mut start, mut rest) = (buffer.len(), integer);
+    loop {
+        start -= 1;
+        buffer[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            return &buffer[start..];
+        }
+    }
+}
+
 /// Counts saturate at 2^63 - 1.
 pub const MAX_COUNT: u64 = i64::MAX as u64;
 
@@ -83,7 +96,7 @@ impl UnixMs {
         self.0 / window.0
     }
 
-    /// The first millisecond of window `number`.
+    /// The first millisecond of window `number`, which must begin by [`UnixMs::MAX`].
     pub fn start_of_window(number: u64, window: WindowMs) -> UnixMs {
         UnixMs(number * window.get())
     }

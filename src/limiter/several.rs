@@ -19,8 +19,8 @@ pub const MAX_ROWS: usize = 64;
 pub struct Part<N, K, T> {
     /// The name of the key.
     pub name: N,
-    /// See [`Parts::mark`].
-    mark: u64,
+    /// See [`Parts::fingerprint`].
+    fingerprint: u64,
     first: usize,
     /// The key while its host holds it open. Of several parts with one key, the first has it.
     pub key: Option<K>,
@@ -61,22 +61,23 @@ impl<N: AsRef<[u8]>, K, T> Parts<N, K, T> {
     /// If there are [`MAX_ROWS`] already.
     #[inline]
     pub fn add(&mut self, name: N, what: T) -> usize {
-        let mark = self.mark(name.as_ref());
-        let is_equal = |part: &Part<N, K, T>| part.mark == mark && part.name.as_ref() == name.as_ref();
+        let fingerprint = self.fingerprint(name.as_ref());
+        let is_equal =
+            |part: &Part<N, K, T>| part.fingerprint == fingerprint && part.name.as_ref() == name.as_ref();
         let first = self.parts.iter().position(is_equal).unwrap_or(self.parts.len());
         let (key, fresh, applied) = (None, None, Applied::default());
-        self.parts.push(Part { name, mark, first, key, fresh, applied, what });
+        self.parts.push(Part { name, fingerprint, first, key, fresh, applied, what });
         first
     }
 
-    /// A number that differs for most names that differ: the last eight bytes. Of a long name a keyed hash, so that names
-    /// that differ only in their first byte are not all compared byte by byte.
+    /// A number that differs for most names that differ: the last eight bytes, or a keyed hash of a long name, so that many long
+    /// names that differ only at their beginning are not compared byte by byte.
     #[inline]
-    fn mark(&mut self, name: &[u8]) -> u64 {
+    fn fingerprint(&mut self, name: &[u8]) -> u64 {
         match name.last_chunk() {
             Some(_) if name.len() > 64 => self.hasher.get_or_insert_default().hash_one(name),
             Some(last) => u64::from_le_bytes(*last),
-            None => name.iter().fold(0, |mark, byte| mark << 8 | u64::from(*byte)),
+            None => name.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)),
         }
     }
 }
@@ -195,9 +196,10 @@ fn commit_if<N, K: Key>(
     let (part, mut verdict) = (&mut rows[first], None);
     let quota = part.what.quota;
     let (longest_wait_ms, at) = commit_key_if(part, &[quota], counts, time, |row| verdict = Some(row));
-    let Some(RowVerdict { verdict, retry_after }) = verdict else { unreachable!("there is a tier") };
-    part.what.verdict = verdict.within(longest_wait_ms);
-    (retry_after.within(longest_wait_ms), at)
+    let Some(row) = verdict else { unreachable!("there is a tier") };
+    let RowVerdict { verdict, retry_after } = row.within(longest_wait_ms);
+    part.what.verdict = verdict;
+    (retry_after, at)
 }
 
 /// The same for a key with several rows.
@@ -213,9 +215,10 @@ fn commit_tiers_if<N, K: Key>(
         commit_key_if(&mut rows[first], &quotas, counts, time, |row| verdicts.push(row));
     let mut longest = Wait::Ms(0);
     let of_key = rows[first..].iter_mut().filter(|part| part.first == first);
-    for (RowVerdict { verdict, retry_after }, part) in verdicts.iter().zip(of_key) {
-        part.what.verdict = verdict.within(longest_wait_ms);
-        longest = longest.max(retry_after.within(longest_wait_ms));
+    for (row, part) in verdicts.iter().zip(of_key) {
+        let RowVerdict { verdict, retry_after } = row.within(longest_wait_ms);
+        part.what.verdict = verdict;
+        longest = longest.max(retry_after);
     }
     (longest, at)
 }

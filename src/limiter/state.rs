@@ -3,7 +3,7 @@
 use std::slice;
 
 use super::algorithm::{Algorithm, Mover, WindowUsage};
-use super::bucket::{self, Bucket, Buckets, Packed};
+use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
 use super::decision::{Claim, Decision, Outcome, RowVerdict, State, TakeError};
 use super::lifetime::{Lifetime, TimeSource};
@@ -31,9 +31,9 @@ pub enum Limiter {
     /// A short log in 256 bytes.
     Short256(Box<[u8; 256]>),
     /// RL.BUCKET with one window.
-    Bucket(Box<Packed>),
+    Bucket(Box<bucket::Packed>),
     /// RL.BUCKET with several windows. In a box, since a list would make `Limiter` larger.
-    Buckets(Box<Vec<Packed>>),
+    Buckets(Box<Vec<bucket::Packed>>),
 }
 
 /// Matches a short log of any size.
@@ -155,7 +155,7 @@ impl Holder for Limiter {
 
 impl bucket::Holder for Limiter {
     #[cfg_attr(feature = "server", inline(always))]
-    fn slots(&self) -> &[Packed] {
+    fn slots(&self) -> &[bucket::Packed] {
         match self {
             Limiter::Bucket(bucket) => slice::from_ref(bucket),
             Limiter::Buckets(buckets) => buckets,
@@ -164,7 +164,7 @@ impl bucket::Holder for Limiter {
     }
 
     #[cfg_attr(feature = "server", inline(always))]
-    fn slots_mut(&mut self) -> &mut [Packed] {
+    fn slots_mut(&mut self) -> &mut [bucket::Packed] {
         match self {
             Limiter::Bucket(bucket) => slice::from_mut(bucket),
             Limiter::Buckets(buckets) => buckets,
@@ -172,7 +172,7 @@ impl bucket::Holder for Limiter {
         }
     }
 
-    fn replace(&mut self, mut slots: Vec<Packed>) {
+    fn replace(&mut self, mut slots: Vec<bucket::Packed>) {
         *self = match slots.as_slice() {
             [only] => Limiter::Bucket(Box::new(*only)),
             _ => {
@@ -384,12 +384,12 @@ impl Limiter {
         }
     }
 
-    /// Units that count in the window of `quota` at `now`.
+    /// Units that count in the window of `quota` at `now`: of a sliding window rounded down, of a bucket rounded up.
     pub fn used(&self, quota: Quota, now: UnixMs) -> u64 {
         read!(self, state => state.usage(quota, now).used)
     }
 
-    /// Whether it holds no units, not even expired ones. Only a new one does.
+    /// Whether it holds no units, not even expired ones: only a new one.
     pub fn is_empty(&self) -> bool {
         read!(self, state => state.is_empty())
     }
@@ -490,12 +490,12 @@ impl Limiter {
             Limiter::Counters(counters) => counters.heap_bytes(),
             Limiter::Large(large) => large.heap_bytes(),
             any_short!(_) => self.bytes().len(),
-            Limiter::Bucket(_) => size_of::<Packed>(),
-            Limiter::Buckets(buckets) => size_of::<Vec<Packed>>() + buckets.capacity() * size_of::<Packed>(),
+            Limiter::Bucket(bucket) => size_of_val(&**bucket),
+            Limiter::Buckets(list) => size_of_val(&**list) + list.capacity() * size_of::<bucket::Packed>(),
         }
     }
 
-    /// The effort of freeing it: roughly its number of allocations.
+    /// About its number of allocations: the effort of freeing it.
     pub fn allocations(&self) -> usize {
         match self {
             Limiter::Counters(_) => 1,

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use crate::limiter::several::MAX_ROWS;
 use crate::limiter::{Algorithm, Applied, Key, Limiter, UnixMs};
 
-/// The most expired keys that a command drops: as many as one can make, so that they never pile up.
+/// The most expired keys that a command drops: as many as a command can create, so that they never pile up.
 const DROPPED_AT_ONCE: usize = MAX_ROWS;
 
 /// A key that holds a limiter.
 pub struct Held {
     limiter: Limiter,
     expires_at: UnixMs,
-    /// Its place among keys that expire at the same time: the number of keys made before it.
+    /// Its place among keys that expire at the same time: the number of keys created before it.
     age: u64,
 }
 
@@ -83,20 +83,27 @@ pub struct Keys {
     by_name: HashMap<Arc<[u8]>, Held, Hashes>,
     /// The same, by expiry and age.
     by_expiry: BTreeMap<(UnixMs, u64), Arc<[u8]>>,
-    most: usize,
-    made: u64,
+    max_keys: usize,
+    /// The number of keys created so far.
+    created: u64,
     /// Whether expired keys are left.
     has_expired: bool,
 }
 
 impl Keys {
-    /// Holds at most so many keys, and at least one.
-    pub fn new(most: usize, seed: u64) -> Keys {
+    /// Holds at most `max_keys` keys, and at least one.
+    pub fn new(max_keys: usize, seed: u64) -> Keys {
         let by_name = HashMap::with_hasher(Hashes { random: RandomState::new(), seed });
-        Keys { by_name, by_expiry: BTreeMap::new(), most: most.max(1), made: 0, has_expired: false }
+        Keys {
+            by_name,
+            by_expiry: BTreeMap::new(),
+            max_keys: max_keys.max(1),
+            created: 0,
+            has_expired: false,
+        }
     }
 
-    /// The number of keys, with expired ones that are left.
+    /// The number of keys, with the expired ones that are left.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
@@ -126,14 +133,14 @@ impl Keys {
         self.by_name.get_mut(name)
     }
 
-    /// Lends the key of this name, until it is given back.
+    /// Takes the key of this name out, until it is given back.
     pub fn lend(&mut self, name: &[u8], now: UnixMs) -> Option<Held> {
         let place = self.get(name, now)?;
         let nothing = Held { limiter: Limiter::new(Algorithm::Fixed), ..*place };
         Some(mem::replace(place, nothing))
     }
 
-    /// Takes a lent key back.
+    /// Puts a lent key back.
     pub fn give_back(&mut self, name: &[u8], held: Held) {
         if let Some(place) = self.by_name.get_mut(name) {
             *place = held;
@@ -165,13 +172,13 @@ impl Keys {
     }
 
     fn insert(&mut self, name: &[u8], limiter: Limiter, expires_at: UnixMs) {
-        while self.by_name.len() >= self.most
+        while self.by_name.len() >= self.max_keys
             && let Some((_, first)) = self.by_expiry.pop_first()
         {
             self.by_name.remove(&first);
         }
-        let (name, age) = (Arc::<[u8]>::from(name), self.made);
-        self.made += 1;
+        let (name, age) = (Arc::<[u8]>::from(name), self.created);
+        self.created += 1;
         self.by_expiry.insert((expires_at, age), name.clone());
         self.by_name.insert(name, Held { limiter, expires_at, age });
     }

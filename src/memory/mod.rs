@@ -16,7 +16,7 @@ mod resp;
 
 use crate::limiter::key::{self, Take};
 use crate::limiter::several::{self, Parts};
-use crate::limiter::{Algorithm, Mode, Time, UnixMs};
+use crate::limiter::{Algorithm, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Options, Refusal, Request, Verb};
 use keys::Keys;
@@ -35,13 +35,14 @@ impl Memory {
         Memory::seeded(max_keys, 0)
     }
 
-    /// The same, on a target without random numbers: a `seed` that nobody can guess keeps names from colliding in the map.
+    /// The same, for a target without random numbers: with a `seed` that nobody can guess, nobody can choose names that collide in
+    /// the map.
     pub fn seeded(max_keys: usize, seed: u64) -> Memory {
         Memory { keys: Keys::new(max_keys, seed), reply: Resp::default() }
     }
 
-    /// Runs a command at `now_ms`, its Unix time in milliseconds by the clock of the caller. Returns the reply as the bytes
-    /// of RESP2.
+    /// Runs a command at `now_ms`, its Unix time in milliseconds by the clock of the caller. Returns the bytes of the reply in
+    /// RESP2: an error reply if the command is refused.
     ///
     /// It knows RL.FIXED, RL.SLIDING, RL.LOG, RL.BUCKET, RL.ALL, RL.PEEK and RL.INFO; of the server's own commands DEL,
     /// EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL.
@@ -57,7 +58,7 @@ impl Memory {
         self.reply.bytes()
     }
 
-    /// The number of keys held, with those that have expired and are not dropped yet.
+    /// The number of keys held, with those that have expired and were not dropped yet.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
@@ -97,14 +98,7 @@ impl Memory {
         let take = Take { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
         let (mut key, mut fresh) = (self.keys.get(name, now), None);
         let taken = take.run(&mut key, &mut fresh)?;
-        match mode {
-            Mode::AllOrNothing | Mode::Force => reply::verdict(&mut self.reply, &taken.reply()),
-            Mode::Partial => {
-                let at = take.counted_at(&taken.outcome, &key, &fresh);
-                let units = cost.at_most(taken.outcome.change.units);
-                reply::partial(&mut self.reply, &taken.reply(), units, at);
-            }
-        }
+        reply::taken(&mut self.reply, &taken);
         if taken.applied.is_any() {
             self.keys.carry_out(name, fresh, taken.applied);
         }
@@ -181,7 +175,7 @@ fn verb(name: &[u8]) -> Option<Verb> {
     { verbs }.find(|verb| name.eq_ignore_ascii_case(verb.name().to_bytes()))
 }
 
-/// Whether a command takes so many words after its name.
+/// Whether a command of this [arity](Verb::arity) takes `words` words after its name.
 fn has_arity(arity: i32, words: usize) -> bool {
     let (words, named) = (words + 1, arity.unsigned_abs() as usize);
     if arity < 0 { words >= named } else { words == named }

@@ -1,5 +1,6 @@
 //! Replies as the bytes of RESP2.
 
+use crate::limiter::digits;
 use crate::reply::Reply;
 
 /// Bytes of an unknown command's name, and of its arguments, that a server repeats.
@@ -50,22 +51,11 @@ impl Resp {
     }
 
     fn number(&mut self, kind: u8, number: i64) {
-        // A sign and 19 digits.
-        let (mut digits, mut begin, mut rest) = ([0; 20], 20, number.unsigned_abs());
-        loop {
-            begin -= 1;
-            digits[begin] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        if number < 0 {
-            begin -= 1;
-            digits[begin] = b'-';
-        }
         self.0.push(kind);
-        self.0.extend_from_slice(&digits[begin..]);
+        if number < 0 {
+            self.0.push(b'-');
+        }
+        self.0.extend_from_slice(digits(number.unsigned_abs(), &mut [0; 20]));
         self.0.extend_from_slice(b"\r\n");
     }
 }

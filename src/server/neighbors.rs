@@ -1,5 +1,5 @@
 //! Other modules: whether there are any, and whether they may have run. They may change any key when they are told of an
-//! event, and opening an expired key is one.
+//! event, and that a key expires as it is opened is one.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::slice;
@@ -25,7 +25,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 /// Whether one is that is not [`HARMLESS`].
 static MAY_WRITE: AtomicBool = AtomicBool::new(false);
 
-/// How many keys have expired since there are others.
+/// How many keys have expired since another module was loaded.
 static EXPIRATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Whether there is no other module, so that none is told of events.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use redis_rl::limiter::bucket::Bucket;
-use redis_rl::limiter::{Algorithm, Parts, Quota, TakeError, Verdict, WindowMs, WindowUsage};
+use redis_rl::limiter::{Algorithm, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage};
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
 const MAX_LIVE_WINDOWS: usize = 8;
@@ -520,17 +520,17 @@ impl Model {
                 limit,
                 used: self.used(&quota, now),
                 reset_after_ms: self.search.first(|ms| self.used(&quota, now + ms) == 0),
-                parts: self.parts(window.get(), now),
+                counts: self.counts(window.get(), now),
             }
         };
         windows.into_iter().map(state).collect()
     }
 
     /// The two counts of a sliding window.
-    fn parts(&self, window: u64, now: u64) -> Option<Parts> {
+    fn counts(&self, window: u64, now: u64) -> Option<SlidingCounts> {
         let (window, now) = (i128::from(window), i128::from(now));
         match &self.state {
-            State::Windows(windows) if windows.sliding => Some(Parts {
+            State::Windows(windows) if windows.sliding => Some(SlidingCounts {
                 current: figure(windows.current(window, now)),
                 previous: figure(windows.previous(window, now)),
             }),

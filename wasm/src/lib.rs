@@ -2,7 +2,7 @@
 //!
 //! A host calls `start` once. For each command it writes the words into the buffer, as their lengths (32 bits each, little-endian)
 //! and then their bytes, without anything in between; calls `call`; and reads the reply, the bytes of RESP2, from the start
-//! of the buffer. Nothing that a host passes makes a call trap, except that there is no more memory.
+//! of the buffer. Whatever a host passes, a call traps only if there is no more memory.
 
 use std::cell::RefCell;
 use std::slice;
@@ -22,7 +22,7 @@ thread_local! {
     static INSTANCE: RefCell<Option<Instance>> = const { RefCell::new(None) };
 }
 
-/// Runs `run` with the instance; before `start`, with one of a million keys.
+/// Runs `run` with the instance; before `start`, with one that holds at most a million keys.
 fn with<T>(run: impl FnOnce(&mut Instance) -> T) -> T {
     INSTANCE.with_borrow_mut(|instance| run(instance.get_or_insert_with(|| Instance::new(1_000_000, 0))))
 }
@@ -62,7 +62,7 @@ fn reply(buffer: &mut [u8], reply: &[u8]) -> usize {
     reply.len()
 }
 
-/// Forgets all keys, and holds at most `max_keys` from now on. A random `seed` keeps names from colliding on purpose.
+/// Forgets all keys, and holds at most `max_keys` from now on. With a random `seed`, nobody can choose names that collide.
 #[unsafe(no_mangle)]
 pub extern "C" fn start(max_keys: u32, seed: u64) {
     with(|instance| instance.memory = Memory::seeded(max_keys as usize, seed));
@@ -82,7 +82,8 @@ pub extern "C" fn buffer(bytes: usize) -> *const u8 {
     })
 }
 
-/// Runs the command of so many `words` at `now_ms`, a Unix time in milliseconds. Returns the length of the reply in bytes.
+/// Runs the command in the buffer, of `words` words, at `now_ms`, a Unix time in milliseconds. Returns the length of the reply in
+/// bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn call(now_ms: f64, words: usize) -> usize {
     // A cast to an integer saturates.

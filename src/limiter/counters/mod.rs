@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 pub use counter::{Counter, Method};
 
-use super::algorithm::{Algorithm, Mover, Parts, WindowUsage};
+use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
 use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
@@ -327,7 +327,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
                 limit: None,
                 used,
                 reset_after_ms: if used == 0 { 0 } else { counter.wait_until(self.method, 0, now) },
-                parts: (self.method == Method::Sliding).then_some(Parts { current, previous }),
+                counts: (self.method == Method::Sliding).then_some(SlidingCounts { current, previous }),
             }
         };
         self.counters.live(now).map(shown).collect()
@@ -339,10 +339,10 @@ impl StateMut for ByMethod<&mut Counters> {
     fn add(&mut self, tiers: &mut [Tier<Counter>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
         for tier in tiers {
-            let units = tier.place.add(units);
+            let units = tier.usage.place.add(units);
             if units > 0 {
-                tier.used = (tier.used + units).min(MAX_COUNT);
-                change.end_moved |= self.counters.put(tier.place, now);
+                tier.usage.used = (tier.usage.used + units).min(MAX_COUNT);
+                change.end_moved |= self.counters.put(tier.usage.place, now);
                 change.units = change.units.max(units);
             }
         }

@@ -58,7 +58,7 @@ impl Large {
         self.source = source;
     }
 
-    /// Bytes on the heap, with its own.
+    /// Bytes on the heap, itself included.
     pub fn heap_bytes(&self) -> usize {
         size_of::<Large>() + self.run.heap_bytes()
     }
@@ -147,7 +147,7 @@ impl StateMut for Large {
         let retention = self.retention.map_or(named, |retention| retention.max(named));
         // Later requests are decided as of `now` or later, so what has expired stays expired.
         let Usage { place: from, used } =
-            if retention == named { longest.usage() } else { self.in_window(retention, now) };
+            if retention == named { longest.usage } else { self.in_window(retention, now) };
         let units = units.min(MAX_COUNT - used);
         if units == 0 {
             return Change::default();
@@ -175,15 +175,15 @@ impl StateMut for Large {
             let window = tier.quota.window();
             if self.retention == Some(window) {
                 // All units held.
-                tier.set_usage(Usage { used: self.units(), place: self.front() });
+                tier.usage = Usage { used: self.units(), place: self.front() };
                 continue;
             }
             if starts_stale {
-                tier.set_usage(self.in_window(window, now));
+                tier.usage = self.in_window(window, now);
             } else {
-                tier.used += units;
+                tier.usage.used += units;
             }
-            self.run.remember(window, tier.place);
+            self.run.remember(window, tier.usage.place);
         }
         Change { units, end_moved, forgot }
     }

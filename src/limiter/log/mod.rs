@@ -164,7 +164,7 @@ impl<L: Entries> State for L {
         let shown = |window| {
             let used = self.in_window(window, now).used;
             let reset_after_ms = if used == 0 { 0 } else { (self.newest() + window).since(now) };
-            WindowUsage { window, limit: None, used, reset_after_ms, parts: None }
+            WindowUsage { window, limit: None, used, reset_after_ms, counts: None }
         };
         self.retention().map(shown).into_iter().collect()
     }
@@ -177,6 +177,6 @@ fn rounded_end(newest: UnixMs, retention: WindowMs) -> UnixMs {
 
 /// The tier with the longest window; `tiers` must not be empty.
 #[inline(always)]
-fn longest<F>(tiers: &[Tier<F>]) -> &Tier<F> {
+fn longest<P>(tiers: &[Tier<P>]) -> &Tier<P> {
     tiers.iter().max_by_key(|tier| tier.quota.window()).expect("a request has at least one tier")
 }

@@ -167,15 +167,11 @@ impl Run {
     /// Drops all entries before `place`.
     pub fn drop_before(&mut self, place: Cursor) {
         if place > self.front {
-            self.advance_to(place);
+            let dropped = (place.block - self.front.block) as usize;
+            self.drop_blocks(0..dropped.min(self.blocks.len()));
+            self.front = place;
+            self.look_up_oldest();
         }
-    }
-
-    fn advance_to(&mut self, place: Cursor) {
-        let dropped = (place.block - self.front.block) as usize;
-        self.drop_blocks(0..dropped.min(self.blocks.len()));
-        self.front = place;
-        self.look_up_oldest();
     }
 
     fn drop_blocks(&mut self, blocks: Range<usize>) {
@@ -266,7 +262,8 @@ impl Run {
     fn measure_newest(&mut self) {
         let Some(last) = self.blocks.back() else { return };
         // The first block may begin with bytes of dropped entries, which can be decoded too.
-        self.newest_length = entry::lengths(&last.bytes).last().unwrap_or(0);
+        let newest = entry::iter(&last.bytes).last();
+        self.newest_length = newest.map_or(0, |(since, units)| entry::length(since, units));
     }
 
     /// Joins two blocks that fit into one, so that many small refunds do not leave many small blocks. An empty

@@ -242,8 +242,8 @@ impl<H: Holder> Short<&mut H> {
     pub fn make_room(&mut self, quotas: &[Quota], units: u64, now: UnixMs) -> bool {
         self.surely_has_room(units, now) || {
             let tier = |quota: &Quota| {
-                let Usage { used, place } = self.in_window(quota.window(), now);
-                Tier { quota: *quota, used, place, refuses: false }
+                let usage = self.in_window(quota.window(), now);
+                Tier { quota: *quota, usage, refuses: false }
             };
             let mut longest = quotas.iter().max_by_key(|quota| quota.window()).map(tier);
             self.drop_expired(longest.as_mut_slice(), now);
@@ -275,13 +275,13 @@ impl<H: Holder> Short<&mut H> {
         let longest = longest(tiers);
         let named = longest.quota.window();
         let retention = self.retention().map_or(named, |retention| retention.max(named));
-        let usage = if retention == named { longest.usage() } else { self.in_window(retention, now) };
+        let usage = if retention == named { longest.usage } else { self.in_window(retention, now) };
         if usage.used < self.head.units {
             let Cursor { offset, mark: Mark { at_ms, units, .. }, .. } = usage.place;
             drop_before(self.holder, offset, at_ms, units);
             self.head = Head::read(self.holder.bytes());
             for tier in tiers {
-                tier.set_usage(self.in_window(tier.quota.window(), now));
+                tier.usage = self.in_window(tier.quota.window(), now);
             }
         }
         (if usage.used == 0 { named } else { retention }, usage.used)
@@ -336,9 +336,9 @@ impl<H: Holder> StateMut for Short<&mut H> {
         }
         for tier in tiers {
             if used == 0 {
-                tier.set_usage(self.in_window(tier.quota.window(), now));
+                tier.usage = self.in_window(tier.quota.window(), now);
             } else {
-                tier.used += units;
+                tier.usage.used += units;
             }
         }
         let end_moved = used == 0

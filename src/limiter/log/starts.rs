@@ -1,5 +1,5 @@
 //! A log's entries, and where its shorter windows began when they last counted, which saves walking there from the
-//! front: with three tiers and 1,000 entries a request takes 1,451 instructions instead of 44,618.
+//! front.
 
 use std::ops::Deref;
 
