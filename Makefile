@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: bench-memory latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist check-docker
+.PHONY: bench-memory latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -234,10 +234,6 @@ release-check: setup-server ## Build, check and collect all that a release consi
 IMAGE ?= redis-rl
 image: ## Build the image for x86-64 and arm64; IMAGE=name:tag PUSH=1 pushes it
 	docker buildx build --platform linux/amd64,linux/arm64 --tag $(IMAGE) $(if $(PUSH),--push) .
-
-check-docker: ## Run the Dockerfile's steps in Debian chroots, without Docker (as root)
-	@tools/install-missing debootstrap
-	@packaging/check-docker
 
 fuzz: SECONDS ?= 60
 fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS=60 each

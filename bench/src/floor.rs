@@ -1,13 +1,9 @@
 //! A module of no-op commands, with which the benchmarks compare redis-rl.
 //!
 //! - `FLOOR` replies with five integers, and touches no key.
-//! - `FLOOR.READ` opens its key for reading, and reads the value.
-//! - `FLOOR.OPEN` opens its key for writing, and reads the value.
-//! - `FLOOR.MARK` does so too, and marks the key as modified.
+//! - `FLOOR.MARK` opens its key for writing, reads the value, and marks the key as modified.
 //! - `FLOOR.ALL` takes the arguments of RL.ALL, reads every word and the clock, opens each key for writing and reads the
 //!   value, marks each key, and replies as RL.ALL does.
-//!
-//! An argument of the module is its name; `floor` without one.
 //!
 //! Values never change, and are not saved: the benchmarked servers make no snapshots.
 #![allow(unsafe_code)]
@@ -28,8 +24,7 @@ macro_rules! api {
 
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
-const READ: c_int = raw::REDISMODULE_READ as c_int;
-const WRITE: c_int = READ | raw::REDISMODULE_WRITE as c_int;
+const WRITE: c_int = (raw::REDISMODULE_READ | raw::REDISMODULE_WRITE) as c_int;
 
 /// The value of each key.
 const VALUE: i64 = 1_000_000;
@@ -50,24 +45,18 @@ static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn RedisModule_OnLoad(
     ctx: *mut raw::RedisModuleCtx,
-    argv: *mut *mut raw::RedisModuleString,
-    argc: c_int,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
 ) -> c_int {
-    let commands: [(&CStr, raw::RedisModuleCmdFunc, &CStr, c_int, c_int); 5] = [
+    let commands: [(&CStr, raw::RedisModuleCmdFunc, &CStr, c_int, c_int); 3] = [
         (c"FLOOR", Some(floor), c"write deny-oom fast", 1, 1),
-        (c"FLOOR.READ", Some(read), c"readonly fast", 1, 1),
-        (c"FLOOR.OPEN", Some(open), c"write deny-oom fast", 1, 1),
         (c"FLOOR.MARK", Some(mark), c"write deny-oom fast", 1, 1),
         (c"FLOOR.ALL", Some(all), c"write deny-oom", -5, 5),
     ];
-    // SAFETY: the server passed `ctx` and `argc` words; the functions exist since Redis 7.0, and `InitAPI` finds them.
+    // SAFETY: the server passed `ctx`; the functions exist since Redis 7.0, and `InitAPI` finds them.
     unsafe {
         raw::Export_RedisModule_InitAPI(ctx);
-        let name = match argc {
-            0 => c"floor".as_ptr(),
-            _ => api!(RedisModule_StringPtrLen(*argv, null_mut())),
-        };
-        api!(RedisModule_SetModuleAttribs(ctx, name, 1, raw::REDISMODULE_APIVER_1 as c_int));
+        api!(RedisModule_SetModuleAttribs(ctx, c"floor".as_ptr(), 1, raw::REDISMODULE_APIVER_1 as c_int));
         // As in redis-rl, only the command itself marks a key as modified, not closing it.
         api!(RedisModule_SetModuleOptions(ctx, raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int));
         let mut methods = raw::RedisModuleTypeMethods { version: 3, free: Some(free), ..no_methods() };
@@ -117,22 +106,20 @@ impl<'a> Call<'a> {
         Call { ctx, args: unsafe { slice::from_raw_parts(argv, argc as usize) } }
     }
 
-    /// The value of a key. An empty key opened for writing gets one; opened for reading, it counts as 0.
+    /// The value of a key opened for writing. An empty key gets one, and counts as 0.
     #[inline(always)]
-    fn value_of(self, key: *mut raw::RedisModuleString, mode: c_int) -> i64 {
+    fn value_of(self, key: *mut raw::RedisModuleString) -> i64 {
         let value_type = TYPE.load(Ordering::Relaxed);
         // SAFETY: context and name live as long as the call. The handle is closed once, and until then the
         // server keeps the value, which is a `Box`.
         unsafe {
-            let open = api!(RedisModule_OpenKey(self.ctx, key, mode));
+            let open = api!(RedisModule_OpenKey(self.ctx, key, WRITE));
             let value = if !open.is_null() && api!(RedisModule_ModuleTypeGetType(open)) == value_type {
                 *api!(RedisModule_ModuleTypeGetValue(open)).cast::<i64>()
             } else {
-                if mode == WRITE {
-                    let value = Box::into_raw(Box::new(VALUE));
-                    api!(RedisModule_ModuleTypeSetValue(open, value_type, value.cast()));
-                    api!(RedisModule_SetExpire(open, TIME_TO_LIVE_MS));
-                }
+                let value = Box::into_raw(Box::new(VALUE));
+                api!(RedisModule_ModuleTypeSetValue(open, value_type, value.cast()));
+                api!(RedisModule_SetExpire(open, TIME_TO_LIVE_MS));
                 0
             };
             api!(RedisModule_CloseKey(open));
@@ -210,10 +197,8 @@ macro_rules! command {
 }
 
 command!(floor, call => call.answer(VALUE));
-command!(read, call => call.answer(call.value_of(call.args[1], READ)));
-command!(open, call => call.answer(call.value_of(call.args[1], WRITE)));
 command!(mark, call => {
-    let value = call.value_of(call.args[1], WRITE);
+    let value = call.value_of(call.args[1]);
     call.mark(call.args[1]);
     call.count_change();
     call.answer(value);
@@ -226,7 +211,7 @@ command!(all, call => {
     let rows = words.chunks_exact(ROW_WORDS);
     call.array(rows.len());
     for row in rows {
-        let value = call.value_of(row[0], WRITE);
+        let value = call.value_of(row[0]);
         call.mark(row[0]);
         call.answer(value);
     }

@@ -1,7 +1,6 @@
 //! Measures the memory of logs and keys.
 
 use anyhow::{Context, Result};
-use redis::Connection;
 
 use crate::server::{Server, clock_ms, flush, info, send_all};
 
@@ -28,35 +27,6 @@ impl Keeping {
             Keeping::SortedSet => format!("ZADD {key} {time_ms} {time_ms}-{number}"),
         }
     }
-}
-
-/// MEMORY USAGE per unit after the first, with `units` at random over the last `span_ms`: the mean of several keys.
-pub fn bytes_a_unit(
-    connection: &mut Connection,
-    keeping: Keeping,
-    units: usize,
-    span_ms: u64,
-    keys: u64,
-) -> Result<f64> {
-    redis::cmd("FLUSHALL").exec(connection)?;
-    let now_ms = clock_ms(connection)?;
-    let mut bytes = 0;
-    for seed in 0..keys {
-        let times = times_at_random(now_ms, span_ms, units, seed);
-        let requests = |key: &'static str, units| {
-            times.iter().enumerate().take(units).map(move |(number, time)| keeping.add(key, number, *time))
-        };
-        redis::cmd("DEL").arg(&["one", "all"]).exec(connection)?;
-        send_all(connection, requests("one", 1))?;
-        send_all(connection, requests("all", units))?;
-        bytes += usage(connection, "all")? - usage(connection, "one")?;
-    }
-    Ok(bytes as f64 / (keys * (units as u64 - 1)) as f64)
-}
-
-fn usage(connection: &mut Connection, key: &str) -> Result<i64> {
-    // SAMPLES 0 measures every element of a list or set.
-    Ok(redis::cmd("MEMORY").arg(&["USAGE", key, "SAMPLES", "0"]).query(connection)?)
 }
 
 /// Sorted random times. For the same seed, they differ only by the time of day.
@@ -92,15 +62,6 @@ pub fn name(key: usize) -> String {
 pub fn bytes_a_key(server: &Server, command: &str, windows: usize, keys: usize) -> Result<f64> {
     let tiers = ["100 30d", "50 1d", "10 1h"][..windows].join(" ");
     bytes_of_each(server, keys, |key| vec![format!("{command} {} {tiers}", name(key))])
-}
-
-/// Bytes per limiter made of string counters, one with a time to live for each window.
-pub fn bytes_of_counters(server: &Server, windows: usize, keys: usize) -> Result<f64> {
-    let windows = [("30d", 2_592_000), ("1d", 86_400), ("1h", 3_600)][..windows].to_vec();
-    bytes_of_each(server, keys, |key| {
-        let counter = |(window, seconds): &(&str, u64)| format!("SET {}:{window} 1 EX {seconds}", name(key));
-        windows.iter().map(counter).collect()
-    })
 }
 
 /// Bytes per key with a time to live that stores this number of requests, at random over the last minute.

@@ -9,7 +9,7 @@ use crate::bench::{Bench, Counter, Tools};
 use crate::cache::ManyKeys;
 use crate::file::InFile;
 use crate::logs::LargeLog;
-use crate::memory::{Keeping, bytes_a_key, bytes_a_unit, bytes_of_counters, bytes_of_requests};
+use crate::memory::{Keeping, bytes_a_key, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
 use crate::scripts::Loaded;
 use crate::server::{Server, Setup, clock_ms, flush, pipeline, send_all};
@@ -20,7 +20,6 @@ const APPEND_ONLY: [(&str, &str); 3] =
     [("appendonly", "yes"), ("appendfsync", "everysec"), ("enable-debug-command", "local")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
 const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
-const BESIDE_TITLE: &str = "Three keys beside another module; to the same alone";
 const REPLICA_TITLE: &str = "With a replica; to INCR";
 
 /// Workloads, each with the base of its ratio.
@@ -54,50 +53,28 @@ fn others(setup: &Setup, scripts: &Loaded) -> impl Iterator<Item = Workload> {
     setup.has_cell.then(Workload::cell).into_iter().chain(scripts.one_key())
 }
 
-/// Requests to a server without persistence. Each command is compared with a no-op that uses its key in the same
-/// way.
+/// Requests to a server without persistence.
 fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
-    let beside_floor = |title, floor: fn() -> Workload, workload: fn(Algorithm) -> Workload| {
-        Section::beside(title, floor, [floor()].into_iter().chain(each(workload)))
-    };
     let (fixed, three_fixed) =
         (|| Workload::allowed(Algorithm::FIXED), || Workload::three_commands(Algorithm::FIXED));
-    let pairs = |of: fn(Algorithm) -> Workload, to: fn(Algorithm) -> Workload| {
-        Algorithm::ALL.map(|algorithm| (of(algorithm), to(algorithm)))
-    };
-    let three_keys = [(three_fixed(), three_fixed())]
-        .into_iter()
-        .chain(pairs(Workload::three_keys, Workload::three_commands))
-        .chain(scripts.three_keys().map(|script| (script, three_fixed())));
-    let three_tiers = pairs(Workload::three_tiers, Workload::allowed)
-        .into_iter()
-        .chain([(Workload::three_tiers_marked(), Workload::key_marked())]);
-    let one_row = pairs(Workload::one_row, Workload::allowed);
-    let more = [Workload::no_op(), Workload::ping(), Workload::incr(), Workload::incr_expire()];
-    let allowed = beside_floor(
+    let three_keys =
+        [three_fixed(), Workload::three_keys(Algorithm::FIXED)].into_iter().chain(scripts.three_keys());
+    let allowed = Section::beside(
         "Allowed; to the no-op that opens its key to write and marks it as modified",
         Workload::key_marked,
-        Workload::allowed,
+        [Workload::key_marked()].into_iter().chain(each(Workload::allowed)),
     );
     if setup.is_brief() {
         return vec![allowed, several_keys()];
     }
+    let three_tiers =
+        Algorithm::ALL.map(|algorithm| (Workload::three_tiers(algorithm), Workload::allowed(algorithm)));
+    let more = [Workload::no_op(), Workload::incr(), Workload::incr_expire()];
     vec![
         allowed,
-        beside_floor(
-            "Limited; to the no-op that opens its key to write",
-            Workload::key_to_write,
-            Workload::limited,
-        ),
-        beside_floor(
-            "RL.PEEK; to the no-op that opens its key to read",
-            Workload::key_to_read,
-            Workload::peek,
-        ),
         Section::new("Three tiers; to one", three_tiers),
         several_keys(),
-        Section::new("Three keys; to three commands in a pipeline", three_keys),
-        Section::new("RL.ALL with one row; to the single command", one_row),
+        Section::beside("Three keys; to three commands in a pipeline", three_fixed, three_keys),
         Section::beside(
             "Other commands; to RL.FIXED, allowed",
             fixed,
@@ -155,7 +132,7 @@ pub fn instructions(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
 
 const INSTRUCTIONS: &str = "\
 By callgrind, of the server's process, for one request of a pipeline to 100 keys in use; the least of three times. They
-hardly differ from run to run. redis-rl is the only module, except for no-ops, CL.THROTTLE and the rows that say so.";
+hardly differ from run to run. redis-rl is the only module, except for no-ops and CL.THROTTLE.";
 
 /// The instructions counted on one server.
 struct Counted {
@@ -177,13 +154,6 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
         })?);
     }
     drop(with_others);
-    rows.push((bold(BESIDE_TITLE), [String::new(), String::new()]));
-    let three_keys = Workload::three_keys(Algorithm::FIXED);
-    let base = counter.cost(&three_keys)?;
-    for (which, name) in [("one of the Redis 8 images", "search"), ("any other", "floor")] {
-        let own = Counter::start(&setup.beside(name), tools, program, &[])?.cost(&three_keys)?;
-        rows.push((format!("{}, beside {which}", three_keys.name), [grouped(own), two_places(own / base)]));
-    }
     drop(counter);
     let counter = Counter::start(alone, tools, program, &APPEND_ONLY)?;
     let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
@@ -244,59 +214,29 @@ By callgrind, which simulates a last-level cache of 2 MB. Names have 15 bytes, a
 pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
     let bench = Bench::start(setup, tools, &[])?;
     let title = format!("Requests a second, {}", bench.fast.version()?);
-    report.table(title, ["", "a second", "ratio (middle half)", "ratio by CPU time"], THROUGHPUT);
-    for section in at_full_speed(setup, &bench.scripts) {
-        rates(&bench, &section, report)?;
-    }
-    drop(bench);
-    let bench = Bench::start(setup, tools, &APPEND_ONLY)?;
-    rates(&bench, &with_copies(APPEND_ONLY_TITLE, setup, &bench.scripts), report)
-}
-
-const THROUGHPUT: &str = "\
-By `redis-benchmark -P 64`, in turns with what the ratio is to; the median of the turns and, in parentheses, the middle
-half. By CPU time: that ratio in seconds for which the server ran, which others on the machine disturb less.";
-
-fn at_full_speed(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
-    let commands = [Workload::no_op(), Workload::key_marked()]
+    report.table(title, ["", "a second", "ratio by CPU time (middle half)"], THROUGHPUT);
+    report.section("Commands; to the no-op module command");
+    let commands = [Workload::no_op()]
         .into_iter()
-        .chain(
-            [Workload::allowed, Workload::limited, Workload::peek, Workload::three_tiers]
-                .into_iter()
-                .flat_map(each),
-        )
-        .chain([Workload::three_keys(Algorithm::FIXED), Workload::ping(), Workload::incr()])
-        .chain(others(setup, scripts))
-        .chain(scripts.three_keys());
-    let mut sections =
-        vec![Section::beside("Commands; to the no-op module command", Workload::no_op, commands)];
-    for (i, script) in scripts.one_key().into_iter().enumerate() {
-        sections.push(Section::beside(
-            &format!("Allowed requests; to {}", script.name),
-            || scripts.one_key().swap_remove(i),
-            each(Workload::allowed),
-        ));
-    }
-    if let Some(script) = scripts.three_keys() {
-        let title = format!("Three keys in one step; to {}", script.name);
-        sections.push(Section::new(&title, [(Workload::three_keys(Algorithm::FIXED), script)]));
-    }
-    sections
-}
-
-fn rates(bench: &Bench, section: &Section, report: &mut Report) -> Result<()> {
-    report.section(&section.title);
-    for (workload, base) in &section.rows {
-        let Some(rates) = bench.rates(workload, base)? else { continue };
-        report.row([
-            workload.name.clone(),
-            grouped(rates.a_second(0).median),
-            rates.ratio(0, 1).to_string(),
-            rates.cpu_ratio(0, 1).to_string(),
-        ]);
+        .chain(each(Workload::allowed))
+        .chain([
+            Workload::limited(),
+            Workload::three_tiers(Algorithm::FIXED),
+            Workload::three_keys(Algorithm::FIXED),
+            Workload::incr(),
+        ])
+        .chain(others(setup, &bench.scripts))
+        .chain(bench.scripts.three_keys());
+    for workload in commands {
+        let Some(rates) = bench.rates(&workload, &Workload::no_op())? else { continue };
+        report.row([workload.name, grouped(rates.a_second(0).median), rates.cpu_ratio(0, 1).to_string()]);
     }
     Ok(())
 }
+
+const THROUGHPUT: &str = "\
+By `redis-benchmark -P 64`, in turns with what the ratio is to: the median and, in parentheses, the middle half. CPU time
+is the server's.";
 
 /// Full logs, and logs whose entries expire at once.
 pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
@@ -307,7 +247,7 @@ pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
     if let Some(counter) = &counter {
         full_logs(counter, report)?;
     }
-    worst_call(&bench, counter.as_ref(), report)
+    worst_call(&bench, report)
 }
 
 /// Logs at their limit, where each request expires one entry and adds one.
@@ -346,7 +286,7 @@ fn full_log(counter: &Counter, limit: usize) -> Result<f64> {
 }
 
 /// The most expensive call: every entry of a large log expires at once.
-fn worst_call(bench: &Bench, counter: Option<&Counter>, report: &mut Report) -> Result<()> {
+fn worst_call(bench: &Bench, report: &mut Report) -> Result<()> {
     let entries = bench.setup.size(1_000_000, 100_000);
     report.section(&format!("RL.LOG, {} entries expire in one call", grouped(entries as f64)));
     eprintln!("filling a log of {entries} entries");
@@ -354,39 +294,11 @@ fn worst_call(bench: &Bench, counter: Option<&Counter>, report: &mut Report) -> 
     let log = LargeLog::fill(&mut connection, entries)?;
     let ms = Spread::of(log.times_of_last_request(&mut connection, bench.setup.size(15, 3))?.into_iter());
     report.row(["milliseconds, by the slow log".into(), ms.to_string()]);
-    if let Some(counter) = counter {
-        eprintln!("counting: {entries} entries expire");
-        let mut connection = counter.server.connect()?;
-        let log = LargeLog::fill(&mut connection, entries)?;
-        let total = counter.server.count(|| log.send_last_request(&mut connection, LargeLog::KEY))?;
-        report.row(["instructions for each entry".into(), two_places(total as f64 / entries as f64)]);
-    }
     Ok(())
 }
 
-/// Bytes per unit, and per key.
+/// Bytes per key.
 pub fn memory(bench: &Bench, report: &mut Report) -> Result<()> {
-    const MINUTE_MS: u64 = 60_000;
-    const HOUR_MS: u64 = 60 * MINUTE_MS;
-    report.table(format!("Memory, {}", bench.fast.version()?), ["", "bytes"], "");
-    let many = bench.setup.size(1_000_000, 100_000);
-    let mut connection = bench.fast.connect()?;
-
-    eprintln!("filling logs");
-    report.section("Bytes a unit beyond the first, at random over a minute (MEMORY USAGE)");
-    let kept = [
-        ("RL.LOG, 1,000 units", Keeping::Log),
-        ("list of times as in `limits`, 1,000 units", Keeping::List),
-        ("sorted set, 1,000 units", Keeping::SortedSet),
-    ];
-    for (what, keeping) in kept {
-        let bytes = bytes_a_unit(&mut connection, keeping, 1_000, MINUTE_MS, 20)?;
-        report.row(bytes_row(what.into(), bytes));
-    }
-    report.section("Bytes a unit beyond the first, at random over an hour (MEMORY USAGE)");
-    let bytes = bytes_a_unit(&mut connection, Keeping::Log, many, HOUR_MS, 1)?;
-    report.row(bytes_row(format!("RL.LOG, {} units", grouped(many as f64)), bytes));
-
     memory_of_short_logs(bench, report)?;
     memory_of_tiers(bench, report)
 }
@@ -399,7 +311,7 @@ fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
     );
     let columns = ["units in a key", "RL.LOG", "list of times as in `limits`", "sorted set"];
     report.table(title, columns, "At random over a minute. Of a million keys each takes 4 to 9 bytes less.");
-    for requests in [1, 2, 5, 10, 20, 50, 100] {
+    for requests in [1, 2, 5, 10, 20, 50, 100, 1_000] {
         eprintln!("making keys of {requests} requests");
         let keys = bench.setup.size(100_000, 10_000).min(2_000_000 / requests);
         let bytes = |keeping| bytes_of_requests(&bench.fast, keeping, requests, keys).map(grouped);
@@ -416,9 +328,8 @@ fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
 /// Bytes per key with several windows.
 fn memory_of_tiers(bench: &Bench, report: &mut Report) -> Result<()> {
     let title = format!("Memory of a limiter with tiers (used_memory), {}", bench.fast.version()?);
-    let strings = "counters in strings, one for each tier";
     let commands = Algorithm::ALL.map(|algorithm| algorithm.command);
-    report.table(title, ["tiers"].into_iter().chain(commands).chain([strings]), "One unit in each.");
+    report.table(title, ["tiers"].into_iter().chain(commands), "One unit in each.");
     let keys = bench.setup.size(1_000_000, 100_000);
     for tiers in 1..=3 {
         eprintln!("making {} keys of {tiers} tiers", grouped(keys as f64));
@@ -426,12 +337,7 @@ fn memory_of_tiers(bench: &Bench, report: &mut Report) -> Result<()> {
         for command in commands {
             row.push(grouped(bytes_a_key(&bench.fast, command, tiers, keys)?));
         }
-        row.push(grouped(bytes_of_counters(&bench.fast, tiers, keys)?));
         report.row(row);
     }
     Ok(())
-}
-
-fn bytes_row(what: String, bytes: f64) -> [String; 2] {
-    [what, two_places(bytes)]
 }

@@ -18,8 +18,6 @@ pub struct Setup {
     pub servers: Vec<PathBuf>,
     /// redis-rl (`MODULE`, or the one beside this program), the floor, and redis-cell if there is one.
     modules: Vec<PathBuf>,
-    /// The name of the floor as a module.
-    floor_name: &'static str,
     /// Whether `REDIS_CELL` names redis-cell.
     pub has_cell: bool,
     /// `BENCH_QUICK`: few rounds and small logs, to check that everything works.
@@ -45,14 +43,7 @@ impl Setup {
             None => vec![harness::server_program().into()],
         };
         let only = set("BENCH_ONLY").map(|part| part.to_string_lossy().into_owned());
-        Ok(Setup {
-            servers,
-            modules,
-            floor_name: "floor",
-            has_cell,
-            quick: set("BENCH_QUICK").is_some(),
-            only,
-        })
+        Ok(Setup { servers, modules, has_cell, quick: set("BENCH_QUICK").is_some(), only })
     }
 
     /// Whether to measure a part: `instructions`, `cache`, `throughput`, `logs` or `memory`.
@@ -68,11 +59,6 @@ impl Setup {
     /// The same with redis-rl alone.
     pub fn alone(&self) -> Setup {
         Setup { modules: self.modules[..1].to_vec(), has_cell: false, ..self.clone() }
-    }
-
-    /// The same with redis-rl and the floor under this name.
-    pub fn beside(&self, floor_name: &'static str) -> Setup {
-        Setup { modules: self.modules[..2].to_vec(), floor_name, has_cell: false, ..self.clone() }
     }
 
     /// The first server's program.
@@ -106,10 +92,7 @@ impl Server {
         // Housekeeping is not part of a command's cost, so it runs only once a second.
         let quiet = [("hz", "1"), ("auto-aof-rewrite-percentage", "0")];
         let launch = Launch::server_of(program)?.settings(&quiet).settings(settings);
-        let launch = setup.modules.iter().enumerate().fold(launch, |launch, (nth, module)| match nth {
-            1 => launch.module_named(module, setup.floor_name),
-            _ => launch.module(module),
-        });
+        let launch = setup.modules.iter().fold(launch, |launch, module| launch.module(module));
         let wrapper = wrapper(launch.folder());
         Ok(Server(launch.under(wrapper).start()?))
     }

@@ -81,12 +81,7 @@ impl<const N: usize> Rates<N> {
         Spread::of(self.0.iter().map(|turn| turn[of].a_second))
     }
 
-    /// The ratio of two workloads' rates, turn by turn.
-    pub fn ratio(&self, of: usize, to: usize) -> Spread {
-        Spread::of(self.0.iter().map(|turn| turn[of].a_second / turn[to].a_second))
-    }
-
-    /// The ratio by CPU time of the server, which is steadier on a shared machine.
+    /// The ratio of two workloads' rates, turn by turn, by CPU time of the server: it is steadier on a shared machine.
     pub fn cpu_ratio(&self, of: usize, to: usize) -> Spread {
         Spread::of(self.0.iter().map(|turn| turn[of].a_cpu_second / turn[to].a_cpu_second))
     }

@@ -71,9 +71,6 @@ impl Algorithm {
     /// The one that keeps every unit.
     const LOG: Algorithm = Algorithm { command: "RL.LOG" };
 
-    /// The one whose units come back one by one.
-    const BUCKET: Algorithm = Algorithm { command: "RL.BUCKET" };
-
     /// All of them.
     pub const ALL: [Algorithm; COMMANDS.len()] = {
         let mut all = [Algorithm::FIXED; COMMANDS.len()];
@@ -103,18 +100,6 @@ impl Algorithm {
     /// The same for one tier of several keys.
     fn histories(self, keys: &[&str], now_ms: u64) -> Vec<String> {
         keys.iter().flat_map(|key| self.history(key, ONE_TIER, now_ms)).collect()
-    }
-
-    /// Takes all of [`ONE_TIER`]'s limit, in a log as ten entries, of a bucket twice that.
-    fn exhaust(self, now_ms: u64) -> Vec<String> {
-        let take = |cost, at| format!("{} {KEY} {} COST {cost} FORCE AT {at}", self.command, words(ONE_TIER));
-        if self == Algorithm::LOG {
-            (0..10).map(|i| take(MINUTE.limit / 10, now_ms - 20_000 + i * 1_000)).collect()
-        } else if self == Algorithm::BUCKET {
-            vec![take(2 * MINUTE.limit, now_ms)]
-        } else {
-            vec![take(MINUTE.limit, now_ms)]
-        }
     }
 }
 
@@ -173,26 +158,9 @@ impl Workload {
         Workload::floor("no-op module command", "FLOOR")
     }
 
-    /// The no-op that opens its key for reading, and reads the value.
-    pub fn key_to_read() -> Workload {
-        let made = |_| vec![format!("FLOOR.MARK {KEY}")];
-        Workload::floor("no-op, key opened to read", "FLOOR.READ").after(made)
-    }
-
-    /// The no-op that opens its key for writing, and reads the value.
-    pub fn key_to_write() -> Workload {
-        Workload::floor("no-op, key opened to write", "FLOOR.OPEN")
-    }
-
-    /// The no-op that also marks its key as modified.
+    /// The no-op that opens its key for writing, reads the value, and marks the key as modified.
     pub fn key_marked() -> Workload {
         Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
-    }
-
-    /// The same with the arguments of a command with three tiers.
-    pub fn three_tiers_marked() -> Workload {
-        let command = format!("FLOOR.MARK {KEY} {}", words(THREE_TIERS));
-        Workload::new("no-op, key opened to write and marked, three tiers", command, Answer::Allowed)
     }
 
     /// A no-op command, with the arguments of a command with one tier.
@@ -223,20 +191,14 @@ impl Workload {
             .after(move |now_ms| algorithm.history(KEY, tiers, now_ms))
     }
 
-    /// A limited request.
-    pub fn limited(algorithm: Algorithm) -> Workload {
-        let command = format!("{} {KEY} {}", algorithm.command, words(ONE_TIER));
-        Workload::new(format!("{}, limited", algorithm.command), command, Answer::Limited).after(
-            move |now_ms| [algorithm.history(KEY, ONE_TIER, now_ms), algorithm.exhaust(now_ms)].concat(),
-        )
-    }
-
-    /// A peek at a key of this algorithm.
-    pub fn peek(algorithm: Algorithm) -> Workload {
-        let name = format!("RL.PEEK at a key of {}", algorithm.command);
-        let command = format!("RL.PEEK {KEY} {}", words(ONE_TIER));
-        Workload::new(name, command, Answer::Allowed)
-            .after(move |now_ms| algorithm.history(KEY, ONE_TIER, now_ms))
+    /// A limited request: the limit is used up.
+    pub fn limited() -> Workload {
+        let (take, tier) = (Algorithm::FIXED, words(ONE_TIER));
+        let command = format!("{} {KEY} {tier}", take.command);
+        Workload::new("RL.FIXED, limited", command.clone(), Answer::Limited).after(move |now_ms| {
+            let exhaust = format!("{command} COST {} FORCE AT {now_ms}", MINUTE.limit);
+            [take.history(KEY, ONE_TIER, now_ms), vec![exhaust]].concat()
+        })
     }
 
     /// Three allowed requests to one key each, one after the other.
@@ -257,23 +219,10 @@ impl Workload {
 
     /// An allowed request by RL.ALL with so many keys.
     pub fn keys(number: usize, algorithm: Algorithm) -> Workload {
-        Workload::all(&format!("{} keys", IN_WORDS[number]), &SEVERAL_KEYS[..number], algorithm)
-    }
-
-    /// An allowed request by RL.ALL with one key.
-    pub fn one_row(algorithm: Algorithm) -> Workload {
-        Workload::all("one row", &[KEY], algorithm)
-    }
-
-    fn all(name: &str, keys: &'static [&str], algorithm: Algorithm) -> Workload {
-        let name = format!("RL.ALL, {name}, {}", algorithm.word());
+        let keys = &SEVERAL_KEYS[..number];
+        let name = format!("RL.ALL, {} keys, {}", IN_WORDS[number], algorithm.word());
         Workload::new(name, format!("RL.ALL {}", rows(keys, algorithm)), Answer::Allowed)
             .after(move |now_ms| algorithm.histories(keys, now_ms))
-    }
-
-    /// PING.
-    pub fn ping() -> Workload {
-        Workload::new("PING", "PING", Answer::Any)
     }
 
     /// INCR.

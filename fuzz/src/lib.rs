@@ -1,7 +1,6 @@
 //! The fuzz targets, each with a `check` that panics on a fault:
 //!
-//! - `parser`: arguments, against a plain parser of the documented table of arguments; `rows`: the same for RL.ALL;
-//!   `words`: for both.
+//! - `parser`: arguments, against a plain parser of the documented table of arguments.
 //! - `decoder`: stored bytes, and how the decoded limiter behaves, against the plain model.
 //! - `effects`: what replicas and append-only files get, and what it does to a key.
 //! - `operations`: random calls on one key, against the plain model.
@@ -13,8 +12,6 @@ pub mod decoder;
 pub mod effects;
 pub mod operations;
 pub mod parser;
-pub mod rows;
-pub mod words;
 
 #[path = "../../tests/model/calls.rs"]
 pub mod calls;

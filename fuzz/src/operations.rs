@@ -13,13 +13,15 @@ use crate::naive::{Model, Search};
 /// Checks the history of calls that `bytes` encode.
 pub fn check(bytes: &[u8]) {
     if let Ok(history) = History::arbitrary_take_rest(Unstructured::new(bytes)) {
-        check_history(&history);
+        check_history(&history, Search::Halving);
     }
 }
 
-fn check_history(history: &History) {
+/// Checks a history of calls against a model that searches so.
+pub fn check_history(history: &History, search: Search) {
     let mut limiter = Limiter::new(history.algorithm);
-    let mut model = Model::new(history.algorithm, Search::Halving);
+    let mut model = Model::new(history.algorithm, search);
+    let (windows, _) = history.windows_and_end();
     // Gets only effects.
     let (mut replica, mut replica_expires_at) = (limiter.clone(), None);
     // For the second half of the calls, a copy that was stored and loaded.
@@ -33,6 +35,7 @@ fn check_history(history: &History) {
             apply(&mut replica, &mut replica_expires_at, &effect);
         });
         assert_eq!(reply, wanted, "call {i}: {call:?}");
+        assert_agree(&limiter, &model, &windows, call.end());
         assert_eq!(encode(&replica), encode(&limiter), "call {i}: {call:?}");
         assert_eq!(replica_expires_at, expires_at, "call {i}: {call:?}");
         if limiter.is_empty() {
@@ -49,8 +52,6 @@ fn check_history(history: &History) {
             copy = Some(decode(&encode(&limiter)).expect("what was encoded is decoded"));
         }
     }
-    let (windows, end) = history.windows_and_end();
-    assert_agree(&limiter, &model, &windows, end);
 }
 
 /// Moves every allocation, as active defrag may.

@@ -1,90 +1,149 @@
-//! Any arguments after the key, one a line, are parsed as documented or refused, and likewise all of them as rows
+//! Any words after a command's name, one a line, are parsed as documented or refused: as the arguments of a key, and as rows
 //! of RL.ALL.
 
-use redis_rl::limiter::Mode;
-use redis_rl::limiter::{MAX_TIERS, Quota};
-use redis_rl::request::{Options, Request};
+use redis_rl::limiter::several::{MAX_ROWS, Parts};
+use redis_rl::limiter::{Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs};
+use redis_rl::request::{AllOptions, Options, Refusal, Request, parse_rows};
 
-use super::rows;
-use super::words::{MOST, can_be_shown, integer, window_of};
+/// The units of a window, in milliseconds; seconds without one.
+pub const UNITS: [(&str, i128); 6] =
+    [("MS", 1), ("S", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000), ("", 1_000)];
 
-/// Checks the parser against [`Meant`], with and without FORCE and PARTIAL as options.
+/// The options, with the least number that follows, if one does.
+pub const OPTIONS: [(&str, Option<i128>); 4] =
+    [("COST", Some(-MOST)), ("AT", Some(0)), ("FORCE", None), ("PARTIAL", None)];
+
+/// The words of a row: key, algorithm, limit, window and cost.
+const ROW_WORDS: usize = 5;
+
+/// The largest limit, cost and time.
+pub const MOST: i128 = MAX_SAFE_INTEGER as i128;
+
+/// Checks lines as the arguments after a key, and as those of RL.ALL.
 pub fn check(lines: &[u8]) {
-    let args: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
+    let words: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
+    check_request(&words);
+    check_rows(&words);
+}
+
+/// Checks the parser of arguments after a key, with and without FORCE and PARTIAL as options.
+pub fn check_request(words: &[&[u8]]) {
     for options in [Options::CostAndMode, Options::Cost] {
-        let read = Request::parse(&args, options);
-        let meant = Meant::by(&args)
+        let meant = request(words)
             .filter(|meant| options == Options::CostAndMode || meant.mode == Mode::AllOrNothing);
-        match (read, meant) {
-            (Ok(request), Some(meant)) => assert!(meant.is(&request), "{meant:?} is parsed as {request:?}"),
-            (Err(refusal), None) => assert!(can_be_shown(refusal), "{refusal:?}"),
-            (read, meant) => panic!("{meant:?} is parsed as {read:?}"),
-        }
+        assert_eq!(Request::parse(words, options).map_err(assert_shown).ok(), meant);
     }
-    rows::check(&args);
 }
 
-/// The documented meaning of arguments, by a parser of its own.
-#[derive(Debug, Default)]
-struct Meant {
-    quotas: Vec<Quota>,
-    cost: Option<i128>,
-    mode: Mode,
-    at: Option<i128>,
+/// Checks the parser of rows.
+pub fn check_rows(words: &[&[u8]]) {
+    let mut parts = Parts::<_, (), _>::default();
+    let parsed = parse_rows(words, &mut parts).map_err(assert_shown).ok();
+    let meant = rows(words);
+    assert_eq!(parsed, meant.as_ref().map(|(_, options)| *options));
+    let Some((rows, _)) = meant else { return };
+    assert_eq!(parts.len(), rows.len());
+    for (part, row) in parts.iter().zip(&rows) {
+        let what = &part.what;
+        assert_eq!((part.name, what.algorithm, what.quota, what.cost), *row);
+        let its = |other: &&Row| other.0 == row.0;
+        let first = rows.iter().position(|other| its(&other)).expect("itself");
+        assert_eq!((part.first(), parts[first].what.tiers), (first, rows.iter().filter(its).count()));
+    }
 }
 
-impl Meant {
-    /// `None` if they are not valid. No limit or window looks like an option's name, so the pairs end at the first
-    /// of those.
-    fn by(args: &[&[u8]]) -> Option<Meant> {
-        let args: Vec<String> =
-            args.iter().map(|arg| String::from_utf8(arg.to_vec()).ok()).collect::<Option<_>>()?;
-        let mut args: Vec<String> = args.iter().map(|arg| arg.to_ascii_uppercase()).collect();
-        let is_option = |arg: &String| ["COST", "AT", "FORCE", "PARTIAL"].contains(&arg.as_str());
-        let pairs_end = args.iter().position(is_option).unwrap_or(args.len());
-        let options = args.split_off(pairs_end);
+/// A refusal is one for users, in printable ASCII.
+fn assert_shown(refusal: Refusal) {
+    if let Refusal::Text(text) = refusal {
+        assert!(
+            refusal != Refusal::INTERNAL && text.to_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'))
+        );
+    }
+}
 
-        let mut meant = Meant::default();
-        for pair in args.chunks(2) {
-            let [limit, window] = pair else { return None };
-            let limit = integer(limit).filter(|limit| (0..=MOST).contains(limit))?;
-            let quota = Quota::new(limit as u64, window_of(window)?)?;
-            if meant.quotas.iter().any(|other| other.window() == quota.window()) {
-                return None;
-            }
-            meant.quotas.push(quota);
-        }
-        if !(1..=MAX_TIERS).contains(&meant.quotas.len()) {
+/// The documented meaning of arguments; `None` if they are not valid. No limit or window looks like an option's name, so
+/// the pairs end at the first of those.
+fn request(words: &[&[u8]]) -> Option<Request> {
+    let words = words.iter().map(|word| text(word)).collect::<Option<Vec<_>>>()?;
+    let is_option = |word: &String| OPTIONS.iter().any(|(name, _)| word == name);
+    let (pairs, options) = words.split_at(words.iter().position(is_option).unwrap_or(words.len()));
+    let mut quotas: Vec<Quota> = Vec::new();
+    for pair in pairs.chunks(2) {
+        let [limit, window] = pair else { return None };
+        let quota = quota(limit, window)?;
+        if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;
         }
+        quotas.push(quota);
+    }
+    if !(1..=MAX_TIERS).contains(&quotas.len()) {
+        return None;
+    }
+    let (cost, mode, at) = chosen(options)?;
+    Some(Request { quotas: quotas.into_iter().collect(), cost: cost.unwrap_or(Cost::ONE), mode, at })
+}
 
-        let mut options = options.iter();
-        while let Some(option) = options.next() {
-            match option.as_str() {
-                "COST" if meant.cost.is_none() => {
-                    let cost = integer(options.next()?)?;
-                    meant.cost = Some(cost).filter(|cost| (-MOST..=MOST).contains(cost));
-                    meant.cost?;
-                }
-                "AT" if meant.at.is_none() => {
-                    let at = integer(options.next()?)?;
-                    meant.at = Some(at).filter(|at| (0..=MOST).contains(at));
-                    meant.at?;
-                }
-                "FORCE" if meant.mode == Mode::AllOrNothing => meant.mode = Mode::Force,
-                "PARTIAL" if meant.mode == Mode::AllOrNothing => meant.mode = Mode::Partial,
-                _ => return None,
-            }
+/// A row of RL.ALL.
+type Row<'a> = (&'a [u8], Algorithm, Quota, Cost);
+
+/// The documented meaning of the arguments of RL.ALL; `None` if they are not valid.
+fn rows<'a>(words: &[&'a [u8]]) -> Option<(Vec<Row<'a>>, AllOptions)> {
+    let mut rows: Vec<Row> = Vec::new();
+    let chunks = words.chunks_exact(ROW_WORDS);
+    let options = chunks.remainder().iter().map(|word| text(word)).collect::<Option<Vec<_>>>()?;
+    for words in chunks {
+        let [key, algorithm, limit, window, cost] = words else { return None };
+        let name = text(algorithm)?.to_ascii_lowercase();
+        let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)?;
+        let cost = Cost::new(integer(&text(cost)?, -MOST)? as i64)?;
+        let row = (*key, algorithm, quota(&text(limit)?, &text(window)?)?, cost);
+        let its: Vec<&Row> = rows.iter().filter(|other| other.0 == row.0).collect();
+        let agrees =
+            |other: &&Row| (other.1, other.3) == (row.1, row.3) && other.2.window() != row.2.window();
+        if its.len() == MAX_TIERS || !its.iter().all(agrees) {
+            return None;
         }
-        Some(meant)
+        rows.push(row);
     }
+    let (None, mode @ (Mode::AllOrNothing | Mode::Force), at) = chosen(&options)? else { return None };
+    let options = AllOptions { force: mode == Mode::Force, at };
+    (1..=MAX_ROWS).contains(&rows.len()).then_some((rows, options))
+}
 
-    fn is(&self, request: &Request) -> bool {
-        // Every field, so that a new one is asked for here.
-        let Request { quotas, cost, mode, at } = request;
-        quotas[..] == self.quotas
-            && i128::from(cost.get()) == self.cost.unwrap_or(1)
-            && *mode == self.mode
-            && at.map(|at| i128::from(at.get())) == self.at
+/// What options choose; `None` if they are not valid.
+fn chosen(words: &[String]) -> Option<(Option<Cost>, Mode, Option<UnixMs>)> {
+    let (mut cost, mut mode, mut at) = (None, Mode::AllOrNothing, None);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let (name, least) = OPTIONS.into_iter().find(|(name, _)| word == name)?;
+        let number = match least {
+            Some(least) => integer(words.next()?, least)?,
+            None => 0,
+        };
+        match name {
+            "COST" if cost.is_none() => cost = Some(Cost::new(number as i64)?),
+            "AT" if at.is_none() => at = Some(UnixMs::new(number as u64)?),
+            "FORCE" if mode == Mode::AllOrNothing => mode = Mode::Force,
+            "PARTIAL" if mode == Mode::AllOrNothing => mode = Mode::Partial,
+            _ => return None,
+        }
     }
+    Some((cost, mode, at))
+}
+
+fn quota(limit: &str, window: &str) -> Option<Quota> {
+    let (number, unit_ms) =
+        UNITS.iter().find_map(|(unit, unit_ms)| Some((window.strip_suffix(unit)?, unit_ms)))?;
+    let ms = integer(number, 1)?.checked_mul(*unit_ms)?;
+    Quota::new(integer(limit, 0)? as u64, WindowMs::new(u64::try_from(ms).ok()?)?)
+}
+
+/// An integer in its only valid form, the one it is printed in, from `least` to the largest.
+fn integer(text: &str, least: i128) -> Option<i128> {
+    text.parse().ok().filter(|integer: &i128| integer.to_string() == text && (least..=MOST).contains(integer))
+}
+
+/// In upper case.
+fn text(word: &[u8]) -> Option<String> {
+    String::from_utf8(word.to_vec()).ok().map(|text| text.to_ascii_uppercase())
 }

@@ -75,12 +75,7 @@ pub struct App {
 impl App {
     /// Runs the example on a server, with these environment variables.
     pub fn start(language: Language, server: &Server, settings: &[(&str, &str)]) -> App {
-        App::start_on(language, server.port(), settings)
-    }
-
-    /// Runs the example, whether or not a server is at that port.
-    pub fn start_on(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> App {
-        let (mut process, folder) = run(language, redis_port, settings);
+        let (mut process, folder) = run(language, server.port(), settings);
         let mut url = None;
         wait_for("the example to listen", || {
             let is_running = process.is_running();
@@ -89,14 +84,6 @@ impl App {
             url.is_some()
         });
         App { url: url.expect("it listens"), process, _folder: folder }
-    }
-
-    /// The output of an example that does not start with these settings.
-    pub fn refused(language: Language, settings: &[(&str, &str)]) -> String {
-        let (mut process, _folder) = run(language, free_port(), settings);
-        wait_for("the example to end", || !process.is_running());
-        assert!(!process.wait().success(), "{language:?} ended well");
-        process.log()
     }
 
     /// Asks the example to end, and waits until it has.

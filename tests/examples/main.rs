@@ -40,21 +40,14 @@ in_every_language! {
     a_limited_request_is_answered_429_with_a_wait_that_is_enough_in_whole_seconds
     an_account_has_the_plan_that_it_pays_for
     what_a_route_refuses_costs_nothing_in_the_plan_and_nothing_for_everybody
-    a_leased_policy_is_no_command_more
     a_service_that_is_stopped_gives_its_leases_back
     what_is_not_limited_takes_nothing
-    a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again
     what_was_reserved_and_not_used_is_given_back
     tokens_beyond_the_estimate_are_counted_even_over_the_limit
     a_reservation_goes_back_whole_when_the_model_fails
     a_body_that_is_missing_is_answered_400_and_takes_no_tokens
     a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims
-    a_forwarded_address_is_not_believed_where_no_proxy_is
-    requests_pass_without_fields_while_redis_is_away_and_fail_is_open
-    requests_are_answered_503_while_redis_is_away_and_fail_is_closed
-    a_redis_that_does_not_answer_is_not_waited_for
-    a_connection_that_broke_is_made_anew
-    settings_that_make_no_sense_are_refused_at_the_start
+    while_redis_is_away_requests_pass_or_are_answered_503_as_fail_says
 }
 
 fn an_allowed_request_is_told_all_policies_and_what_is_left_of_each(language: Language) {
@@ -139,23 +132,6 @@ fn what_a_route_refuses_costs_nothing_in_the_plan_and_nothing_for_everybody(lang
     }
 }
 
-fn a_leased_policy_is_no_command_more(language: Language) {
-    let server = Server::start();
-    let settings =
-        [("FREE_LIMITS", "1000/1h"), ("EVERYBODY_LIMITS", "100000/1h"), ("EVERYBODY_LEASE", "100")];
-    let app = App::start(language, &server, &settings);
-    for _ in 0..200 {
-        assert_eq!(app.get("/").status, 200);
-    }
-    // One for each plan, and some for leases: without these there would be 400. A client may ask for one unit of one key
-    // by the command of its algorithm.
-    let calls = calls(&server, &["RL.ALL", "RL.LOG"]);
-    assert!((200..300).contains(&calls), "{calls}");
-    assert_eq!(server.figures(&format!("RL.PEEK {FREE} 1000 1h"))[2], 800);
-    let left = server.figures("RL.PEEK everybody:all 100000 1h")[2];
-    assert!((99_700..=99_800).contains(&left), "{left}");
-}
-
 fn a_service_that_is_stopped_gives_its_leases_back(language: Language) {
     let server = Server::start();
     let settings =
@@ -174,18 +150,6 @@ fn what_is_not_limited_takes_nothing(language: Language) {
     let answer = app.get("/health");
     assert_eq!((answer.status, &answer.limit), (200, &None));
     assert_eq!(server.integer("DBSIZE"), 0);
-}
-
-fn a_request_that_costs_more_than_the_limit_is_answered_403_and_not_asked_to_come_again(language: Language) {
-    let server = Server::start();
-    let app = App::start(language, &server, &[("TOKEN_LIMITS", "25/1h")]);
-    let answer = app.post("/generate", LONG_PROMPT);
-    assert_eq!((answer.status, answer.retry_after), (403, None));
-    assert!(
-        answer.limit.as_deref().is_some_and(|limit| limit.ends_with(r#", "tokens-1h";r=25;t=0"#)),
-        "{answer:?}"
-    );
-    assert_exceeded(&answer, "tokens-1h");
 }
 
 fn what_was_reserved_and_not_used_is_given_back(language: Language) {
@@ -255,71 +219,27 @@ fn a_client_is_known_by_what_the_proxy_saw_and_not_by_what_it_claims(language: L
     assert_eq!(app.get_forwarded("/", "192.0.2.2").status, 200);
     assert_eq!(server.integer("EXISTS free:192.0.2.1 free:192.0.2.2 everybody:all"), 3);
     assert_eq!(server.integer("DBSIZE"), 3);
-}
-
-fn a_forwarded_address_is_not_believed_where_no_proxy_is(language: Language) {
+    // Where no proxy is, it is not believed.
     let server = Server::start();
     let app = App::start(language, &server, &[("FREE_LIMITS", "1/10m")]);
     assert_eq!(app.get_forwarded("/", "192.0.2.1").status, 200);
     assert_eq!(app.get_forwarded("/", "192.0.2.2").status, 429);
 }
 
-fn requests_pass_without_fields_while_redis_is_away_and_fail_is_open(language: Language) {
-    let server = Server::start();
-    let port = server.port();
-    let app = App::start(language, &server, &[("FAIL", "open")]);
-    assert!(app.get("/").limit.is_some());
-    drop(server);
-    let started_without = App::start_on(language, port, &[]);
-    for app in [app, started_without] {
-        let answers = [app.get("/"), app.get("/"), app.get("/search"), app.post("/generate", LONG_PROMPT)];
-        for answer in answers {
-            assert_eq!(answer.status, 200);
-            assert_eq!((&answer.policy, &answer.limit, answer.retry_after), (&None, &None, None));
+fn while_redis_is_away_requests_pass_or_are_answered_503_as_fail_says(language: Language) {
+    for (fail, status) in [("open", 200), ("closed", 503)] {
+        let server = Server::start();
+        let app = App::start(language, &server, &[("FAIL", fail)]);
+        assert!(app.get("/").limit.is_some());
+        drop(server);
+        for answer in [app.get("/"), app.get("/search"), app.post("/generate", LONG_PROMPT)] {
+            assert_eq!(answer.status, status);
+            assert_eq!((&answer.policy, &answer.limit), (&None, &None));
+            if fail == "closed" {
+                assert_problem(&answer);
+                assert_eq!(answer.retry_after, Some(1));
+            }
         }
-    }
-}
-
-fn requests_are_answered_503_while_redis_is_away_and_fail_is_closed(language: Language) {
-    let server = Server::start();
-    let app = App::start(language, &server, &[("FAIL", "closed")]);
-    assert_eq!(app.get("/").status, 200);
-    drop(server);
-    for answer in [app.get("/"), app.get("/search"), app.post("/generate", LONG_PROMPT)] {
-        assert_eq!(answer.status, 503);
-        assert_problem(&answer);
-        assert_eq!((&answer.policy, &answer.limit, answer.retry_after), (&None, &None, Some(1)));
-    }
-}
-
-fn a_redis_that_does_not_answer_is_not_waited_for(language: Language) {
-    let server = Server::start();
-    let settings = [("FAIL", "closed"), ("REDIS_TIMEOUT_MS", "300"), ("FREE_LIMITS", "100000/1h")];
-    let app = App::start(language, &server, &settings);
-    server.freeze();
-    assert_eq!(app.get("/").status, 503);
-    server.thaw();
-    wait_for("requests to be limited again", || app.get("/").limit.is_some());
-}
-
-fn a_connection_that_broke_is_made_anew(language: Language) {
-    let server = Server::start();
-    let app = App::start(language, &server, &[("FREE_LIMITS", "100000/1h")]);
-    assert!(app.get("/").limit.is_some());
-    assert!(server.integer("CLIENT KILL TYPE normal") > 0);
-    wait_for("requests to be limited again", || app.get("/").limit.is_some());
-}
-
-fn settings_that_make_no_sense_are_refused_at_the_start(language: Language) {
-    let refusals = [
-        ("FREE_LIMITS", "5/60m,100/1h", "must differ"),
-        ("TOKEN_LIMITS", "1000 an hour", "is not a quota"),
-        ("TOKEN_LIMITS", "1000/1500ms", "must be whole seconds"),
-        ("FAIL", "maybe", "open, closed or local"),
-    ];
-    for (name, value, reason) in refusals {
-        let said = App::refused(language, &[(name, value)]);
-        assert!(said.contains(reason), "{name}={value}: {said}");
     }
 }
 

@@ -1,8 +1,6 @@
 //! The host in memory: replies equal the models' and those in the packages' cases, its keys are bounded in number, and no
 //! argument makes it panic. Random commands to it and to a server: see `hostile` of the tests on servers.
 
-use std::time::Instant;
-
 use proptest::prelude::*;
 use redis_rl::limiter::Algorithm;
 use redis_rl::memory::Memory;
@@ -233,26 +231,21 @@ fn a_clock_that_steps_back_frees_nothing_early_and_traps_no_key() {
 }
 
 #[test]
-fn a_million_keys_that_expire_at_once_go_a_few_with_each_command() {
-    let mut memory = Memory::new(1_000_000);
-    for key in 0..1_000_000 {
+fn keys_that_expire_at_once_go_a_few_with_each_command() {
+    const KEYS: usize = 20_000;
+    let mut memory = Memory::new(KEYS);
+    for key in 0..KEYS {
         memory.call(NOW, &["RL.FIXED", &key.to_string(), "5", "1m"]);
     }
-    assert_eq!(memory.len(), 1_000_000);
-    let later = NOW + 120_000;
-    let mut longest = std::time::Duration::ZERO;
-    for key in 0..20_000 {
-        let begin = Instant::now();
-        assert_eq!(
-            json(memory.call(later, &["RL.FIXED", &key.to_string(), "5", "1m"]))[2],
-            4,
-            "it has expired"
-        );
-        longest = longest.max(begin.elapsed());
+    assert_eq!(memory.len(), KEYS);
+    for key in 0..KEYS / 50 {
+        let before = memory.len();
+        let reply = json(memory.call(NOW + 120_000, &["RL.FIXED", &key.to_string(), "5", "1m"]));
+        assert_eq!(reply[2], 4, "it has expired");
+        // As many as a command can make.
+        assert!(memory.len() + 64 >= before, "{before} before, {} after", memory.len());
     }
-    assert_eq!(memory.len(), 20_000, "all that had expired are gone");
-    // Not to measure it: a machine may be busy. To drop all of them at once takes longer.
-    assert!(longest.as_millis() < 200, "{longest:?}");
+    assert_eq!(memory.len(), KEYS / 50, "all that had expired are gone");
 }
 
 #[test]

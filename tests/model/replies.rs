@@ -3,41 +3,30 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Limiter, MAX_COUNT, UnixMs, WindowMs};
+use redis_rl::limiter::{Algorithm, Limiter, UnixMs};
 
-use crate::calls::{Act, Call, History, answer, answer_and_send, apply, assert_agree, expected, quota};
+use crate::calls::{Act, Call, History, answer, answer_and_send, apply, assert_agree, quota};
 use crate::cases;
-use crate::history::{ALL, Shape, crowded, history, huge, pace, small};
+use crate::fuzzed::operations::check_history;
+use crate::history::{Shape, crowded, history, huge, pace, small};
 use crate::naive::{Model, Search};
-
-fn agree(history: &History, search: Search) -> TestCaseResult {
-    let mut limiter = Limiter::new(history.algorithm);
-    let mut model = Model::new(history.algorithm, search);
-    let (windows, _) = history.windows_and_end();
-    for (i, call) in history.calls.iter().enumerate() {
-        let reply = answer(&mut limiter, call);
-        prop_assert_eq!(reply, expected(&mut model, call), "reply to call {}: {:?}", i, call);
-        assert_agree(&limiter, &model, &windows, call.end());
-    }
-    Ok(())
-}
 
 proptest! {
     #![proptest_config(cases(800))]
 
     #[test]
     fn every_reply_equals_that_of_a_model_which_tries_every_millisecond(history in history(small())) {
-        agree(&history, Search::EveryMs)?;
+        check_history(&history, Search::EveryMs);
     }
 
     #[test]
     fn every_reply_is_exact_over_the_whole_range_of_the_arguments(history in history(huge())) {
-        agree(&history, Search::Halving)?;
+        check_history(&history, Search::Halving);
     }
 
     #[test]
     fn a_key_has_up_to_8_live_windows_and_refuses_to_take_more(history in history(crowded())) {
-        agree(&history, Search::EveryMs)?;
+        check_history(&history, Search::EveryMs);
         let (_, end) = history.windows_and_end();
         prop_assert!(history.limiter().windows(UnixMs::saturating(end)).len() <= 8);
     }
@@ -46,16 +35,6 @@ proptest! {
     fn a_copy_that_applies_each_effect_holds_the_same(
         history in history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
     ) {
-        copies_agree(&history);
-    }
-
-    #[test]
-    fn a_copy_that_applies_each_effect_holds_the_same_also_of_counts_that_saturate(history in history(huge())) {
-        copies_agree(&history);
-    }
-
-    #[test]
-    fn a_copy_that_applies_each_effect_holds_the_same_also_of_more_windows_than_fit(history in history(crowded())) {
         copies_agree(&history);
     }
 }
@@ -210,35 +189,5 @@ proptest! {
             let units: u64 = span.map(|(_, units)| units).sum();
             prop_assert!(units <= limit, "{} units in the span that ends at {}", units, last.0);
         }
-    }
-}
-
-#[test]
-fn a_flood_of_forced_calls_saturates_the_count_and_leaves_two_buckets_missing() {
-    for algorithm in ALL {
-        let longest = quota(1, WindowMs::MAX);
-        let flood = Call {
-            act: Act::Flood { times: 1100, apart_ms: 0 },
-            quotas: vec![longest],
-            cost: (1 << 53) - 1,
-            now: 0,
-            at: true,
-        };
-        let history = History { algorithm: *algorithm, calls: vec![flood.clone(), flood] };
-        let most = if *algorithm == Algorithm::Bucket { 2 } else { MAX_COUNT };
-        assert_eq!(history.limiter().used(longest, UnixMs::saturating(0)), most);
-    }
-}
-
-#[test]
-fn a_log_forced_far_beyond_its_limit_keeps_twice_the_limit_or_1025_entries() {
-    let window = WindowMs::new(10_000).expect("a window");
-    for (limit, kept) in [(100, 1025), (512, 1025), (513, 1026), (750, 1500)] {
-        let forced =
-            |now| Call { act: Act::Force, quotas: vec![quota(limit, window)], cost: 1, now, at: true };
-        let history = History { algorithm: Algorithm::Log, calls: (0..3_000).map(forced).collect() };
-        let limiter = history.limiter();
-        assert_eq!(limiter.entries(UnixMs::saturating(3_000)), Some(kept), "limit {limit}");
-        assert_eq!(limiter.used(quota(1, window), UnixMs::saturating(3_000)), kept, "limit {limit}");
     }
 }

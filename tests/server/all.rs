@@ -323,37 +323,6 @@ fn an_incomplete_row_is_refused_by_naming_the_five_words_of_a_row() {
     }
 }
 
-#[test]
-fn fewer_words_than_a_row_get_the_servers_own_error() {
-    let (server, _) = server_and_valid_rows();
-    for words in ["", " a", " a FIXED", " a FIXED 5", " a FIXED 5 10s"] {
-        assert_wrong_arity(&server, &format!("RL.ALL{words}"));
-    }
-}
-
-#[track_caller]
-fn assert_wrong_arity(server: &impl Host, line: &str) {
-    let before = server.digest();
-    // Servers differ in how they write the command's name.
-    let error = server.error(line).to_lowercase();
-    assert_eq!(error, "err wrong number of arguments for 'rl.all' command", "{line}");
-    assert_eq!(server.digest(), before, "{line}");
-}
-
-#[test]
-fn out_of_memory_nothing_is_counted_in_any_key() {
-    let (server, sound) = server_and_valid_rows();
-    server.value("CONFIG SET maxmemory 1");
-    for options in ["", " FORCE", " AT 0"] {
-        let before = server.digest();
-        let line = format!("RL.ALL {}{options}", sound.join(" "));
-        assert!(server.error(&line).starts_with("OOM "), "{line}");
-        assert_eq!(server.digest(), before, "{line}");
-    }
-    server.value("CONFIG SET maxmemory 0");
-    assert_eq!(all(&server, &format!("RL.ALL {}", sound.join(" "))).limited, 0);
-}
-
 /// A row of a random request.
 #[derive(Clone, Debug)]
 struct Row {

@@ -239,23 +239,6 @@ fn effects_that_change_nothing_replicate_nothing() {
     assert_eq!(stream.commands(&server).len(), 2);
 }
 
-#[test]
-fn counts_saturate_by_effects_as_by_requests() {
-    let server = Server::with_clock_at(NOW, &[]);
-    let replica = Server::replica_of(&server, &[]);
-    for name in COMMANDS {
-        let most = 9_007_199_254_740_991;
-        let effect = |told: String| format!("RL.APPLY {name} {}", effect(name, most, &told));
-        let all = effect(format!("{most}:{NOW}/3650d>{}", NOW + 9_000_000));
-        pipeline(vec![all; 1_030]).exec(&mut server.connect()).expect("OK");
-        server.value(&effect(format!("-7:{NOW}/3650d")));
-        let info = format!("{:?}", server.value(&format!("RL.INFO {name}")));
-        let left = if name == "RL.BUCKET" { "18014398509481975" } else { "9223372036854775800" };
-        assert!(info.contains(left), "{info}");
-    }
-    assert_same(&server, &replica);
-}
-
 /// Random effects on a few keys: usually valid, often not the key's algorithm.
 fn random_effects(random: &mut Random) -> String {
     let keys = random.below(4) + 1;

@@ -4,23 +4,6 @@ use harness::{COMMANDS, Server, command, figures};
 use redis::{ConnectionLike, Value};
 
 #[test]
-fn without_at_the_servers_clock_decides() {
-    let server = Server::start();
-    let day = 86_400_000;
-    for (name, end) in [("RL.FIXED", true), ("RL.LOG", false)] {
-        let before = server.clock_ms();
-        let [_, _, _, _, reset_after] = server.figures(&format!("{name} {name} 5 100d"));
-        let after = server.clock_ms();
-        if end {
-            let window_end = (before / (100 * day) + 1) * 100 * day;
-            assert!((window_end - after..=window_end - before).contains(&reset_after), "{reset_after}");
-        } else {
-            assert_eq!(reset_after, 100 * day);
-        }
-    }
-}
-
-#[test]
 fn on_the_servers_clock_waiting_retry_after_is_enough_and_one_ms_less_is_not() {
     let mut server = Server::with_clock_at(1_000_000_000_123, &[("appendonly", "yes")]);
     for name in COMMANDS {
@@ -36,16 +19,6 @@ fn on_the_servers_clock_waiting_retry_after_is_enough_and_one_ms_less_is_not() {
         server.step_clock(1);
         assert_eq!(server.figures(&take)[0], 0, "{name}");
     }
-}
-
-#[test]
-fn at_and_the_servers_clock_mean_the_same_time() {
-    let server = Server::start();
-    let now = server.clock_ms();
-    server.value(&format!("RL.LOG k 1 1h AT {now}"));
-    let [limited, _, _, retry_after, _] = server.figures("RL.LOG k 1 1h");
-    assert_eq!(limited, 1);
-    assert!(retry_after <= 3_600_000 && retry_after > 3_500_000, "{retry_after}");
 }
 
 /// Whether this server's clock stands still during a transaction.

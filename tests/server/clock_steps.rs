@@ -168,26 +168,6 @@ fn a_key_that_stays_in_use_after_a_step_back_expires_no_later() {
     }
 }
 
-#[test]
-fn a_wrong_clock_changes_nothing_while_no_request_counts() {
-    let server = Server::with_clock_at(NOW, &[]);
-    for name in COMMANDS {
-        server.value(&format!("{name} {name} 5 10s 9 1h 20 90d COST 4"));
-        let state = || {
-            let expires = server.integer(&format!("PEXPIRETIME {name}"));
-            (server.digest(), expires, server.figures(&format!("RL.PEEK {name} 5 10s 9 1h 20 90d COST 2")))
-        };
-        let before = state();
-        for step in [SECOND, HOUR, DAY] {
-            server.step_clock(-step);
-            server.figures(&format!("RL.PEEK {name} 5 10s 9 1h 20 90d COST 2"));
-            server.value(&format!("RL.INFO {name}"));
-            server.step_clock(step);
-            assert_eq!(state(), before, "{name}, {step} ms");
-        }
-    }
-}
-
 /// Time passes, and sometimes the clock is set back. If that makes a key expire early, one more limit is granted,
 /// never more.
 #[test]
@@ -282,59 +262,6 @@ fn windows_end_to_the_millisecond_at_the_edges_of_days_and_years() {
             assert_eq!(server.figures(&request), [0, 1, 0, -1, window], "from {date}");
             // The time to live of the old window ends in this millisecond, and has been extended.
             assert_eq!(server.integer("PEXPIRETIME RL.FIXED"), edge + window, "from {date}");
-        }
-    }
-}
-
-#[test]
-fn windows_of_any_length_end_to_the_millisecond() {
-    let server = Hosts::with_clock_at(NOW);
-    for window in [1, 2, 3, 7, 10, 59, 333, 1_000, 1_001, 86_399_999] {
-        let start = NOW / window * window;
-        for into in [0, window / 2, window - 1] {
-            for name in COMMANDS {
-                server.set_clock(start + into);
-                server.value("DEL k");
-                let request = format!("{name} k 1 {window}ms");
-                assert_eq!(server.figures(&request)[0], 0);
-                let free = match name {
-                    "RL.FIXED" => start + window,
-                    // As above.
-                    "RL.SLIDING" => start + window + 1,
-                    _ => start + into + window,
-                };
-                let about = format!("{name} {window}ms, {into} ms into it");
-                server.set_clock(free - 1);
-                assert_eq!(server.figures(&request), [1, 1, 0, 1, 1], "{about}");
-                server.set_clock(free);
-                assert_eq!(server.figures(&request)[0], 0, "{about}");
-                assert!(server.integer("PEXPIRETIME k") >= free, "{about}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_key_written_with_at_lives_a_minute_longer_than_its_units_count() {
-    let server = Hosts::with_clock_at(NOW);
-    for clock in [0, NOW, (1 << 32) * SECOND] {
-        for name in COMMANDS {
-            for at in [0, NOW, 9_007_199_254_740_991] {
-                server.set_clock(clock);
-                server.value("DEL k");
-                server.value(&format!("{name} k 1 8s AT {at}"));
-                let is_aligned = matches!(name, "RL.FIXED" | "RL.SLIDING");
-                let into_window = if is_aligned { at % (8 * SECOND) } else { 0 };
-                let least = if is_aligned { longest_lifetime(name, 8 * SECOND) } else { 8 * SECOND };
-                let most = longest_lifetime(name, 8 * SECOND) - into_window;
-                let end = server.integer("PEXPIRETIME k") - clock - 60_000;
-                assert!((least - into_window..=most).contains(&end), "{name} AT {at} at {clock}: {end}");
-                server.step_clock(60_000 + end);
-                assert_eq!(server.integer("EXISTS k"), 1, "{name} AT {at} at {clock}");
-                assert_eq!(server.figures(&format!("RL.PEEK k 1 8s AT {at}"))[0], 1);
-                server.step_clock(1);
-                assert_eq!(server.integer("EXISTS k"), 0, "{name} AT {at} at {clock}");
-            }
         }
     }
 }

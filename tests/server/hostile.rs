@@ -16,14 +16,14 @@ use crate::helpers::errors::{
     ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::hosts::{Host, Hosts};
-use crate::helpers::payload::{Payload, credulous_server, damage};
+use crate::helpers::payload::{Payload, credulous_server};
 use crate::helpers::requests::{REQUESTS, effect};
 use crate::load;
 
-const RANDOM_COMMANDS: usize = 200_000;
+const RANDOM_COMMANDS: usize = 100_000;
 const COMMANDS_OF_BOTH_HOSTS: usize = 30_000;
 const COMMANDS_IN_A_PIPELINE: usize = 500;
-const PAYLOADS: usize = 20_000;
+const PAYLOADS: usize = 10_000;
 
 /// The largest limit, cost and time.
 const MOST: i64 = 9_007_199_254_740_991;
@@ -313,7 +313,7 @@ impl Hostile {
             // For a short dump, the bytes that the module stored.
             payload = payload[Payload::HEAD + 1..payload.len() - Payload::FOOT].to_vec();
         }
-        damage(&mut self.random, &mut payload);
+        self.random.damage(&mut payload);
         vec![b"RL.LOAD".to_vec(), key, payload]
     }
 
@@ -337,7 +337,7 @@ impl Hostile {
                 }
             };
             if self.chance(6) {
-                damage(&mut self.random, &mut word);
+                self.random.damage(&mut word);
             }
             apply.extend([self.key_of(name), word]);
         }
@@ -387,7 +387,7 @@ impl Hostile {
             len => self.payloads[self.random.below(len)].clone(),
         };
         if self.chance(3) {
-            damage(&mut self.random, &mut payload);
+            self.random.damage(&mut payload);
         }
         let persists = key.starts_with(PERSISTENT) && self.chance(2);
         let ttl = if persists { "0" } else { "20000" };
@@ -718,14 +718,14 @@ fn damaged(random: &mut Random, payload: &Payload) -> Vec<u8> {
     match random.below(10) {
         0..7 => {
             let mut body = payload.body.clone();
-            damage(random, &mut body);
+            random.damage(&mut body);
             return payload.with(&body);
         }
         // How the server stores the body.
         7..9 => {
             let end = bytes.len() - Payload::FOOT;
             let mut value = bytes[Payload::MODULE..end].to_vec();
-            damage(random, &mut value);
+            random.damage(&mut value);
             bytes.splice(Payload::MODULE..end, value);
         }
         // The module and its version, but not the type.

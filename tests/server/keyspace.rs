@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{COMMANDS, Server, command, wait_for};
+use harness::{COMMANDS, Server, command};
 use redis::{PushKind, Value};
 
 #[test]
@@ -48,16 +48,6 @@ fn a_key_expires_when_nothing_in_it_counts_any_more() {
 }
 
 #[test]
-fn a_window_counter_expires_to_the_millisecond() {
-    let server = Server::start();
-    server.value("RL.FIXED k 5 1h");
-    let hour = 3_600_000;
-    assert_eq!(server.integer("PEXPIRETIME k") % hour, 0);
-    server.value("RL.SLIDING s 5 1h");
-    assert_eq!(server.integer("PEXPIRETIME s") % hour, 0);
-}
-
-#[test]
 fn the_time_to_live_changes_only_when_it_has_to() {
     let server = Server::start();
     for name in COMMANDS {
@@ -71,27 +61,6 @@ fn the_time_to_live_changes_only_when_it_has_to() {
         // A longer tier extends it.
         server.value(&format!("{name} {name} 100000000 100d 100 3650d"));
         assert!(server.integer(&format!("PEXPIRETIME {name}")) > expires, "{name}");
-    }
-}
-
-#[test]
-fn a_key_that_lost_its_time_to_live_gets_one_with_a_new_window() {
-    let server = Server::start();
-    for name in ["RL.FIXED", "RL.SLIDING"] {
-        for change in ["PERSIST k", "PEXPIRE k 50000"] {
-            server.value(&format!("{name} k 100 100d"));
-            server.value(change);
-            server.value(&format!("{name} k 100 100d 100 10d"));
-            assert!(server.integer("PTTL k") > 50_000, "{name} after {change}");
-            server.value("DEL k");
-        }
-    }
-    for change in ["PERSIST k", "PEXPIRE k 50000"] {
-        server.value("RL.LOG k 100 100d");
-        server.value(change);
-        server.value("RL.LOG k 100 100d 100 200d");
-        assert!(server.integer("PTTL k") > 50_000, "RL.LOG after {change}");
-        server.value("DEL k");
     }
 }
 
@@ -120,16 +89,6 @@ fn a_wait_ends_when_the_key_expires() {
         let [limited, _, _, retry_after, reset_after] = server.figures(line);
         assert_eq!((limited, retry_after), (1, reset_after), "{line}");
         assert!((1..=10_000 + 10_000 / 8 + 1).contains(&retry_after), "{line}: {retry_after}");
-    }
-}
-
-#[test]
-fn an_expired_window_counts_like_a_missing_key() {
-    let server = Server::start();
-    for name in COMMANDS {
-        server.value(&format!("{name} k 1 1ms"));
-        wait_for("the window to end", || server.figures("RL.PEEK k 1 1ms")[0] == 0);
-        wait_for("the key to expire", || server.integer("EXISTS k") == 0);
     }
 }
 

@@ -310,15 +310,6 @@ fn forced_units_of_a_large_log_can_be_refunded_and_the_rest_remains() {
 }
 
 #[test]
-fn a_log_enforces_every_tier() {
-    let server = Hosts::start();
-    let now = 1_700_000_000_000u64;
-    let allowed = |i: u64| server.figures(&format!("RL.LOG k 3 1s 8 1m AT {}", now + i * 100))[0] == 0;
-    let granted: Vec<u64> = (0..100).filter(|i| allowed(*i)).collect();
-    assert_eq!(granted, [0, 1, 2, 10, 11, 12, 20, 21]);
-}
-
-#[test]
 fn a_log_holds_more_than_the_largest_limit_only_if_its_calls_name_windows_of_different_lengths() {
     let server = Hosts::start();
     let held = |lines: [&str; 2]| {

@@ -2,13 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harness::{
-    APPEND_ONLY, COMMANDS, Random, Server, command, commands_in_aof, free_port, not_tested, pipeline,
-    wait_for,
-};
+use harness::{APPEND_ONLY, COMMANDS, Server, command, commands_in_aof, not_tested, pipeline, wait_for};
 use redis::{Cmd, Connection, Value};
 
-use crate::helpers::payload::{Payload, credulous_server, damage};
+use crate::helpers::payload::{Payload, credulous_server};
 
 /// Later than any clock, so that counts do not change while a test runs. No window of more than 1 ms begins
 /// here.
@@ -253,30 +250,6 @@ fn dump(connection: &mut Connection, key: &[u8]) -> Vec<u8> {
     redis::cmd("DUMP").arg(key).query(connection).expect("DUMP")
 }
 
-#[test]
-fn a_key_restored_without_a_time_to_live_gets_one_when_it_counts_for_longer() {
-    let server = Server::with_clock_at(NOW, &[]);
-    let mut connection = server.connect();
-    for name in COMMANDS {
-        for at in [false, true] {
-            let request = || match at {
-                true => format!("{name} k 1000 1h AT {}", server.clock_ms()),
-                false => format!("{name} k 1000 1h"),
-            };
-            server.value("DEL k");
-            server.value(&request());
-            let dump = dump(&mut connection, b"k");
-            restore(&dump).exec(&mut connection).expect("RESTORE");
-            assert_eq!(server.integer("PTTL k"), -1);
-            assert_eq!(server.figures(&request())[..3], [0, 1_000, 998]);
-            assert_eq!(server.integer("PTTL k"), -1, "{name}: as after PERSIST");
-            server.step_clock(3_600_000);
-            server.value(&request());
-            assert!(server.integer("PTTL k") > 0, "{name}: in the next window");
-        }
-    }
-}
-
 /// Restores `k` without a time to live.
 fn restore(payload: &[u8]) -> Cmd {
     let mut restore = redis::cmd("RESTORE");
@@ -339,40 +312,6 @@ fn migrate<'a>(from: &Server, to: &Server, keys: impl Iterator<Item = &'a Vec<u8
     let mut migrate = redis::cmd("MIGRATE");
     migrate.arg("127.0.0.1").arg(to.port()).arg("").arg(0).arg(10_000).arg("KEYS");
     migrate.arg(keys.collect::<Vec<_>>()).exec(&mut from.connect()).expect("MIGRATE");
-}
-
-#[test]
-fn a_cluster_slot_moves_with_every_count() {
-    let bus_ports = [free_port(), free_port()].map(|port| port.to_string());
-    let nodes = bus_ports
-        .each_ref()
-        .map(|bus_port| Server::with(&[("cluster-enabled", "yes"), ("cluster-port", bus_port)]));
-    let [from, to] = &nodes;
-    from.value("CLUSTER ADDSLOTSRANGE 0 16383");
-    from.value(&format!("CLUSTER MEET 127.0.0.1 {} {}", to.port(), bus_ports[1]));
-    let is_up = |node: &Server| {
-        let info = node.text("CLUSTER INFO");
-        info.contains("cluster_known_nodes:2") && info.contains("cluster_state:ok")
-    };
-    wait_for("the cluster", || nodes.iter().all(is_up));
-
-    for name in COMMANDS {
-        from.value(&format!("{name} {{slot}}{name} 9 1h 90 1d COST 5 AT {NOW}"));
-    }
-    let before = all(&mut from.connect());
-    let slot = from.integer("CLUSTER KEYSLOT {slot}");
-    let [from_id, to_id] = nodes.each_ref().map(|node| node.text("CLUSTER MYID"));
-    to.value(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}"));
-    from.value(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}"));
-    migrate(from, to, before.keys());
-    for node in [to, from] {
-        node.value(&format!("CLUSTER SETSLOT {slot} NODE {to_id}"));
-    }
-    assert_kept(&before, &all(&mut to.connect()), SENDING_MS);
-    for name in COMMANDS {
-        assert!(from.error(&format!("{name} {{slot}}{name} 9 1h")).starts_with("MOVED "));
-        assert_eq!(to.figures(&format!("{name} {{slot}}{name} 9 1h AT {NOW}"))[..3], [0, 9, 3]);
-    }
 }
 
 #[test]
@@ -523,201 +462,36 @@ fn payloads_that_no_limiter_encodes_to_are_refused() {
     server.value("RL.FIXED k 5 10s");
     let dump = Payload::of(&self::dump(&mut connection, b"k"));
 
-    let eight: Vec<u64> = (1..=8).flat_map(|window| [window, 5, 1]).collect();
-    let nine: Vec<u64> = (1..=9).flat_map(|window| [window, 5, 1]).collect();
     for sound in [
-        body(FIXED, &[60_000, 5, 1]),
         body(FIXED, &[1, LAST, FULL]),
-        body(FIXED, &eight),
-        body(SLIDING, &[DAYS_3650, LAST / DAYS_3650, FULL, FULL]),
-        body(SLIDING, &[60_000, 5, 0, 1]),
         body(SLIDING, &[60_000, 0, 1, 0]),
-        body(LOG, &[1, LAST, FULL]),
         body(LOG, &[1_000, 0, 1, 0, 2, 998, 1]),
-        body(BUCKET, &[1_000, LAST, 1, 0, 1]),
         body(BUCKET, &[DAYS_3650, 0, LAST, 2 * LAST, 0]),
-        body(BUCKET, &[1_000, 5, 3, 5, 999, 2_000, 4, 1, 2, 0]),
     ] {
         restore(&dump.with(&sound)).exec(&mut connection).unwrap_or_else(|_| panic!("{sound:?}"));
         assert_eq!(Payload::of(&self::dump(&mut connection, b"k")).body, sound);
     }
-
     server.value("DEL k");
-    let mut no_body = vec![vec![], vec![1], vec![0, 1, 1, 1, 1], vec![2, 1, 1, 1, 1]];
-    no_body.extend([FIXED, SLIDING, LOG, BUCKET].map(|tag| vec![1, tag]));
-    // Tags count the algorithms from 1.
-    let unknown_tags = [0, 1 + COMMANDS.len() as u8, 0xff].map(|tag| body(tag, &[60_000, 5, 1]));
-    let counters = [
-        body(FIXED, &nine),
-        body(FIXED, &[60_000, 5]),
-        body(FIXED, &[60_000, 5, 1, 0]),
-        body(FIXED, &[0, 5, 1]),
-        body(FIXED, &[DAYS_3650 + 1, 5, 1]),
-        body(FIXED, &[60_000, LAST / 60_000 + 1, 1]),
-        body(FIXED, &[60_000, u64::MAX, 1]),
+    // All that is refused: see tests/model/bytes.rs.
+    for unsound in [
+        vec![],
+        vec![1, FIXED],
+        vec![2, 1, 1, 1, 1],
+        body(1 + COMMANDS.len() as u8, &[60_000, 5, 1]),
         body(FIXED, &[60_000, 5, 0]),
         body(FIXED, &[60_000, 5, FULL + 1]),
-        body(FIXED, &[60_000, 5, 1, 60_000, 6, 1]),
-        body(FIXED, &[60_000, 5, 1, 59_999, 5, 1]),
         body(SLIDING, &[60_000, 5, 0, 0]),
-        body(SLIDING, &[60_000, 5, 1, FULL + 1]),
         body(SLIDING, &[60_000, 0, 1, 1]),
-    ];
-    let logs = [
-        body(LOG, &[1_000]),
-        body(LOG, &[1_000, 5]),
-        body(LOG, &[0, 5, 1]),
-        body(LOG, &[DAYS_3650 + 1, 5, 1]),
-        body(LOG, &[1_000, LAST + 1, 1]),
-        body(LOG, &[1_000, LAST, 1, 1]),
-        body(LOG, &[1_000, 5, 1, u64::MAX]),
         body(LOG, &[1_000, 5, 0]),
-        body(LOG, &[1_000, 5, FULL + 1]),
-        body(LOG, &[1_000, 5, FULL, 1]),
-        body(LOG, &[1_000, 5, 2, 0, FULL - 1, 1]),
         body(LOG, &[1_000, 5, 1, 1_000]),
-        body(LOG, &[1_000, 5, 1, 999, 1]),
-        body(LOG, &[1_000, 5, 1, 0]),
-        body(LOG, &[1_000, 5, 1, 0, 2]),
-        body(LOG, &[1_000, 5, 1, 0, 0, 1]),
-        body(LOG, &[1_000, 5, 1, 0, 1, 1]),
-        body(LOG, &[1_000, 5, 1, 0, 2, 0]),
-    ];
-    let buckets = [
-        body(BUCKET, &[1_000, 5, 1, 1]),
-        body(BUCKET, &[0, 5, 1, 1, 0]),
-        body(BUCKET, &[DAYS_3650 + 1, 5, 1, 1, 0]),
-        body(BUCKET, &[1_000, LAST + 1, 1, 1, 0]),
-        body(BUCKET, &[1_000, 5, 0, 1, 0]),
-        body(BUCKET, &[1_000, 5, LAST + 1, 1, 0]),
         body(BUCKET, &[1_000, 5, 1, 0, 0]),
-        body(BUCKET, &[1_000, 5, 1, 0, 1_000]),
         body(BUCKET, &[1_000, 5, 1, 2, 1]),
-        body(BUCKET, &[1_000, 5, 1, u64::MAX, 1]),
-        body(BUCKET, &[1_000, 5, 1, 1, 0, 1_000, 5, 1, 1, 0]),
-        body(BUCKET, &[1_000, 5, 1, 1, 0, 999, 5, 1, 1, 0]),
-    ];
-    let integers: [&[u8]; 4] = [
-        // Longer than necessary.
-        &[1, FIXED, 60, 5, 0x81, 0x00],
-        // More than 64 bits.
-        &[1, FIXED, 60, 5, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02],
-        &[1, FIXED, 60, 5, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01],
-        // Without an end.
-        &[1, FIXED, 60, 5, 0x80],
-    ];
-    let integers = integers.map(<[u8]>::to_vec);
-    for unsound in [&no_body[..], &unknown_tags, &counters, &logs, &buckets, &integers].concat() {
+        // A number longer than necessary, and one without an end.
+        vec![1, FIXED, 60, 5, 0x81, 0x00],
+        vec![1, FIXED, 60, 5, 0x80],
+    ] {
         let refusal = restore(&dump.with(&unsound)).exec(&mut connection);
         assert!(refusal.is_err_and(|error| error.to_string().contains("Bad data")), "{unsound:?}");
         assert_eq!(server.integer("EXISTS k"), 0);
     }
-}
-
-#[test]
-fn payloads_with_changed_bytes_are_refused_or_make_working_keys() {
-    let (server, dumps) = credulous_server_and_dumps();
-    let mut connection = server.connect();
-    let mut random = Random::new(1);
-    let mut restored = 0;
-    for _ in 0..6_000 {
-        let Payload { mut body, .. } = Payload::of(&dumps[random.below(dumps.len())]);
-        damage(&mut random, &mut body);
-        if let Some(dump) = refused_or_working(&mut connection, &Payload::of(&dumps[0]).with(&body)) {
-            assert_eq!(Payload::of(&dump).body, body, "each content has one encoding");
-            restored += 1;
-        }
-    }
-    assert!((500..5_500).contains(&restored), "{restored} of them made a key");
-    server.assert_nothing_panicked();
-}
-
-#[test]
-fn payloads_damaged_around_the_modules_bytes_are_refused_or_make_working_keys() {
-    let (server, dumps) = credulous_server_and_dumps();
-    let mut connection = server.connect();
-    let mut random = Random::new(2);
-    for _ in 0..2_000 {
-        let mut payload = dumps[random.below(dumps.len())].clone();
-        // Not the type, which selects the module, nor the version and the checksum.
-        let around = (1..Payload::HEAD + 3).chain([payload.len() - Payload::FOOT]);
-        let at = random.of(&around.collect::<Vec<_>>());
-        payload[at] = random.below(256) as u8;
-        refused_or_working(&mut connection, &payload);
-    }
-    server.assert_nothing_panicked();
-}
-
-#[test]
-fn truncated_or_extended_payloads_are_refused_or_make_working_keys() {
-    let (server, dumps) = credulous_server_and_dumps();
-    let mut connection = server.connect();
-    for payload in &dumps {
-        let dump = Payload::of(payload);
-        let (length, footer) = (dump.body.len(), &dump.foot[1..]);
-        for cut in (0..length.min(150)).chain(length.saturating_sub(50)..length) {
-            let shorter = &dump.body[..cut];
-            if let Some(dump) = refused_or_working(&mut connection, &dump.with(shorter)) {
-                assert_eq!(Payload::of(&dump).body, shorter, "each content has one encoding");
-            }
-            // The length is still that of the whole body, so the server reads into the footer.
-            refused_or_working(&mut connection, &[&payload[..Payload::HEAD + 1 + cut], footer].concat());
-        }
-        for byte in [0x00, 0x01, 0x7f, 0x80, 0xff] {
-            for more in [1, 9, 2_000] {
-                let longer = [dump.body.as_slice(), &vec![byte; more]].concat();
-                if let Some(dump) = refused_or_working(&mut connection, &dump.with(&longer)) {
-                    assert_eq!(Payload::of(&dump).body, longer, "each content has one encoding");
-                }
-            }
-        }
-    }
-    server.assert_nothing_panicked();
-}
-
-fn credulous_server_and_dumps() -> (Server, Vec<Vec<u8>>) {
-    let server = credulous_server();
-    fill(&server);
-    let mut connection = server.connect();
-    let dumps = all(&mut connection).keys().map(|key| dump(&mut connection, key)).collect();
-    (server, dumps)
-}
-
-/// The dump of the key restored from this payload, if it is accepted. The key is then used.
-fn refused_or_working(connection: &mut Connection, payload: &[u8]) -> Option<Vec<u8>> {
-    if let Err(refusal) = restore(payload).exec(connection) {
-        assert_eq!(refusal.code(), Some("ERR"), "{refusal} to {}", payload.escape_ascii());
-        return None;
-    }
-    let restored = dump(connection, b"k");
-    let mut lines =
-        vec!["RL.INFO k".to_owned(), "MEMORY USAGE k".to_owned(), "COPY k copy REPLACE".to_owned()];
-    for at in [String::new(), "AT 0".to_owned(), format!("AT {NOW}"), format!("AT {MOST}")] {
-        lines.push(format!("RL.PEEK k 5 1ms 6 1h 7 3650d COST {MOST} {at}"));
-        for name in COMMANDS {
-            for request in ["", "COST 9 FORCE", "COST 9007199254740991 FORCE", "COST -2"] {
-                lines.push(format!("{name} k 5 1ms 6 1h 7 3650d {request} {at}"));
-            }
-        }
-    }
-    lines.push("RL.INFO k".to_owned());
-    let replies: Vec<Value> = pipeline(&lines).ignore_errors().query(connection).expect("replies");
-    for (line, reply) in lines.iter().zip(replies) {
-        if let Value::ServerError(error) = reply {
-            let told = ["key is counted by RL.", "at most 8 in a key"];
-            let text = error.details().unwrap_or_default();
-            assert!(
-                told.iter().any(|part| text.contains(part)),
-                "{line}: {text} after {}",
-                payload.escape_ascii()
-            );
-        }
-    }
-    for key in ["k", "copy"] {
-        let used: Option<Vec<u8>> = redis::cmd("DUMP").arg(key).query(connection).expect("DUMP");
-        if let Some(used) = used {
-            restore(&used).exec(connection).expect("the used key can be stored");
-        }
-    }
-    Some(restored)
 }

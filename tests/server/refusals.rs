@@ -79,6 +79,8 @@ fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
         "RL.INFO",
         "RL.INFO k k",
         "RL.FIXED k 1 10s 2",
+        "RL.ALL",
+        "RL.ALL k FIXED 5 10s",
     ] {
         let name = line.split(' ').next().unwrap();
         let error = server.error(line).to_lowercase();

@@ -43,13 +43,6 @@ impl Machine {
         machine
     }
 
-    /// The folder with what is built, which this makes.
-    pub fn target(&self) -> PathBuf {
-        let target = self.0.path().join("target");
-        fs::create_dir_all(target.join("release")).expect("a folder");
-        target
-    }
-
     /// Adds a program: a bash script that records its calls.
     pub fn add(&self, name: &str, script: &str) {
         let file = self.bin().join(name);

@@ -7,7 +7,7 @@
 //! - `traffic`: random requests of all kinds, and a check that two servers hold the same.
 //! - `histories`: clients whose server is killed while they send, and which of their requests it must hold.
 //! - `nodes`: a cluster of six servers.
-//! - `payload`: takes the reply of DUMP apart, and damages it.
+//! - `payload`: takes the reply of DUMP apart.
 
 pub mod errors;
 pub mod expiries;

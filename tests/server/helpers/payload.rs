@@ -1,6 +1,6 @@
-//! Takes the reply of DUMP apart, and damages it.
+//! Takes the reply of DUMP apart.
 
-use harness::{Random, Server};
+use harness::Server;
 
 /// The parts of a payload, from a server that compresses nothing.
 pub struct Payload {
@@ -41,25 +41,4 @@ pub fn credulous_server() -> Server {
     let server = Server::with(&[("sanitize-dump-payload", "no"), ("rdbcompression", "no")]);
     server.value("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
     server
-}
-
-/// Changes, adds or removes some of the bytes.
-pub fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
-    for _ in 0..random.of(&[1, 1, 1, 2, 4]) {
-        if bytes.is_empty() {
-            return;
-        }
-        // In a long payload most of the information is near the ends.
-        let (anywhere, near) = (random.below(bytes.len()), random.below(bytes.len().min(40)));
-        let place = random.of(&[anywhere, near, bytes.len() - 1 - near]);
-        let byte = [0, 1, 2, 0x7f, 0x80, 0x81, 0xff, random.below(256) as u8];
-        match random.below(6) {
-            0..2 => bytes[place] ^= 1 << random.below(8),
-            2 => bytes[place] = random.of(&byte),
-            3 => bytes.insert(place, random.of(&byte)),
-            4 => drop(bytes.remove(place)),
-            _ if random.below(4) == 0 => bytes.truncate(place),
-            _ => bytes.extend_from_within(place..),
-        }
-    }
 }
