@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,7 @@ from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
+from .rights import Rights
 from .servers import Server
 from .test_batching import run
 from .test_policies import SCOPE
@@ -191,3 +196,80 @@ def test_a_storage_of_tasks(request: pytest.FixtureRequest, kind: str, strategy:
         await kept.bridge.get_connection().aclose()
 
     run(test())
+
+
+class Rotated(redis.CredentialProvider):
+    """Of the user ``app``, with the password of now."""
+
+    password = "secret"
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "app", self.password
+
+
+@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis, redis.RedisCluster, redis.asyncio.RedisCluster])
+def test_credentials_of_a_provider_are_asked_for_again_when_a_connection_is_lost(
+    request: pytest.FixtureRequest, kind: Any
+) -> None:
+    on = "cluster" if kind.__name__ == "RedisCluster" else "server"
+    rights: Rights = request.getfixturevalue("cluster_rights" if on == "cluster" else "rights")
+    nodes = request.getfixturevalue("cluster") if on == "cluster" else [request.getfixturevalue("server")]
+    provider = Rotated()
+
+    async def test() -> None:
+        client = kind(host="127.0.0.1", port=nodes[0].port, credential_provider=provider)
+        guard = Guard(client, Policy("limit:q", "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
+        for password in ("secret", "new", "newest"):
+            provider.password = password
+            rights.give("resetpass", f">{password}")
+            for raw in rights.clients:
+                raw.client_kill_filter(user="app")
+            for path in keys(9):
+                assert (await guard.take({**SCOPE, "path": path})).answer.status == 200
+        await guard.close()
+
+    run(test())
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a certificate that an authority, a server and a client share, and of its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -out certificate -keyout key"
+    extensions = "-addext subjectAltName=IP:127.0.0.1 -addext keyUsage=critical,keyCertSign,digitalSignature"
+    subprocess.run(f"{words} {extensions}".split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="there is no openssl to make a certificate")
+@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
+def test_the_package_s_own_connections_have_the_tls_of_the_client(certificate: Path, kind: str) -> None:
+    file, key = str(certificate / "certificate"), str(certificate / "key")
+    # Each side demands a certificate of the other.
+    of_clients: Any = {"ssl": True, "ssl_ca_certs": file, "ssl_certfile": file, "ssl_keyfile": key}
+    of_servers = ["--tls-ca-cert-file", file, "--tls-cert-file", file, "--tls-key-file", key]
+    of_servers += ["--tls-cluster", "yes", "--tls-replication", "yes"]
+
+    async def test(client: Any, name: str, status: int = 200) -> None:
+        guard = Guard(client, Policy(name, "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
+        for path in keys(9):
+            assert (await guard.take({**SCOPE, "path": path})).answer.status == status
+        await guard.close()
+
+    with contextlib.ExitStack() as stack:
+        if kind == "cluster":
+            server = stack.enter_context(servers.cluster(tls=of_servers))[0]
+        else:
+            server = stack.enter_context(Server(tls=of_servers))
+        known = stack.enter_context(servers.sentinel(server, *of_servers)) if kind == "sentinel" else 0
+        for library, home in ((each, home) for each in (redis, valkey) for home in (each, each.asyncio)):
+            name = library.__name__.capitalize()
+            if kind == "sentinel":
+                client: Any = home.sentinel.Sentinel([("127.0.0.1", known)]).master_for("mine", **of_clients)
+            else:
+                kind_of = getattr(home, f"{name}Cluster" if kind == "cluster" else name)
+                client = kind_of(host="127.0.0.1", port=server.tls_port, **of_clients)
+            run(test(client, home.__name__))
+        if kind == "single":
+            del of_clients["ssl_ca_certs"]
+            run(test(redis.Redis(port=server.tls_port, **of_clients), "untrusted", 503))
