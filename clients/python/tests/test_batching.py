@@ -286,6 +286,44 @@ def test_a_node_that_is_away_holds_up_its_own_keys_alone(cluster: list[Server], 
 
 
 @cluster_clients
+@pytest.mark.parametrize("away", [stopped, killed])
+def test_keys_of_a_node_that_is_away_alone_are_limited_here(cluster: list[Server], kind: Any, away: Any) -> None:
+    local: dict[str, bool] = {}
+    paths = [f"/{number}" for number in range(30)]
+
+    def on_decision(scope: Any, decision: Any, policies: Any) -> None:
+        local[scope["path"]] = decision.is_local
+
+    async def test() -> None:
+        client = kind(host="127.0.0.1", port=cluster[0].port)
+        limited = guard(await client.initialize(), fail="local", timeout=TIMEOUT, on_decision=on_decision)
+
+        async def passed(requests: int) -> list[int]:
+            told = await asyncio.gather(*(statuses(limited, requests, path) for path in paths))
+            return [each.count(200) for each in told]
+
+        assert await passed(1) == [1] * 30
+        its_own = {path for path in paths if client.get_node_from_key(f"q:{path}").port == cluster[1].port}
+        assert its_own
+        with away(cluster[1]):
+            for here, elsewhere in ((LIMIT, LIMIT - 1), (0, 0)):
+                assert await passed(2 * LIMIT) == [here if path in its_own else elsewhere for path in paths]
+                assert {path for path in paths if local[path]} == its_own
+        servers.wait_until_complete(cluster)
+        begun = time.monotonic()
+        while any(local.values()):
+            await passed(1)
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - begun < 1.5
+        await client.aclose()
+
+    for node in cluster:
+        with node.client() as raw:
+            raw.config_set("cluster-require-full-coverage", "no")
+    run(test())
+
+
+@cluster_clients
 def test_keys_whose_slot_has_moved_are_asked_for_where_it_is(cluster: list[Server], kind: Any) -> None:
     key = "q:/moved"
     with contextlib.ExitStack() as stack:
@@ -313,21 +351,30 @@ def test_keys_whose_slot_has_moved_are_asked_for_where_it_is(cluster: list[Serve
 
 
 @cluster_clients
-def test_a_node_that_takes_over_is_asked(kind: Any) -> None:
+def test_a_node_that_takes_over_is_asked(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    local: list[bool] = []
+
+    def on_decision(scope: Any, decision: Any, policies: Any) -> None:
+        local.append(decision.is_local)
+
     with servers.cluster(replica=True) as nodes:
         master, replica = nodes[0], nodes[3]
 
         async def test() -> None:
             client = kind(host="127.0.0.1", port=nodes[1].port)
-            limited = guard(await client.initialize(), fail="closed", timeout=TIMEOUT)
+            limited = guard(await client.initialize(), fail="local", timeout=TIMEOUT, on_decision=on_decision)
             await statuses(limited, 1, "/warm")
             paths = [f"/{number}" for number in range(100)]
             path = next(path for path in paths if client.get_node_from_key(f"q:{path}").port == master.port)
             assert await statuses(limited, 1, path) == [200]
             wait_for("the replica to have it", lambda: replica.keys() == master.keys())
             master.kill()
-            while await statuses(limited, 1, path) == [503]:  # noqa: ASYNC110 - nobody says when it takes over
+            await statuses(limited, 1, path)
+            assert local[-1]
+            while local[-1]:
                 await asyncio.sleep(0.1)
+                await statuses(limited, 1, path)
             await client.aclose()
 
         run(test())
+    assert caplog.messages[-1] == "Redis decides again"

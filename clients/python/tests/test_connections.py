@@ -257,6 +257,7 @@ def test_the_package_s_own_connections_have_the_tls_of_the_client(certificate: P
         await guard.close()
 
     with contextlib.ExitStack() as stack:
+        server: Any
         if kind == "cluster":
             server = stack.enter_context(servers.cluster(tls=of_servers))[0]
         else:

@@ -163,7 +163,7 @@ def test_without_wasmtime_the_error_names_the_extra() -> None:
     assert "pip install redis-rl[memory]" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [1, 100, 10_000])
+@pytest.mark.parametrize("number", [1, 1000])
 @pytest.mark.parametrize("how", ["killed", "silent"])
 def test_while_redis_is_away_this_process_decides_by_the_same_policies(
     own_server: Server, how: str, number: int, caplog: pytest.LogCaptureFixture

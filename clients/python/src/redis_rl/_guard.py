@@ -397,26 +397,24 @@ class Guard:
         return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
 
     async def _decided(self, groups: Sequence[Sequence[Share]]) -> list[Part]:
-        """By Redis, or in this process while that is away."""
+        """By Redis, or in this process while a node that has one of the keys is away."""
         local, begun = self.local, monotonic()
-        if groups and local and local.error:
-            local.probe(self.asking)
+        if local and (error := local.away(self.asking, {self.asking.node_of(each.key) for g in groups for each in g})):
             if self._on_error:
-                self._on_error(local.error)
+                self._on_error(error)
             return await self._decided_by(local.asking, groups)
         parts = await self._decided_by(self.asking, groups)
-        failed = next((part for part in parts if part.error), None)
-        if not failed or not failed.error:
-            if parts:
-                self._note(None)
-            return parts
-        self._note(failed.error)
-        if not local:
+        error = next((part.error for part in parts if part.error), None)
+        if parts:
+            self._note(error)
+        if not local or not error:
             return parts
         for part in parts:
             part.release()
-        share = failed.shares[0]
-        local.failed(failed.error, share.policy.share(share.key, share.cost), begun)
+            for share, rows in zip(part.shares, part.request.rows, strict=True):
+                if part.error and not rows:
+                    node = self.asking.node_of(share.key)
+                    local.failed(part.error, node, share.policy.share(share.key, share.cost), begun)
         return await self._decided_by(local.asking, groups)
 
     async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
@@ -438,7 +436,7 @@ class Guard:
         if error is None:
             _away.worked()
             if self.local:
-                self.local.worked()
+                self.local.worked(self.asking)
         elif self._on_error:
             self._on_error(error)
         elif not self.local or _wire.is_reply(error):

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import _wire
 from .._keys import Answer, Command, Keys, Request, Share, Step
-from .._wire import Clock
+from .._wire import Clock, Key
 from .sender import Done, Loop, Sender, Wanted
 
 # How long the end of an application waits for a server that says nothing.
@@ -160,6 +160,10 @@ class PerLoop:
     def probe(self, share: Share, done: Done, is_wanted: Wanted) -> None:
         """As of a driver."""
         self.here().probe(share, done, is_wanted)
+
+    def node_of(self, key: Key) -> Any:
+        """As of a sender."""
+        return self.here().sender.node_of(key)
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases."""

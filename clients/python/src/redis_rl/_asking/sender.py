@@ -86,14 +86,21 @@ class Sender:
         elif self._cluster is None:
             self._unrouted.append((key, words, done, is_wanted))
             self.renew()
+        elif name := self.node_of(key):
+            self._node(name).put(words, done, is_wanted)
         else:
-            try:
-                node = self._cluster.get_node_from_key(key)
-            except Exception as error:
-                self.renew()
-                self.loop.call_soon(done, error)
-            else:
-                self._node((node.host, node.port)).put(words, done, is_wanted)
+            self.renew()
+            self.loop.call_soon(done, self._errors.SlotNotCoveredError("no node of the cluster has the slot"))
+
+    def node_of(self, key: Key) -> tuple[str, int] | None:
+        """Which node of a cluster has a key, if that is known."""
+        if self._cluster is None:
+            return None
+        try:
+            node = self._cluster.get_node_from_key(key)
+        except self._errors.SlotNotCoveredError:
+            return None
+        return node.host, node.port
 
     def _node(self, name: Any) -> _Node:
         node = self._nodes.get(name)

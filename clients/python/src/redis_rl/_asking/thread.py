@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet, finalize
 
 from .._keys import Answer, Request, Share
+from .._wire import Key
 from .driver import CLOSE_SECONDS, Driver
 from .sender import Done, Loop, Wanted
 
@@ -115,6 +116,10 @@ class InThread:
         """As of a driver."""
         here = self.thread or self.started()
         here.loop.call_soon_threadsafe(here.driver.probe, share, done, is_wanted)
+
+    def node_of(self, key: Key) -> Any:
+        """As of a sender."""
+        return (self.thread or self.started()).driver.sender.node_of(key)
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases."""
