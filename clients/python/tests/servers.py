@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
@@ -10,8 +11,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -30,6 +32,15 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
         if time.monotonic() > give_up:
             raise TimeoutError(f"waited in vain for {what}")
         time.sleep(0.01)
+
+
+def run(test: Awaitable[Any]) -> Any:
+    """In an event loop of its own, as long as one can be patient."""
+
+    async def within_patience() -> Any:
+        return await asyncio.wait_for(test, PATIENCE)
+
+    return asyncio.run(within_patience())
 
 
 class Server(testing.Server):

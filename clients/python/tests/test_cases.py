@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -106,23 +105,20 @@ def test_commands(case: Any, options: dict[str, Any], server: Server) -> None:
 
 
 @named(CASES["commands"])
-def test_commands_async(case: Any, server: Server) -> None:
-    async def run() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            for step in case["steps"]:
-                if "call" not in step:
-                    await client.execute_command(*step["words"])
-                    continue
-                call: Callable[..., Awaitable[Any]] = getattr(limiter, step["call"])
-                positional, options = arguments(step)
-                if "error" in step:
-                    with pytest.raises(redis.ResponseError, match=refusal(step)):
-                        await call(*positional, **options)
-                else:
-                    check(step, await call(*positional, **options))
-
-    asyncio.run(run())
+async def test_commands_async(case: Any, server: Server) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        for step in case["steps"]:
+            if "call" not in step:
+                await client.execute_command(*step["words"])
+                continue
+            call: Callable[..., Awaitable[Any]] = getattr(limiter, step["call"])
+            positional, options = arguments(step)
+            if "error" in step:
+                with pytest.raises(redis.ResponseError, match=refusal(step)):
+                    await call(*positional, **options)
+            else:
+                check(step, await call(*positional, **options))
 
 
 @named(CASES["commands"])

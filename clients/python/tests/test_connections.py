@@ -28,8 +28,7 @@ from redis_rl.asgi import Guard, Policy
 
 from . import servers
 from .rights import Rights
-from .servers import Server
-from .test_batching import run
+from .servers import Server, run
 from .test_policies import SCOPE
 
 LIMIT, REQUESTS = 5, 20
@@ -105,58 +104,49 @@ def test_leases_of_threads(connect: Any, library: Any) -> None:
 
 
 @libraries
-def test_a_limiter_of_tasks(connect: Any, library: Any) -> None:
-    async def test() -> None:
-        async with connect(library, True) as client:
-            limiter = AsyncRateLimiter(client)
+async def test_a_limiter_of_tasks(connect: Any, library: Any) -> None:
+    async with connect(library, True) as client:
+        limiter = AsyncRateLimiter(client)
 
-            async def told(ask: Callable[[], Any]) -> int:
-                return passed(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
+        async def told(ask: Callable[[], Any]) -> int:
+            return passed(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
 
-            for key in keys():
-                assert await told(lambda key=key: limiter.log(key, (LIMIT, "1h"))) == LIMIT  # type: ignore[misc]
-                await limiter.log(key, (LIMIT, "1h"), cost=-2)
-                rows: Any = [(key, "log", LIMIT, "1h", 1)]
-                assert await told(lambda rows=rows: limiter.all(rows)) == 2  # type: ignore[misc]
-                assert await limiter.reset(key)
-                acquired = [await limiter.acquire("log", key, (LIMIT, "1h"), timeout=0) for _ in range(REQUESTS)]
-                assert passed(acquired) == LIMIT
-
-    run(test())
+        for key in keys():
+            assert await told(lambda key=key: limiter.log(key, (LIMIT, "1h"))) == LIMIT  # type: ignore[misc]
+            await limiter.log(key, (LIMIT, "1h"), cost=-2)
+            rows: Any = [(key, "log", LIMIT, "1h", 1)]
+            assert await told(lambda rows=rows: limiter.all(rows)) == 2  # type: ignore[misc]
+            assert await limiter.reset(key)
+            acquired = [await limiter.acquire("log", key, (LIMIT, "1h"), timeout=0) for _ in range(REQUESTS)]
+            assert passed(acquired) == LIMIT
 
 
 @libraries
-def test_leases_of_tasks(connect: Any, library: Any) -> None:
-    async def test() -> None:
-        async with connect(library, True) as client:
-            limiter = AsyncRateLimiter(client)
-            for key in keys():
-                async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
-                    assert passed([await leases.take(key) for _ in range(4)]) == 4
-                assert (await limiter.peek(key, (LIMIT, "1h"))).remaining == LIMIT - 4
-                async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
-                    assert passed([await leases.take(key) for _ in range(REQUESTS)]) == 1
-
-    run(test())
+async def test_leases_of_tasks(connect: Any, library: Any) -> None:
+    async with connect(library, True) as client:
+        limiter = AsyncRateLimiter(client)
+        for key in keys():
+            async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
+                assert passed([await leases.take(key) for _ in range(4)]) == 4
+            assert (await limiter.peek(key, (LIMIT, "1h"))).remaining == LIMIT - 4
+            async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
+                assert passed([await leases.take(key) for _ in range(REQUESTS)]) == 1
 
 
 @libraries
 @pytest.mark.parametrize("options", [{}, {"remember": 1.0}, {"lease": 3}], ids=json.dumps)
-def test_a_guard(connect: Any, library: Any, options: Any) -> None:
-    async def test() -> None:
-        async with connect(library, True) as client:
-            lease = options.pop("lease", 0)
-            policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
-            guard = Guard(client, policy, fail="closed", timeout=PATIENT, **options)
-            for path in keys():
-                scope = {**SCOPE, "path": path}
-                told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))
-                assert sorted(each.answer.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
-                taken = next(each for each in told if not each.refused)
-                assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
-            await guard.close()
-
-    run(test())
+async def test_a_guard(connect: Any, library: Any, options: Any) -> None:
+    async with connect(library, True) as client:
+        lease = options.pop("lease", 0)
+        policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
+        guard = Guard(client, policy, fail="closed", timeout=PATIENT, **options)
+        for path in keys():
+            scope = {**SCOPE, "path": path}
+            told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))
+            assert sorted(each.answer.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
+            taken = next(each for each in told if not each.refused)
+            assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
+        await guard.close()
 
 
 def url_of(request: pytest.FixtureRequest, kind: str) -> str:
@@ -185,17 +175,14 @@ def test_a_storage(request: pytest.FixtureRequest, kind: str, strategy: str) -> 
 
 @pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_storage_of_tasks(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
-    async def test() -> None:
-        kept: Any = storage.storage_from_string(f"async+{url_of(request, kind)}")
-        limiter = getattr(aio.strategies, f"{strategy}RateLimiter")(kept)
-        item = RateLimitItemPerHour(LIMIT)
-        for key in keys():
-            assert passed(await asyncio.gather(*(limiter.hit(item, key) for _ in range(REQUESTS)))) == LIMIT
-            assert (await limiter.get_window_stats(item, key)).remaining == 0
-        await kept.bridge.get_connection().aclose()
-
-    run(test())
+async def test_a_storage_of_tasks(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
+    kept: Any = storage.storage_from_string(f"async+{url_of(request, kind)}")
+    limiter = getattr(aio.strategies, f"{strategy}RateLimiter")(kept)
+    item = RateLimitItemPerHour(LIMIT)
+    for key in keys():
+        assert passed(await asyncio.gather(*(limiter.hit(item, key) for _ in range(REQUESTS)))) == LIMIT
+        assert (await limiter.get_window_stats(item, key)).remaining == 0
+    await kept.bridge.get_connection().aclose()
 
 
 class Rotated(redis.CredentialProvider):
@@ -208,7 +195,7 @@ class Rotated(redis.CredentialProvider):
 
 
 @pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis, redis.RedisCluster, redis.asyncio.RedisCluster])
-def test_credentials_of_a_provider_are_asked_for_again_when_a_connection_is_lost(
+async def test_credentials_of_a_provider_are_asked_for_again_when_a_connection_is_lost(
     request: pytest.FixtureRequest, kind: Any
 ) -> None:
     on = "cluster" if kind.__name__ == "RedisCluster" else "server"
@@ -216,19 +203,16 @@ def test_credentials_of_a_provider_are_asked_for_again_when_a_connection_is_lost
     nodes = request.getfixturevalue("cluster") if on == "cluster" else [request.getfixturevalue("server")]
     provider = Rotated()
 
-    async def test() -> None:
-        client = kind(host="127.0.0.1", port=nodes[0].port, credential_provider=provider)
-        guard = Guard(client, Policy("limit:q", "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
-        for password in ("secret", "new", "newest"):
-            provider.password = password
-            rights.give("resetpass", f">{password}")
-            for raw in rights.clients:
-                raw.client_kill_filter(user="app")
-            for path in keys(9):
-                assert (await guard.take({**SCOPE, "path": path})).answer.status == 200
-        await guard.close()
-
-    run(test())
+    client = kind(host="127.0.0.1", port=nodes[0].port, credential_provider=provider)
+    guard = Guard(client, Policy("limit:q", "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
+    for password in ("secret", "new", "newest"):
+        provider.password = password
+        rights.give("resetpass", f">{password}")
+        for raw in rights.clients:
+            raw.client_kill_filter(user="app")
+        for path in keys(9):
+            assert (await guard.take({**SCOPE, "path": path})).answer.status == 200
+    await guard.close()
 
 
 @pytest.fixture(scope="module")
