@@ -158,31 +158,18 @@ def url_of(request: pytest.FixtureRequest, kind: str) -> str:
     return f"redis-rl://127.0.0.1:{server.port}"
 
 
-STRATEGIES = ["MovingWindow", "SlidingWindowCounter", "FixedWindow"]
-
-
 @pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_storage(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
-    kept: Any = storage.storage_from_string(url_of(request, kind))
-    limiter = getattr(strategies, f"{strategy}RateLimiter")(kept)
-    item = RateLimitItemPerHour(LIMIT)
-    for key in keys():
-        assert passed(limiter.hit(item, key) for _ in range(REQUESTS)) == LIMIT
-        assert limiter.get_window_stats(item, key).remaining == 0
-    kept.storage.close()
-
-
-@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_storage_of_tasks(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
-    kept: Any = storage.storage_from_string(f"async+{url_of(request, kind)}")
-    limiter = getattr(aio.strategies, f"{strategy}RateLimiter")(kept)
-    item = RateLimitItemPerHour(LIMIT)
-    for key in keys():
-        assert passed(await asyncio.gather(*(limiter.hit(item, key) for _ in range(REQUESTS)))) == LIMIT
-        assert (await limiter.get_window_stats(item, key)).remaining == 0
-    await kept.bridge.get_connection().aclose()
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_storage(request: pytest.FixtureRequest, kind: str, is_async: bool) -> None:
+    kept: Any = storage.storage_from_string(("async+" if is_async else "") + url_of(request, kind))
+    for strategy in (aio.strategies if is_async else strategies).STRATEGIES.values():
+        limiter, item = strategy(kept), RateLimitItemPerHour(LIMIT)
+        for key in keys():
+            hits = [limiter.hit(item, key) for _ in range(REQUESTS)]
+            assert passed(await asyncio.gather(*hits) if is_async else hits) == LIMIT
+            stats: Any = limiter.get_window_stats(item, key)
+            assert (await stats if is_async else stats).remaining == 0
+    await kept.bridge.get_connection().aclose() if is_async else kept.storage.close()
 
 
 class Rotated(redis.CredentialProvider):

@@ -323,16 +323,6 @@ def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
         AsyncLeases(limiter, "log", (5, "1m"))  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("abandoned")
-@pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster], ids=["redis", "valkey"])
-def test_leases_on_a_cluster(cluster: list[Server], kind: Any) -> None:
-    with (
-        kind(host="127.0.0.1", port=cluster[0].port) as client,
-        leases_of(RateLimiter(client), 50) as leases,
-    ):
-        assert [allowed(leases.take(f"k{number}") for _ in range(100)) for number in range(9)] == [50] * 9
-
-
 def test_any_protocol_does(server: Server) -> None:
     options: Any
     for options in ({"protocol": 2}, {"protocol": 3, "decode_responses": True}):
@@ -447,33 +437,6 @@ async def test_a_burst_passes_as_far_as_the_limit(server: Server, raw: redis.Red
     assert commands(raw) <= 8
 
 
-async def test_tasks_take_a_command_for_many_decisions(server: Server, raw: redis.Redis) -> None:
-    async with async_leases(server, 100_000) as leases:
-
-        async def take() -> list[Verdict]:
-            return [await leases.take("k") for _ in range(1000)]
-
-        told = await asyncio.gather(*(take() for _ in range(50)))
-        assert sorted(verdict.remaining for each in told for verdict in each) == [*range(50_000, 100_000)]
-        assert commands(raw) < 500
-
-
-async def test_a_lease_that_is_over_goes_back_by_itself_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
-    async with async_leases(server, duration=0.2) as leases:
-        taken = 0
-        while counted(raw) == taken:
-            await leases.take("k")
-            taken += 1
-        while counted(raw) != taken:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
-
-
-async def test_tasks_are_told_a_refusal_again_without_asking(server: Server, raw: redis.Redis) -> None:
-    async with async_leases(server, 5) as leases:
-        assert allowed([await leases.take("k") for _ in range(200)]) == 5
-        assert commands(raw) <= 6
-
-
 async def test_what_is_cancelled_before_it_is_sent_is_not_counted(server: Server, raw: redis.Redis) -> None:
     async with async_leases(server) as leases:
         call = asyncio.ensure_future(leases.take("k"))
@@ -568,12 +531,3 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
     assert passed <= LIMIT
     assert counted(raw) == passed
     assert passed + run(give_back()) == LIMIT
-
-
-@pytest.mark.parametrize("kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"])
-async def test_leases_of_tasks_on_a_cluster(cluster: list[Server], kind: Any) -> None:
-    client = kind(host="127.0.0.1", port=cluster[0].port)
-    async with AsyncLeases(AsyncRateLimiter(client), "log", (50, "3650d"), units=1000, duration=LONG) as leases:
-        keys = [f"k{number % 9}" for number in range(900)]
-        assert allowed(await asyncio.gather(*(leases.take(key) for key in keys))) == 450
-    await client.aclose()

@@ -14,7 +14,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
+from redis_rl import Leases, RateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import Forwarder, forwarding
@@ -134,16 +134,6 @@ def test_a_lease_whose_give_back_is_lost_goes_back_once(network: Forwarder, raw:
         assert counted(raw) == passed
 
 
-async def test_a_lease_of_tasks_whose_give_back_is_lost_goes_back_once(network: Forwarder, raw: redis.Redis) -> None:
-    async with redis.asyncio.Redis(port=network.port, protocol=2) as client:
-        leases = AsyncLeases(AsyncRateLimiter(client), "log", (LIMIT, "1d"), units=100, duration=1000)
-        passed = sum([(await leases.take("k")).allowed for _ in range(22)])
-        assert counted(raw) > passed
-        network.lose_replies(1)
-        await leases.close()
-        assert passed == counted(raw)
-
-
 async def test_what_is_settled_goes_back_once(network: Forwarder, raw: redis.Redis) -> None:
     async with redis.asyncio.Redis(port=network.port, protocol=2) as client:
         guard = Guard(client, Policy("q", (LIMIT, "1d"), cost=100), key=lambda scope: "me")
@@ -164,17 +154,6 @@ def test_close_ends_within_its_timeout_though_the_server_is_silent(network: Forw
         network.silence()
         begun = time.monotonic()
         leases.close(timeout=0.1)
-        assert time.monotonic() - begun < 1
-
-
-async def test_close_ends_within_its_timeout_though_the_server_is_silent_to_tasks(network: Forwarder) -> None:
-    async with redis.asyncio.Redis(port=network.port, socket_timeout=None) as client:
-        leases = AsyncLeases(AsyncRateLimiter(client), "log", (LIMIT, "1d"), units=100, duration=1000)
-        for _ in range(22):
-            await leases.take("k")
-        network.silence()
-        begun = time.monotonic()
-        await leases.close(timeout=0.1)
         assert time.monotonic() - begun < 1
 
 
