@@ -17,6 +17,12 @@ from .rights import Rights
 from .servers import Server
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now need not be looked at whenever a test collects what it has abandoned."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a test that is a coroutine."""

@@ -7,7 +7,9 @@ import pytest
 import redis
 import redis.asyncio
 import valkey
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
+from redis.retry import Retry
 
 from redis_rl import AsyncRateLimiter, RateLimiter, Row, cmd
 from redis_rl.testing import Clock
@@ -222,7 +224,7 @@ def test_a_cluster_without_the_module_is_named_in_the_error() -> None:
 
 
 def test_a_server_that_is_not_there_raises_as_ever() -> None:
-    with redis.Redis(port=1) as client, pytest.raises(redis.ConnectionError):
+    with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as client, pytest.raises(redis.ConnectionError):
         RateLimiter(client).log("k", (5, "10s"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -9,11 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+
+from redis_rl.__main__ import main
 
 from .servers import Server, wait_for
 
@@ -21,10 +25,21 @@ PROGRAM = [sys.executable, "-m", "redis_rl"]
 
 
 def tool(port: int, *words: str, **environment: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [*PROGRAM, "-p", str(port), *words], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    return done.returncode, done.stdout, done.stderr
+    """The exit status and what is printed: of a program where that matters, else in this process, which is faster."""
+    if environment or "watch" in words:
+        done = subprocess.run(
+            [*PROGRAM, "-p", str(port), *words], capture_output=True, text=True, env={**os.environ, **environment}
+        )
+        return done.returncode, done.stdout, done.stderr
+    out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            status = main(["-p", str(port), *words])
+        except SystemExit as end:
+            status = int(end.code or 0)
+    for text in (out, errors):
+        text.seek(0)
+    return status, out.read(), errors.read()
 
 
 def on_terminal(port: int, *words: str) -> tuple[int, str]:
@@ -157,7 +172,7 @@ def test_all_masters_of_a_cluster_are_asked(cluster: list[Server]) -> None:
     for words in (["list", "api:"], ["-c", "list", "--quotas", "5/10m"]):
         status, out, _ = tool(cluster[1].port, *words)
         assert (status, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, sorted(keys))
-    for key in keys:
+    for key in keys[:6]:
         assert tool(cluster[2].port, "inspect", key)[0] == 0
         assert tool(cluster[2].port, "reset", key) == (0, f"{key}\n", "")
 
