@@ -282,16 +282,16 @@ def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw:
         )
 
 
-async def test_leases_of_tasks_go_by_a_clock_of_their_own(server: Server, raw: redis.Redis) -> None:
+async def test_leases_of_tasks_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
     clock = Clock()
 
     async with redis.asyncio.Redis(port=server.port) as client:
-        limiter = AsyncRateLimiter(client)
-        async with AsyncLeases(limiter, "log", "100/10s", units=20, duration=0.1, clock=clock) as leases:
+        limiter = AsyncRateLimiter(client, clock=clock)
+        async with AsyncLeases(limiter, "log", "100/10s", units=20, duration=0.1) as leases:
             assert allowed([await leases.take("k") for _ in range(31)]) == 31
             clock.move(0.1)
             assert await leases.take("other")
-            while (await limiter.peek("k", "100/10s", at=clock())).remaining != 69:  # noqa: ASYNC110
+            while (await limiter.peek("k", "100/10s")).remaining != 69:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             clock.move(10)
             assert allowed([await leases.take("k") for _ in range(101)]) == 100

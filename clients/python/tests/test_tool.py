@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -143,25 +142,6 @@ def test_a_terminal_has_titles_and_programs_have_none(server: Server, used: redi
     lines = [line.split() for line in told.splitlines()]
     assert lines[0] == ["KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET"]
     assert lines[1][:5] == ["bucket:bob", "bucket", "600s", "1", "4"]
-
-
-@pytest.fixture
-def large() -> Iterator[Server]:
-    server = Server("--enable-debug-command", "yes")
-    with server.client() as client:
-        client.execute_command("DEBUG", "POPULATE", 50_000)
-        client.execute_command("RL.LOG", "api:bob", 5, "10m")
-    yield server
-    server.stop()
-
-
-def test_a_long_scan_has_a_progress_bar_on_a_terminal_alone(large: Server) -> None:
-    _, told = on_terminal(large.port, "list")
-    assert "% of 50001 keys\r" in told
-    # It is gone at the end.
-    assert told.rstrip(" \r").endswith("s") or told.endswith(" \r")
-    status, out, errors = tool(large.port, "list")
-    assert (status, len(out.splitlines()), errors) == (0, 1, "")
 
 
 def test_all_masters_of_a_cluster_are_asked(cluster: list[Server]) -> None:

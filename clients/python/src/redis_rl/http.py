@@ -16,7 +16,7 @@ from . import _keys, _wire
 from ._keys import Rules, Share, without
 from ._wire import MAX_COST, Algorithm, Decision, Quota, Verdict, Window, timedelta_of
 
-__all__ = ["Answer", "Policy", "away", "check_cost"]
+__all__ = ["Answer", "Policy"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
@@ -158,9 +158,9 @@ class Standing(NamedTuple):
     at: int
 
     @classmethod
-    def of(cls, policies: Sequence[Policy], answer: _keys.Answer) -> Standing:
-        """The policies are those of the answer's rows."""
-        return cls(tuple(map(Told, policies, answer.rows)), answer.limited, answer.retry_after, answer.at)
+    def of(cls, policies: Sequence[Policy], outcome: _keys.Outcome) -> Standing:
+        """The policies are those of the rows."""
+        return cls(tuple(map(Told, policies, outcome.rows)), outcome.limited, outcome.retry_after, outcome.at)
 
     @property
     def decision(self) -> Decision:

@@ -12,7 +12,7 @@ from time import monotonic_ns
 from typing import Any
 
 from .. import _wire
-from .._keys import Answer, Command, Keys, Request, Share, Step
+from .._keys import Command, Keys, Outcome, Request, Share, Step
 from .._wire import Clock, Key
 from .sender import Done, Loop, Sender, Wanted
 
@@ -41,7 +41,7 @@ class Driver:
         """The time by which leases end."""
         return now_ms() if self.clock is None else self.clock()
 
-    def ask(self, request: Request) -> asyncio.Future[Answer]:
+    def ask(self, request: Request) -> asyncio.Future[Outcome]:
         """What a request will be told, or the error if it cannot be decided. Whoever is cancelled gives it back."""
         if self.clock is not None:
             self._tick()
@@ -53,7 +53,7 @@ class Driver:
         """What it took, and what it takes."""
         self._tell(self.keys.give_back, self.now_ms(), request)
 
-    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Answer]:
+    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Outcome]:
         """Corrects what is counted of shares, by their index, to what was used."""
         waiter = self._wait(request)
         self._tell(self.keys.settle, self.now_ms(), request, used)
@@ -64,8 +64,8 @@ class Driver:
         words = Command([share._replace(cost=0)]).words(None if self.clock is None else self.clock())
         self.sender.send(share.key, words, done, is_wanted)
 
-    def _wait(self, request: Request) -> asyncio.Future[Answer]:
-        waiter: asyncio.Future[Answer] = self.loop.create_future()
+    def _wait(self, request: Request) -> asyncio.Future[Outcome]:
+        waiter: asyncio.Future[Outcome] = self.loop.create_future()
         if request.waiter is None:
             request.waiter = []
         request.waiter.append(waiter)
@@ -80,7 +80,7 @@ class Driver:
             for waiter in waiters:
                 if waiter.done():
                     continue
-                if isinstance(answer, Answer):
+                if isinstance(answer, Outcome):
                     waiter.set_result(answer)
                 else:
                     waiter.set_exception(answer)
@@ -124,7 +124,7 @@ class Driver:
             self._landed.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._landed.wait(), left)
-        await self.sender.close()
+        await self.sender.close_idle()
 
 
 class PerLoop:
@@ -145,11 +145,11 @@ class PerLoop:
         driver = self._of[loop] = self._make(loop)
         return driver
 
-    def ask(self, request: Request) -> asyncio.Future[Answer]:
+    def ask(self, request: Request) -> asyncio.Future[Outcome]:
         """Has begun when it returns."""
         return self.here().ask(request)
 
-    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Answer]:
+    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Outcome]:
         """The same."""
         return self.here().settle(request, used)
 

@@ -166,20 +166,20 @@ class Sender:
             self._replaced.remove(client)
         self.loop.create_task(close_client(client))
 
-    async def close(self) -> None:
+    async def close_idle(self) -> None:
         """Closes the connections that rest. Others are made if more is sent."""
         for node in self._nodes.values():
             await node.close()
         # Transports are closed in the next turn.
         await asyncio.sleep(0)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Closes all."""
         replaced, self._replaced = self._replaced, []
         cluster, self._cluster = self._cluster, None
         for client in (*replaced, cluster):
             await close_client(client)
-        await self.close()
+        await self.close_idle()
 
     async def _keep(self) -> AsyncGenerator[None, None]:
         try:
@@ -187,7 +187,7 @@ class Sender:
         finally:
             # Else they are lost with the loop.
             if not self.loop.is_closed():
-                await self.end()
+                await self.close()
 
 
 class _Node:
