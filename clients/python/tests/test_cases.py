@@ -16,8 +16,9 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict, _wire
+from redis_rl._keys import Outcome
 from redis_rl.asgi import Guard, Policy, client_address
-from redis_rl.http import Item, Standing, Told
+from redis_rl.http import Item, Standing
 
 from .servers import Server
 
@@ -144,7 +145,8 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
     policy: Any = SimpleNamespace(items=items)
-    told = Standing((Told(policy, decision.rows),), decision.limited, decision.retry_after, decision.at).answer()
+    outcome = Outcome(decision.limited, decision.retry_after, decision.at, (decision.rows,))
+    told = Standing([policy], outcome).answer()
     assert told.status == case["status"]
     assert {name: told.fields.get(name) for name in case["fields"]} == case["fields"]
     if "body" in case:

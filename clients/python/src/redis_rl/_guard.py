@@ -379,7 +379,7 @@ class Guard:
             refusal = http.away() if self._is_closed else None
             if self._on_away:
                 refusal = _own(await resolved(self._on_away(request, part.error)))
-        if (part.standing is None and refusal is None) or (part.standing and not part.standing.limited):
+        if (part.standing is None and refusal is None) or (part.standing and not part.standing.outcome.limited):
             return None
         for each in (*before, taken):
             each.release()

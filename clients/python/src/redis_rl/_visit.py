@@ -39,7 +39,7 @@ class Part:
         self._guard, self.asking, self.charges, self.request = guard, asking, charges, request
         self.policies = [charge.policy for charge in charges]
         self.error = outcome if isinstance(outcome, Exception) else None
-        self.standing = None if isinstance(outcome, Exception) else Standing.of(self.policies, outcome)
+        self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome)
 
     @property
     def decision(self) -> Decision | None:
@@ -54,7 +54,7 @@ class Part:
         of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
         outcome = await self._guard.settled(self, of_index)
         if outcome is not None:
-            self.standing = Standing.of(self.policies, outcome)
+            self.standing = Standing(self.policies, outcome)
 
     def release(self) -> None:
         """Gives back all that was taken, once."""
