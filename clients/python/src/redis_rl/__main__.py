@@ -23,7 +23,6 @@ from . import _wire
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
 
-_ABOUT = __doc__.partition(", which")[0].replace("`", "")
 _TYPE = "ratelimit"
 _MOST = 2**53 - 1
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -36,7 +35,7 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 def parser() -> argparse.ArgumentParser:
     """The words are those of redis-cli."""
-    options = argparse.ArgumentParser("python -m redis_rl", description=_ABOUT, add_help=False)
+    options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.", add_help=False)
     options.add_argument("--help", action="help", help="show this and exit")
     server = options.add_argument_group("server, as in redis-cli")
     server.add_argument("-h", metavar="HOST", dest="host", default="127.0.0.1")
