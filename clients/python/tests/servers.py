@@ -34,6 +34,28 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """As :func:`wait_for`, in an event loop; a test has its own patience."""
+    while not condition():  # noqa: ASYNC110 - a server has no event for it
+        await asyncio.sleep(0.01)
+
+
+def blocked(raw: redis.Redis) -> int:
+    """How many connections wait for a server that is paused."""
+    clients: int = raw.info("clients")["blocked_clients"]
+    return clients
+
+
+@contextlib.contextmanager
+def paused(raw: redis.Redis) -> Iterator[None]:
+    """Has a server carry out no command that writes."""
+    raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+    try:
+        yield
+    finally:
+        raw.execute_command("CLIENT", "UNPAUSE")
+
+
 def run(test: Awaitable[Any]) -> Any:
     """In an event loop of its own, as long as one can be patient."""
 

@@ -14,7 +14,7 @@ import redis.asyncio
 from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Server, run, wait_for
+from .servers import PATIENCE, Server, blocked, paused, run, until, wait_for
 
 Acquire = Callable[..., Verdict]
 
@@ -109,11 +109,6 @@ def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
         acquire("log", "k", "5/10s", timeout=float("nan"))
 
 
-def blocked(raw: redis.Redis) -> int:
-    clients: int = raw.info("clients")["blocked_clients"]
-    return clients
-
-
 def logs(raw: redis.Redis) -> int:
     calls: int = raw.info("commandstats").get("cmdstat_RL.LOG", {"calls": 0})["calls"]
     return calls
@@ -138,15 +133,12 @@ async def test_what_is_on_its_way_to_a_cancelled_task_goes_back(server: Server, 
     async with redis.asyncio.Redis(port=server.port) as client:
         limiter = AsyncRateLimiter(client)
         assert (await limiter.log("k", "5/1h")).remaining == 4
-        raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
-        task = asyncio.ensure_future(limiter.acquire("log", "k", "5/1h", cost=cost))
-        while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raw.execute_command("CLIENT", "UNPAUSE")
-        while logs(raw) < (3 if cost == 1 else 2):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        with paused(raw):
+            task = asyncio.ensure_future(limiter.acquire("log", "k", "5/1h", cost=cost))
+            await until(lambda: blocked(raw))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: logs(raw) == (3 if cost == 1 else 2))
         assert (await limiter.peek("k", "5/1h")).remaining == 4
 
 

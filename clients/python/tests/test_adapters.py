@@ -27,7 +27,7 @@ from redis_rl import Decision
 from redis_rl._guard import VISIT, route_name
 from redis_rl.http import Answer, Policy
 
-from .servers import Monitor, Server, wait_for
+from .servers import Monitor, Server, until, wait_for
 from .services import FRAMEWORKS, project
 from .test_asgi import PATIENT
 
@@ -271,8 +271,7 @@ async def test_a_request_of_aiohttp_that_is_cancelled_while_it_is_decided_costs_
     own_server.thaw()
     await asyncio.gather(task, return_exceptions=True)
     with own_server.client() as client:
-        while counted(client, "requests:me", 9, "1h"):  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
+        await until(lambda: not counted(client, "requests:me", 9, "1h"))
     await guard.close()
 
 

@@ -138,12 +138,8 @@ def stopped(server: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused(server: Server) -> Iterator[None]:
-    with server.client() as client:
-        client.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
-        try:
-            yield
-        finally:
-            client.execute_command("CLIENT", "UNPAUSE")
+    with server.client() as client, servers.paused(client):
+        yield
 
 
 @contextlib.contextmanager

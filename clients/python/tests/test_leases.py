@@ -24,7 +24,7 @@ import valkey.asyncio
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Server, run, wait_for
+from .servers import PATIENCE, Server, blocked, paused, run, until, wait_for
 
 # A loaded machine does not end a lease, or have a refusal forgotten, while a test runs.
 LONG = 10_000.0
@@ -127,20 +127,6 @@ def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
             assert sum(pool.map(take, range(threads))) == 10_000
         assert commands(raw) < threads * each / 20
     assert counted(raw, limit=10_000) == 10_000
-
-
-def blocked(raw: redis.Redis) -> int:
-    clients: int = raw.info("clients")["blocked_clients"]
-    return clients
-
-
-@contextlib.contextmanager
-def paused(raw: redis.Redis) -> Iterator[None]:
-    raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
-    try:
-        yield
-    finally:
-        raw.execute_command("CLIENT", "UNPAUSE")
 
 
 def waiting(leases: Leases, key: str) -> int:
@@ -452,12 +438,10 @@ async def test_what_is_cancelled_while_it_is_asked_for_goes_back(server: Server,
         await leases.take("warm")
         with paused(raw):
             call = asyncio.ensure_future(leases.take("k"))
-            while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: blocked(raw))
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-        while counted(raw) or not commands(raw):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: commands(raw) and not counted(raw))
         assert (await leases.take("k")).remaining == LIMIT - 1
     assert counted(raw) == 1
 
@@ -467,8 +451,7 @@ async def test_close_waits_for_what_is_in_flight_in_an_event_loop(server: Server
         taken = allowed([await leases.take("k") for _ in range(3)])
         with paused(raw):
             last = asyncio.ensure_future(leases.take("k"))
-            while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: blocked(raw))
             closed = asyncio.ensure_future(leases.close())
             await asyncio.sleep(0)
         await closed
@@ -483,8 +466,7 @@ async def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back(server:
             await asyncio.sleep(0)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        while counted(raw):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: not counted(raw))
 
 
 async def test_errors_reach_all_tasks_that_wait(server: Server, raw: redis.Redis) -> None:

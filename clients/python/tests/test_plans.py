@@ -22,9 +22,8 @@ from starlette.testclient import TestClient
 
 from redis_rl.asgi import Guard, Policy, Scope
 
-from .servers import Server, run, wait_for
+from .servers import Server, blocked, paused, run, until, wait_for
 from .test_asgi import PATIENT, closing
-from .test_batching import paused
 from .test_policies import SCOPE, guarded
 from .test_starlette import violated
 
@@ -207,15 +206,13 @@ async def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: re
     async with guarded(server, policies) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)
-        with paused(server):
+        with paused(raw):
             task = asyncio.ensure_future(guard.take(SCOPE))
-            while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: blocked(raw))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await guard.close()
-        while counted(raw, "plan:nobody") != 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: counted(raw, "plan:nobody") == 5)
     wait_for("the lease to be back", lambda: counted(raw, "everybody:all") == 5)
 
 
@@ -434,14 +431,12 @@ async def test_what_is_being_settled_when_a_limit_further_in_refuses_goes_back(
 ) -> None:
     async with guarded(server, [EVERYBODY, PLAN]) as (guard, _):
         taken = await guard.take(SCOPE)
-        with paused(server):
+        with paused(raw):
             task = asyncio.ensure_future(taken.settle({"plan": 9}))
-            while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: blocked(raw))
             taken.release()
         await task
-        while counted(raw, "plan:nobody") + counted(raw, "everybody:all"):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: not counted(raw, "plan:nobody") + counted(raw, "everybody:all"))
 
 
 async def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:

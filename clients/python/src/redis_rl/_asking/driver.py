@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .. import _wire
 from .._keys import Command, Keys, Outcome, Request, Share, Step
 from .._wire import Clock, Key
 from .sender import Done, Loop, Sender, Wanted
+
+_Made = TypeVar("_Made")
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
@@ -127,23 +129,27 @@ class Driver:
         await self.sender.close_idle()
 
 
-class PerLoop:
-    """Asks in the event loop that runs, with a driver for each."""
+class EachLoop(Generic[_Made]):
+    """Has one for each event loop."""
 
-    def __init__(self, make: Callable[[Loop], Driver]) -> None:
+    def __init__(self, make: Callable[[Loop], _Made]) -> None:
         self._make = make
-        self._of: dict[Loop, Driver] = {}
+        self._of: dict[Loop, _Made] = {}
 
-    def here(self) -> Driver:
+    def here(self) -> _Made:
         """That of the loop which runs."""
         loop = get_running_loop()
         return self._of.get(loop) or self._new(loop)
 
-    def _new(self, loop: Loop) -> Driver:
+    def _new(self, loop: Loop) -> _Made:
         for other in [other for other in list(self._of) if other.is_closed()]:
             self._of.pop(other, None)
-        driver = self._of[loop] = self._make(loop)
-        return driver
+        made = self._of[loop] = self._make(loop)
+        return made
+
+
+class PerLoop(EachLoop[Driver]):
+    """Asks in the event loop that runs, with a driver for each."""
 
     def ask(self, request: Request) -> asyncio.Future[Outcome]:
         """Has begun when it returns."""
