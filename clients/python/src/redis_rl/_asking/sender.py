@@ -93,11 +93,12 @@ class Sender:
             self.loop.call_soon(done, self._errors.SlotNotCoveredError("no node of the cluster has the slot"))
 
     def node_of(self, key: Key) -> tuple[str, int] | None:
-        """Which node of a cluster has a key, if that is known."""
-        if self._cluster is None:
+        """Which node of a cluster has a key, if that is known. Threads may ask."""
+        cluster = self._cluster
+        if cluster is None:
             return None
         try:
-            node = self._cluster.get_node_from_key(key)
+            node = cluster.get_node_from_key(key)
         except self._errors.SlotNotCoveredError:
             return None
         return node.host, node.port
