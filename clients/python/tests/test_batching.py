@@ -289,7 +289,9 @@ async def test_keys_whose_slot_has_moved_are_asked_for_where_it_is(cluster: list
         slot = raw[0].execute_command("CLUSTER", "KEYSLOT", key)
         ids = [each.execute_command("CLUSTER", "MYID") for each in raw]
 
-        def move(to: int) -> None:
+        def move(source: int, to: int) -> None:
+            # So that its claim is newer than what another node may have on its way.
+            raw[to].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
             for node in (to, 0, 1, 2):
                 raw[node].execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[to])
 
@@ -297,11 +299,12 @@ async def test_keys_whose_slot_has_moved_are_asked_for_where_it_is(cluster: list
         limited = guard(await client.initialize(), fail="closed", timeout=PATIENT)
         await statuses(limited, 1, "/warm")
         here = [node.port for node in cluster].index(client.get_node_from_key(key).port)
-        move((here + 1) % 3)
+        there = (here + 1) % 3
+        move(here, there)
         told = await asyncio.gather(statuses(limited, 20, "/moved"), statuses(limited, 20, "/another"))
         assert [Counter(each) for each in told] == [allowed(LIMIT, 20)] * 2
-        assert raw[(here + 1) % 3].execute_command("DEL", key) == 1
-        move(here)
+        assert raw[there].execute_command("DEL", key) == 1
+        move(there, here)
         await client.aclose()
 
 
