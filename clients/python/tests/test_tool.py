@@ -87,7 +87,7 @@ def test_limiters_are_listed_by_prefix_with_what_is_used_and_left(server: Server
 
 
 def test_a_prefix_is_no_pattern(server: Server, used: redis.Redis) -> None:
-    used.execute_command("RL.FIXED", "a*[x]?\\:bob", 5, "10m")
+    used.execute_command("RL.FIXED", "a*[x]?\\:bob", 5, "3650d")
     assert tool(server.port, "list", "a*[x]?\\")[1].startswith(r"a*[x]?\\:bob" + "\tfixed\t")
     assert tool(server.port, "list", "*")[1] == ""
 
@@ -131,9 +131,9 @@ def test_what_is_listed_can_be_inspected_and_reset(server: Server, raw: redis.Re
 
 def test_what_is_used_is_shown_whole_where_a_quota_is_smaller(server: Server, raw: redis.Redis) -> None:
     for command in ("LOG", "FIXED", "SLIDING"):
-        raw.execute_command(f"RL.{command}", command, 100, "10m", "COST", 7)
-    raw.execute_command("RL.BUCKET", "BUCKET", 5, "10m", "COST", 2)
-    figures = {row[0]: row[3:5] for row in cells(tool(server.port, "list", "--quotas", "5/10m")[1])}
+        raw.execute_command(f"RL.{command}", command, 100, "3650d", "COST", 7)
+    raw.execute_command("RL.BUCKET", "BUCKET", 5, "3650d", "COST", 2)
+    figures = {row[0]: row[3:5] for row in cells(tool(server.port, "list", "--quotas", "5/3650d")[1])}
     assert figures == {"LOG": ["7", "0"], "FIXED": ["7", "0"], "SLIDING": ["7", "0"], "BUCKET": ["2", "3"]}
 
 
@@ -237,7 +237,7 @@ def test_the_exit_status_tells_what_went_wrong(server_without_module: Server, ra
 def test_a_closed_output_is_no_complaint(server: Server, raw: redis.Redis) -> None:
     pipe = raw.pipeline()
     for number in range(5000):
-        pipe.execute_command("RL.FIXED", f"api:{number}", 5, "10m")
+        pipe.execute_command("RL.LOG", f"api:{number}", 5, "10m")
     pipe.execute()
     command = f"{sys.executable} -m redis_rl -p {server.port} list | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
