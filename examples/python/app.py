@@ -56,7 +56,7 @@ url = environ.get("REDIS_URL", "redis://127.0.0.1:6379")
 redis = MemoryLimiter() if url == "memory:" else Redis.from_url(url)
 timeout = int(environ.get("REDIS_TIMEOUT_MS", "100")) / 1000
 plans(0)  # what is wrong with the limits is an error at the start
-guard = Guard(redis, plan, fail="closed" if FAIL == "closed" else "open", timeout=timeout)
+guard = Guard(redis, plan, fail=FAIL, timeout=timeout)
 tokens = Policy("tokens", environ.get("TOKEN_LIMITS", "1000/1h"), unit="tokens")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,22 @@ from redis_rl._away import AwayLog
 from . import servers
 from .rights import Rights
 from .servers import Server
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now need not be looked at whenever a test collects what it has abandoned."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    servers.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(autouse=True)

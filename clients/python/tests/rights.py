@@ -13,14 +13,14 @@ class Rights:
     """Gives them to the user, on one server or on all nodes."""
 
     def __init__(self, servers: list[Server]) -> None:
-        self._clients = [server.client() for server in servers]
+        self.clients = [server.client() for server in servers]
         self.give("reset", *APP.split()[1:], *(ON_A_CLUSTER.split() if len(servers) > 1 else ()))
 
     def give(self, *rules: str) -> None:
-        for client in self._clients:
+        for client in self.clients:
             client.execute_command("ACL", "SETUSER", "app", *rules)
 
     def close(self) -> None:
-        for client in self._clients:
+        for client in self.clients:
             client.execute_command("ACL", "DELUSER", "app")
             client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
@@ -10,8 +11,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -32,11 +34,44 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """As :func:`wait_for`, in an event loop; a test has its own patience."""
+    while not condition():  # noqa: ASYNC110 - a server has no event for it
+        await asyncio.sleep(0.01)
+
+
+def blocked(raw: redis.Redis) -> int:
+    """How many connections wait for a server that is paused."""
+    clients: int = raw.info("clients")["blocked_clients"]
+    return clients
+
+
+@contextlib.contextmanager
+def paused(raw: redis.Redis) -> Iterator[None]:
+    """Has a server carry out no command that writes."""
+    raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+    try:
+        yield
+    finally:
+        raw.execute_command("CLIENT", "UNPAUSE")
+
+
+def run(test: Awaitable[Any]) -> Any:
+    """In an event loop of its own, as long as one can be patient."""
+
+    async def within_patience() -> Any:
+        return await asyncio.wait_for(test, PATIENCE)
+
+    return asyncio.run(within_patience())
+
+
 class Server(testing.Server):
     """A server that a test may freeze, kill and start again."""
 
-    def __init__(self, *settings: str, module: bool = True) -> None:
-        super().__init__(REDIS_SERVER, MODULE if module else None, *settings)
+    def __init__(self, *settings: str, module: bool = True, tls: Sequence[str] = ()) -> None:
+        """With the settings of TLS, that is on a port of its own."""
+        self.tls_port = testing._free_port() if tls else 0
+        super().__init__(REDIS_SERVER, MODULE if module else None, *settings, "--tls-port", str(self.tls_port), *tls)
 
     def keys(self) -> list[str]:
         with self.client() as client:
@@ -63,20 +98,20 @@ class Server(testing.Server):
 
 
 @contextlib.contextmanager
-def cluster(*, module: bool = True, replica: bool = False) -> Iterator[list[Server]]:
+def cluster(*, module: bool = True, replica: bool = False, tls: Sequence[str] = ()) -> Iterator[list[Server]]:
     """Three masters, and perhaps a replica of the first, which soon takes over when that is gone."""
     with contextlib.ExitStack() as stack:
         nodes = []
         timeout = "1000" if replica else "5000"
         for _ in range(4 if replica else 3):
-            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", timeout, module=module))
+            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", timeout, module=module, tls=tls))
             stack.callback(nodes[-1].stop)
         for index, node in enumerate(nodes):
             with node.client() as client:
                 if index < 3:
                     first, last = index * _SLOTS // 3, (index + 1) * _SLOTS // 3 - 1
                     client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
-                client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].tls_port or nodes[0].port)
         wait_until_complete(nodes)
         if replica:
             _replicate(nodes[0], nodes[3])
@@ -116,16 +151,17 @@ class Monitor:
 
 
 @contextlib.contextmanager
-def sentinel(master: Server) -> Iterator[int]:
+def sentinel(master: Server, *tls: str) -> Iterator[int]:
     """The port of a Sentinel that knows a master as ``mine``."""
     port = testing._free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "sentinel.conf"
         settings.write_text(
-            f"bind 127.0.0.1\nport {port}\ndir {folder}\nsentinel monitor mine 127.0.0.1 {master.port} 1\n"
+            f"bind 127.0.0.1\nport {port}\ndir {folder}\n"
+            f"sentinel monitor mine 127.0.0.1 {master.tls_port or master.port} 1\n"
         )
         process = subprocess.Popen(
-            [REDIS_SERVER, str(settings), "--sentinel"],
+            [REDIS_SERVER, str(settings), "--sentinel", *tls],
             stdout=subprocess.DEVNULL,
             preexec_fn=testing._end_with_parent,
         )

@@ -109,6 +109,10 @@ def asking(app: Any, guard: Any) -> Iterator[Ask]:
         loop.close()
 
 
+def export_of(limits: Limits) -> Policy:
+    return Policy("export", "10/m", cost=limits.rows)
+
+
 def starlette(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.asgi, SCOPE, client, **options)
 
@@ -126,13 +130,12 @@ def starlette(client: Any, **options: Any) -> Iterator[Ask]:
         await guard.take(request, BATCH, cost=2)
         return PlainTextResponse("done")
 
-    limited = guard.limit(Policy("export", "10/m", cost=SCOPE.rows)).middleware
     app = Starlette(
         routes=[
             Route("/health", says("well")),
             Route("/", says("hello")),
             Route("/search", guard.limit("2/10s")(says("found"))),
-            Route("/export", says("exported"), middleware=[Middleware(limited)]),
+            Route("/export", says("exported"), middleware=[Middleware(guard.limit(export_of(SCOPE)).middleware)]),
             Route("/generate", guard.limit(TOKENS)(generate), methods=["POST"]),
             Route("/batch", batch, methods=["POST"]),
         ],
@@ -141,26 +144,21 @@ def starlette(client: Any, **options: Any) -> Iterator[Ask]:
     yield from asking(app, guard)
 
 
+def says_in_loop(text: str) -> Callable[[], Awaitable[str]]:
+    async def handler() -> str:
+        return text
+
+    return handler
+
+
 def fastapi(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.asgi, SCOPE, client, **options)
     app = FastAPI(default_response_class=PlainTextResponse, responses=redis_rl.asgi.RESPONSES)
     app.add_middleware(guard.middleware)
-
-    @app.get("/health")
-    async def health() -> str:
-        return "well"
-
-    @app.get("/")
-    async def hello() -> str:
-        return "hello"
-
-    @app.get("/search", dependencies=[Depends(guard.limit("2/10s"))])
-    async def search() -> str:
-        return "found"
-
-    @app.get("/export", dependencies=[Depends(guard.limit(Policy("export", "10/m", cost=SCOPE.rows)))])
-    async def export() -> str:
-        return "exported"
+    app.get("/health")(says_in_loop("well"))
+    app.get("/")(says_in_loop("hello"))
+    app.get("/search", dependencies=[Depends(guard.limit("2/10s"))])(says_in_loop("found"))
+    app.get("/export", dependencies=[Depends(guard.limit(export_of(SCOPE)))])(says_in_loop("exported"))
 
     @app.post("/generate", dependencies=[Depends(guard.limit(TOKENS))])
     async def generate(request: FastAPIRequest, used: int) -> str:
@@ -177,26 +175,16 @@ def fastapi(client: Any, **options: Any) -> Iterator[Ask]:
 
 def litestar(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.asgi, SCOPE, client, **options)
+    limits: list[Any] = ["2/10s", export_of(SCOPE), TOKENS]
+    search, export, tokens = ([guard.limit(limit).middleware] for limit in limits)
+    handlers: list[Any] = [
+        get("/health", media_type=MediaType.TEXT)(says_in_loop("well")),
+        get("/", media_type=MediaType.TEXT)(says_in_loop("hello")),
+        get("/search", media_type=MediaType.TEXT, middleware=search)(says_in_loop("found")),
+        get("/export", media_type=MediaType.TEXT, middleware=export)(says_in_loop("exported")),
+    ]
 
-    @get("/health", media_type=MediaType.TEXT)
-    async def health() -> str:
-        return "well"
-
-    @get("/", media_type=MediaType.TEXT)
-    async def hello() -> str:
-        return "hello"
-
-    @get("/search", media_type=MediaType.TEXT, middleware=[guard.limit("2/10s").middleware])
-    async def search() -> str:
-        return "found"
-
-    exports = guard.limit(Policy("export", "10/m", cost=SCOPE.rows))
-
-    @get("/export", media_type=MediaType.TEXT, middleware=[exports.middleware])
-    async def export() -> str:
-        return "exported"
-
-    @post("/generate", status_code=200, media_type=MediaType.TEXT, middleware=[guard.limit(TOKENS).middleware])
+    @post("/generate", status_code=200, media_type=MediaType.TEXT, middleware=tokens)
     async def generate(request: LitestarRequest[Any, Any, Any]) -> str:
         await guard.settle(request, {"tokens": int(request.query_params["used"])})
         return "done"
@@ -206,7 +194,7 @@ def litestar(client: Any, **options: Any) -> Iterator[Ask]:
         await guard.take(request, BATCH, cost=2)
         return "done"
 
-    yield from asking(Litestar([health, hello, search, export, generate, batch], middleware=[guard.middleware]), guard)
+    yield from asking(Litestar([*handlers, generate, batch], middleware=[guard.middleware]), guard)
 
 
 def aiohttp(client: Any, **options: Any) -> Iterator[Ask]:
@@ -216,39 +204,28 @@ def aiohttp(client: Any, **options: Any) -> Iterator[Ask]:
         lambda request: int(request.query["rows"]),
     )
     guard = guard_of(redis_rl.aiohttp, limits, client, **options)
-    routes = web.RouteTableDef()
 
-    @routes.get("/health")
-    async def health(request: web.Request) -> web.Response:
-        return web.Response(text="well")
+    def says(text: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handler(request: web.Request) -> web.Response:
+            return web.Response(text=text)
 
-    @routes.get("/")
-    async def hello(request: web.Request) -> web.Response:
-        return web.Response(text="hello")
+        return handler
 
-    @routes.get("/search")
-    @guard.limit("2/10s")
-    async def search(request: web.Request) -> web.Response:
-        return web.Response(text="found")
-
-    @routes.get("/export")
-    @guard.limit(Policy("export", "10/m", cost=limits.rows))
-    async def export(request: web.Request) -> web.Response:
-        return web.Response(text="exported")
-
-    @routes.post("/generate")
-    @guard.limit(TOKENS)
     async def generate(request: web.Request) -> web.Response:
         await guard.settle(request, {"tokens": int(request.query["used"])})
         return web.Response(text="done")
 
-    @routes.post("/batch")
     async def batch(request: web.Request) -> web.Response:
         await guard.take(request, BATCH, cost=2)
         return web.Response(text="done")
 
     app = web.Application(middlewares=[guard.middleware])
-    app.add_routes(routes)
+    app.router.add_get("/health", says("well"))
+    app.router.add_get("/", says("hello"))
+    app.router.add_get("/search", guard.limit("2/10s")(says("found")))
+    app.router.add_get("/export", guard.limit(export_of(limits))(says("exported")))
+    app.router.add_post("/generate", guard.limit(TOKENS)(generate))
+    app.router.add_post("/batch", batch)
     loop = asyncio.new_event_loop()
     site = TestClient(TestServer(app, loop=loop), loop=loop)
     loop.run_until_complete(site.start_server())
@@ -273,38 +250,23 @@ def flask(client: Any, **options: Any) -> Iterator[Ask]:
         lambda request: int(request.args["rows"]),
     )
     guard = guard_of(redis_rl.flask, limits, client, **options)
-    app = Flask(__name__)
-    guard.middleware(app)
 
-    @app.get("/health")
-    def health() -> str:
-        return "well"
-
-    @app.get("/")
-    def hello() -> str:
-        return "hello"
-
-    @app.get("/search")
-    @guard.limit("2/10s")
-    def search() -> str:
-        return "found"
-
-    @app.get("/export")
-    @guard.limit(Policy("export", "10/m", cost=limits.rows))
-    def export() -> str:
-        return "exported"
-
-    @app.post("/generate")
-    @guard.limit(TOKENS)
     def generate() -> str:
         guard.settle(flask_request, {"tokens": int(flask_request.args["used"])})
         return "done"
 
-    @app.post("/batch")
     def batch() -> str:
         guard.take(flask_request, BATCH, cost=2)
         return "done"
 
+    app = Flask(__name__)
+    guard.middleware(app)
+    app.get("/health", endpoint="health")(lambda: "well")
+    app.get("/", endpoint="hello")(lambda: "hello")
+    app.get("/search", endpoint="search")(guard.limit("2/10s")(lambda: "found"))
+    app.get("/export", endpoint="export")(guard.limit(export_of(limits))(lambda: "exported"))
+    app.post("/generate")(guard.limit(TOKENS)(generate))
+    app.post("/batch")(batch)
     site = app.test_client()
 
     def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
@@ -343,6 +305,17 @@ def project(guard: Any, views: dict[str, Any]) -> Iterator[None]:
         guard.close()
 
 
+def views_of(guard: Any, says: Callable[[str], Any], generate: Any, batch: Any) -> dict[str, Any]:
+    return {
+        "/health": says("well"),
+        "/": says("hello"),
+        "/search": guard.limit("2/10s", method="GET")(says("found")),
+        "/export": guard.limit(export_of(DJANGO))(says("exported")),
+        "/generate": guard.limit(TOKENS)(generate),
+        "/batch": batch,
+    }
+
+
 def django(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.django, DJANGO, client, **options)
 
@@ -357,15 +330,7 @@ def django(client: Any, **options: Any) -> Iterator[Ask]:
         guard.take(request, BATCH, cost=2)
         return HttpResponse("done")
 
-    views = {
-        "/health": says("well"),
-        "/": says("hello"),
-        "/search": guard.limit("2/10s", method="GET")(says("found")),
-        "/export": guard.limit(Policy("export", "10/m", cost=DJANGO.rows))(says("exported")),
-        "/generate": guard.limit(TOKENS)(generate),
-        "/batch": batch,
-    }
-    with project(guard, views):
+    with project(guard, views_of(guard, says, generate, batch)):
         site = DjangoClient()
 
         def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
@@ -392,15 +357,7 @@ def django_async(client: Any, **options: Any) -> Iterator[Ask]:
         await guard.atake(request, BATCH, cost=2)
         return HttpResponse("done")
 
-    views = {
-        "/health": says("well"),
-        "/": says("hello"),
-        "/search": guard.limit("2/10s", method="GET")(says("found")),
-        "/export": guard.limit(Policy("export", "10/m", cost=DJANGO.rows))(says("exported")),
-        "/generate": guard.limit(TOKENS)(generate),
-        "/batch": batch,
-    }
-    with project(guard, views):
+    with project(guard, views_of(guard, says, generate, batch)):
         site = DjangoAsyncClient()
         loop = asyncio.new_event_loop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ import redis.asyncio
 from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Server, wait_for
+from .servers import PATIENCE, Server, blocked, paused, run, until, wait_for
 
 Acquire = Callable[..., Verdict]
 
@@ -39,13 +39,6 @@ class Slept(Clock):
 @pytest.fixture
 def clock() -> Slept:
     return Slept()
-
-
-def run(test: Awaitable[Any]) -> Any:
-    async def within_patience() -> Any:
-        return await asyncio.wait_for(test, PATIENCE)
-
-    return asyncio.run(within_patience())
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -116,70 +109,53 @@ def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
         acquire("log", "k", "5/10s", timeout=float("nan"))
 
 
-def blocked(raw: redis.Redis) -> int:
-    clients: int = raw.info("clients")["blocked_clients"]
-    return clients
-
-
 def logs(raw: redis.Redis) -> int:
     calls: int = raw.info("commandstats").get("cmdstat_RL.LOG", {"calls": 0})["calls"]
     return calls
 
 
 @pytest.mark.parametrize(("cost", "calls"), [(1, 2), (3, 1)])
-def test_what_a_task_takes_that_is_cancelled_at_once_goes_back(
+async def test_what_a_task_takes_that_is_cancelled_at_once_goes_back(
     server: Server, raw: redis.Redis, cost: int, calls: int
 ) -> None:
-    async def test() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            before = logs(raw)
-            task = asyncio.ensure_future(AsyncRateLimiter(client).acquire("log", "k", "5/1h", cost=cost))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(wait_for, "what goes back", lambda: logs(raw) >= before + calls)
-
-    run(test())
+    async with redis.asyncio.Redis(port=server.port) as client:
+        before = logs(raw)
+        task = asyncio.ensure_future(AsyncRateLimiter(client).acquire("log", "k", "5/1h", cost=cost))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(wait_for, "what goes back", lambda: logs(raw) >= before + calls)
     assert raw.keys() == []
 
 
 @pytest.mark.parametrize("cost", [1, 3])
-def test_what_is_on_its_way_to_a_cancelled_task_goes_back(server: Server, raw: redis.Redis, cost: int) -> None:
-    async def test() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            assert (await limiter.log("k", "5/1h")).remaining == 4
-            raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+async def test_what_is_on_its_way_to_a_cancelled_task_goes_back(server: Server, raw: redis.Redis, cost: int) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        assert (await limiter.log("k", "5/1h")).remaining == 4
+        with paused(raw):
             task = asyncio.ensure_future(limiter.acquire("log", "k", "5/1h", cost=cost))
-            while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
+            await until(lambda: blocked(raw))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            raw.execute_command("CLIENT", "UNPAUSE")
-            while logs(raw) < (3 if cost == 1 else 2):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            assert (await limiter.peek("k", "5/1h")).remaining == 4
-
-    run(test())
+        await until(lambda: logs(raw) == (3 if cost == 1 else 2))
+        assert (await limiter.peek("k", "5/1h")).remaining == 4
 
 
-def test_a_task_that_is_cancelled_while_it_sleeps_takes_nothing(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        asleep = asyncio.Event()
+async def test_a_task_that_is_cancelled_while_it_sleeps_takes_nothing(server: Server, raw: redis.Redis) -> None:
+    asleep = asyncio.Event()
 
-        async def sleep(_: float) -> None:
-            asleep.set()
-            await asyncio.Future()
+    async def sleep(_: float) -> None:
+        asleep.set()
+        await asyncio.Future()
 
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client, sleep=sleep)
-            await limiter.log("k", "1/1h")
-            task = asyncio.ensure_future(limiter.acquire("log", "k", "1/1h, 5/2h"))
-            await asleep.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    run(test())
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client, sleep=sleep)
+        await limiter.log("k", "1/1h")
+        task = asyncio.ensure_future(limiter.acquire("log", "k", "1/1h, 5/2h"))
+        await asleep.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     assert raw.execute_command("RL.PEEK", "k", 5, "2h")[2] == 4
 
 
@@ -205,12 +181,9 @@ def test_without_a_clock_of_its_own_it_sleeps_in_real_time(server: Server) -> No
     assert second.at - first.at >= 50
 
 
-def test_on_a_cluster(cluster: list[Server]) -> None:
-    async def test() -> None:
-        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-            clock = Slept()
-            limiter = AsyncRateLimiter(client, clock=clock, sleep=clock.async_sleep)
-            told = await asyncio.gather(*(limiter.acquire("log", f"k{n % 3}", "1/10s", cost=1) for n in range(6)))
-            assert all(told)
-
-    run(test())
+async def test_on_a_cluster(cluster: list[Server]) -> None:
+    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        clock = Slept()
+        limiter = AsyncRateLimiter(client, clock=clock, sleep=clock.async_sleep)
+        told = await asyncio.gather(*(limiter.acquire("log", f"k{n % 3}", "1/10s", cost=1) for n in range(6)))
+        assert all(told)

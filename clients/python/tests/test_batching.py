@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
-from .servers import PATIENCE, Server, wait_for
+from .servers import Server, run, wait_for
 
 PATIENT = 60.0
 # Long enough that a loaded machine does not keep the server from answering in it, and shorter than the loop is busy.
@@ -27,15 +27,7 @@ TIMEOUT, BUSY = 1.0, 1.2
 SHORT = 0.1
 LIMIT = 5
 
-both = pytest.mark.parametrize("fail", ["open", "closed"])
 cold_and_warm = pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-
-
-def run(test: Awaitable[Any]) -> Any:
-    async def within_patience() -> Any:
-        return await asyncio.wait_for(test, PATIENCE)
-
-    return asyncio.run(within_patience())
 
 
 @contextlib.asynccontextmanager
@@ -78,65 +70,52 @@ def allowed(limit: int, requests: int) -> Counter[int]:
     return Counter([200] * min(limit, requests) + [429] * (requests - limit))
 
 
-@both
 @cold_and_warm
 @pytest.mark.parametrize("requests", [1, 100, 10_000])
-def test_a_burst_passes_as_far_as_the_limit(server: Server, requests: int, warm: bool, fail: str) -> None:
-    async def burst() -> list[int]:
-        async with client_of(server) as client:
-            limited = guard(client, fail=fail, timeout=PATIENT)
-            if warm:
-                await statuses(limited, 1, "/warm")
-            return await statuses(limited, requests)
-
-    assert Counter(run(burst())) == allowed(LIMIT, requests)
+async def test_a_burst_passes_as_far_as_the_limit(server: Server, requests: int, warm: bool) -> None:
+    async with client_of(server) as client:
+        limited = guard(client, timeout=PATIENT)
+        if warm:
+            await statuses(limited, 1, "/warm")
+        assert Counter(await statuses(limited, requests)) == allowed(LIMIT, requests)
 
 
-@both
 @cold_and_warm
 @pytest.mark.parametrize("requests", [20, 200])
-def test_a_burst_passes_as_far_as_the_limit_beside_other_work(
-    server: Server, requests: int, warm: bool, fail: str
-) -> None:
+async def test_a_burst_passes_as_far_as_the_limit_beside_other_work(server: Server, requests: int, warm: bool) -> None:
     async def work() -> None:
         # When the requests are about to leave, and when their replies are about to be read.
         for _ in range(2):
             await asyncio.sleep(0)
             time.sleep(BUSY)  # noqa: ASYNC251 - synchronous work is what this is about
 
-    async def burst() -> list[int]:
-        async with client_of(server) as client:
-            limited = guard(client, fail=fail, timeout=TIMEOUT)
-            if warm:
-                await statuses(limited, 1, "/warm")
-            told, _ = await asyncio.gather(statuses(limited, requests), work())
-            return told
-
-    assert Counter(run(burst())) == allowed(LIMIT, requests)
+    async with client_of(server) as client:
+        limited = guard(client, timeout=TIMEOUT)
+        if warm:
+            await statuses(limited, 1, "/warm")
+        told, _ = await asyncio.gather(statuses(limited, requests), work())
+        assert Counter(told) == allowed(LIMIT, requests)
 
 
 @pytest.mark.parametrize("kind", [redis.asyncio.Redis, valkey.asyncio.Valkey])
 @pytest.mark.parametrize("options", [{"protocol": 2}, {"protocol": 3}, {"protocol": 3, "decode_responses": True}])
-def test_an_error_is_that_of_its_own_request(server: Server, raw: redis.Redis, kind: Any, options: Any) -> None:
+async def test_an_error_is_that_of_its_own_request(server: Server, raw: redis.Redis, kind: Any, options: Any) -> None:
     raw.set("text", "something else")
 
-    async def test() -> list[Any]:
-        client = kind(port=server.port, **options)
-        limiter = AsyncRateLimiter(client)
-        calls = [
-            limiter.log("k", (5, "1h")),
-            limiter.log("text", (5, "1h")),
-            limiter.log("k", (-1, "1h")),
-            limiter.log("\ud800", (5, "1h")),
-            limiter.log("k", (5, "1h"), cost=None),  # type: ignore[arg-type]
-            limiter.all([]),
-            limiter.log("k", (5, "1h")),
-        ]
-        told = await asyncio.gather(*calls, return_exceptions=True)
-        await client.aclose()
-        return told
-
-    first, *errors, last = run(test())
+    client = kind(port=server.port, **options)
+    limiter = AsyncRateLimiter(client)
+    calls: list[Any] = [
+        limiter.log("k", (5, "1h")),
+        limiter.log("text", (5, "1h")),
+        limiter.log("k", (-1, "1h")),
+        limiter.log("\ud800", (5, "1h")),
+        limiter.log("k", (5, "1h"), cost=None),  # type: ignore[arg-type]
+        limiter.all([]),
+        limiter.log("k", (5, "1h")),
+    ]
+    told: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    first, *errors, last = told
+    await client.aclose()
     assert sorted([first.remaining, last.remaining]) == [3, 4]
     assert [type(error).__name__ for error in errors] == [
         "ResponseError",
@@ -159,12 +138,8 @@ def stopped(server: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused(server: Server) -> Iterator[None]:
-    with server.client() as client:
-        client.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
-        try:
-            yield
-        finally:
-            client.execute_command("CLIENT", "UNPAUSE")
+    with server.client() as client, servers.paused(client):
+        yield
 
 
 @contextlib.contextmanager
@@ -179,39 +154,33 @@ def killed(server: Server) -> Iterator[None]:
 @pytest.mark.parametrize("away", [stopped, paused, killed])
 @cold_and_warm
 @pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 503)])
-def test_waits_for_a_server_that_is_away_end_and_all_is_well_afterwards(
+async def test_waits_for_a_server_that_is_away_end_and_all_is_well_afterwards(
     own_server: Server, away: Any, warm: bool, fail: str, status: int
 ) -> None:
-    async def test() -> None:
-        async with client_of(own_server) as client:
-            impatient, patient = (guard(client, fail=fail, timeout=seconds) for seconds in (SHORT, PATIENT))
-            if warm:
-                await statuses(patient, 1, "/warm")
-            with away(own_server):
-                for _ in range(3):
-                    assert await statuses(impatient, 20, "/away") == [status] * 20
-            # Each path has a limit of its own: replies to earlier requests would show.
-            for number in range(5):
-                assert Counter(await statuses(patient, 20, f"/{number}")) == allowed(LIMIT, 20)
-
-    run(test())
+    async with client_of(own_server) as client:
+        impatient, patient = (guard(client, fail=fail, timeout=seconds) for seconds in (SHORT, PATIENT))
+        if warm:
+            await statuses(patient, 1, "/warm")
+        with away(own_server):
+            for _ in range(3):
+                assert await statuses(impatient, 20, "/away") == [status] * 20
+        # Each path has a limit of its own: replies to earlier requests would show.
+        for number in range(5):
+            assert Counter(await statuses(patient, 20, f"/{number}")) == allowed(LIMIT, 20)
 
 
-def test_a_server_that_hangs_is_not_connected_to_for_each_timeout(own_server: Server) -> None:
-    async def test() -> tuple[int, float]:
-        async with client_of(own_server) as client:
-            limited = guard(client, timeout=0.02)
-            await statuses(limited, 1, "/warm")
-            before = (await client.info("stats"))["total_connections_received"]
-            own_server.freeze()
-            begun = time.monotonic()
-            for _ in range(40):
-                await statuses(limited, 2)
-            took = time.monotonic() - begun
-            own_server.thaw()
-            return (await client.info("stats"))["total_connections_received"] - before, took
-
-    connections, took = run(test())
+async def test_a_server_that_hangs_is_not_connected_to_for_each_timeout(own_server: Server) -> None:
+    async with client_of(own_server) as client:
+        limited = guard(client, timeout=0.02)
+        await statuses(limited, 1, "/warm")
+        before = (await client.info("stats"))["total_connections_received"]
+        own_server.freeze()
+        begun = time.monotonic()
+        for _ in range(40):
+            await statuses(limited, 2)
+        took = time.monotonic() - begun
+        own_server.thaw()
+        connections = (await client.info("stats"))["total_connections_received"] - before
     assert connections <= 3 + 10 * took, "two a timeout of a new connection, and one for this question"
 
 
@@ -222,112 +191,147 @@ def test_a_limiter_may_be_used_by_one_event_loop_after_another(server: Server, k
     assert [run(statuses(limited, 2)) for _ in range(4)] == [[200, 200], [200, 200], [200, 429], [429, 429]]
 
 
+CLUSTER_CLIENTS: list[Any] = [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster]
+cluster_clients = pytest.mark.parametrize("kind", CLUSTER_CLIENTS, ids=["redis", "valkey"])
+
+
 @pytest.mark.usefixtures("abandoned")
-@pytest.mark.parametrize("kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"])
+@cluster_clients
 def test_a_limiter_of_a_cluster_may_be_used_by_one_event_loop_after_another(cluster: list[Server], kind: Any) -> None:
     limited = guard(kind(host="127.0.0.1", port=cluster[0].port), fail="closed", timeout=PATIENT)
-    paths = [f"/{number}" for number in range(9)]
 
     async def each_twice() -> list[int]:
-        return [status for path in paths for status in await statuses(limited, 2, path)]
+        return [status for number in range(9) for status in await statuses(limited, 2, f"/{number}")]
 
     assert [sum(status == 200 for status in run(each_twice())) for _ in range(4)] == [18, 18, 9, 0]
 
 
-cluster_clients = pytest.mark.parametrize(
-    "kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"]
-)
-
-
 @cluster_clients
 @cold_and_warm
-def test_a_burst_on_a_cluster_passes_as_far_as_the_limits(cluster: list[Server], kind: Any, warm: bool) -> None:
-    async def test() -> None:
-        client = kind(host="127.0.0.1", port=cluster[0].port)
-        limited = guard(client, fail="closed", timeout=PATIENT)
-        if warm:
-            await statuses(limited, 1, "/warm")
-        told = await asyncio.gather(*(statuses(limited, 50, f"/{number}") for number in range(20)))
-        assert [Counter(each) for each in told] == [allowed(LIMIT, 50)] * 20
-        await client.aclose()
-
-    run(test())
+async def test_a_burst_on_a_cluster_passes_as_far_as_the_limits(cluster: list[Server], kind: Any, warm: bool) -> None:
+    client = kind(host="127.0.0.1", port=cluster[0].port)
+    limited = guard(client, fail="closed", timeout=PATIENT)
+    if warm:
+        await statuses(limited, 1, "/warm")
+    told = await asyncio.gather(*(statuses(limited, 50, f"/{number}") for number in range(20)))
+    assert [Counter(each) for each in told] == [allowed(LIMIT, 50)] * 20
+    await client.aclose()
 
 
 @cluster_clients
 @pytest.mark.parametrize("away", [stopped, killed])
-def test_a_node_that_is_away_holds_up_its_own_keys_alone(cluster: list[Server], kind: Any, away: Any) -> None:
-    async def test() -> None:
-        client = kind(host="127.0.0.1", port=cluster[0].port)
-        limited = guard(await client.initialize(), fail="closed", timeout=TIMEOUT)
-        paths = [f"/{number}" for number in range(30)]
+async def test_a_node_that_is_away_holds_up_its_own_keys_alone(cluster: list[Server], kind: Any, away: Any) -> None:
+    for node in cluster:
+        with node.client() as raw:
+            raw.config_set("cluster-require-full-coverage", "no")
+    client = kind(host="127.0.0.1", port=cluster[0].port)
+    limited = guard(await client.initialize(), fail="closed", timeout=TIMEOUT)
+    paths = [f"/{number}" for number in range(30)]
 
-        async def each_once() -> dict[str, int]:
-            told = await asyncio.gather(*(statuses(limited, 1, path) for path in paths))
-            return {path: status for path, [status] in zip(paths, told, strict=True)}
+    async def each_once() -> dict[str, int]:
+        told = await asyncio.gather(*(statuses(limited, 1, path) for path in paths))
+        return {path: status for path, [status] in zip(paths, told, strict=True)}
 
-        assert set((await each_once()).values()) == {200}
-        its_own = {path for path in paths if client.get_node_from_key(f"q:{path}").port == cluster[1].port}
-        assert its_own
-        with away(cluster[1]):
-            for _ in range(2):
-                told = await each_once()
-                assert {path for path in paths if told[path] == 503} == its_own
-                assert {told[path] for path in paths if path not in its_own} == {200}
-        servers.wait_until_complete(cluster)
-        while 503 in (await each_once()).values():
-            pass
-        await client.aclose()
+    assert set((await each_once()).values()) == {200}
+    its_own = {path for path in paths if client.get_node_from_key(f"q:{path}").port == cluster[1].port}
+    assert its_own
+    with away(cluster[1]):
+        for _ in range(2):
+            told = await each_once()
+            assert {path for path in paths if told[path] == 503} == its_own
+            assert {told[path] for path in paths if path not in its_own} == {200}
+    servers.wait_until_complete(cluster)
+    while 503 in (await each_once()).values():
+        pass
+    await client.aclose()
+
+
+@cluster_clients
+@pytest.mark.parametrize("away", [stopped, killed])
+async def test_keys_of_a_node_that_is_away_alone_are_limited_here(cluster: list[Server], kind: Any, away: Any) -> None:
+    local: dict[str, bool] = {}
+    paths = [f"/{number}" for number in range(30)]
+
+    def on_decision(scope: Any, decision: Any, policies: Any) -> None:
+        local[scope["path"]] = decision.is_local
 
     for node in cluster:
         with node.client() as raw:
             raw.config_set("cluster-require-full-coverage", "no")
-    run(test())
+    client = kind(host="127.0.0.1", port=cluster[0].port)
+    limited = guard(await client.initialize(), fail="local", timeout=TIMEOUT, on_decision=on_decision)
+
+    async def passed(requests: int) -> list[int]:
+        told = await asyncio.gather(*(statuses(limited, requests, path) for path in paths))
+        return [each.count(200) for each in told]
+
+    assert await passed(1) == [1] * 30
+    its_own = {path for path in paths if client.get_node_from_key(f"q:{path}").port == cluster[1].port}
+    assert its_own
+    with away(cluster[1]):
+        for here, elsewhere in ((LIMIT, LIMIT - 1), (0, 0)):
+            assert await passed(2 * LIMIT) == [here if path in its_own else elsewhere for path in paths]
+            assert {path for path in paths if local[path]} == its_own
+    servers.wait_until_complete(cluster)
+    begun = time.monotonic()
+    while any(local.values()):
+        await passed(1)
+        await asyncio.sleep(0.01)
+    assert time.monotonic() - begun < 1.5
+    await client.aclose()
 
 
 @cluster_clients
-def test_keys_whose_slot_has_moved_are_asked_for_where_it_is(cluster: list[Server], kind: Any) -> None:
+async def test_keys_whose_slot_has_moved_are_asked_for_where_it_is(cluster: list[Server], kind: Any) -> None:
     key = "q:/moved"
     with contextlib.ExitStack() as stack:
         raw = [stack.enter_context(node.client()) for node in cluster]
         slot = raw[0].execute_command("CLUSTER", "KEYSLOT", key)
         ids = [each.execute_command("CLUSTER", "MYID") for each in raw]
 
-        def move(to: int) -> None:
+        def move(source: int, to: int) -> None:
+            # So that its claim is newer than what another node may have on its way.
+            raw[to].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
             for node in (to, 0, 1, 2):
                 raw[node].execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[to])
 
-        async def test() -> None:
-            client = kind(host="127.0.0.1", port=cluster[0].port)
-            limited = guard(await client.initialize(), fail="closed", timeout=PATIENT)
-            await statuses(limited, 1, "/warm")
-            here = [node.port for node in cluster].index(client.get_node_from_key(key).port)
-            move((here + 1) % 3)
-            told = await asyncio.gather(statuses(limited, 20, "/moved"), statuses(limited, 20, "/another"))
-            assert [Counter(each) for each in told] == [allowed(LIMIT, 20)] * 2
-            assert raw[(here + 1) % 3].execute_command("DEL", key) == 1
-            move(here)
-            await client.aclose()
-
-        run(test())
+        client = kind(host="127.0.0.1", port=cluster[0].port)
+        limited = guard(await client.initialize(), fail="closed", timeout=PATIENT)
+        await statuses(limited, 1, "/warm")
+        here = [node.port for node in cluster].index(client.get_node_from_key(key).port)
+        there = (here + 1) % 3
+        move(here, there)
+        told = await asyncio.gather(statuses(limited, 20, "/moved"), statuses(limited, 20, "/another"))
+        assert [Counter(each) for each in told] == [allowed(LIMIT, 20)] * 2
+        assert raw[there].execute_command("DEL", key) == 1
+        move(there, here)
+        await client.aclose()
 
 
-@cluster_clients
-def test_a_node_that_takes_over_is_asked(kind: Any) -> None:
+async def test_a_node_that_takes_over_is_asked(caplog: pytest.LogCaptureFixture) -> None:
     with servers.cluster(replica=True) as nodes:
         master, replica = nodes[0], nodes[3]
+        clients = [kind(host="127.0.0.1", port=nodes[1].port) for kind in CLUSTER_CLIENTS]
+        local: dict[Any, bool] = {}
 
-        async def test() -> None:
-            client = kind(host="127.0.0.1", port=nodes[1].port)
-            limited = guard(await client.initialize(), fail="closed", timeout=TIMEOUT)
-            await statuses(limited, 1, "/warm")
-            paths = [f"/{number}" for number in range(100)]
-            path = next(path for path in paths if client.get_node_from_key(f"q:{path}").port == master.port)
+        def guard_of(client: Any) -> Guard:
+            def on_decision(scope: Any, decision: Any, policies: Any) -> None:
+                local[client] = decision.is_local
+
+            return guard(client, fail="local", timeout=TIMEOUT, on_decision=on_decision)
+
+        guards = [guard_of(await client.initialize()) for client in clients]
+        paths = [f"/{number}" for number in range(100)]
+        path = next(path for path in paths if clients[0].get_node_from_key(f"q:{path}").port == master.port)
+        for limited in guards:
             assert await statuses(limited, 1, path) == [200]
-            wait_for("the replica to have it", lambda: replica.keys() == master.keys())
-            master.kill()
-            while await statuses(limited, 1, path) == [503]:  # noqa: ASYNC110 - nobody says when it takes over
-                await asyncio.sleep(0.1)
+        wait_for("the replica to have it", lambda: replica.keys() == master.keys())
+        master.kill()
+        await asyncio.gather(*(statuses(limited, 1, path) for limited in guards))
+        assert all(local.values())
+        while any(local.values()):
+            await asyncio.sleep(0.1)
+            await asyncio.gather(*(statuses(limited, 1, path) for limited in guards))
+        for client in clients:
             await client.aclose()
-
-        run(test())
+    assert caplog.messages[-2:] == ["Redis decides again"] * 2

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
+from inspect import isawaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +16,9 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict, _wire
+from redis_rl._keys import Outcome
 from redis_rl.asgi import Guard, Policy, client_address
-from redis_rl.http import Item, Standing, Told
+from redis_rl.http import Item, Standing
 
 from .servers import Server
 
@@ -85,60 +85,43 @@ def refusal(step: Any) -> str:
     return re.escape(error["message"] if error["code"] == "ERR" else f"{error['code']} {error['message']}")
 
 
+async def told(value: Any) -> Any:
+    return await value if isawaitable(value) else value
+
+
+async def follow(case: Any, limiter: Any, client: Any) -> None:
+    """Takes the steps of a case; those without a call are another client's."""
+    for step in case["steps"]:
+        if "call" not in step:
+            await told(client.execute_command(*step["words"]))
+            continue
+        positional, options = arguments(step)
+        if "error" in step:
+            with pytest.raises(redis.ResponseError, match=refusal(step)):
+                await told(getattr(limiter, step["call"])(*positional, **options))
+        else:
+            check(step, await told(getattr(limiter, step["call"])(*positional, **options)))
+        if isinstance(limiter.client, Recorder):
+            assert limiter.client.words == step["words"]
+
+
 @named(CASES["commands"])
 @pytest.mark.parametrize("options", [{"protocol": 2}, {"protocol": 3}, {"protocol": 3, "decode_responses": True}])
-def test_commands(case: Any, options: dict[str, Any], server: Server) -> None:
+async def test_commands(case: Any, options: dict[str, Any], server: Server) -> None:
     with redis.Redis(port=server.port, **options) as client:
-        recorder = Recorder(client)
-        limiter = RateLimiter(recorder)
-        for step in case["steps"]:
-            if "call" not in step:
-                client.execute_command(*step["words"])
-                continue
-            call = getattr(limiter, step["call"])
-            positional, options = arguments(step)
-            if "error" in step:
-                with pytest.raises(redis.ResponseError, match=refusal(step)):
-                    call(*positional, **options)
-            else:
-                check(step, call(*positional, **options))
-            assert recorder.words == step["words"]
+        await follow(case, RateLimiter(Recorder(client)), client)
 
 
 @named(CASES["commands"])
-def test_commands_async(case: Any, server: Server) -> None:
-    async def run() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            for step in case["steps"]:
-                if "call" not in step:
-                    await client.execute_command(*step["words"])
-                    continue
-                call: Callable[..., Awaitable[Any]] = getattr(limiter, step["call"])
-                positional, options = arguments(step)
-                if "error" in step:
-                    with pytest.raises(redis.ResponseError, match=refusal(step)):
-                        await call(*positional, **options)
-                else:
-                    check(step, await call(*positional, **options))
-
-    asyncio.run(run())
+async def test_commands_async(case: Any, server: Server) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        await follow(case, AsyncRateLimiter(client), client)
 
 
 @named(CASES["commands"])
-def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
+async def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
     with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        limiter = RateLimiter(client)
-        for step in case["steps"]:
-            if "call" not in step:
-                client.execute_command(*step["words"])
-                continue
-            positional, options = arguments(step)
-            if "error" in step:
-                with pytest.raises(redis.ResponseError, match=refusal(step)):
-                    getattr(limiter, step["call"])(*positional, **options)
-            else:
-                check(step, getattr(limiter, step["call"])(*positional, **options))
+        await follow(case, RateLimiter(client), client)
 
 
 @pytest.mark.parametrize("case", CASES["quotas"], ids=lambda case: repr(case["text"]))
@@ -162,7 +145,8 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
     policy: Any = SimpleNamespace(items=items)
-    told = Standing((Told(policy, decision.rows),), decision.limited, decision.retry_after, decision.at).answer()
+    outcome = Outcome(decision.limited, decision.retry_after, decision.at, (decision.rows,))
+    told = Standing([policy], outcome).answer()
     assert told.status == case["status"]
     assert {name: told.fields.get(name) for name in case["fields"]} == case["fields"]
     if "body" in case:

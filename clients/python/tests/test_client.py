@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +7,9 @@ import pytest
 import redis
 import redis.asyncio
 import valkey
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
+from redis.retry import Retry
 
 from redis_rl import AsyncRateLimiter, RateLimiter, Row, cmd
 from redis_rl.testing import Clock
@@ -105,30 +106,24 @@ def test_a_clock_says_when_unless_a_command_does(raw: redis.Redis) -> None:
     assert limiter.log("own", "5/10s", partial=True, at=T + 7).at == T + 7
 
 
-def test_a_clock_says_when_in_an_event_loop_too(server: Server) -> None:
-    async def run() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            clock = Clock(T)
-            limiter = AsyncRateLimiter(client, clock=clock)
-            assert await limiter.log("k", "1/10s")
-            assert not await limiter.peek("k", "1/10s")
-            clock.move(10)
-            assert (await limiter.all([("k", "log", 1, "10s", 1)])).at == clock()
-
-    asyncio.run(run())
+async def test_a_clock_says_when_in_an_event_loop_too(server: Server) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        clock = Clock(T)
+        limiter = AsyncRateLimiter(client, clock=clock)
+        assert await limiter.log("k", "1/10s")
+        assert not await limiter.peek("k", "1/10s")
+        clock.move(10)
+        assert (await limiter.all([("k", "log", 1, "10s", 1)])).at == clock()
 
 
-def test_reset_forgets_a_key_and_tells_whether_there_was_one(raw: redis.Redis, server: Server) -> None:
+async def test_reset_forgets_a_key_and_tells_whether_there_was_one(raw: redis.Redis, server: Server) -> None:
     limiter = RateLimiter(raw)
     limiter.log("k", "1/10s")
     assert [limiter.reset("k"), limiter.reset("k")] == [True, False]
     assert limiter.log("k", "1/10s")
 
-    async def run() -> list[bool]:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            return [await AsyncRateLimiter(client).reset("k") for _ in range(2)]
-
-    assert asyncio.run(run()) == [True, False]
+    async with redis.asyncio.Redis(port=server.port) as client:
+        assert [await AsyncRateLimiter(client).reset("k") for _ in range(2)] == [True, False]
 
 
 def test_a_pipeline_has_the_words_of_commands_and_their_replies_read(raw: redis.Redis) -> None:
@@ -158,15 +153,12 @@ def test_partial_takes_what_fits_and_tells_how_much_and_as_of_when(raw: redis.Re
     assert take("k", (8, "1m"), cost=7, at=T + 1000)[5:] == (None, None), "not without partial"
 
 
-def test_partial_async(server: Server) -> None:
-    async def run() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            for method in (limiter.fixed, limiter.sliding, limiter.log, limiter.bucket):
-                verdict = await method(method.__name__, (8, "1m"), cost=9, partial=True, at=T)
-                assert (verdict.taken, verdict.at) == (8, T)
-
-    asyncio.run(run())
+async def test_partial_async(server: Server) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        for method in (limiter.fixed, limiter.sliding, limiter.log, limiter.bucket):
+            verdict = await method(method.__name__, (8, "1m"), cost=9, partial=True, at=T)
+            assert (verdict.taken, verdict.at) == (8, T)
 
 
 def test_partial_is_not_for_force(raw: redis.Redis) -> None:
@@ -216,13 +208,10 @@ def test_a_server_without_the_module_is_named_in_the_error(server_without_module
     assert type(raised.value) is type(raised.value.__cause__)
 
 
-def test_a_server_without_the_module_is_named_in_the_error_async(server_without_module: Server) -> None:
-    async def run() -> None:
+async def test_a_server_without_the_module_is_named_in_the_error_async(server_without_module: Server) -> None:
+    with pytest.raises(redis.ResponseError, match="has not loaded"):
         async with redis.asyncio.Redis(port=server_without_module.port) as client:
             await AsyncRateLimiter(client).info("k")
-
-    with pytest.raises(redis.ResponseError, match="has not loaded"):
-        asyncio.run(run())
 
 
 def test_a_cluster_without_the_module_is_named_in_the_error() -> None:
@@ -235,7 +224,7 @@ def test_a_cluster_without_the_module_is_named_in_the_error() -> None:
 
 
 def test_a_server_that_is_not_there_raises_as_ever() -> None:
-    with redis.Redis(port=1) as client, pytest.raises(redis.ConnectionError):
+    with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as client, pytest.raises(redis.ConnectionError):
         RateLimiter(client).log("k", (5, "10s"))
 
 
@@ -257,16 +246,13 @@ def test_every_key_finds_its_node(cluster: list[Server]) -> None:
     assert redirections(cluster) == 0
 
 
-def test_every_key_finds_its_node_async(cluster: list[Server]) -> None:
-    async def run() -> None:
-        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-            limiter = AsyncRateLimiter(client)
-            for user in range(100):
-                assert (await limiter.sliding(f"user:{user}", (5, "1h"))).remaining == 4
-                decision = await limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "log", 9, "1h", 3)])
-                assert [row.remaining for row in decision.rows] == [3, 6]
-
-    asyncio.run(run())
+async def test_every_key_finds_its_node_async(cluster: list[Server]) -> None:
+    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        limiter = AsyncRateLimiter(client)
+        for user in range(100):
+            assert (await limiter.sliding(f"user:{user}", (5, "1h"))).remaining == 4
+            decision = await limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "log", 9, "1h", 3)])
+            assert [row.remaining for row in decision.rows] == [3, 6]
     assert redirections(cluster) == 0
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +27,8 @@ from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
-from .servers import Server
-from .test_batching import run
+from .rights import Rights
+from .servers import Server, run
 from .test_policies import SCOPE
 
 LIMIT, REQUESTS = 5, 20
@@ -100,58 +104,49 @@ def test_leases_of_threads(connect: Any, library: Any) -> None:
 
 
 @libraries
-def test_a_limiter_of_tasks(connect: Any, library: Any) -> None:
-    async def test() -> None:
-        async with connect(library, True) as client:
-            limiter = AsyncRateLimiter(client)
+async def test_a_limiter_of_tasks(connect: Any, library: Any) -> None:
+    async with connect(library, True) as client:
+        limiter = AsyncRateLimiter(client)
 
-            async def told(ask: Callable[[], Any]) -> int:
-                return passed(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
+        async def told(ask: Callable[[], Any]) -> int:
+            return passed(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
 
-            for key in keys():
-                assert await told(lambda key=key: limiter.log(key, (LIMIT, "1h"))) == LIMIT  # type: ignore[misc]
-                await limiter.log(key, (LIMIT, "1h"), cost=-2)
-                rows: Any = [(key, "log", LIMIT, "1h", 1)]
-                assert await told(lambda rows=rows: limiter.all(rows)) == 2  # type: ignore[misc]
-                assert await limiter.reset(key)
-                acquired = [await limiter.acquire("log", key, (LIMIT, "1h"), timeout=0) for _ in range(REQUESTS)]
-                assert passed(acquired) == LIMIT
-
-    run(test())
+        for key in keys():
+            assert await told(lambda key=key: limiter.log(key, (LIMIT, "1h"))) == LIMIT  # type: ignore[misc]
+            await limiter.log(key, (LIMIT, "1h"), cost=-2)
+            rows: Any = [(key, "log", LIMIT, "1h", 1)]
+            assert await told(lambda rows=rows: limiter.all(rows)) == 2  # type: ignore[misc]
+            assert await limiter.reset(key)
+            acquired = [await limiter.acquire("log", key, (LIMIT, "1h"), timeout=0) for _ in range(REQUESTS)]
+            assert passed(acquired) == LIMIT
 
 
 @libraries
-def test_leases_of_tasks(connect: Any, library: Any) -> None:
-    async def test() -> None:
-        async with connect(library, True) as client:
-            limiter = AsyncRateLimiter(client)
-            for key in keys():
-                async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
-                    assert passed([await leases.take(key) for _ in range(4)]) == 4
-                assert (await limiter.peek(key, (LIMIT, "1h"))).remaining == LIMIT - 4
-                async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
-                    assert passed([await leases.take(key) for _ in range(REQUESTS)]) == 1
-
-    run(test())
+async def test_leases_of_tasks(connect: Any, library: Any) -> None:
+    async with connect(library, True) as client:
+        limiter = AsyncRateLimiter(client)
+        for key in keys():
+            async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
+                assert passed([await leases.take(key) for _ in range(4)]) == 4
+            assert (await limiter.peek(key, (LIMIT, "1h"))).remaining == LIMIT - 4
+            async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
+                assert passed([await leases.take(key) for _ in range(REQUESTS)]) == 1
 
 
 @libraries
 @pytest.mark.parametrize("options", [{}, {"remember": 1.0}, {"lease": 3}], ids=json.dumps)
-def test_a_guard(connect: Any, library: Any, options: Any) -> None:
-    async def test() -> None:
-        async with connect(library, True) as client:
-            lease = options.pop("lease", 0)
-            policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
-            guard = Guard(client, policy, fail="closed", timeout=PATIENT, **options)
-            for path in keys():
-                scope = {**SCOPE, "path": path}
-                told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))
-                assert sorted(each.answer.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
-                taken = next(each for each in told if not each.refused)
-                assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
-            await guard.close()
-
-    run(test())
+async def test_a_guard(connect: Any, library: Any, options: Any) -> None:
+    async with connect(library, True) as client:
+        lease = options.pop("lease", 0)
+        policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
+        guard = Guard(client, policy, fail="closed", timeout=PATIENT, **options)
+        for path in keys():
+            scope = {**SCOPE, "path": path}
+            told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))
+            assert sorted(each.answer.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
+            taken = next(each for each in told if not each.refused)
+            assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
+        await guard.close()
 
 
 def url_of(request: pytest.FixtureRequest, kind: str) -> str:
@@ -163,31 +158,90 @@ def url_of(request: pytest.FixtureRequest, kind: str) -> str:
     return f"redis-rl://127.0.0.1:{server.port}"
 
 
-STRATEGIES = ["MovingWindow", "SlidingWindowCounter", "FixedWindow"]
-
-
 @pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_storage(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
-    kept: Any = storage.storage_from_string(url_of(request, kind))
-    limiter = getattr(strategies, f"{strategy}RateLimiter")(kept)
-    item = RateLimitItemPerHour(LIMIT)
-    for key in keys():
-        assert passed(limiter.hit(item, key) for _ in range(REQUESTS)) == LIMIT
-        assert limiter.get_window_stats(item, key).remaining == 0
-    kept.storage.close()
-
-
-@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_storage_of_tasks(request: pytest.FixtureRequest, kind: str, strategy: str) -> None:
-    async def test() -> None:
-        kept: Any = storage.storage_from_string(f"async+{url_of(request, kind)}")
-        limiter = getattr(aio.strategies, f"{strategy}RateLimiter")(kept)
-        item = RateLimitItemPerHour(LIMIT)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_storage(request: pytest.FixtureRequest, kind: str, is_async: bool) -> None:
+    kept: Any = storage.storage_from_string(("async+" if is_async else "") + url_of(request, kind))
+    for strategy in (aio.strategies if is_async else strategies).STRATEGIES.values():
+        limiter, item = strategy(kept), RateLimitItemPerHour(LIMIT)
         for key in keys():
-            assert passed(await asyncio.gather(*(limiter.hit(item, key) for _ in range(REQUESTS)))) == LIMIT
-            assert (await limiter.get_window_stats(item, key)).remaining == 0
-        await kept.bridge.get_connection().aclose()
+            hits = [limiter.hit(item, key) for _ in range(REQUESTS)]
+            assert passed(await asyncio.gather(*hits) if is_async else hits) == LIMIT
+            stats: Any = limiter.get_window_stats(item, key)
+            assert (await stats if is_async else stats).remaining == 0
+    await kept.bridge.get_connection().aclose() if is_async else kept.storage.close()
 
-    run(test())
+
+class Rotated(redis.CredentialProvider):
+    """Of the user ``app``, with the password of now."""
+
+    password = "secret"
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "app", self.password
+
+
+@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis, redis.RedisCluster, redis.asyncio.RedisCluster])
+async def test_credentials_of_a_provider_are_asked_for_again_when_a_connection_is_lost(
+    request: pytest.FixtureRequest, kind: Any
+) -> None:
+    on = "cluster" if kind.__name__ == "RedisCluster" else "server"
+    rights: Rights = request.getfixturevalue("cluster_rights" if on == "cluster" else "rights")
+    nodes = request.getfixturevalue("cluster") if on == "cluster" else [request.getfixturevalue("server")]
+    provider = Rotated()
+
+    client = kind(host="127.0.0.1", port=nodes[0].port, credential_provider=provider)
+    guard = Guard(client, Policy("limit:q", "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
+    for password in ("secret", "new", "newest"):
+        provider.password = password
+        rights.give("resetpass", f">{password}")
+        for raw in rights.clients:
+            raw.client_kill_filter(user="app")
+        for path in keys(9):
+            assert (await guard.take({**SCOPE, "path": path})).answer.status == 200
+    await guard.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a certificate that an authority, a server and a client share, and of its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -out certificate -keyout key"
+    extensions = "-addext subjectAltName=IP:127.0.0.1 -addext keyUsage=critical,keyCertSign,digitalSignature"
+    subprocess.run(f"{words} {extensions}".split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="there is no openssl to make a certificate")
+@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
+def test_the_package_s_own_connections_have_the_tls_of_the_client(certificate: Path, kind: str) -> None:
+    file, key = str(certificate / "certificate"), str(certificate / "key")
+    # Each side demands a certificate of the other.
+    of_clients: Any = {"ssl": True, "ssl_ca_certs": file, "ssl_certfile": file, "ssl_keyfile": key}
+    of_servers = ["--tls-ca-cert-file", file, "--tls-cert-file", file, "--tls-key-file", key]
+    of_servers += ["--tls-cluster", "yes", "--tls-replication", "yes"]
+
+    async def test(client: Any, name: str, status: int = 200) -> None:
+        guard = Guard(client, Policy(name, "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
+        for path in keys(9):
+            assert (await guard.take({**SCOPE, "path": path})).answer.status == status
+        await guard.close()
+
+    with contextlib.ExitStack() as stack:
+        server: Any
+        if kind == "cluster":
+            server = stack.enter_context(servers.cluster(tls=of_servers))[0]
+        else:
+            server = stack.enter_context(Server(tls=of_servers))
+        known = stack.enter_context(servers.sentinel(server, *of_servers)) if kind == "sentinel" else 0
+        for library, home in ((each, home) for each in (redis, valkey) for home in (each, each.asyncio)):
+            name = library.__name__.capitalize()
+            if kind == "sentinel":
+                client: Any = home.sentinel.Sentinel([("127.0.0.1", known)]).master_for("mine", **of_clients)
+            else:
+                kind_of = getattr(home, f"{name}Cluster" if kind == "cluster" else name)
+                client = kind_of(host="127.0.0.1", port=server.tls_port, **of_clients)
+            run(test(client, home.__name__))
+        if kind == "single":
+            del of_clients["ssl_ca_certs"]
+            run(test(redis.Redis(port=server.tls_port, **of_clients), "untrusted", 503))

@@ -32,3 +32,13 @@ def test_limits_are_read_again_when_their_file_changes_and_counts_stay(
         os.utime(limits, ns=(0, 10**18))
         assert [site.get("/").status_code for _ in range(2)] == [200, 429]
         assert '"free-1h";q=3;w=3600' in site.get("/").headers["ratelimit-policy"]
+
+
+def test_while_redis_is_away_the_process_limits_if_it_is_told_so(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("REDIS_URL", own_server.url), ("FAIL", "local"), ("FREE_LIMITS", "1/1h")):
+        monkeypatch.setenv(name, value)
+    with TestClient(runpy.run_path(str(APP))["app"]) as site:
+        own_server.kill()
+        assert [site.get("/").status_code for _ in range(2)] == [200, 429]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,19 +24,12 @@ import valkey.asyncio
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Server, wait_for
+from .servers import PATIENCE, Server, blocked, paused, run, until, wait_for
 
 # A loaded machine does not end a lease, or have a refusal forgotten, while a test runs.
 LONG = 10_000.0
 PATIENT: Any = {"units": 1000, "duration": LONG, "remember": LONG}
 LIMIT = 1000
-
-
-def run(test: Awaitable[Any]) -> Any:
-    async def within_patience() -> Any:
-        return await asyncio.wait_for(test, PATIENCE)
-
-    return asyncio.run(within_patience())
 
 
 def counted(raw: redis.Redis, key: str = "k", limit: int = LIMIT) -> int:
@@ -134,20 +127,6 @@ def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
             assert sum(pool.map(take, range(threads))) == 10_000
         assert commands(raw) < threads * each / 20
     assert counted(raw, limit=10_000) == 10_000
-
-
-def blocked(raw: redis.Redis) -> int:
-    clients: int = raw.info("clients")["blocked_clients"]
-    return clients
-
-
-@contextlib.contextmanager
-def paused(raw: redis.Redis) -> Iterator[None]:
-    raw.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
-    try:
-        yield
-    finally:
-        raw.execute_command("CLIENT", "UNPAUSE")
 
 
 def waiting(leases: Leases, key: str) -> int:
@@ -289,22 +268,19 @@ def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw:
         )
 
 
-def test_leases_of_tasks_go_by_a_clock_of_their_own(server: Server, raw: redis.Redis) -> None:
+async def test_leases_of_tasks_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
     clock = Clock()
 
-    async def test() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            limiter = AsyncRateLimiter(client)
-            async with AsyncLeases(limiter, "log", "100/10s", units=20, duration=0.1, clock=clock) as leases:
-                assert allowed([await leases.take("k") for _ in range(31)]) == 31
-                clock.move(0.1)
-                assert await leases.take("other")
-                while (await limiter.peek("k", "100/10s", at=clock())).remaining != 69:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                clock.move(10)
-                assert allowed([await leases.take("k") for _ in range(101)]) == 100
-
-    run(test())
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client, clock=clock)
+        async with AsyncLeases(limiter, "log", "100/10s", units=20, duration=0.1) as leases:
+            assert allowed([await leases.take("k") for _ in range(31)]) == 31
+            clock.move(0.1)
+            assert await leases.take("other")
+            while (await limiter.peek("k", "100/10s")).remaining != 69:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            clock.move(10)
+            assert allowed([await leases.take("k") for _ in range(101)]) == 100
 
 
 @pytest.mark.parametrize("cost", [1.5, "1", None, True])
@@ -331,16 +307,6 @@ def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
         Leases(AsyncRateLimiter(redis.asyncio.Redis()), "log", (5, "1m"))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="AsyncRateLimiter"):
         AsyncLeases(limiter, "log", (5, "1m"))  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("abandoned")
-@pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster], ids=["redis", "valkey"])
-def test_leases_on_a_cluster(cluster: list[Server], kind: Any) -> None:
-    with (
-        kind(host="127.0.0.1", port=cluster[0].port) as client,
-        leases_of(RateLimiter(client), 50) as leases,
-    ):
-        assert [allowed(leases.take(f"k{number}") for _ in range(100)) for number in range(9)] == [50] * 9
 
 
 def test_any_protocol_does(server: Server) -> None:
@@ -448,138 +414,77 @@ def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redi
 
 @pytest.mark.parametrize("kind", [redis.asyncio.Redis, valkey.asyncio.Valkey])
 @pytest.mark.parametrize("requests", [1, 100, 2000])
-def test_a_burst_passes_as_far_as_the_limit(server: Server, raw: redis.Redis, kind: Any, requests: int) -> None:
-    async def test() -> None:
-        async with async_leases(server, 50, kind=kind) as leases:
-            for key in ("cold", "warm"):
-                verdicts = await asyncio.gather(*(leases.take(key) for _ in range(requests)))
-                assert allowed(verdicts) == min(requests, 50)
-        assert counted(raw, "cold", 50) == counted(raw, "warm", 50) == min(requests, 50)
-        assert commands(raw) <= 8
-
-    run(test())
+async def test_a_burst_passes_as_far_as_the_limit(server: Server, raw: redis.Redis, kind: Any, requests: int) -> None:
+    async with async_leases(server, 50, kind=kind) as leases:
+        for key in ("cold", "warm"):
+            verdicts = await asyncio.gather(*(leases.take(key) for _ in range(requests)))
+            assert allowed(verdicts) == min(requests, 50)
+    assert counted(raw, "cold", 50) == counted(raw, "warm", 50) == min(requests, 50)
+    assert commands(raw) <= 8
 
 
-def test_tasks_take_a_command_for_many_decisions(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server, 100_000) as leases:
-
-            async def take() -> list[Verdict]:
-                return [await leases.take("k") for _ in range(1000)]
-
-            told = await asyncio.gather(*(take() for _ in range(50)))
-            assert sorted(verdict.remaining for each in told for verdict in each) == [*range(50_000, 100_000)]
-            assert commands(raw) < 500
-
-    run(test())
+async def test_what_is_cancelled_before_it_is_sent_is_not_counted(server: Server, raw: redis.Redis) -> None:
+    async with async_leases(server) as leases:
+        call = asyncio.ensure_future(leases.take("k"))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert (await leases.take("k")).remaining == LIMIT - 1
+    assert counted(raw) == 1
 
 
-def test_a_lease_that_is_over_goes_back_by_itself_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server, duration=0.2) as leases:
-            taken = 0
-            while counted(raw) == taken:
-                await leases.take("k")
-                taken += 1
-            while counted(raw) != taken:  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
-
-    run(test())
-
-
-def test_tasks_are_told_a_refusal_again_without_asking(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server, 5) as leases:
-            assert allowed([await leases.take("k") for _ in range(200)]) == 5
-            assert commands(raw) <= 6
-
-    run(test())
-
-
-def test_what_is_cancelled_before_it_is_sent_is_not_counted(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server) as leases:
+async def test_what_is_cancelled_while_it_is_asked_for_goes_back(server: Server, raw: redis.Redis) -> None:
+    async with async_leases(server) as leases:
+        await leases.take("warm")
+        with paused(raw):
             call = asyncio.ensure_future(leases.take("k"))
+            await until(lambda: blocked(raw))
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: commands(raw) and not counted(raw))
+        assert (await leases.take("k")).remaining == LIMIT - 1
+    assert counted(raw) == 1
+
+
+async def test_close_waits_for_what_is_in_flight_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
+    async with async_leases(server) as leases:
+        taken = allowed([await leases.take("k") for _ in range(3)])
+        with paused(raw):
+            last = asyncio.ensure_future(leases.take("k"))
+            await until(lambda: blocked(raw))
+            closed = asyncio.ensure_future(leases.close())
             await asyncio.sleep(0)
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-            assert (await leases.take("k")).remaining == LIMIT - 1
-
-    run(test())
-    assert counted(raw) == 1
+        await closed
+        assert counted(raw) == taken + 1
+        assert not (await last).limited
 
 
-def test_what_is_cancelled_while_it_is_asked_for_goes_back(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server) as leases:
-            await leases.take("warm")
-            with paused(raw):
-                call = asyncio.ensure_future(leases.take("k"))
-                while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
-                    await asyncio.sleep(0.01)
-                call.cancel()
-                await asyncio.gather(call, return_exceptions=True)
-            while counted(raw) or not commands(raw):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            assert (await leases.take("k")).remaining == LIMIT - 1
-
-    run(test())
-    assert counted(raw) == 1
+async def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back(server: Server, raw: redis.Redis) -> None:
+    async with async_leases(server) as leases:
+        call = asyncio.ensure_future(leases.take("k"))
+        while not commands(raw):  # noqa: ASYNC110 - the reply is in the socket then
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: not counted(raw))
 
 
-def test_close_waits_for_what_is_in_flight_in_an_event_loop(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server) as leases:
-            taken = allowed([await leases.take("k") for _ in range(3)])
-            with paused(raw):
-                last = asyncio.ensure_future(leases.take("k"))
-                while not blocked(raw):  # noqa: ASYNC110 - the server has no event for it
-                    await asyncio.sleep(0.01)
-                closed = asyncio.ensure_future(leases.close())
-                await asyncio.sleep(0)
-            await closed
-            assert counted(raw) == taken + 1
-            assert not (await last).limited
-
-    run(test())
-
-
-def test_what_is_cancelled_in_the_very_turn_of_its_reply_goes_back(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with async_leases(server) as leases:
-            call = asyncio.ensure_future(leases.take("k"))
-            while not commands(raw):  # noqa: ASYNC110 - the reply is in the socket then
-                await asyncio.sleep(0)
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-            while counted(raw):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    run(test())
-
-
-def test_errors_reach_all_tasks_that_wait(server: Server, raw: redis.Redis) -> None:
+async def test_errors_reach_all_tasks_that_wait(server: Server, raw: redis.Redis) -> None:
     raw.set("k", "something else")
 
-    async def test() -> None:
-        async with async_leases(server) as leases:
-            told = await asyncio.gather(*(leases.take("k") for _ in range(20)), return_exceptions=True)
-            assert {type(each) for each in told} == {redis.ResponseError}
-            told = await asyncio.gather(*map(leases.take, ["\ud800", "other"]), return_exceptions=True)
-            assert [type(each) for each in told] == [UnicodeEncodeError, Verdict]
-            raw.delete("k")
-            assert not (await leases.take("k")).limited
-
-    run(test())
+    async with async_leases(server) as leases:
+        told = await asyncio.gather(*(leases.take("k") for _ in range(20)), return_exceptions=True)
+        assert {type(each) for each in told} == {redis.ResponseError}
+        told = await asyncio.gather(*map(leases.take, ["\ud800", "other"]), return_exceptions=True)
+        assert [type(each) for each in told] == [UnicodeEncodeError, Verdict]
+        raw.delete("k")
+        assert not (await leases.take("k")).limited
 
 
-def test_a_server_without_the_module_is_named_in_the_error(server_without_module: Server) -> None:
-    async def test() -> None:
+async def test_a_server_without_the_module_is_named_in_the_error(server_without_module: Server) -> None:
+    with pytest.raises(redis.ResponseError, match="has not loaded"):
         async with async_leases(server_without_module) as leases:
             await leases.take("k")
-
-    with pytest.raises(redis.ResponseError, match="has not loaded"):
-        run(test())
 
 
 @pytest.mark.usefixtures("abandoned")
@@ -608,15 +513,3 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
     assert passed <= LIMIT
     assert counted(raw) == passed
     assert passed + run(give_back()) == LIMIT
-
-
-@pytest.mark.parametrize("kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster], ids=["redis", "valkey"])
-def test_leases_of_tasks_on_a_cluster(cluster: list[Server], kind: Any) -> None:
-    async def test() -> None:
-        client = kind(host="127.0.0.1", port=cluster[0].port)
-        async with AsyncLeases(AsyncRateLimiter(client), "log", (50, "3650d"), units=1000, duration=LONG) as leases:
-            keys = [f"k{number % 9}" for number in range(900)]
-            assert allowed(await asyncio.gather(*(leases.take(key) for key in keys))) == 450
-        await client.aclose()
-
-    run(test())

@@ -9,7 +9,7 @@ import pytest
 from redis.crc import key_slot
 
 from redis_rl import _wire
-from redis_rl._keys import Answer, Command, Keys, Request, Rules, Share, Step
+from redis_rl._keys import Command, Keys, Outcome, Request, Rules, Share, Step
 
 from .test_cases import FOLDERS, named, raw_verdict, raw_wait
 
@@ -24,7 +24,7 @@ def words(command: Command) -> str:
     return " ".join(map(str, command.words()))
 
 
-def raw_answer(answer: Answer | Exception) -> Any:
+def raw_answer(answer: Outcome | Exception) -> Any:
     if isinstance(answer, Exception):
         return "error"
     rows = [rows and [raw_verdict(row)[:5] for row in rows] for rows in answer.rows]

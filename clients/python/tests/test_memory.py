@@ -29,34 +29,24 @@ from redis_rl.testing import Clock
 from . import test_cases
 from .servers import Server, wait_for
 from .services import FRAMEWORKS
-from .test_cases import CASES, arguments, check, named, refusal
+from .test_cases import CASES, named
 from .test_service import SERVICE, compare
 
 SCOPE: dict[str, Any] = {VISIT: None, "headers": []}
 
 
+def is_possible(step: Any) -> bool:
+    """Without keys of other types."""
+    if "call" in step:
+        return "holding the wrong kind of value" not in step.get("error", {}).get("message", "")
+    return step["words"][0] not in ("SET", "PEXPIRE")
+
+
 @named(CASES["commands"])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_commands(case: Any, is_async: bool) -> None:
+@pytest.mark.parametrize("kind", [RateLimiter, AsyncRateLimiter])
+async def test_commands(case: Any, kind: Any) -> None:
     memory = MemoryLimiter()
-    limiter: Any = (AsyncRateLimiter if is_async else RateLimiter)(memory)
-    for step in case["steps"]:
-        if "call" not in step:
-            if step["words"][0] not in ("SET", "PEXPIRE"):
-                memory.execute_command(*step["words"])
-            continue
-        positional, options = arguments(step)
-
-        def call(step: Any = step, positional: Any = positional, options: Any = options) -> Any:
-            told = getattr(limiter, step["call"])(*positional, **options)
-            return asyncio.run(told) if is_async else told
-
-        if "error" in step:
-            if "holding the wrong kind of value" not in step["error"]["message"]:
-                with pytest.raises(redis.ResponseError, match=refusal(step)):
-                    call()
-        else:
-            check(step, call())
+    await test_cases.follow({"steps": filter(is_possible, case["steps"])}, kind(memory), memory)
 
 
 @named(CASES["http"])
@@ -106,12 +96,9 @@ def test_threads_may_share_one() -> None:
         assert sum(pool.map(lambda _: leases.take("l").allowed, range(1000))) == 500
 
 
-def test_leases_of_tasks() -> None:
-    async def test() -> None:
-        async with AsyncLeases(AsyncRateLimiter(MemoryLimiter()), "log", "500/h", units=50) as leases:
-            assert sum(each.allowed for each in await asyncio.gather(*(leases.take("k") for _ in range(1000)))) == 500
-
-    asyncio.run(test())
+async def test_leases_of_tasks() -> None:
+    async with AsyncLeases(AsyncRateLimiter(MemoryLimiter()), "log", "500/h", units=50) as leases:
+        assert sum(each.allowed for each in await asyncio.gather(*(leases.take("k") for _ in range(1000)))) == 500
 
 
 @pytest.mark.parametrize("strategy", ["fixed-window", "moving-window", "sliding-window-counter"])
@@ -163,9 +150,9 @@ def test_without_wasmtime_the_error_names_the_extra() -> None:
     assert "pip install redis-rl[memory]" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [1, 100, 10_000])
+@pytest.mark.parametrize("number", [1, 1000])
 @pytest.mark.parametrize("how", ["killed", "silent"])
-def test_while_redis_is_away_this_process_decides_by_the_same_policies(
+async def test_while_redis_is_away_this_process_decides_by_the_same_policies(
     own_server: Server, how: str, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     local: list[bool] = []
@@ -175,7 +162,7 @@ def test_while_redis_is_away_this_process_decides_by_the_same_policies(
         assert all("RateLimit" in each.answer.fields for each in told)
         return sum(not each.refused for each in told)
 
-    async def test() -> None:
+    with caplog.at_level(logging.WARNING):
         client = redis.asyncio.Redis(port=own_server.port)
         options: Any = {"fail": "local", "on_decision": lambda request, decision, _: local.append(decision.is_local)}
         guard = Guard(client, Policy("q", "50/h", lease=10), **options)
@@ -198,14 +185,11 @@ def test_while_redis_is_away_this_process_decides_by_the_same_policies(
             await asyncio.sleep(0.01)
         assert asyncio.get_running_loop().time() - begun < 10
         await guard.close()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(test())
     told = [message.rpartition("; ")[2] for message in caplog.messages]
     assert told == ["this process decides meanwhile", "Redis decides again"]
 
 
-def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> None:
+async def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> None:
     seconds: list[float] = []
     reasons: list[Exception] = []
 
@@ -215,32 +199,29 @@ def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> No
         seconds.append(time.perf_counter() - begun)
         return taken.decision
 
-    async def test() -> None:
-        client = redis.asyncio.Redis(port=own_server.port)
-        guard = Guard(client, Policy("q", "50000/h"), fail="local", timeout=0.5, on_error=reasons.append)
-        await timed(guard)
-        own_server.freeze()
-        until, requests = time.monotonic() + 2, 0
-        seconds.clear()
-        while time.monotonic() < until:
-            assert (await timed(guard)).is_local
-            requests += 1
-            await asyncio.sleep(0.01)
-        assert len(reasons) == requests
-        assert sum(each > 0.4 for each in seconds) == 1
-        assert sorted(seconds)[len(seconds) // 2] < 0.05
-        own_server.thaw()
-        begun = time.monotonic()
-        while (await timed(guard)).is_local:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert time.monotonic() - begun < 1
-        # What asks whether it is back takes nothing.
-        with own_server.client() as raw:
-            left = raw.execute_command("RL.PEEK", own_server.keys()[0], 50000, "1h")[2]
-        assert 50000 - 2 - 1 <= left <= 50000 - 2
-        await guard.close()
-
-    asyncio.run(test())
+    client = redis.asyncio.Redis(port=own_server.port)
+    guard = Guard(client, Policy("q", "50000/h"), fail="local", timeout=0.5, on_error=reasons.append)
+    await timed(guard)
+    own_server.freeze()
+    until, requests = time.monotonic() + 2, 0
+    seconds.clear()
+    while time.monotonic() < until:
+        assert (await timed(guard)).is_local
+        requests += 1
+        await asyncio.sleep(0.01)
+    assert len(reasons) == requests
+    assert sum(each > 0.4 for each in seconds) == 1
+    assert sorted(seconds)[len(seconds) // 2] < 0.05
+    own_server.thaw()
+    begun = time.monotonic()
+    while (await timed(guard)).is_local:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert time.monotonic() - begun < 1
+    # What asks whether it is back takes nothing.
+    with own_server.client() as raw:
+        left = raw.execute_command("RL.PEEK", own_server.keys()[0], 50000, "1h")[2]
+    assert 50000 - 2 - 1 <= left <= 50000 - 2
+    await guard.close()
 
 
 @pytest.mark.parametrize("max_keys", [0, -1, 2**32, None, 1.5, True, "9"])
@@ -256,16 +237,13 @@ def test_a_clock_is_a_function() -> None:
             make()
 
 
-def test_what_this_process_decided_is_settled_here(own_server: Server) -> None:
-    async def test() -> None:
-        guard = Guard(redis.asyncio.Redis(port=own_server.port), Policy("q", "9/h", cost=5), fail="local")
-        own_server.kill()
-        taken = await guard.take(SCOPE)
-        assert (await taken.settle(2))["RateLimit"] == '"q-1h";r=7;t=3600'
-        assert (await guard.take(SCOPE)).answer.fields["RateLimit"] == '"q-1h";r=2;t=3600'
-        await guard.close()
-
-    asyncio.run(test())
+async def test_what_this_process_decided_is_settled_here(own_server: Server) -> None:
+    guard = Guard(redis.asyncio.Redis(port=own_server.port), Policy("q", "9/h", cost=5), fail="local")
+    own_server.kill()
+    taken = await guard.take(SCOPE)
+    assert (await taken.settle(2))["RateLimit"] == '"q-1h";r=7;t=3600'
+    assert (await guard.take(SCOPE)).answer.fields["RateLimit"] == '"q-1h";r=2;t=3600'
+    await guard.close()
 
 
 def test_threads_are_limited_here_too(own_server: Server) -> None:

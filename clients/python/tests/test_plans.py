@@ -22,9 +22,8 @@ from starlette.testclient import TestClient
 
 from redis_rl.asgi import Guard, Policy, Scope
 
-from .servers import Server, wait_for
+from .servers import Server, blocked, paused, run, until, wait_for
 from .test_asgi import PATIENT, closing
-from .test_batching import paused, run
 from .test_policies import SCOPE, guarded
 from .test_starlette import violated
 
@@ -141,99 +140,79 @@ def peek(cluster: list[Server], key: str, limit: int) -> int:
 
 @clusters
 @pytest.mark.parametrize("lease", [0, 100])
-def test_policies_whose_keys_share_no_slot_let_exactly_the_limit_pass(
+async def test_policies_whose_keys_share_no_slot_let_exactly_the_limit_pass(
     cluster: list[Server], kind: Any, lease: int
 ) -> None:
     policies = [Policy("everybody", "500/h", key="all", lease=lease), Policy("plan", "900/h", key=lambda scope: "bob")]
 
-    async def test() -> None:
-        async with on_cluster(cluster, kind, policies) as guard:
-            told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(2000)))
-            assert Counter(each.answer.status for each in told) == {200: 500, 429: 1500}
-
-    run(test())
+    async with on_cluster(cluster, kind, policies) as guard:
+        told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(2000)))
+        assert Counter(each.answer.status for each in told) == {200: 500, 429: 1500}
     wait_for("what one refused to be back in the other", lambda: peek(cluster, "plan:bob", 900) == 500)
     assert peek(cluster, "everybody:all", 500) == 500
 
 
 @clusters
-def test_a_refusal_in_one_slot_leaves_the_count_of_another_as_it_was(cluster: list[Server], kind: Any) -> None:
+async def test_a_refusal_in_one_slot_leaves_the_count_of_another_as_it_was(cluster: list[Server], kind: Any) -> None:
     policies = [Policy("a", "9/h", key="1"), Policy("b", "2/h", key="2"), Policy("c", "9/h", key="3")]
 
-    async def test() -> None:
-        async with on_cluster(cluster, kind, policies) as guard:
-            told = [await guard.take(SCOPE) for _ in range(3)]
-            assert [each.answer.status for each in told] == [200, 200, 429]
-            fields = told[-1].answer.fields
-            assert fields["RateLimit"] == f'"a-1h";r=7, "b-1h";r=0;t={fields["Retry-After"]}, "c-1h";r=7'
-
-    run(test())
+    async with on_cluster(cluster, kind, policies) as guard:
+        told = [await guard.take(SCOPE) for _ in range(3)]
+        assert [each.answer.status for each in told] == [200, 200, 429]
+        fields = told[-1].answer.fields
+        assert fields["RateLimit"] == f'"a-1h";r=7, "b-1h";r=0;t={fields["Retry-After"]}, "c-1h";r=7'
     assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 2), peek(cluster, "c:3", 9)) == (2, 2, 2)
 
 
 @clusters
-def test_policies_whose_keys_share_no_slot_are_settled(cluster: list[Server], kind: Any) -> None:
+async def test_policies_whose_keys_share_no_slot_are_settled(cluster: list[Server], kind: Any) -> None:
     policies = [Policy("a", "9/h", key="1", cost=5), Policy("b", "9/h", key="2", cost=5), Policy("c", "9/h", key="3")]
 
-    async def test() -> None:
-        async with on_cluster(cluster, kind, policies) as guard:
-            taken = await guard.take(SCOPE)
-            told = await taken.settle({"a": 2, "b": 7})
-            assert told["RateLimit"] == '"a-1h";r=7;t=3600, "b-1h";r=2;t=3600, "c-1h";r=8;t=3600'
-
-    run(test())
+    async with on_cluster(cluster, kind, policies) as guard:
+        taken = await guard.take(SCOPE)
+        told = await taken.settle({"a": 2, "b": 7})
+        assert told["RateLimit"] == '"a-1h";r=7;t=3600, "b-1h";r=2;t=3600, "c-1h";r=8;t=3600'
     assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 9), peek(cluster, "c:3", 9)) == (2, 7, 1)
 
 
-def test_a_plan_beside_a_leased_limit_is_one_command(server: Server) -> None:
+async def test_a_plan_beside_a_leased_limit_is_one_command(server: Server) -> None:
     policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "500/h", key=account)]
 
-    async def test() -> None:
-        async with guarded(server, policies) as (guard, asked):
-            for number in range(200):
-                assert not (await guard.take({**SCOPE, "headers": [(b"x-account", str(number).encode())]})).refused
-            of_plan = [words for words in asked.commands if "plan:" in " ".join(words)]
-            assert len(of_plan) == 200
-            assert len(asked.commands) < 260
-            await guard.close()
-
-    run(test())
+    async with guarded(server, policies) as (guard, asked):
+        for number in range(200):
+            assert not (await guard.take({**SCOPE, "headers": [(b"x-account", str(number).encode())]})).refused
+        of_plan = [words for words in asked.commands if "plan:" in " ".join(words)]
+        assert len(of_plan) == 200
+        assert len(asked.commands) < 260
+        await guard.close()
 
 
-def test_a_refusal_by_the_plan_puts_leased_units_back_without_a_command(server: Server, raw: redis.Redis) -> None:
+async def test_a_refusal_by_the_plan_puts_leased_units_back_without_a_command(server: Server, raw: redis.Redis) -> None:
     policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "5/h", key=account)]
 
-    async def test() -> None:
-        async with guarded(server, policies) as (guard, _):
-            told = [await guard.take(SCOPE) for _ in range(40)]
-            assert [each.refused for each in told] == [False] * 5 + [True] * 35
-            assert told[-1].decision is not None
-            assert told[-1].decision.rows[0].remaining >= 10000 - 5 - 8
-            await guard.close()
-
-    run(test())
+    async with guarded(server, policies) as (guard, _):
+        told = [await guard.take(SCOPE) for _ in range(40)]
+        assert [each.refused for each in told] == [False] * 5 + [True] * 35
+        assert told[-1].decision is not None
+        assert told[-1].decision.rows[0].remaining >= 10000 - 5 - 8
+        await guard.close()
     wait_for("the lease to be back", lambda: counted(raw, "everybody:all", 10000) == 5)
     assert counted(raw, "plan:nobody", 5) == 5
 
 
-def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: redis.Redis) -> None:
+async def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: redis.Redis) -> None:
     policies = [Policy("everybody", "100/h", key="all", lease=10), PLAN]
 
-    async def test() -> None:
-        async with guarded(server, policies) as (guard, _):
-            for _ in range(5):
-                await guard.take(SCOPE)
-            with paused(server):
-                task = asyncio.ensure_future(guard.take(SCOPE))
-                while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
-                    await asyncio.sleep(0.01)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            await guard.close()
-            while counted(raw, "plan:nobody") != 5:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    run(test())
+    async with guarded(server, policies) as (guard, _):
+        for _ in range(5):
+            await guard.take(SCOPE)
+        with paused(raw):
+            task = asyncio.ensure_future(guard.take(SCOPE))
+            await until(lambda: blocked(raw))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await guard.close()
+        await until(lambda: counted(raw, "plan:nobody") == 5)
     wait_for("the lease to be back", lambda: counted(raw, "everybody:all") == 5)
 
 
@@ -341,13 +320,10 @@ def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis
     assert counted(raw, "tokens:all") == 10
 
 
-def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server) -> None:
-    async def test() -> None:
+async def test_settling_by_a_request_without_the_middleware_is_an_error(server: Server) -> None:
+    with pytest.raises(RuntimeError, match="needs the guard in front of"):
         async with guarded(server, EVERYBODY) as (guard, _):
             await guard.settle({"type": "http"}, 1)
-
-    with pytest.raises(RuntimeError, match="needs the guard in front of"):
-        run(test())
 
 
 def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
@@ -438,47 +414,38 @@ def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Serv
     assert counted(raw, "everybody:all") == 1
 
 
-def test_settling_a_request_that_is_refused_or_released_does_nothing(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with guarded(server, [EVERYBODY, Policy("plan", "1/h", key="bob")]) as (guard, _):
-            first, refused = await guard.take(SCOPE), await guard.take(SCOPE)
-            assert refused.refused
-            told = await refused.settle({"plan": 9, "everybody": 9})
-            assert told["RateLimit"] == '"everybody-1h";r=99;t=3600, "plan-1h";r=0;t=3600'
-            first.release()
-            assert await first.settle({"plan": 9, "everybody": 9}) == first.answer.fields
-            assert not (await guard.take(SCOPE)).refused
-
-    run(test())
+async def test_settling_a_request_that_is_refused_or_released_does_nothing(server: Server, raw: redis.Redis) -> None:
+    async with guarded(server, [EVERYBODY, Policy("plan", "1/h", key="bob")]) as (guard, _):
+        first, refused = await guard.take(SCOPE), await guard.take(SCOPE)
+        assert refused.refused
+        told = await refused.settle({"plan": 9, "everybody": 9})
+        assert told["RateLimit"] == '"everybody-1h";r=99;t=3600, "plan-1h";r=0;t=3600'
+        first.release()
+        assert await first.settle({"plan": 9, "everybody": 9}) == first.answer.fields
+        assert not (await guard.take(SCOPE)).refused
     assert (counted(raw, "everybody:all"), counted(raw, "plan:bob", 1)) == (1, 1)
 
 
-def test_what_is_being_settled_when_a_limit_further_in_refuses_goes_back(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        async with guarded(server, [EVERYBODY, PLAN]) as (guard, _):
-            taken = await guard.take(SCOPE)
-            with paused(server):
-                task = asyncio.ensure_future(taken.settle({"plan": 9}))
-                while not raw.info("clients")["blocked_clients"]:  # noqa: ASYNC110 - the server has no event for it
-                    await asyncio.sleep(0.01)
-                taken.release()
-            await task
-            while counted(raw, "plan:nobody") + counted(raw, "everybody:all"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    run(test())
+async def test_what_is_being_settled_when_a_limit_further_in_refuses_goes_back(
+    server: Server, raw: redis.Redis
+) -> None:
+    async with guarded(server, [EVERYBODY, PLAN]) as (guard, _):
+        taken = await guard.take(SCOPE)
+        with paused(raw):
+            task = asyncio.ensure_future(taken.settle({"plan": 9}))
+            await until(lambda: blocked(raw))
+            taken.release()
+        await task
+        await until(lambda: not counted(raw, "plan:nobody") + counted(raw, "everybody:all"))
 
 
-def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:
+async def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:
     errors: list[Exception] = []
     policies = [Policy("everybody", "100/h", key="all", lease=10), PLAN]
 
-    async def test() -> None:
-        async with guarded(own_server, policies, on_error=errors.append, timeout=0.1) as (guard, _):
-            own_server.freeze()
-            told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(5)))
-            own_server.thaw()
-            assert not any(each.refused for each in told)
-
-    run(test())
+    async with guarded(own_server, policies, on_error=errors.append, timeout=0.1) as (guard, _):
+        own_server.freeze()
+        told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(5)))
+        own_server.thaw()
+        assert not any(each.refused for each in told)
     assert len(errors) == 5

@@ -50,16 +50,13 @@ def policy_of(case: Any) -> Policy:
 
 
 @named(CASES["policies"])
-def test_what_a_middleware_sends(case: Any, server: Server) -> None:
+async def test_what_a_middleware_sends(case: Any, server: Server) -> None:
     policies = [policy_of(policy) for policy in case["policies"]]
 
-    async def test() -> None:
-        async with guarded(server, policies) as (guard, asked):
-            await guard.take({**SCOPE, "client": case["client"] and (case["client"], 1234)})
-            sent = asked.commands
-            assert sent in [[case[words]] if case.get(words) else [] for words in ("words", "instead")]
-
-    asyncio.run(test())
+    async with guarded(server, policies) as (guard, asked):
+        await guard.take({**SCOPE, "client": case["client"] and (case["client"], 1234)})
+        sent = asked.commands
+        assert sent in [[case[words]] if case.get(words) else [] for words in ("words", "instead")]
 
 
 async def plan_of(scope: Scope) -> Policy | list[Policy] | None:
@@ -76,36 +73,30 @@ def fields(taken: Taken) -> str | None:
     return taken.answer.fields.get("RateLimit")
 
 
-def test_a_function_of_the_request_chooses_its_policies(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, plan_of) as (guard, asked):
-            [free, refused, paid, staff] = [
-                await guard.take({**SCOPE, "user": user}) for user in ("free", "free", "paid", "staff")
-            ]
-            assert (free.refused, fields(free)) == (False, '"free-1h";r=0;t=3600')
-            assert refused.answer.status == 429
-            assert fields(paid) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
-            assert (staff.refused, staff.answer, staff.decision) == (False, Answer(200), None)
-            assert [words[1] for words in asked.commands] == ["free:{192.0.2.1}"] * 2 + ["paid:{192.0.2.1}"]
-            assert await staff.settle({"tokens": 5}) == {}
-
-    asyncio.run(test())
+async def test_a_function_of_the_request_chooses_its_policies(server: Server) -> None:
+    async with guarded(server, plan_of) as (guard, asked):
+        [free, refused, paid, staff] = [
+            await guard.take({**SCOPE, "user": user}) for user in ("free", "free", "paid", "staff")
+        ]
+        assert (free.refused, fields(free)) == (False, '"free-1h";r=0;t=3600')
+        assert refused.answer.status == 429
+        assert fields(paid) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
+        assert (staff.refused, staff.answer, staff.decision) == (False, Answer(200), None)
+        assert [words[1] for words in asked.commands] == ["free:{192.0.2.1}"] * 2 + ["paid:{192.0.2.1}"]
+        assert await staff.settle({"tokens": 5}) == {}
 
 
-def test_several_policies_are_decided_in_one_step_all_or_nothing(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, [PAID, TOKENS]) as (guard, asked):
-            first, second = [await guard.take(SCOPE) for _ in range(2)]
-            assert (first.refused, second.refused) == (False, True)
-            assert json.loads(second.answer.body)["violated-policies"] == ["tokens-1d"]
-            assert fields(second) == '"paid-1h";r=8, "tokens-1d";r=40;t=86400'
-            assert [words[0] for words in asked.commands] == ["RL.ALL"] * 2
-
-    asyncio.run(test())
+async def test_several_policies_are_decided_in_one_step_all_or_nothing(server: Server) -> None:
+    async with guarded(server, [PAID, TOKENS]) as (guard, asked):
+        first, second = [await guard.take(SCOPE) for _ in range(2)]
+        assert (first.refused, second.refused) == (False, True)
+        assert json.loads(second.answer.body)["violated-policies"] == ["tokens-1d"]
+        assert fields(second) == '"paid-1h";r=8, "tokens-1d";r=40;t=86400'
+        assert [words[0] for words in asked.commands] == ["RL.ALL"] * 2
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw: redis.Redis, is_async: bool) -> None:
+async def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw: redis.Redis, is_async: bool) -> None:
     def cost(scope: Scope) -> int:
         return len(scope["path"])
 
@@ -119,46 +110,34 @@ def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw: redis
     async def later_key(scope: Scope) -> str | None:
         return key(scope)
 
-    async def test() -> None:
-        policy = Policy("bytes", "100/h", cost=later_cost if is_async else cost, key=later_key if is_async else key)
-        async with guarded(server, policy) as (guard, _):
-            for user in ("bob", "", None):
-                await guard.take({**SCOPE, "path": "/12", "user": user})
-
-    asyncio.run(test())
+    policy = Policy("bytes", "100/h", cost=later_cost if is_async else cost, key=later_key if is_async else key)
+    async with guarded(server, policy) as (guard, _):
+        for user in ("bob", "", None):
+            await guard.take({**SCOPE, "path": "/12", "user": user})
     assert sorted(raw.keys()) == ["bytes:", "bytes:bob"]
     assert raw.execute_command("RL.PEEK", "bytes:bob", 100, "1h")[2] == 97
 
 
-def test_the_key_of_the_guard_is_for_the_policies_that_have_none(server: Server, raw: redis.Redis) -> None:
-    async def test() -> None:
-        policies = [Policy("user", "5/h", key=lambda scope: "{acme}bob"), Policy("team", "9/h")]
-        async with guarded(server, policies, key=lambda scope: "{acme}") as (guard, _):
-            await guard.take(SCOPE)
-
-    asyncio.run(test())
+async def test_the_key_of_the_guard_is_for_the_policies_that_have_none(server: Server, raw: redis.Redis) -> None:
+    policies = [Policy("user", "5/h", key=lambda scope: "{acme}bob"), Policy("team", "9/h")]
+    async with guarded(server, policies, key=lambda scope: "{acme}") as (guard, _):
+        await guard.take(SCOPE)
     assert sorted(raw.keys()) == ["team:{acme}", "user:{acme}bob"]
 
 
-def test_a_key_that_is_no_text_is_an_error(server: Server) -> None:
-    async def test() -> None:
+async def test_a_key_that_is_no_text_is_an_error(server: Server) -> None:
+    with pytest.raises(TypeError, match="a key is text, or None: b'bob'"):
         async with guarded(server, "5/h", key=lambda scope: b"bob") as (guard, _):
             await guard.take(SCOPE)
 
-    with pytest.raises(TypeError, match="a key is text, or None: b'bob'"):
-        asyncio.run(test())
 
-
-def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redis_away(server: Server) -> None:
+async def test_what_a_function_of_the_application_raises_is_its_own_error_and_not_redis_away(server: Server) -> None:
     async def plan(scope: Scope) -> Policy:
         raise redis.ConnectionError("the database is away")
 
-    async def test() -> None:
+    with pytest.raises(redis.ConnectionError, match="the database is away"):
         async with guarded(server, plan, fail="open") as (guard, _):
             await guard.take(SCOPE)
-
-    with pytest.raises(redis.ConnectionError, match="the database is away"):
-        asyncio.run(test())
 
 
 @pytest.mark.parametrize(
@@ -178,95 +157,70 @@ def test_policies_that_cannot_be_asked_for_are_an_error_at_once(policies: Any, e
         asyncio.run(Guard(limiter, lambda scope: policies).take(SCOPE))
 
 
-def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(server: Server, raw: redis.Redis) -> None:
+async def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(
+    server: Server, raw: redis.Redis
+) -> None:
     policy = Policy("q", "1000/h", key=lambda scope: scope["user"], cost=lambda scope: scope["cost"], lease=10)
 
-    async def test() -> None:
-        async with guarded(server, policy) as (guard, _):
-            for user, cost in (("bob", 1), ("bob", 5), (None, 3)):
-                assert not (await guard.take({**SCOPE, "user": user, "cost": cost})).refused
-            await guard.close()
-
-    asyncio.run(test())
+    async with guarded(server, policy) as (guard, _):
+        for user, cost in (("bob", 1), ("bob", 5), (None, 3)):
+            assert not (await guard.take({**SCOPE, "user": user, "cost": cost})).refused
+        await guard.close()
     assert raw.execute_command("RL.PEEK", "q:bob", 1000, "1h")[2] == 994
 
 
-def test_a_refusal_of_several_policies_is_remembered(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, plan_of, remember=PATIENT) as (guard, asked):
-            told = [await guard.take({**SCOPE, "user": "paid"}) for _ in range(20)]
-            assert [each.refused for each in told] == [False] + [True] * 19
-            assert len(asked.commands) == 2
-
-    asyncio.run(test())
+async def test_a_refusal_of_several_policies_is_remembered(server: Server) -> None:
+    async with guarded(server, plan_of, remember=PATIENT) as (guard, asked):
+        told = [await guard.take({**SCOPE, "user": "paid"}) for _ in range(20)]
+        assert [each.refused for each in told] == [False] + [True] * 19
+        assert len(asked.commands) == 2
 
 
-def test_a_cost_by_hand_is_named_by_policy_where_there_are_several(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, [PAID, TOKENS]) as (guard, _):
-            taken = await guard.take(SCOPE, cost={"tokens": 7})
-            assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=93;t=86400'
-            with pytest.raises(ValueError, match="name the cost of each"):
-                await guard.take(SCOPE, cost=7)
-
-    asyncio.run(test())
+async def test_a_cost_by_hand_is_named_by_policy_where_there_are_several(server: Server) -> None:
+    async with guarded(server, [PAID, TOKENS]) as (guard, _):
+        taken = await guard.take(SCOPE, cost={"tokens": 7})
+        assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=93;t=86400'
+        with pytest.raises(ValueError, match="name the cost of each"):
+            await guard.take(SCOPE, cost=7)
 
 
-def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: redis.Redis) -> None:
+async def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: redis.Redis) -> None:
     policies = [Policy("requests", "9/h"), Policy("input", "100/h"), Policy("output", "100/h")]
 
-    async def test() -> None:
-        async with guarded(server, policies) as (guard, asked):
-            taken = await guard.take(SCOPE, cost={"input": 50, "output": 20})
-            told = await taken.settle({"input": 40, "output": 35})
-            assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
-            assert taken.answer.fields == told
-            assert taken.decision is not None
-            # What is given back is given back as of its time; what was used beyond the estimate counts from now on.
-            assert [words[-3:] for words in asked.commands[1:]] == [
-                ["-10", "AT", asked.commands[1][-1]],
-                ["1h", "15", "FORCE"],
-            ]
-            with pytest.raises(ValueError, match="name what was used of each"):
-                await taken.settle(3)
-
-    asyncio.run(test())
+    async with guarded(server, policies) as (guard, asked):
+        taken = await guard.take(SCOPE, cost={"input": 50, "output": 20})
+        told = await taken.settle({"input": 40, "output": 35})
+        assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
+        assert taken.answer.fields == told
+        assert taken.decision is not None
+        # What is given back is given back as of its time; what was used beyond the estimate counts from now on.
+        assert [words[-3:] for words in asked.commands[1:]] == [
+            ["-10", "AT", asked.commands[1][-1]],
+            ["1h", "15", "FORCE"],
+        ]
+        with pytest.raises(ValueError, match="name what was used of each"):
+            await taken.settle(3)
 
 
-def test_a_name_that_no_policy_has_is_an_error(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, [PAID, TOKENS]) as (guard, _):
-            with pytest.raises(ValueError, match="no policy has this name: token"):
-                await guard.take(SCOPE, cost={"token": 7})
-            taken = await guard.take(SCOPE)
-            with pytest.raises(ValueError, match="no policy has this name: token"):
-                await taken.settle({"token": 7})
-        # A function may name others for another request.
-        async with guarded(server, plan_of) as (guard, asked):
-            taken = await guard.take({**SCOPE, "user": "free"}, cost={"tokens": 7})
-            assert await taken.settle({"tokens": 7}) == taken.answer.fields
-            assert len(asked.commands) == 1
-
-    asyncio.run(test())
+async def test_a_name_that_no_policy_has_is_an_error(server: Server) -> None:
+    async with guarded(server, [PAID, TOKENS]) as (guard, _):
+        with pytest.raises(ValueError, match="no policy has this name: token"):
+            await guard.take(SCOPE, cost={"token": 7})
+        taken = await guard.take(SCOPE)
+        with pytest.raises(ValueError, match="no policy has this name: token"):
+            await taken.settle({"token": 7})
+    # A function may name others for another request.
+    async with guarded(server, plan_of) as (guard, asked):
+        taken = await guard.take({**SCOPE, "user": "free"}, cost={"tokens": 7})
+        assert await taken.settle({"tokens": 7}) == taken.answer.fields
+        assert len(asked.commands) == 1
 
 
-def test_several_estimates_that_were_too_large_are_settled_in_one_step(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, [PAID, TOKENS]) as (guard, asked):
-            taken = await guard.take(SCOPE)
-            assert (await taken.settle({"tokens": 10}))["RateLimit"] == '"paid-1h";r=8;t=3600, "tokens-1d";r=90;t=86400'
-            assert len(asked.commands) == 2
-
-    asyncio.run(test())
-
-
-def test_units_that_no_request_can_have_used_are_refused(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, TOKENS) as (guard, _):
-            await (await guard.take(SCOPE)).settle(-1)
-
-    with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
-        asyncio.run(test())
+async def test_several_estimates_that_were_too_large_are_settled_in_one_step(server: Server) -> None:
+    async with guarded(server, [PAID, TOKENS]) as (guard, asked):
+        taken = await guard.take(SCOPE)
+        assert (await taken.settle({"tokens": 10}))["RateLimit"] == '"paid-1h";r=8;t=3600, "tokens-1d";r=90;t=86400'
+        assert len(asked.commands) == 2
 
 
 class Told:
@@ -284,50 +238,41 @@ class Told:
 
 
 @pytest.mark.parametrize(("lease", "options"), [(0, {}), (0, {"remember": PATIENT}), (2, {"remember": PATIENT})])
-def test_each_decision_is_told_also_if_redis_was_not_asked(server: Server, lease: int, options: Any) -> None:
+async def test_each_decision_is_told_also_if_redis_was_not_asked(server: Server, lease: int, options: Any) -> None:
     told = Told()
 
-    async def test() -> None:
-        async with guarded(server, Policy("q", "3/h", lease=lease), on_decision=told.decision, **options) as (guard, _):
-            for _ in range(5):
-                await guard.take(SCOPE)
-
-    asyncio.run(test())
+    async with guarded(server, Policy("q", "3/h", lease=lease), on_decision=told.decision, **options) as (guard, _):
+        for _ in range(5):
+            await guard.take(SCOPE)
     assert told.decisions == [(False, ["q"])] * 3 + [(True, ["q"])] * 2
 
 
-def test_a_decision_is_told_with_the_policies_that_limit_the_request(server: Server) -> None:
+async def test_a_decision_is_told_with_the_policies_that_limit_the_request(server: Server) -> None:
     told = Told()
     policies = [PAID, Policy("tokens", "5/h", key=lambda scope: None)]
 
-    async def test() -> None:
-        async with guarded(server, policies, on_decision=told.decision) as (guard, _):
-            await guard.take(SCOPE)
-        async with guarded(server, lambda scope: None, on_decision=told.decision) as (guard, _):
-            await guard.take(SCOPE)
-
-    asyncio.run(test())
+    async with guarded(server, policies, on_decision=told.decision) as (guard, _):
+        await guard.take(SCOPE)
+    async with guarded(server, lambda scope: None, on_decision=told.decision) as (guard, _):
+        await guard.take(SCOPE)
     assert told.decisions == [(False, ["paid"])]
 
 
-def test_what_on_decision_raises_is_an_error_of_the_application(server: Server) -> None:
+async def test_what_on_decision_raises_is_an_error_of_the_application(server: Server) -> None:
     def fails(*_: Any) -> None:
         raise ConnectionError("the meter is away")
 
-    async def test() -> None:
+    with pytest.raises(ConnectionError, match="the meter is away"):
         async with guarded(server, FREE, on_decision=fails) as (guard, _):
             await guard.take(SCOPE)
 
-    with pytest.raises(ConnectionError, match="the meter is away"):
-        asyncio.run(test())
 
-
-def test_on_error_is_told_of_each_request_that_redis_did_not_decide_instead_of_a_warning(
+async def test_on_error_is_told_of_each_request_that_redis_did_not_decide_instead_of_a_warning(
     own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = Told()
 
-    async def test() -> None:
+    with caplog.at_level(logging.WARNING):
         async with guarded(own_server, FREE, on_error=told.error, on_decision=told.decision) as (guard, _):
             own_server.freeze()
             guard._timeout = 0.1
@@ -336,9 +281,6 @@ def test_on_error_is_told_of_each_request_that_redis_did_not_decide_instead_of_a
             guard._timeout = PATIENT
             taken = await guard.take(SCOPE)
             await taken.settle(5)
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(test())
     assert told.errors == ["TimeoutError", "ConnectionError", "ConnectionError"]
     assert (told.decisions, caplog.messages) == ([], [])
 
@@ -398,7 +340,7 @@ def test_hooks_that_return_something_else_are_an_error(own_server: Server) -> No
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async: bool) -> None:
+async def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async: bool) -> None:
     def away(scope: Scope, error: Exception) -> Answer | None:
         assert isinstance(error, redis.ConnectionError)
         return None if scope["path"] == "/health" else Answer(503, {"Retry-After": "5"}, b"later")
@@ -407,54 +349,45 @@ def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async:
         return away(scope, error)
 
     own_server.kill()
-    start, body = asyncio.run(respond(receive, own_server, FREE, on_away=later if is_async else away))
+    start, body = await respond(receive, own_server, FREE, on_away=later if is_async else away)
     assert (start["status"], dict(start["headers"])[b"retry-after"], body["body"]) == (503, b"5", b"later")
 
-    async def test() -> None:
-        async with guarded(own_server, FREE, on_away=away) as (guard, _):
-            assert not (await guard.take({**SCOPE, "path": "/health"})).refused
-
-    asyncio.run(test())
+    async with guarded(own_server, FREE, on_away=away) as (guard, _):
+        assert not (await guard.take({**SCOPE, "path": "/health"})).refused
 
 
-def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw: redis.Redis) -> None:
+async def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw: redis.Redis) -> None:
     """Two middlewares of one name would count in one key."""
 
-    async def test() -> None:
-        async with guarded(server, "3/h") as (outer, _), guarded(server, "5/h") as (inner, _):
+    async with guarded(server, "3/h") as (outer, _), guarded(server, "5/h") as (inner, _):
 
-            async def application(scope: Any, receive: Any, send: Any) -> None:
-                raise AssertionError("it is not asked")
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError("it is not asked")
 
-            async def receive() -> Any:
-                raise NotImplementedError
+        async def receive() -> Any:
+            raise NotImplementedError
 
-            async def send(message: Any) -> None:
-                raise AssertionError("nothing is answered")
+        async def send(message: Any) -> None:
+            raise AssertionError("nothing is answered")
 
-            app = outer.middleware(inner.middleware(application))
-            with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
-                await app(dict(SCOPE), receive, send)
-
-    asyncio.run(test())
+        app = outer.middleware(inner.middleware(application))
+        with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
+            await app(dict(SCOPE), receive, send)
 
 
-def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
-    async def test() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            a, b = Policy("a", "9/h", key="b:c"), Policy("a:b", "9/h", key="c")
-            for policies in ([a, b], [a, Policy("a:b", "9/h", key="c", dry_run=True)]):
-                guard = Guard(client, policies, timeout=PATIENT)
-                with pytest.raises(ValueError, match="the policies a and a:b of a request count in one key, a:b:c"):
-                    await guard.take(SCOPE)
-            # One after the other, too.
-            state = dict(SCOPE)
-            Visit(state, VISIT)
-            await guard.take(state, a)
-            with pytest.raises(ValueError, match="count in one key"):
-                await guard.take(state, b)
-
-    asyncio.run(test())
+async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        a, b = Policy("a", "9/h", key="b:c"), Policy("a:b", "9/h", key="c")
+        for policies in ([a, b], [a, Policy("a:b", "9/h", key="c", dry_run=True)]):
+            guard = Guard(client, policies, timeout=PATIENT)
+            with pytest.raises(ValueError, match="the policies a and a:b of a request count in one key, a:b:c"):
+                await guard.take(SCOPE)
+        # One after the other, too.
+        state = dict(SCOPE)
+        Visit(state, VISIT)
+        await guard.take(state, a)
+        with pytest.raises(ValueError, match="count in one key"):
+            await guard.take(state, b)
 
 
 def test_a_guard_of_no_policy_is_an_error() -> None:
@@ -467,211 +400,148 @@ def test_fail_and_on_away_are_one_or_the_other() -> None:
         Guard(redis.asyncio.Redis(), FREE, fail="closed", on_away=lambda *_: None)
 
 
-def test_two_middlewares_tell_of_their_policies_in_one_field(server: Server) -> None:
-    async def test() -> list[Any]:
-        sent: list[Any] = []
-
-        async def application(scope: Scope, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 204})
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        async with (
-            guarded(server, Policy("inner", "1/h")) as (inner, _),
-            guarded(server, [PAID, Policy("tokens", "100/d")]) as (outer, _),
-        ):
-            app = outer.middleware(inner.middleware(application))
-            scope = dict(SCOPE)
-            for _ in range(2):
-                await app(scope, receive, send)
-            # All that is left says that the request is over.
-            assert scope == {**SCOPE, "redis_rl.visit": None}
-        return sent
-
-    allowed, refused, body = asyncio.run(test())
-    assert [value for name, value in allowed["headers"] if name == b"ratelimit"] == [
-        b'"paid-1h";r=8;t=3600, "tokens-1d";r=99;t=86400, "inner-1h";r=0;t=3600'
-    ]
-    assert refused["status"] == 429
-    assert [value for name, value in refused["headers"] if name == b"ratelimit"] == [
-        b'"paid-1h";r=8, "tokens-1d";r=99, "inner-1h";r=0;t=3600'
-    ]
-    assert json.loads(body["body"])["violated-policies"] == ["inner-1h"]
-
-
 @pytest.mark.parametrize("options", [{}, {"remember": PATIENT}])
-def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any) -> None:
+async def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any) -> None:
     clock = Clock(NOW)
 
-    async def test() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            asked = Monitor(server.port)
-            guard = Guard(client, "1/10s, 2/h", clock=clock, timeout=PATIENT, **options)
-            told = []
-            for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
-                clock.now_ms = now
-                told.append((await guard.take(SCOPE)).answer)
-            assert [answer.status for answer in told] == [200, 429, 200, 429, 200]
-            assert [answer.fields.get("Retry-After") for answer in told] == [None, "1", None, "3580", None]
-            assert len(asked.commands) == 5
-            assert all(words[-2] == "AT" for words in asked.commands)
-            asked.close()
-
-    asyncio.run(test())
+    async with redis.asyncio.Redis(port=server.port) as client:
+        asked = Monitor(server.port)
+        guard = Guard(client, "1/10s, 2/h", clock=clock, timeout=PATIENT, **options)
+        told = []
+        for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
+            clock.now_ms = now
+            told.append((await guard.take(SCOPE)).answer)
+        assert [answer.status for answer in told] == [200, 429, 200, 429, 200]
+        assert [answer.fields.get("Retry-After") for answer in told] == [None, "1", None, "3580", None]
+        assert len(asked.commands) == 5
+        assert all(words[-2] == "AT" for words in asked.commands)
+        asked.close()
 
 
-def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server, raw: redis.Redis) -> None:
+async def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server, raw: redis.Redis) -> None:
     clock = Clock(NOW)
 
-    async def test() -> None:
-        async with guarded(server, Policy("q", "3/10s", lease=2), clock=clock, remember=PATIENT) as (guard, asked):
-            assert [(await guard.take(SCOPE)).refused for _ in range(5)] == [False] * 3 + [True] * 2
-            sent = len(asked.commands)
-            clock.move(9.999)
-            assert (await guard.take(SCOPE)).answer.fields["Retry-After"] == "1"
-            assert len(asked.commands) == sent
-            clock.move(0.001)
-            assert not (await guard.take(SCOPE)).refused
-
-    asyncio.run(test())
+    async with guarded(server, Policy("q", "3/10s", lease=2), clock=clock, remember=PATIENT) as (guard, asked):
+        assert [(await guard.take(SCOPE)).refused for _ in range(5)] == [False] * 3 + [True] * 2
+        sent = len(asked.commands)
+        clock.move(9.999)
+        assert (await guard.take(SCOPE)).answer.fields["Retry-After"] == "1"
+        assert len(asked.commands) == sent
+        clock.move(0.001)
+        assert not (await guard.take(SCOPE)).refused
 
 
-def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw: redis.Redis) -> None:
+async def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw: redis.Redis) -> None:
     clock = Clock(NOW)
 
-    async def test() -> None:
-        async with guarded(server, [PAID, TOKENS], clock=clock) as (guard, asked):
-            taken = await guard.take(SCOPE)
-            clock.move(5)
-            await taken.settle({"paid": 0, "tokens": 70})
-            assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
-
-    asyncio.run(test())
+    async with guarded(server, [PAID, TOKENS], clock=clock) as (guard, asked):
+        taken = await guard.take(SCOPE)
+        clock.move(5)
+        await taken.settle({"paid": 0, "tokens": 70})
+        assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
 
 
-def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_cluster(cluster: list[Server]) -> None:
-    async def test() -> None:
-        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-            guard = Guard(client, [PAID, TOKENS], timeout=PATIENT)
-            for last in range(8):
-                taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
-                assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
+async def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_cluster(
+    cluster: list[Server],
+) -> None:
+    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        guard = Guard(client, [PAID, TOKENS], timeout=PATIENT)
+        for last in range(8):
+            taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
+            assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
 
-    asyncio.run(test())
 
-
-def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
+async def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
     def counted() -> int:
         left: int = raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2]
         return 1000 - left
 
-    async def test() -> None:
-        policy = Policy("q", (1000, "1d"), cost=100, key=lambda scope: "me")
-        async with guarded(server, policy) as (guard, _):
-            taken, _ = await guard.take(SCOPE), await guard.take(SCOPE)
-            for used in (60, 60, 250, 0, 0, 300, 30, 100):
-                await taken.settle(used)
-                assert counted() == 100 + used
-
-    asyncio.run(test())
+    policy = Policy("q", (1000, "1d"), cost=100, key=lambda scope: "me")
+    async with guarded(server, policy) as (guard, _):
+        taken, _ = await guard.take(SCOPE), await guard.take(SCOPE)
+        for used in (60, 60, 250, 0, 0, 300, 30, 100):
+            await taken.settle(used)
+            assert counted() == 100 + used
 
 
-def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> None:
-    async def test() -> None:
-        async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
-            taken = await guard.take(SCOPE)
-            told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
-            assert [each["RateLimit"].split(";")[1] for each in told] == ["r=46"] * 5
-
-    asyncio.run(test())
+async def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> None:
+    async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
+        taken = await guard.take(SCOPE)
+        told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
+        assert [each["RateLimit"].split(";")[1] for each in told] == ["r=46"] * 5
 
 
 @pytest.mark.parametrize("turns", range(1, 6))
-def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server, raw: redis.Redis, turns: int) -> None:
-    async def test() -> None:
-        policy = Policy("q", (1000, "1d"), cost=100, key="me")
-        async with redis.asyncio.Redis(port=server.port) as client:
-            taken = await Guard(client, policy, timeout=PATIENT).take(SCOPE)
-            settling = asyncio.create_task(taken.settle(250))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            settling.cancel()
-            with suppress(asyncio.CancelledError):
-                await settling
-            await taken.settle(250)
-            assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 250
-            await taken.settle(30)
-            assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 30
-
-    asyncio.run(test())
+async def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server, raw: redis.Redis, turns: int) -> None:
+    policy = Policy("q", (1000, "1d"), cost=100, key="me")
+    async with redis.asyncio.Redis(port=server.port) as client:
+        taken = await Guard(client, policy, timeout=PATIENT).take(SCOPE)
+        settling = asyncio.create_task(taken.settle(250))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        settling.cancel()
+        with suppress(asyncio.CancelledError):
+            await settling
+        await taken.settle(250)
+        assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 250
+        await taken.settle(30)
+        assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 30
 
 
-def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
+async def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
     clock = Clock()
 
-    async def test() -> None:
-        policy = Policy("q", (1000, "10s"), cost=100, key=lambda scope: "me")
-        async with guarded(server, policy, clock=clock) as (guard, asked):
-            taken = await guard.take(SCOPE)
-            first = clock()
-            clock.move(4)
-            await guard.take(SCOPE)
-            clock.move(4)
-            await taken.settle(150)
-            second = clock()
-            await taken.settle(20)
-            assert [words[5:] for words in asked.commands[-2:]] == [
-                ["-50", "AT", str(second)],
-                ["-80", "AT", str(first)],
-            ]
-
-    asyncio.run(test())
+    policy = Policy("q", (1000, "10s"), cost=100, key=lambda scope: "me")
+    async with guarded(server, policy, clock=clock) as (guard, asked):
+        taken = await guard.take(SCOPE)
+        first = clock()
+        clock.move(4)
+        await guard.take(SCOPE)
+        clock.move(4)
+        await taken.settle(150)
+        second = clock()
+        await taken.settle(20)
+        assert [words[5:] for words in asked.commands[-2:]] == [
+            ["-50", "AT", str(second)],
+            ["-80", "AT", str(first)],
+        ]
 
 
-def test_what_was_counted_within_one_millisecond_goes_back_in_one_step(server: Server, raw: redis.Redis) -> None:
+async def test_what_was_counted_within_one_millisecond_goes_back_in_one_step(server: Server, raw: redis.Redis) -> None:
     def counted(policy: str) -> int:
         left: int = raw.execute_command("RL.PEEK", f"{policy}:me", 50, "1m", "AT", NOW)[2]
         return 50 - left
 
-    async def test() -> None:
-        policies = [Policy("a", "50/m", key="me"), Policy("b", "50/m", key="me")]
-        async with guarded(server, policies, clock=Clock(NOW)) as (guard, asked):
-            taken = await guard.take(SCOPE)
-            for used in (9, 4, 11):
-                await taken.settle({"a": used, "b": 2 * used})
-                assert (counted("a"), counted("b")) == (used, 2 * used)
-            await taken.settle({"a": 0})
-            assert (counted("a"), counted("b")) == (0, 22)
-            await taken.settle({"a": 5})
-            taken.release()
-            await guard.take(SCOPE)
-            assert (counted("a"), counted("b")) == (1, 1)
-            assert len(asked.commands) == 8
-
-    asyncio.run(test())
+    policies = [Policy("a", "50/m", key="me"), Policy("b", "50/m", key="me")]
+    async with guarded(server, policies, clock=Clock(NOW)) as (guard, asked):
+        taken = await guard.take(SCOPE)
+        for used in (9, 4, 11):
+            await taken.settle({"a": used, "b": 2 * used})
+            assert (counted("a"), counted("b")) == (used, 2 * used)
+        await taken.settle({"a": 0})
+        assert (counted("a"), counted("b")) == (0, 22)
+        await taken.settle({"a": 5})
+        taken.release()
+        await guard.take(SCOPE)
+        assert (counted("a"), counted("b")) == (1, 1)
+        assert len(asked.commands) == 8
 
 
 @pytest.mark.parametrize("used", [-1, 1.5, True, float("nan"), float("inf"), "1", None])
-def test_a_settled_cost_is_a_whole_number_from_0(server: Server, used: Any) -> None:
-    async def test() -> None:
-        async with guarded(server, FREE) as (guard, asked):
-            taken = await guard.take(SCOPE)
+async def test_a_settled_cost_is_a_whole_number_from_0(server: Server, used: Any) -> None:
+    async with guarded(server, FREE) as (guard, asked):
+        taken = await guard.take(SCOPE)
+        with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
+            await taken.settle(used)
+        assert len(asked.commands) == 1
+
+
+@pytest.mark.parametrize("cost", [True, 1.5, -1, 2**53])
+async def test_what_is_no_cost_is_an_error_of_a_function_and_by_hand(server: Server, cost: Any) -> None:
+    async with guarded(server, Policy("q", "5/h", cost=lambda scope: cost)) as (guard, _):
+        for by_hand in (None, cost):
             with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
-                await taken.settle(used)
-            assert len(asked.commands) == 1
-
-    asyncio.run(test())
-
-
-@pytest.mark.parametrize("cost", [True, 1.5, -1, None])
-def test_a_cost_function_that_returns_no_cost_is_an_error(server: Server, cost: Any) -> None:
-    async def test() -> None:
-        async with guarded(server, Policy("q", "5/h", cost=lambda scope: cost)) as (guard, _):
-            await guard.take(SCOPE)
-
-    with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
-        asyncio.run(test())
+                await guard.take(SCOPE, cost=by_hand)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1"])
@@ -680,34 +550,27 @@ def test_a_timeout_is_above_0(timeout: Any) -> None:
         Guard(redis.asyncio.Redis(), "5/h", timeout=timeout)
 
 
-def test_what_the_server_cannot_read_is_an_error_of_the_application(server: Server) -> None:
-    async def test() -> None:
+async def test_what_the_server_cannot_read_is_an_error_of_the_application(server: Server) -> None:
+    with pytest.raises(redis.ResponseError, match="AT must be"):
         async with guarded(server, "5/h", clock=lambda: -1) as (guard, _):
             await guard.take(SCOPE)
 
-    with pytest.raises(redis.ResponseError, match="AT must be"):
-        asyncio.run(test())
-
 
 @pytest.mark.parametrize("lease", [0, 10])
-def test_a_wait_told_from_memory_is_never_a_millisecond_early(
+async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     server: Server, lease: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Replies come late in one millisecond, the next request early in another.
     now_ns = 10**9 + 900_000
 
-    async def test() -> None:
-        nonlocal now_ns
-        async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
-            for _ in range(5):
-                await guard.take(SCOPE)
-            told = [(await guard.take(SCOPE)).decision]
-            now_ns += 200_000
-            told.append((await guard.take(SCOPE)).decision)
-            now_ns += 1_000_000
-            told.append((await guard.take(SCOPE)).decision)
-            waits = [each.retry_after for each in told if each is not None and each.retry_after]
-            assert (waits[0] - waits[1], waits[0] - waits[2]) == (timedelta(), timedelta(milliseconds=1))
-
     monkeypatch.setattr(driver, "monotonic_ns", lambda: now_ns)
-    asyncio.run(test())
+    async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
+        for _ in range(5):
+            await guard.take(SCOPE)
+        told = [(await guard.take(SCOPE)).decision]
+        now_ns += 200_000
+        told.append((await guard.take(SCOPE)).decision)
+        now_ns += 1_000_000
+        told.append((await guard.take(SCOPE)).decision)
+        waits = [each.retry_after for each in told if each is not None and each.retry_after]
+        assert (waits[0] - waits[1], waits[0] - waits[2]) == (timedelta(), timedelta(milliseconds=1))

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("abandoned")
 SHOP = Policy("shop", "9/m")
 
 MakeGuard = Callable[..., Guard]
+Make = Callable[..., tuple[FastAPI, Any, Guard]]
 
 
 @pytest.fixture
@@ -46,10 +47,16 @@ def guard_of(client: redis.asyncio.Redis) -> MakeGuard:
     return make
 
 
-def fastapi(client: redis.asyncio.Redis, guard: Guard) -> FastAPI:
-    app = FastAPI(lifespan=closing(client))
-    app.add_middleware(guard.middleware)
-    return app
+@pytest.fixture
+def make(client: redis.asyncio.Redis, guard_of: MakeGuard) -> Make:
+    def make(policies: Policies = (), **options: Any) -> tuple[FastAPI, Any, Guard]:
+        """An application, its limit for routes, and its guard."""
+        guard = guard_of(policies, **options)
+        app = FastAPI(lifespan=closing(client))
+        app.add_middleware(guard.middleware)
+        return app, guard.limit, guard
+
+    return make
 
 
 def violated(response: Any) -> list[str]:
@@ -62,9 +69,8 @@ def violated(response: Any) -> list[str]:
     return policies
 
 
-def test_a_route_of_fastapi_has_a_limit_of_its_own(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_a_route_of_fastapi_has_a_limit_of_its_own(make: Make) -> None:
+    app, limit, _ = make()
 
     @app.get("/search", dependencies=[Depends(limit("2/10m, 5/h"))])
     async def search() -> str:
@@ -85,11 +91,8 @@ def test_a_route_of_fastapi_has_a_limit_of_its_own(client: redis.asyncio.Redis, 
         assert "ratelimit" not in site.get("/other").headers
 
 
-def test_what_the_handler_answers_has_the_fields_however_it_answers(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_what_the_handler_answers_has_the_fields_however_it_answers(make: Make) -> None:
+    app, limit, _ = make()
     limited = [Depends(limit(Policy("all", "1/h", key=lambda scope: scope["path"])))]
 
     @app.get("/streams", dependencies=limited)
@@ -120,11 +123,8 @@ def test_what_the_handler_answers_has_the_fields_however_it_answers(
             assert violated(site.get(path)) == ["all-1h"]
 
 
-def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
-    guard = guard_of("9/h")
-    app, limit = fastapi(client, guard), guard.limit
+def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(make: Make) -> None:
+    app, limit, _ = make("9/h")
 
     @app.get("/", dependencies=[Depends(limit(Policy("search", "2/10m")))])
     async def index() -> str:
@@ -141,12 +141,12 @@ def test_the_fields_of_the_middleware_and_of_the_route_are_one_list(
 
 
 def test_a_limit_of_a_route_has_its_whole_path_as_the_name_and_that_of_a_router_has_its_own(
-    client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
+    make: Make, raw: redis.Redis
 ) -> None:
-    guard = guard_of(key=lambda scope: "me")
-    router = APIRouter(prefix="/shop", dependencies=[Depends(guard.limit(SHOP))])
+    app, limit, _ = make(key=lambda scope: "me")
+    router = APIRouter(prefix="/shop", dependencies=[Depends(limit(SHOP))])
 
-    @router.get("/{item}", dependencies=[Depends(guard.limit("9/h"))])
+    @router.get("/{item}", dependencies=[Depends(limit("9/h"))])
     async def show(item: int) -> int:
         return item
 
@@ -154,7 +154,6 @@ def test_a_limit_of_a_route_has_its_whole_path_as_the_name_and_that_of_a_router_
     async def add() -> int:
         return 1
 
-    app = fastapi(client, guard)
     app.include_router(router, prefix="/v1")
     with TestClient(app) as site:
         for answer in (site.get("/v1/shop/1"), site.get("/v1/shop/2"), site.post("/v1/shop/")):
@@ -189,32 +188,26 @@ def test_a_text_on_a_router_needs_a_name_however_many_routes_that_has(
         site.get(path)
 
 
-def test_a_route_of_a_router_that_is_included_twice_needs_a_name(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
-    guard = guard_of()
-    router, app = APIRouter(), fastapi(client, guard)
-    router.add_api_route("/z", lambda: "hello", dependencies=[Depends(guard.limit("9/h"))])
+def test_a_route_of_a_router_that_is_included_twice_needs_a_name(make: Make) -> None:
+    router, (app, limit, _) = APIRouter(), make()
+    router.add_api_route("/z", lambda: "hello", dependencies=[Depends(limit("9/h"))])
     for version in ("/v1", "/v2"):
         app.include_router(router, prefix=version)
     with TestClient(app) as site, pytest.raises(ValueError, match="on several routes, GET /v1/z and GET /v2/z say"):
         site.get("/v2/z")
 
 
-def test_the_path_of_a_mount_belongs_to_the_name(
-    client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
-) -> None:
-    guard = guard_of(key=lambda scope: "me")
-    app = fastapi(client, guard)
+def test_the_path_of_a_mount_belongs_to_the_name(make: Make, raw: redis.Redis) -> None:
+    app, limit, _ = make(key=lambda scope: "me")
     for version in ("/v1", "/v2"):
         inner = FastAPI()
-        inner.add_api_route("/z", lambda: "hello", dependencies=[Depends(guard.limit("9/h"))])
+        inner.add_api_route("/z", lambda: "hello", dependencies=[Depends(limit("9/h"))])
         app.mount(version, inner)
 
     async def hello(request: Request) -> Response:
         return JSONResponse("hello")
 
-    limited = [Middleware(guard.limit("9/h").middleware)]
+    limited = [Middleware(limit("9/h").middleware)]
     app.mount("/outer", Starlette(routes=[Mount("/inner", routes=[Route("/", hello)], middleware=limited)]))
     with TestClient(app, root_path="/proxy") as site:
         for path in ("/v1/z", "/v2/z", "/outer/inner/"):
@@ -222,58 +215,34 @@ def test_the_path_of_a_mount_belongs_to_the_name(
     assert sorted(raw.keys()) == ["/outer/inner:me", "GET /v1/z:me", "GET /v2/z:me"]
 
 
-def test_what_a_client_writes_in_the_path_of_a_mount_is_in_no_name(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
-    guard = guard_of()
-    app, inner = fastapi(client, guard), FastAPI()
-    inner.add_api_route("/z/{item}", lambda item: "hello", dependencies=[Depends(guard.limit("9/h"))])
+def test_what_a_client_writes_in_the_path_of_a_mount_is_in_no_name(make: Make) -> None:
+    inner, (app, limit, _) = FastAPI(), make()
+    inner.add_api_route("/z/{item}", lambda item: "hello", dependencies=[Depends(limit("9/h"))])
     app.mount("/{tenant}", inner)
     with TestClient(app) as site, pytest.raises(ValueError, match="in a mount with a parameter: give the limit a name"):
         site.get("/acme/z/1")
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_a_route_does_not_name_is_an_error_that_says_so(
-    client: redis.asyncio.Redis, guard_of: MakeGuard, shared: bool
-) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit("9/h")
+def test_what_a_route_does_not_name_is_an_error_that_says_so(make: Make, shared: bool) -> None:
+    app, limit, _ = make()
+    first = limit("9/h")
 
-    @app.get("/a", dependencies=[Depends(limit)])
-    @app.get("/b", dependencies=[Depends(limit if shared else guard.limit("9/h")), Depends(guard.limit("1/h"))])
+    @app.get("/a", dependencies=[Depends(first)])
+    @app.get("/b", dependencies=[Depends(first if shared else limit("9/h")), Depends(limit("1/h"))])
     async def show() -> None: ...
 
     with TestClient(app) as site, pytest.raises(ValueError, match=r'give the limit a name, Policy\("search", "./h"\)'):
         site.get("/b")
 
 
-def test_a_handler_settles_what_its_route_took(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
-    guard = guard_of("9/h")
-    app = fastapi(client, guard)
-    tokens = guard.limit(Policy("tokens", "1000/h", unit="tokens", cost=100))
-
-    @app.post("/generate", dependencies=[Depends(tokens)])
-    async def generate(request: FastAPIRequest) -> str:
-        await guard.settle(request, {"tokens": 850})
-        return "generated"
-
-    with TestClient(app) as site:
-        first, second = [site.post("/generate") for _ in range(2)]
-    assert first.headers["ratelimit"] == '"requests-1h";r=8;t=3600, "tokens-1h";r=150;t=3600'
-    assert second.headers["ratelimit"].endswith('"tokens-1h";r=0;t=3600')
-
-
-def test_policies_of_a_route_may_be_several_or_depend_on_the_request(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
+def test_policies_of_a_route_may_be_several_or_depend_on_the_request(make: Make) -> None:
     user, team = Policy("user", "1/h", key=lambda scope: "{acme}bob"), Policy("team", "9/h", key=lambda _: "{acme}")
 
     async def plan(scope: Scope) -> list[Policy] | None:
         return None if scope["query_string"] == b"staff" else [user, team]
 
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+    app, limit, _ = make()
 
     @app.get("/both", dependencies=[Depends(limit([user, team]))])
     @app.get("/plan", dependencies=[Depends(limit(plan))])
@@ -287,11 +256,8 @@ def test_policies_of_a_route_may_be_several_or_depend_on_the_request(
         assert (answer.status_code, "ratelimit" in answer.headers) == (200, False)
 
 
-def test_what_an_earlier_dependency_finds_out_may_be_the_key(
-    client: redis.asyncio.Redis, guard_of: MakeGuard, raw: redis.Redis
-) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_what_an_earlier_dependency_finds_out_may_be_the_key(make: Make, raw: redis.Redis) -> None:
+    app, limit, _ = make()
 
     async def user(request: FastAPIRequest) -> None:
         request.state.user = request.headers["authorization"]
@@ -308,9 +274,8 @@ def test_what_an_earlier_dependency_finds_out_may_be_the_key(
     assert sorted(raw.keys()) == ["user:bob", "user:eve"]
 
 
-def test_a_test_of_the_application_may_override_a_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_a_test_of_the_application_may_override_a_limit(make: Make) -> None:
+    app, limit, _ = make()
     none = limit("0/h")
 
     @app.get("/", dependencies=[Depends(none)])
@@ -323,9 +288,8 @@ def test_a_test_of_the_application_may_override_a_limit(client: redis.asyncio.Re
         assert site.get("/").status_code == 200
 
 
-def test_the_handshake_of_a_websocket_may_have_a_limit(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_the_handshake_of_a_websocket_may_have_a_limit(make: Make) -> None:
+    app, limit, _ = make()
 
     @app.websocket("/", dependencies=[Depends(limit(Policy("chat", "1/h")))])
     async def chat(websocket: WebSocket) -> None:
@@ -376,11 +340,8 @@ def test_an_answer_that_has_begun_goes_on_whatever_is_refused_then(
     assert (answer.status_code, answer.content) == (200, b"all of it")
 
 
-def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_a_websocket_is_closed_where_the_server_cannot_send_the_refusal(make: Make) -> None:
+    app, limit, _ = make()
 
     @app.websocket("/", dependencies=[Depends(limit("0/h"))])
     async def chat(websocket: WebSocket) -> None:
@@ -431,9 +392,8 @@ def test_handlers_of_starlette_are_decorated(client: redis.asyncio.Redis, guard_
         assert '"/sub/get-1h"' in site.post("/sub/get").headers["ratelimit"]
 
 
-def test_a_decorated_handler_of_fastapi_keeps_its_parameters(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
-    guard = guard_of()
-    app, limit = fastapi(client, guard), guard.limit
+def test_a_decorated_handler_of_fastapi_keeps_its_parameters(make: Make) -> None:
+    app, limit, _ = make()
 
     @app.get("/items/{item}")
     @limit("1/h")
@@ -455,35 +415,20 @@ def test_a_decorated_handler_without_a_request_is_an_error_that_says_so(
         async def show() -> None: ...
 
 
-def test_a_route_without_the_middleware_is_an_error_that_names_it(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
-    app = FastAPI(lifespan=closing(client))
-    limit = guard_of().limit
-
-    @app.get("/", dependencies=[Depends(limit("1/h"))])
-    async def index() -> str:
-        return "hello"
-
-    with (
-        TestClient(app) as site,
-        pytest.raises(RuntimeError, match="needs the guard in front of"),
-    ):
-        site.get("/")
-
-
-def test_a_handler_that_takes_without_the_middleware_is_told_that_it_is_missing(
-    client: redis.asyncio.Redis, guard_of: MakeGuard
-) -> None:
+def test_what_needs_the_middleware_is_an_error_that_names_it(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     app, guard = FastAPI(lifespan=closing(client)), guard_of()
 
-    @app.get("/")
-    async def index(request: FastAPIRequest) -> str:
-        await guard.take(request, Policy("none", "0/h"))
-        return "hello"
+    @app.get("/route", dependencies=[Depends(guard.limit("1/h"))])
+    async def route() -> None: ...
 
-    with TestClient(app) as site, pytest.raises(RuntimeError, match=r"to take .* in front of .*: guard\.middleware"):
-        site.get("/")
+    @app.get("/take")
+    async def take(request: FastAPIRequest) -> None:
+        await guard.take(request, Policy("none", "0/h"))
+
+    with TestClient(app) as site:
+        for path in ("/route", "/take"):
+            with pytest.raises(RuntimeError, match=r"needs the guard in front of the application: guard\.middleware"):
+                site.get(path)
 
 
 def test_mistakes_are_errors_before_the_first_request(guard_of: MakeGuard) -> None:
@@ -511,12 +456,11 @@ def test_a_route_may_not_limit_under_a_name_that_the_middleware_limits_under(gua
     guard_of(lambda scope: Policy("plan", "9/h")).limit(Policy("plan", "1/s"))
 
 
-def test_on_limited_answers_for_routes_too(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
+def test_on_limited_answers_for_routes_too(make: Make) -> None:
     def limited(scope: Scope, decision: Any, answer: Answer) -> Answer:
         return Answer(420, {"Content-Type": "text/plain"}, b"buy more")
 
-    guard = guard_of("9/h", on_limited=limited)
-    app, limit = fastapi(client, guard), guard.limit
+    app, limit, _ = make("9/h", on_limited=limited)
 
     @app.get("/", dependencies=[Depends(limit(Policy("none", "0/h")))])
     async def index() -> str:
@@ -561,29 +505,9 @@ def test_what_other_middleware_adds_to_a_refusal_stays(client: redis.asyncio.Red
     assert "content-encoding" not in answer.headers
 
 
-def test_redis_away_is_what_the_guard_says(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    own_server.kill()
-    for fail, status in ("open", 200), ("closed", 503):
-        client = redis.asyncio.Redis(port=own_server.port)
-        guard = Guard(client, fail=fail, timeout=PATIENT)  # type: ignore[arg-type]
-        app, limit = fastapi(client, guard), guard.limit
-
-        @app.get("/", dependencies=[Depends(limit("1/h"))])
-        async def index() -> str:
-            return "hello"
-
-        with TestClient(app) as site:
-            answer = site.get("/")
-        assert (answer.status_code, "ratelimit" in answer.headers) == (status, False)
-        assert answer.json() == ("hello" if status == 200 else {"status": 503, "title": "The rate limiter is away"})
-
-
 @pytest.mark.parametrize("handled", [None, 500, Exception])
-def test_the_answer_to_an_exception_that_nobody_handles_has_the_fields(
-    client: redis.asyncio.Redis, guard_of: MakeGuard, handled: Any
-) -> None:
-    guard = guard_of("9/h", key=lambda scope: "me")
-    app, limit = fastapi(client, guard), guard.limit
+def test_the_answer_to_an_exception_that_nobody_handles_has_the_fields(make: Make, handled: Any) -> None:
+    app, limit, _ = make("9/h", key=lambda scope: "me")
     if handled:
 
         @app.exception_handler(handled)

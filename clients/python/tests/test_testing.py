@@ -63,7 +63,7 @@ def started(project: Path, *, environment: dict[str, str]) -> Iterator[subproces
     with subprocess.Popen(
         words,
         cwd=project,
-        env={**inherited, **environment},
+        env={**inherited, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

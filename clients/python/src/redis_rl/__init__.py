@@ -1,8 +1,8 @@
 """Rate limits decided by redis-rl, a module for Redis and Valkey.
 
-Adapters: ``redis_rl.limits`` for the limits library (Flask-Limiter, slowapi), ``redis_rl.asgi`` for Starlette,
-FastAPI and other ASGI applications, ``redis_rl.starlette`` for single routes of the former, ``redis_rl.drf`` for Django
-REST framework, ``redis_rl.http`` for anything that speaks HTTP.
+Adapters: ``redis_rl.asgi`` for Starlette, FastAPI, Litestar and other ASGI applications, ``redis_rl.aiohttp``,
+``redis_rl.django``, ``redis_rl.flask``, ``redis_rl.limits`` for the limits library (Flask-Limiter, slowapi), and
+``redis_rl.drf`` for Django REST framework. ``redis_rl.testing`` is for tests of applications.
 """
 
 from . import cmd

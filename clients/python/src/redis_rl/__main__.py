@@ -23,7 +23,6 @@ from . import _wire
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
 
-_ABOUT = __doc__.partition(", which")[0].replace("`", "")
 _TYPE = "ratelimit"
 _MOST = 2**53 - 1
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -36,7 +35,7 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 def parser() -> argparse.ArgumentParser:
     """The words are those of redis-cli."""
-    options = argparse.ArgumentParser("python -m redis_rl", description=_ABOUT, add_help=False)
+    options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.", add_help=False)
     options.add_argument("--help", action="help", help="show this and exit")
     server = options.add_argument_group("server, as in redis-cli")
     server.add_argument("-h", metavar="HOST", dest="host", default="127.0.0.1")
@@ -147,36 +146,10 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
                 raise explained from error
 
 
-class Progress:
-    """A bar, of a long scan and on a terminal alone."""
-
-    def __init__(self, total: int) -> None:
-        """Of so many keys."""
-        self._total, self._done, self._told = total, 0, ""
-        self._is_shown = total > 10 * _BATCH and sys.stderr.isatty()
-
-    def move(self, by: int) -> None:
-        """So many are done."""
-        self._done += by
-        if self._is_shown:
-            percent = min(99, 100 * self._done // max(self._total, 1))
-            self.clear()
-            self._told = f"[{'#' * (percent // 5):<20}] {percent:>2} % of {self._total} keys"
-            print(self._told, end="\r", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """For what else is printed."""
-        if self._told:
-            print(" " * len(self._told), end="\r", file=sys.stderr, flush=True)
-            self._told = ""
-
-
-def table(rows: Iterable[Row], progress: Progress | None = None) -> int:
+def table(rows: Iterable[Row]) -> int:
     """Prints it: for programs, separated by tabs."""
     is_terminal, number = sys.stdout.isatty(), 0
     for key, algorithm, window, used, left, reset in rows:
-        if progress:
-            progress.clear()
         if is_terminal and not number:
             print(_FORMAT.format(*_TITLES))
         number += 1
@@ -219,7 +192,6 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
     """By SCAN, which holds up nobody."""
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
-    progress = Progress(sum(node.dbsize() for node in nodes))
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
 
     def rows() -> Iterator[Row]:
@@ -228,10 +200,8 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
             while cursor != 0:
                 cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
                 yield from rows_of(node, keys, options.quotas)
-                progress.move(_BATCH)
 
-    table(rows(), progress)
-    progress.clear()
+    table(rows())
     return 0
 
 

@@ -32,20 +32,13 @@ class Client(Protocol):
     """A client of redis-py, or one with its interface, for one server or for a cluster."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Sends a command and returns its reply."""
-
-
-class AsyncClient(Protocol):
-    """The same of redis.asyncio; or one that has answered."""
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Sends a command and returns its reply."""
+        """Sends a command and returns its reply, or what is awaited for it."""
 
 
 def check_client(client: Any) -> None:
     """Refuses what is none, and says what it is."""
     if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
-        raise TypeError(_wire.NO_PIPELINE)
+        raise TypeError("a pipeline replies later: send it the words of redis_rl.cmd with execute_command")
     if not hasattr(client, "execute_command"):
         raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
 
@@ -209,7 +202,7 @@ class AsyncRateLimiter(
 
     def __init__(
         self,
-        client: AsyncClient,
+        client: Client,
         *,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,

@@ -20,10 +20,9 @@ from ._address import network
 from ._asking import CLOSE_SECONDS, Driver, InThread, Loop, PerLoop, check_seconds, run
 from ._away import AwayLog
 from ._client import check_client
-from ._keys import Answer as Told
-from ._keys import Request
+from ._keys import Outcome, Request
 from ._local import Local
-from ._visit import Part, Share, Taken, Visit, check_exist, settle
+from ._visit import Charge, Part, Taken, Visit, check_exist, settle
 from ._wire import Clock, Decision
 from .http import Answer, Policy, RoutePolicy
 from .memory import MemoryLimiter
@@ -35,7 +34,7 @@ Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Any], Chosen |
 route after that: ``GET /search``."""
 Cost: TypeAlias = int | Mapping[str, int]
 """Units; by the name of the policy where there are several."""
-Key: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
+KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
 """Whose quotas a request takes."""
 
 _View = TypeVar("_View")
@@ -137,15 +136,15 @@ def check_together(policies: Sequence[Policy]) -> None:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 
-def _check_keys(shares: Sequence[Share]) -> None:
+def _check_keys(charges: Sequence[Charge]) -> None:
     """Refuses two policies that would count in one key: the server does, which would count as Redis being away."""
-    if len({share.key for share in shares}) == len(shares):
+    if len({charge.key for charge in charges}) == len(charges):
         return
     names: dict[str, str] = {}
-    for share in shares:
-        other = names.setdefault(share.key, share.policy.name)
-        if other != share.policy.name:
-            raise ValueError(f"the policies {other} and {share.policy.name} of a request count in one key, {share.key}")
+    for charge in charges:
+        name = charge.policy.name
+        if (other := names.setdefault(charge.key, name)) != name:
+            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key}")
 
 
 async def resolved(value: Any) -> Any:
@@ -203,7 +202,7 @@ class Guard:
         client: Any,
         policies: Policies = (),
         *,
-        key: Key | None = None,
+        key: KeyOf | None = None,
         fail: Literal["open", "closed", "local"] = "open",
         timeout: float | None = 0.1,
         remember: float = 0.0,
@@ -308,23 +307,23 @@ class Guard:
         """
         before = visit.taken if visit and not visit.has_begun else []
         policies: list[Policy] = []
-        shares: list[Share] = []
+        charges: list[Charge] = []
         # By what the limits further out count.
         whose = {key for taken in before for key in taken.whose}
         for limit in limits:
             chosen = await limit.of(request)
             policies += chosen
-            shares += await self._shares(chosen, request, cost, whose)
+            charges += await self._charges(chosen, request, cost, whose)
             if limit is not limits[-1]:
-                whose = whose.union(share.whose for share in shares if share.whose is not None)
+                whose = whose.union(charge.whose for charge in charges if charge.whose is not None)
         if before or len(limits) > 1:
             check_together([*(policy for taken in before for policy in taken.policies), *policies])
-        _check_keys([*(share for taken in before for part in taken.parts for share in part.shares), *shares])
+        _check_keys([*(charge for taken in before for part in taken.parts for charge in part.charges), *charges])
         if isinstance(cost, Mapping):
             check_exist(limits, cost)
         elif cost is not None and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")
-        groups = _grouped(shares)
+        groups = _grouped(charges)
         try:
             parts = await self._decided(groups)
         except BaseException as reason:
@@ -342,11 +341,11 @@ class Guard:
             visit.add(taken)
         return taken
 
-    async def _shares(
+    async def _charges(
         self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
-    ) -> list[Share]:
+    ) -> list[Charge]:
         """Of the policies that limit the request. ``outer`` is by what the limits further out count."""
-        shares: list[Share] = []
+        charges: list[Charge] = []
         for policy in policies:
             key: Any
             whose: Any = None
@@ -370,8 +369,8 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             http.check_cost(units)
-            shares.append(Share(policy, f"{self._prefix}{policy.name}:{key}", units, whose))
-        return shares
+            charges.append(Charge(policy, f"{self._prefix}{policy.name}:{key}", units, whose))
+        return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
         """What to answer if it may not pass. Then it costs nothing."""
@@ -380,7 +379,7 @@ class Guard:
             refusal = http.away() if self._is_closed else None
             if self._on_away:
                 refusal = _own(await resolved(self._on_away(request, part.error)))
-        if (part.standing is None and refusal is None) or (part.standing and not part.standing.limited):
+        if (part.standing is None and refusal is None) or (part.standing and not part.standing.outcome.limited):
             return None
         for each in (*before, taken):
             each.release()
@@ -396,37 +395,34 @@ class Guard:
             own = _own(await resolved(self._on_limited(request, decision, told)))
         return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
 
-    async def _decided(self, groups: Sequence[Sequence[Share]]) -> list[Part]:
-        """By Redis, or in this process while that is away."""
+    async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
+        """By Redis, or in this process while a node that has one of the keys is away."""
         local, begun = self.local, monotonic()
-        if groups and local and local.error:
-            local.probe(self.asking)
+        if local and (error := local.away(self.asking, {self.asking.node_of(each.key) for g in groups for each in g})):
             if self._on_error:
-                self._on_error(local.error)
+                self._on_error(error)
             return await self._decided_by(local.asking, groups)
         parts = await self._decided_by(self.asking, groups)
-        failed = next((part for part in parts if part.error), None)
-        if not failed or not failed.error:
-            if parts:
-                self._note(None)
-            return parts
-        self._note(failed.error)
-        if not local:
+        error = next((part.error for part in parts if part.error), None)
+        if parts:
+            self._note(error)
+        if not local or not error:
             return parts
         for part in parts:
             part.release()
-        share = failed.shares[0]
-        local.failed(failed.error, share.policy.share(share.key, share.cost), begun)
+            for share, rows in zip(part.request.shares, part.request.rows, strict=True):
+                if part.error and not rows:
+                    local.failed(part.error, self.asking.node_of(share.key), share, begun)
         return await self._decided_by(local.asking, groups)
 
-    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Share]]) -> list[Part]:
-        requests = [Request([share.policy.share(share.key, share.cost) for share in group]) for group in groups]
+    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]]) -> list[Part]:
+        requests = [Request([charge.share() for charge in group]) for group in groups]
         # All are on their way before the first is waited for.
         asked = [asking.ask(request) for request in requests]
         parts = []
         try:
             for group, request, each in zip(groups, requests, asked, strict=True):
-                parts.append(Part(self, asking, group, request, await _answer(each)))
+                parts.append(Part(self, asking, group, request, await _outcome(each)))
         except BaseException:
             for request in requests:
                 asking.give_back(request)
@@ -438,19 +434,19 @@ class Guard:
         if error is None:
             _away.worked()
             if self.local:
-                self.local.worked()
+                self.local.worked(self.asking)
         elif self._on_error:
             self._on_error(error)
         elif not self.local or _wire.is_reply(error):
             meanwhile = "; this process decides meanwhile" if self.local else ""
             _away.failed((str(error) or repr(error)) + meanwhile)
 
-    async def settled(self, part: Part, used: Mapping[int, int]) -> Told | None:
+    async def settled(self, part: Part, used: Mapping[int, int]) -> Outcome | None:
         """Corrects what is counted of shares; None if Redis is away."""
-        answer = await _answer(part.asking.settle(part.request, used))
+        outcome = await _outcome(part.asking.settle(part.request, used))
         if part.asking is self.asking:
-            self._note(answer if isinstance(answer, Exception) else None)
-        return None if isinstance(answer, Exception) else answer
+            self._note(outcome if isinstance(outcome, Exception) else None)
+        return None if isinstance(outcome, Exception) else outcome
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
         """The same of all that was taken for a request."""
@@ -469,7 +465,7 @@ class Guard:
             await self.local.asking.close(timeout)
 
 
-async def _answer(asked: Awaitable[Told]) -> Told | Exception:
+async def _outcome(asked: Awaitable[Outcome]) -> Outcome | Exception:
     """What Redis decided, or why it did not."""
     try:
         return await asked
@@ -492,10 +488,10 @@ def limits_of(view: Any) -> list[Limit]:
     return limits
 
 
-def _grouped(shares: Sequence[Share]) -> list[list[Share]]:
+def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
     """Those that are decided together, and each of a dry run."""
-    dry = [[share] for share in shares if share.policy.dry_run]
-    together = [share for share in shares if not share.policy.dry_run] if dry else list(shares)
+    dry = [[charge] for charge in charges if charge.policy.dry_run]
+    together = [charge for charge in charges if not charge.policy.dry_run] if dry else list(charges)
     return [together, *dry] if together else dry
 
 

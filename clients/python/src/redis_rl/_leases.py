@@ -10,8 +10,8 @@ from . import _wire
 from ._asking import CLOSE_SECONDS, Driver, InThread, Loop, PerLoop, check_seconds, run
 from ._asking.own import socket_timeout
 from ._client import AsyncRateLimiter, RateLimiter
-from ._keys import Answer, Request, Rules, Share
-from ._wire import MAX_COST, Algorithm, Clock, Key, Quota, Verdict
+from ._keys import Outcome, Request, Rules, Share
+from ._wire import MAX_COST, Algorithm, Key, Quota, Verdict
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -33,14 +33,12 @@ class _Leased(Generic[_Limiter]):
         units: int | None = None,
         duration: float = 0.1,
         remember: float = 1.0,
-        clock: Clock | None = None,
     ) -> None:
         """Counts by ``algorithm``, and leases at most ``units`` of a key, for ``duration`` seconds.
 
         ``units`` is a hundredth of the smallest limit by default; with 0 every request is asked for.
         A refusal is repeated without asking for ``remember`` seconds at most.
-        By ``clock``, or that of the limiter if it has one, the server decides and so does this process: a lease that is
-        over goes back with the next request.
+        If the limiter has a clock, this process goes by it too: a lease that is over goes back with the next request.
         """
         if not isinstance(limiter, self._asks):
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
@@ -53,7 +51,7 @@ class _Leased(Generic[_Limiter]):
         check_seconds("duration", duration)
         check_seconds("remember", remember)
         self._client: Any = limiter.client
-        self._clock = clock or limiter.clock
+        self._clock = limiter.clock
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
         self._remember = remember
         self._timeout = socket_timeout(self._client) or _TIMEOUT_SECONDS
@@ -150,7 +148,7 @@ class Leases(_Leased[RateLimiter]):
         self.close()
 
 
-def _verdict(request: Request, answer: Answer) -> Verdict:
+def _verdict(request: Request, answer: Outcome) -> Verdict:
     [rows], [share] = answer.rows, request.shares
     assert rows
     return _wire.tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)

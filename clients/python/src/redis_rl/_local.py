@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from . import _wire
@@ -15,50 +18,67 @@ _log = logging.getLogger("redis_rl")
 _PAUSE_SECONDS = 0.25
 
 
+class _Node:
+    """One server, or a node of a cluster."""
+
+    def __init__(self) -> None:
+        # Why it is not asked, and what it is asked for when it may be back.
+        self.error: Exception | None = None
+        self.share: Share | None = None
+        self.next = self.back = 0.0
+
+
 class Local:
-    """Knows whether to ask Redis, so that one request at most waits for a server that says nothing."""
+    """Knows which nodes to ask, so that one request at most waits for one that says nothing."""
 
     def __init__(self, asking: Any, *, logs: bool) -> None:
         """``asking`` decides in this process."""
         self.asking = asking
         self._logs = logs
-        # Why Redis is not asked.
-        self.error: Exception | None = None
-        self._share: Share | None = None
+        self._nodes: defaultdict[Any, _Node] = defaultdict(_Node)
         self._lock = threading.Lock()
-        self._next = self._back = 0.0
         self._is_told = False
 
-    def failed(self, error: Exception, share: Share, begun: float) -> None:
-        """A request that began then could not ask for this share. An error that the server replies is no silence."""
+    def failed(self, error: Exception, name: Any, share: Share, begun: float) -> None:
+        """A request that began then could not ask a node for this share. An error that it replies is no silence."""
         with self._lock:
-            if self.error or begun < self._back or _wire.is_reply(error):
+            node = self._nodes[name]
+            if node.error or begun < node.back or _wire.is_reply(error):
                 return
-            self.error, self._share, self._next = error, share, time.monotonic() + _PAUSE_SECONDS
+            node.error, node.share, node.next = error, share, time.monotonic() + _PAUSE_SECONDS
             is_told, self._is_told = self._is_told, True
         if self._logs and not is_told:
             _log.warning("cannot ask for the limit: %s; this process decides meanwhile", str(error) or repr(error))
 
-    def worked(self) -> None:
+    def worked(self, asking: Any) -> None:
         """Redis has decided."""
         if not self._is_told:
             return
         with self._lock:
-            if self.error or not self._is_told:
+            for name, node in list(self._nodes.items()):
+                if node.share and asking.node_of(node.share.key) != name:
+                    # Another has taken over.
+                    del self._nodes[name]
+            if not self._is_told or any(node.error for node in self._nodes.values()):
                 return
             self._is_told = False
         if self._logs:
             _log.warning("Redis decides again")
 
-    def probe(self, asking: Any) -> None:
-        """Asks Redis for no units, if it is time to. Nobody waits for that."""
+    def away(self, asking: Any, names: Iterable[Any]) -> Exception | None:
+        """Why one of these nodes is not asked. It is asked for no units if it is time to. Nobody waits for that."""
+        node = next((node for node in map(self._nodes.get, names) if node and node.error), None)
+        if not node:
+            return None
         with self._lock:
-            if self.error is None or (now := time.monotonic()) < self._next:
-                return
-            self._next = now + _PAUSE_SECONDS
-        asking.probe(self._share, self._end_probe, lambda: self.error is not None)
+            error, now = node.error, time.monotonic()
+            if error is None or now < node.next:
+                return error
+            node.next = now + _PAUSE_SECONDS
+        asking.probe(node.share, partial(self._end_probe, node), lambda: node.error is not None)
+        return error
 
-    def _end_probe(self, reply: Any) -> None:
+    def _end_probe(self, node: _Node, reply: Any) -> None:
         with self._lock:
-            if self.error and (not isinstance(reply, Exception) or _wire.is_reply(reply)):
-                self.error, self._back = None, time.monotonic()
+            if node.error and (not isinstance(reply, Exception) or _wire.is_reply(reply)):
+                node.error, node.back = None, time.monotonic()

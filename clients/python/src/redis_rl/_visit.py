@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import http
-from ._keys import Answer as Told
-from ._keys import Request
+from ._keys import Outcome, Request, Share
 from ._wire import Decision
 from .http import Answer, Policy, Standing
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from ._guard import Cost, Guard, Limit
 
 
-class Share(NamedTuple):
+class Charge(NamedTuple):
     """What a request takes of one policy."""
 
     policy: Policy
@@ -25,18 +24,22 @@ class Share(NamedTuple):
     # What a limit further in may count by too: None for a key that the policy names for all.
     whose: Any
 
+    def share(self) -> Share:
+        """To ask for."""
+        return self.policy.share(self.key, self.cost)
+
 
 class Part:
     """What was decided together: all policies of a step, or one of a dry run."""
 
     def __init__(
-        self, guard: Guard, asking: Any, shares: Sequence[Share], request: Request, answer: Told | Exception
+        self, guard: Guard, asking: Any, charges: Sequence[Charge], request: Request, outcome: Outcome | Exception
     ) -> None:
         """``request`` knows what was taken."""
-        self._guard, self.asking, self.shares, self.request = guard, asking, shares, request
-        self.policies = [share.policy for share in shares]
-        self.error = answer if isinstance(answer, Exception) else None
-        self.standing = None if isinstance(answer, Exception) else Standing.of(self.policies, answer)
+        self._guard, self.asking, self.charges, self.request = guard, asking, charges, request
+        self.policies = [charge.policy for charge in charges]
+        self.error = outcome if isinstance(outcome, Exception) else None
+        self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome)
 
     @property
     def decision(self) -> Decision | None:
@@ -49,9 +52,9 @@ class Part:
         if self.request.gives_back:
             return
         of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
-        answer = await self._guard.settled(self, of_index)
-        if answer is not None:
-            self.standing = Standing.of(self.policies, answer)
+        outcome = await self._guard.settled(self, of_index)
+        if outcome is not None:
+            self.standing = Standing(self.policies, outcome)
 
     def release(self) -> None:
         """Gives back all that was taken, once."""
@@ -89,7 +92,7 @@ class Taken:
     @property
     def whose(self) -> set[Any]:
         """By what they count."""
-        return {share.whose for part in self.parts for share in part.shares if share.whose is not None}
+        return {charge.whose for part in self.parts for charge in part.charges if charge.whose is not None}
 
     @property
     def standings(self) -> list[Standing]:

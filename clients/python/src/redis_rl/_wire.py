@@ -40,7 +40,6 @@ _UNREADABLE = re.compile(
     r"|.* all keys must map to the same key slot)"
 )
 NO_CLIENT = "a client of redis-py is needed"
-NO_PIPELINE = "a pipeline replies later: send it the words of redis_rl.cmd with execute_command"
 
 
 def explained(error: Exception) -> Exception:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from . import _keys, _wire
-from ._keys import Rules, Share, without
+from . import _wire
+from ._keys import Outcome, Rules, Share, without
 from ._wire import MAX_COST, Algorithm, Decision, Quota, Verdict, Window, timedelta_of
 
-__all__ = ["Answer", "Policy", "away", "check_cost"]
+__all__ = ["Answer", "Policy"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
@@ -133,53 +133,36 @@ class Answer:
         return self.status != 200
 
 
-class Told(NamedTuple):
-    """What is known of a policy."""
-
-    policy: Policy
-    rows: tuple[Verdict, ...] | None
-    """Of each of its quotas, or of its tightest."""
-
-    def pairs(self) -> list[tuple[Item, Verdict]]:
-        """Each with its item."""
-        items, rows = self.policy.items, self.rows or ()
-        if len(rows) == len(items):
-            return list(zip(items, rows, strict=True))
-        # A lease tells one, and its limits differ.
-        return [(item, row) for row in rows for item in items if item.limit == row.limit]
-
-
 class Standing(NamedTuple):
     """What a request was told of its policies, for the header fields."""
 
-    told: tuple[Told, ...]
-    limited: bool
-    retry_after: timedelta | None
-    at: int
-
-    @classmethod
-    def of(cls, policies: Sequence[Policy], answer: _keys.Answer) -> Standing:
-        """The policies are those of the answer's rows."""
-        return cls(tuple(map(Told, policies, answer.rows)), answer.limited, answer.retry_after, answer.at)
+    policies: Sequence[Policy]
+    outcome: Outcome
 
     @property
     def decision(self) -> Decision:
         """With the rows that are known."""
-        return Decision(self.limited, self.retry_after, self.at, tuple(row for _, row in self._pairs()))
+        limited, retry_after, at, _ = self.outcome
+        return Decision(limited, retry_after, at, tuple(row for _, row in self._pairs()))
 
     def without(self, units: Sequence[int]) -> Standing:
         """With so many units more of each policy: they go back."""
-        told = [
-            each if each.rows is None else each._replace(rows=without(each.rows, more))
-            for each, more in zip(self.told, units, strict=True)
-        ]
-        return self._replace(told=tuple(told))
+        rows = [each and without(each, more) for each, more in zip(self.outcome.rows, units, strict=True)]
+        return self._replace(outcome=self.outcome._replace(rows=tuple(rows)))
 
     def _pairs(self) -> list[tuple[Item, Verdict]]:
-        return [pair for each in self.told for pair in each.pairs()]
+        """What is known of the quotas, each with its item."""
+        pairs: list[tuple[Item, Verdict]] = []
+        for policy, rows in zip(self.policies, self.outcome.rows, strict=True):
+            items = policy.items
+            if rows and len(rows) < len(items):
+                # A lease tells the tightest, and its limits differ.
+                items = tuple(item for item in items if item.limit == rows[0].limit)
+            pairs += zip(items, rows or (), strict=False)
+        return pairs
 
     def _policies(self) -> str:
-        return ", ".join([item.text for each in self.told for item in each.policy.items])
+        return ", ".join([item.text for policy in self.policies for item in policy.items])
 
     def fields(self) -> dict[str, str]:
         """The header fields: of each item the units left, and the seconds to make do with them."""
@@ -191,14 +174,14 @@ class Standing(NamedTuple):
     def answer(self) -> Answer:
         """What to tell the client."""
         fields = self.fields()
-        if not self.limited:
+        if not self.outcome.limited:
             return Answer(200, fields)
         pairs = self._pairs()
         # No wait helps a request that costs more than a quota, so its client is not asked to try again.
         status = 403
-        if self.retry_after is not None:
+        if self.outcome.retry_after is not None:
             status = 429
-            fields["Retry-After"] = str(_seconds(self.retry_after))
+            fields["Retry-After"] = str(_seconds(self.outcome.retry_after))
             # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
             fields["RateLimit"] = ", ".join([_left(item, row.remaining, row.retry_after) for item, row in pairs])
         violated = [item.name for item, row in pairs if row.limited]
@@ -209,7 +192,9 @@ def together(standings: Sequence[Standing]) -> Standing:
     """As one, for one answer. Only the last may have refused."""
     if len(standings) == 1:
         return standings[0]
-    return standings[-1]._replace(told=tuple(told for each in standings for told in each.told))
+    rows = tuple(row for each in standings for row in each.outcome.rows)
+    policies = [policy for each in standings for policy in each.policies]
+    return Standing(policies, standings[-1].outcome._replace(rows=rows))
 
 
 def check_cost(cost: int) -> None:

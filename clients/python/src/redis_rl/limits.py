@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from . import _wire
-from ._asking import Loop, Sender, run
+from ._asking import EachLoop, Loop, Sender, run
 from ._asking.own import socket_timeout
 from ._wire import MAX_COST, Clock, Key
 from .memory import MemoryLimiter
@@ -165,7 +165,8 @@ class _Windows(TimestampedSlidingWindow):
         raise NotImplementedError
 
     def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Any:
-        raise NotImplementedError
+        """What comes of it; in an event loop itself."""
+        return run(coroutine)
 
     def _incr_script(self) -> Any:
         """The library's, of a fixed window."""
@@ -318,9 +319,6 @@ class _SyncWindows(_Windows):
     async def _call(self, *words: Key | int) -> Any:
         return self.storage.execute_command(*words)
 
-    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        return run(coroutine)
-
     def _incr_script(self) -> Any:
         return self.lua_incr_expire
 
@@ -335,26 +333,20 @@ class _AsyncWindows(_Windows):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage, with redis-py as the implementation."""
         self.clock = clock
-        self._senders: dict[Loop, Sender] = {}
+        self._senders = EachLoop(self._new_sender)
         options = {"implementation": "redispy", **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
     async def _call(self, *words: Key | int) -> Any:
-        loop = get_running_loop()
-        reply: Future[Any] = loop.create_future()
+        reply: Future[Any] = get_running_loop().create_future()
         # A script's key stands behind its text and the number of keys.
         key = str(words[3 if words[0] in ("EVAL", "EVALSHA") else 1])
-        self._sender(loop).send(key, words, partial(_end, reply))
+        self._senders.here().send(key, words, partial(_end, reply))
         return await reply
 
-    def _sender(self, loop: Loop) -> Sender:
-        sender = self._senders.get(loop)
-        if sender is None:
-            for other in [other for other in self._senders if other.is_closed()]:
-                del self._senders[other]
-            client = self.bridge.get_connection()
-            sender = self._senders[loop] = Sender(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
-        return sender
+    def _new_sender(self, loop: Loop) -> Sender:
+        client = self.bridge.get_connection()
+        return Sender(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
 
     def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
         return coroutine
@@ -464,9 +456,6 @@ class RedisRLMemoryStorage(_MemoryWindows, sync.Storage, sync.MovingWindowSuppor
     """``redis-rl+memory://``, in this process."""
 
     STORAGE_SCHEME = ["redis-rl+memory"]
-
-    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        return run(coroutine)
 
 
 class AsyncRedisRLMemoryStorage(_MemoryWindows, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport):

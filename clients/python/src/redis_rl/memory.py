@@ -113,10 +113,10 @@ class Sender:
             reply = error
         self._loop.call_soon(partial(done, reply))
 
-    async def close(self) -> None:
+    async def close_idle(self) -> None:
         """Nothing is open."""
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """The same."""
 
 

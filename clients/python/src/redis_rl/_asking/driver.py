@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .. import _wire
-from .._keys import Answer, Command, Keys, Request, Share, Step
-from .._wire import Clock
+from .._keys import Command, Keys, Outcome, Request, Share, Step
+from .._wire import Clock, Key
 from .sender import Done, Loop, Sender, Wanted
+
+_Made = TypeVar("_Made")
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
@@ -41,7 +43,7 @@ class Driver:
         """The time by which leases end."""
         return now_ms() if self.clock is None else self.clock()
 
-    def ask(self, request: Request) -> asyncio.Future[Answer]:
+    def ask(self, request: Request) -> asyncio.Future[Outcome]:
         """What a request will be told, or the error if it cannot be decided. Whoever is cancelled gives it back."""
         if self.clock is not None:
             self._tick()
@@ -53,7 +55,7 @@ class Driver:
         """What it took, and what it takes."""
         self._tell(self.keys.give_back, self.now_ms(), request)
 
-    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Answer]:
+    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Outcome]:
         """Corrects what is counted of shares, by their index, to what was used."""
         waiter = self._wait(request)
         self._tell(self.keys.settle, self.now_ms(), request, used)
@@ -64,8 +66,8 @@ class Driver:
         words = Command([share._replace(cost=0)]).words(None if self.clock is None else self.clock())
         self.sender.send(share.key, words, done, is_wanted)
 
-    def _wait(self, request: Request) -> asyncio.Future[Answer]:
-        waiter: asyncio.Future[Answer] = self.loop.create_future()
+    def _wait(self, request: Request) -> asyncio.Future[Outcome]:
+        waiter: asyncio.Future[Outcome] = self.loop.create_future()
         if request.waiter is None:
             request.waiter = []
         request.waiter.append(waiter)
@@ -80,7 +82,7 @@ class Driver:
             for waiter in waiters:
                 if waiter.done():
                     continue
-                if isinstance(answer, Answer):
+                if isinstance(answer, Outcome):
                     waiter.set_result(answer)
                 else:
                     waiter.set_exception(answer)
@@ -124,32 +126,36 @@ class Driver:
             self._landed.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._landed.wait(), left)
-        await self.sender.close()
+        await self.sender.close_idle()
 
 
-class PerLoop:
-    """Asks in the event loop that runs, with a driver for each."""
+class EachLoop(Generic[_Made]):
+    """Has one for each event loop."""
 
-    def __init__(self, make: Callable[[Loop], Driver]) -> None:
+    def __init__(self, make: Callable[[Loop], _Made]) -> None:
         self._make = make
-        self._of: dict[Loop, Driver] = {}
+        self._of: dict[Loop, _Made] = {}
 
-    def here(self) -> Driver:
+    def here(self) -> _Made:
         """That of the loop which runs."""
         loop = get_running_loop()
         return self._of.get(loop) or self._new(loop)
 
-    def _new(self, loop: Loop) -> Driver:
+    def _new(self, loop: Loop) -> _Made:
         for other in [other for other in list(self._of) if other.is_closed()]:
             self._of.pop(other, None)
-        driver = self._of[loop] = self._make(loop)
-        return driver
+        made = self._of[loop] = self._make(loop)
+        return made
 
-    def ask(self, request: Request) -> asyncio.Future[Answer]:
+
+class PerLoop(EachLoop[Driver]):
+    """Asks in the event loop that runs, with a driver for each."""
+
+    def ask(self, request: Request) -> asyncio.Future[Outcome]:
         """Has begun when it returns."""
         return self.here().ask(request)
 
-    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Answer]:
+    def settle(self, request: Request, used: Mapping[int, int]) -> asyncio.Future[Outcome]:
         """The same."""
         return self.here().settle(request, used)
 
@@ -160,6 +166,10 @@ class PerLoop:
     def probe(self, share: Share, done: Done, is_wanted: Wanted) -> None:
         """As of a driver."""
         self.here().probe(share, done, is_wanted)
+
+    def node_of(self, key: Key) -> Any:
+        """As of a sender."""
+        return self.here().sender.node_of(key)
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases."""

@@ -43,7 +43,13 @@ class Library:
         accepted = set(signature(kind.__init__).parameters) - {"self", "retry_on_timeout", "retry_on_error"}
         options = {name: value for name, value in given.items() if name in accepted and value is not None}
         options = {name: value for name, value in options.items() if not name.endswith("_connect_func")}
-        for name in ("maint_notifications_config", "event_dispatcher", "max_connections", "health_check_interval"):
+        for name in (
+            "maint_notifications_config",
+            "event_dispatcher",
+            "max_connections",
+            "health_check_interval",
+            "ssl",
+        ):
             options.pop(name, None)
         if "maint_notifications_config" in accepted:
             # With these, redis-py 7 and newer do not see that a connection which rests has been closed.

@@ -86,14 +86,22 @@ class Sender:
         elif self._cluster is None:
             self._unrouted.append((key, words, done, is_wanted))
             self.renew()
+        elif name := self.node_of(key):
+            self._node(name).put(words, done, is_wanted)
         else:
-            try:
-                node = self._cluster.get_node_from_key(key)
-            except Exception as error:
-                self.renew()
-                self.loop.call_soon(done, error)
-            else:
-                self._node((node.host, node.port)).put(words, done, is_wanted)
+            self.renew()
+            self.loop.call_soon(done, self._errors.SlotNotCoveredError("no node of the cluster has the slot"))
+
+    def node_of(self, key: Key) -> tuple[str, int] | None:
+        """Which node of a cluster has a key, if that is known. Threads may ask."""
+        cluster = self._cluster
+        if cluster is None:
+            return None
+        try:
+            node = cluster.get_node_from_key(key)
+        except self._errors.SlotNotCoveredError:
+            return None
+        return node.host, node.port
 
     def _node(self, name: Any) -> _Node:
         node = self._nodes.get(name)
@@ -159,20 +167,20 @@ class Sender:
             self._replaced.remove(client)
         self.loop.create_task(close_client(client))
 
-    async def close(self) -> None:
+    async def close_idle(self) -> None:
         """Closes the connections that rest. Others are made if more is sent."""
         for node in self._nodes.values():
             await node.close()
         # Transports are closed in the next turn.
         await asyncio.sleep(0)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Closes all."""
         replaced, self._replaced = self._replaced, []
         cluster, self._cluster = self._cluster, None
         for client in (*replaced, cluster):
             await close_client(client)
-        await self.close()
+        await self.close_idle()
 
     async def _keep(self) -> AsyncGenerator[None, None]:
         try:
@@ -180,7 +188,7 @@ class Sender:
         finally:
             # Else they are lost with the loop.
             if not self.loop.is_closed():
-                await self.end()
+                await self.close()
 
 
 class _Node:

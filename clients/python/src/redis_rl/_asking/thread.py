@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, finalize
 
-from .._keys import Answer, Request, Share
+from .._keys import Outcome, Request, Share
+from .._wire import Key
 from .driver import CLOSE_SECONDS, Driver
 from .sender import Done, Loop, Wanted
 
@@ -96,12 +97,12 @@ class InThread:
                 finalize(self, _stop, self.thread.loop, self.thread.thread)
             return self.thread
 
-    def ask(self, request: Request) -> Turn[Answer]:
+    def ask(self, request: Request) -> Turn[Outcome]:
         """Has begun when it returns."""
         here = self.thread or self.started()
         return Turn(here.loop, here.driver.ask, request)
 
-    def settle(self, request: Request, used: Mapping[int, int]) -> Turn[Answer]:
+    def settle(self, request: Request, used: Mapping[int, int]) -> Turn[Outcome]:
         """The same."""
         here = self.thread or self.started()
         return Turn(here.loop, here.driver.settle, request, used)
@@ -115,6 +116,10 @@ class InThread:
         """As of a driver."""
         here = self.thread or self.started()
         here.loop.call_soon_threadsafe(here.driver.probe, share, done, is_wanted)
+
+    def node_of(self, key: Key) -> Any:
+        """As of a sender."""
+        return (self.thread or self.started()).driver.sender.node_of(key)
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases."""
@@ -140,7 +145,7 @@ def _run(loop: Loop, driver: Driver) -> None:
     for task in tasks:
         task.cancel()
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(driver.sender.end())
+    loop.run_until_complete(driver.sender.close())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 

@@ -5,6 +5,6 @@ the repository has the rules, ``clients/local.json`` the cases.
 """
 
 from .keys import Keys
-from .request import Answer, Command, Request, Rules, Share, Step, without
+from .request import Command, Outcome, Request, Rules, Share, Step, without
 
-__all__ = ["Answer", "Command", "Keys", "Request", "Rules", "Share", "Step", "without"]
+__all__ = ["Command", "Keys", "Outcome", "Request", "Rules", "Share", "Step", "without"]

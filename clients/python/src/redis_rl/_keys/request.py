@@ -51,7 +51,7 @@ class Share(NamedTuple):
         return [Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.quotas]
 
 
-class Answer(NamedTuple):
+class Outcome(NamedTuple):
     """What a request is told."""
 
     limited: bool
@@ -114,7 +114,7 @@ class Request:
         counted = self.counted[index]
         counted[at] = counted.get(at, 0) + units
 
-    def answer(self) -> Answer:
+    def answer(self) -> Outcome:
         """Of the shares that are answered. A refused request costs nothing: the figures are those without it."""
         waits = [refusal_of(each) for each in self.rows if each and refuses(each)]
         rows = self.rows
@@ -124,7 +124,7 @@ class Request:
             ]
         # That no wait helps is the longest.
         retry_after = None if not waits or None in waits else max(filter(None, waits), default=timedelta())
-        return Answer(bool(waits), retry_after, self.at, tuple(rows))
+        return Outcome(bool(waits), retry_after, self.at, tuple(rows))
 
 
 def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
@@ -215,5 +215,5 @@ class Step(NamedTuple):
 
     commands: list[Command]
     """To send, in this order: those to one node leave together."""
-    answers: list[tuple[Request, Answer | Exception]]
+    answers: list[tuple[Request, Outcome | Exception]]
     """To give."""
