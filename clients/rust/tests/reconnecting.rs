@@ -1,13 +1,11 @@
 //! Networks that fall silent, are slow, and lose replies, between the package and real servers.
 
-mod server;
-
 use std::time::{Duration, Instant};
 
+use crate::server::forwarder::Forwarder;
+use crate::server::{Cluster, PATIENCE, Server, used};
 use redis_rl_client::web::{Fail, Guard, Policy};
 use redis_rl_client::{Algorithm, Leases, Quota, Redis, RlCommands};
-use server::forwarder::Forwarder;
-use server::{Cluster, PATIENCE, Server};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -177,11 +175,7 @@ async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
 }
 
 /// What is used of a key of which five units were taken and some were given back over networks that lose the reply.
-async fn used_after_a_lost_give_back(
-    mut direct: impl RlCommands,
-    redis: Redis,
-    networks: &[Forwarder],
-) -> u64 {
+async fn used_after_a_lost_give_back(direct: impl RlCommands, redis: Redis, networks: &[Forwarder]) -> u64 {
     let policy = Policy::new("tokens", HOURLY).expect("a policy");
     let guard = Guard::new(redis.timeout(PATIENCE), policy).expect("a policy").fail(Fail::Closed);
     let reserved = guard.take("a", 5).await.expect("an admission");
@@ -189,7 +183,7 @@ async fn used_after_a_lost_give_back(
     guard.settle(&reserved, 4).await.expect("it is settled");
     assert!(networks.iter().any(|network| !network.is_to_lose_a_reply()), "the reply is lost");
     assert!(guard.take("b", 1).await.is_ok() || guard.take("b", 1).await.is_ok());
-    direct.rl_info("tokens:a").expect("a reply").expect("a key").windows[0].used
+    used(direct, "tokens:a")
 }
 
 #[tokio::test]

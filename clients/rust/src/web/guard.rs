@@ -11,7 +11,7 @@ use redis::{RedisError, RedisResult};
 
 use crate::asker::{Asker, Held};
 use crate::clock::Clock;
-use crate::local::{Answer, Share};
+use crate::keys::{Answer, Share};
 use crate::web::away::Teller;
 use crate::web::client::{client_address, peer, route};
 use crate::web::local::{Local, OnLocal};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 
-use crate::local::Rules;
+use crate::keys::Rules;
 use crate::quota::check;
 use crate::{Algorithm, Invalid, Quota, Quotas};
 

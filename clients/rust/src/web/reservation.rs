@@ -10,7 +10,7 @@ use http::{Extensions, HeaderMap};
 use redis::{RedisError, RedisResult};
 
 use crate::asker::Held;
-use crate::local::Answer;
+use crate::keys::Answer;
 use crate::locked;
 use crate::web::answer::{Told, fields_of};
 use crate::web::away::Teller;
