@@ -142,18 +142,18 @@ async fn every_request_is_decided_four_fifths_of_the_timeout_away(redis: Redis, 
 #[tokio::test]
 async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
     let server = Server::start();
-    for lease in [0, 100] {
+    let by = async |lease| {
         let network = Forwarder::start(server.port(), Duration::from_millis(200));
         every_request_is_decided_four_fifths_of_the_timeout_away(network.client().into(), lease).await;
-    }
+    };
+    tokio::join!(by(0), by(100));
 }
 
 #[tokio::test]
 async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    for lease in [0, 100] {
-        let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
-        every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease).await;
-    }
+    let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
+    let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease);
+    tokio::join!(by(0), by(100));
 }
 
 /// A give-back and the next lease leave together: neither waits for the other.

@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::{RedisError, RedisResult};
 
+use crate::request::MAX_COST;
 use crate::{Decision, Verdict};
 
 use key::{Known, Lease, Refusal};
@@ -27,8 +28,6 @@ pub use request::{Answer, Command, RequestId, Rules, Share, Step, slot};
 pub const MAX_KEYS: usize = 10_000;
 /// Longer names are not remembered, so that memory is bounded.
 const LONGEST_NAME: usize = 256;
-/// The largest cost that the commands accept.
-const MAX_COST: u64 = (1 << 53) - 1;
 
 /// Tells what to send and what to answer. Of the keys it remembers those that were used last.
 #[derive(Debug)]
@@ -145,7 +144,7 @@ impl Keys {
         if let Some(key) = self.keys.get(share) {
             key.is_in_flight = size.is_some();
         }
-        let size = size.map(|size| size.min(MAX_COST - share.cost.unsigned_abs()));
+        let size = size.map(|size| size.min((MAX_COST - share.cost).unsigned_abs()));
         self.step.commands.push(Command::ask(vec![share.clone()], id, vec![place], size));
     }
 

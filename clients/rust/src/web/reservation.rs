@@ -12,9 +12,9 @@ use redis::{RedisError, RedisResult};
 use crate::asker::Held;
 use crate::keys::Answer;
 use crate::locked;
+use crate::request::MAX_COST;
 use crate::web::answer::{Told, fields_of};
 use crate::web::away::Teller;
-use crate::web::policy::MAX_COST;
 use crate::web::{Policy, Refusal};
 use crate::{Decision, Invalid, Verdict};
 
