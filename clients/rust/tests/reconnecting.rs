@@ -159,7 +159,7 @@ async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided
 /// A give-back and the next lease leave together: neither waits for the other.
 #[tokio::test]
 async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
-    let delay = Duration::from_millis(40);
+    let delay = Duration::from_millis(60);
     let cluster = Cluster::behind_slow_forwarders(delay);
     let leases = Leases::new(cluster.redis().timeout(PATIENCE), Algorithm::Log, HOURLY).units(8);
     leases.take("hot", 1).await.expect("a verdict");
@@ -171,7 +171,8 @@ async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     spent.sort_unstable();
-    assert!(spent[spent.len() * 9 / 10] < delay * 3, "{spent:?}");
+    // Two round trips would take longer.
+    assert!(spent[spent.len() * 9 / 10] < delay * 4, "{spent:?}");
 }
 
 /// What is used of a key of which five units were taken and some were given back over networks that lose the reply.
