@@ -1,6 +1,6 @@
 //! Decisions a second of one process on one connection, beside what redis-rs users write without the module.
 //!
-//!     cargo bench --features tokio-comp
+//!     cargo bench --features tower --bench decisions
 //!
 //! Every contestant runs in turn for a short time, and that many times over, so that whatever else the machine does
 //! falls on all of them.
@@ -24,12 +24,6 @@ const ROUND: Duration = Duration::from_millis(50);
 /// Requests under way at once.
 const AT_ONCE: [usize; 2] = [1, 50];
 
-/// One count in each window: what most articles show.
-const FIXED: &str = "
-    local count = redis.call('INCR', KEYS[1])
-    if count == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-    return count <= tonumber(ARGV[1])";
-
 /// The time of every request in a sorted set: as exact as RL.LOG.
 const LOG: &str = "
     local time = redis.call('TIME')
@@ -43,24 +37,18 @@ const LOG: &str = "
 #[derive(Clone, Copy, Debug)]
 enum Contestant {
     RlFixed,
-    RlSliding,
     RlLog,
     RlAll,
     Incr,
-    IncrInOnePipeline,
-    FixedScript,
     LogScript,
 }
 
 impl Contestant {
-    const EVERY: [(Contestant, &str); 8] = [
+    const EVERY: [(Contestant, &str); 5] = [
         (Contestant::RlFixed, "`rl_fixed`"),
-        (Contestant::RlSliding, "`rl_sliding`"),
         (Contestant::RlLog, "`rl_log`"),
         (Contestant::RlAll, "`rl_all` of fixed windows, a row for each quota"),
         (Contestant::Incr, "`INCR` and `PEXPIRE`, a pipeline for each quota"),
-        (Contestant::IncrInOnePipeline, "the same, one pipeline for all"),
-        (Contestant::FixedScript, "fixed window in Lua, a call for each quota"),
         (Contestant::LogScript, "log in Lua, a call for each quota"),
     ];
 
@@ -68,15 +56,12 @@ impl Contestant {
     async fn decide(
         self,
         redis: &mut MultiplexedConnection,
-        scripts: &[Script; 2],
+        log: &Script,
         client: u64,
         quotas: &[Quota],
     ) -> RedisResult<bool> {
         match self {
             Contestant::RlFixed => Ok(!redis.rl_fixed(format!("fixed:{client}"), quotas, 1).await?.limited),
-            Contestant::RlSliding => {
-                Ok(!redis.rl_sliding(format!("sliding:{client}"), quotas, 1).await?.limited)
-            }
             Contestant::RlLog => Ok(!redis.rl_log(format!("log:{client}"), quotas, 1).await?.limited),
             Contestant::RlAll => {
                 let request = All::new().key(format!("all:{client}"), Algorithm::Fixed, quotas, 1);
@@ -93,29 +78,11 @@ impl Contestant {
                 }
                 Ok(allowed)
             }
-            Contestant::IncrInOnePipeline => {
-                let mut pipeline = pipe();
-                for quota in quotas {
-                    let key = window_key("pipeline", client, quota);
-                    pipeline.incr(&key, 1).pexpire(&key, ms(quota)).ignore();
-                }
-                let counts: Vec<u64> = pipeline.query_async(redis).await?;
-                Ok(counts.iter().zip(quotas).all(|(count, quota)| *count <= quota.limit))
-            }
-            Contestant::FixedScript => {
-                let mut allowed = true;
-                for quota in quotas {
-                    let key = window_key("script", client, quota);
-                    let mut call = scripts[0].key(key);
-                    allowed &= call.arg(quota.limit).arg(ms(quota)).invoke_async::<bool>(redis).await?;
-                }
-                Ok(allowed)
-            }
             Contestant::LogScript => {
                 let mut allowed = true;
                 for quota in quotas {
                     let key = format!("set:{client}:{}", ms(quota));
-                    let mut call = scripts[1].key(key);
+                    let mut call = log.key(key);
                     allowed &= call.arg(quota.limit).arg(ms(quota)).invoke_async::<bool>(redis).await?;
                 }
                 Ok(allowed)
@@ -161,7 +128,7 @@ async fn round(
     let tasks: Vec<_> = (0..at_once)
         .map(|task| {
             let mut redis = redis.clone();
-            let scripts = [Script::new(FIXED), Script::new(LOG)];
+            let log = Script::new(LOG);
             let mut random = seed * 1_000 + task as u64;
             tokio::spawn(async move {
                 let mut latencies = Vec::new();
@@ -171,7 +138,7 @@ async fn round(
                         .wrapping_add(1_442_695_040_888_963_407);
                     let client = (random >> 33) % CLIENTS;
                     let asked = Instant::now();
-                    let decided = contestant.decide(&mut redis, &scripts, client, quotas).await;
+                    let decided = contestant.decide(&mut redis, &log, client, quotas).await;
                     latencies.push(asked.elapsed());
                     decided.expect("a decision");
                 }

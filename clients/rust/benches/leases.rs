@@ -1,6 +1,6 @@
 //! Decisions a second, asked for one by one, and by leases and remembered refusals: on one key, and on many quiet ones.
 //!
-//!     cargo bench --features leases --bench leases
+//!     cargo bench --features tower --bench leases
 //!
 //! Both run in turn for a short time, and that many times over, so that whatever else the machine does falls on both.
 
@@ -62,7 +62,7 @@ const TRAFFIC: [Traffic; 3] = [
 ];
 
 async fn round(server: &Server, contestant: &Contestant, traffic: Traffic, seed: u64, score: &mut Score) {
-    let (commands, cpu) = (commands(server), server.cpu());
+    let (commands, cpu) = (server.calls("RL.LOG"), server.cpu());
     let started = Instant::now();
     let tasks: Vec<_> = (0..AT_ONCE)
         .map(|task| {
@@ -92,15 +92,8 @@ async fn round(server: &Server, contestant: &Contestant, traffic: Traffic, seed:
         score.decisions += task.await.expect("no panic");
     }
     score.spent += started.elapsed();
-    score.commands += self::commands(server) - commands;
+    score.commands += server.calls("RL.LOG") - commands;
     score.server_cpu += server.cpu() - cpu;
-}
-
-/// Commands of this module that the server has run.
-fn commands(server: &Server) -> u64 {
-    let info: String = server.call("INFO commandstats");
-    let calls = info.lines().filter_map(|line| line.strip_prefix("cmdstat_RL.LOG:calls=")?.split(',').next());
-    calls.map(|calls| calls.parse::<u64>().expect("a number")).sum()
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -17,8 +17,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock::{Clock, Time};
 use crate::connection::explained;
+use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::link::{ENDED, io_error};
-use crate::local::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::locked;
 use crate::{Decision, Redis, Verdict};
 

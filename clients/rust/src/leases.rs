@@ -7,7 +7,7 @@ use redis::RedisResult;
 
 use crate::asker::Asker;
 use crate::clock::Clock;
-use crate::local::{Rules, Share};
+use crate::keys::{Rules, Share};
 use crate::quota::check;
 use crate::{Algorithm, Quota, Redis, Verdict};
 

@@ -37,12 +37,12 @@ mod cluster;
 pub mod cmd;
 mod connection;
 #[cfg(feature = "leases")]
+#[doc(hidden)]
+pub mod keys;
+#[cfg(feature = "leases")]
 mod leases;
 #[cfg(feature = "leases")]
 mod link;
-#[cfg(feature = "leases")]
-#[doc(hidden)]
-pub mod local;
 #[cfg(feature = "memory")]
 mod memory;
 mod quota;

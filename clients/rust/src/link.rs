@@ -21,7 +21,7 @@ const TURNS: u32 = 10;
 const CONNECTING: u32 = 5;
 pub(crate) const ENDED: &str = "the runtime that asked has ended";
 
-pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What is made when it is needed, and again when it is over: a connection, or the table of a cluster's slots.
 pub(crate) struct Link<T> {

@@ -54,6 +54,10 @@ impl ToRedisArgs for Algorithm {
 
 impl ToSingleRedisArg for Algorithm {}
 
+/// The largest cost that the commands accept.
+#[cfg(feature = "leases")]
+pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
+
 /// What becomes of a request for more than is left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Excess {

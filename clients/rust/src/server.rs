@@ -9,8 +9,8 @@ use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
 
 use crate::clock::Clock;
 use crate::cluster::Cluster;
+use crate::keys::slot;
 use crate::link::Link;
-use crate::local::slot;
 
 /// The longest timeout, in place of any longer one: so no time overflows.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
@@ -49,12 +49,6 @@ impl From<Client> for Redis {
 impl From<crate::MemoryLimiter> for Redis {
     fn from(memory: crate::MemoryLimiter) -> Redis {
         Redis::of(move |_, _| Servers::Memory(memory.clone()))
-    }
-}
-
-impl From<&Redis> for Redis {
-    fn from(redis: &Redis) -> Redis {
-        redis.clone()
     }
 }
 

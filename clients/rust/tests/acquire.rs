@@ -1,12 +1,10 @@
 //! Waiting until units are allowed, on real servers, by a clock of the tests' own.
 
-mod server;
-
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
+use crate::server::{PATIENCE, Server, noon, wait_for};
 use redis_rl_client::{Acquire, Algorithm, Quota, RlAsyncCommands, RlCommands, Take};
-use server::{PATIENCE, Server, wait_for};
 
 const TWO_IN_TEN_SECONDS: Quota = Quota::new(2, Duration::from_secs(10));
 
@@ -16,8 +14,7 @@ struct Time(Arc<Mutex<(SystemTime, Vec<Duration>)>>);
 
 impl Time {
     fn begin() -> Time {
-        let noon = UNIX_EPOCH + Duration::from_millis(1_700_000_040_000);
-        Time(Arc::new(Mutex::new((noon, Vec::new()))))
+        Time(Arc::new(Mutex::new((noon(), Vec::new()))))
     }
 
     fn acquire(&self, cost: i64) -> Acquire {
@@ -110,19 +107,9 @@ async fn a_wait_that_is_dropped_takes_nothing() {
         assert!(waiting.await.expect_err("it is dropped").is_cancelled());
         server.thaw();
         // Besides the command that takes there is one that gives back.
-        wait_for("the units to go back", || takes(&server) == 2 * round);
+        wait_for("the units to go back", || server.calls("RL.LOG") + server.calls("RL.ALL") == 2 * round);
         assert_eq!(server.connect().rl_peek("key", hourly, 1).expect("a verdict").remaining, 100);
     }
-}
-
-/// How many commands that take or give back the server has run.
-fn takes(server: &Server) -> u64 {
-    let info: String = server.call("INFO commandstats");
-    let of = |name: &str| -> u64 {
-        let calls = info.lines().find_map(|line| line.strip_prefix(name)?.split(',').next());
-        calls.map_or(0, |calls| calls.parse().expect("a number"))
-    };
-    of("cmdstat_RL.LOG:calls=") + of("cmdstat_RL.ALL:calls=")
 }
 
 #[tokio::test]
@@ -143,7 +130,7 @@ async fn what_a_dropped_wait_gives_back_was_counted_when_it_was_taken() {
         }
     }
     // What another took later stays.
-    let later = UNIX_EPOCH + Duration::from_millis(1_700_000_040_001);
+    let later = noon() + Duration::from_millis(1);
     let deadline = tokio::time::Instant::now() + PATIENCE;
     redis.rl_log("key", hourly, Take::cost(7).at(later)).await.expect("a verdict");
     while redis.rl_log("key", hourly, Take::cost(0).at(later)).await.expect("a verdict").remaining != 93 {

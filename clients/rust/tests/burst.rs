@@ -1,19 +1,17 @@
 //! Many requests at once, through the tower layer on a real server: as many pass as the limit says, however busy the
 //! process is. Only a server that does not answer ends the wait.
 
-mod server;
-
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
+use crate::server::{Cluster, PATIENCE, Server};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
 use redis_rl_client::Redis;
 use redis_rl_client::web::{Fail, Guard, Policy};
-use server::{Cluster, PATIENCE, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tower::ServiceExt;

@@ -1,30 +1,32 @@
 //! The table of cases that all clients share, through typed calls on a real server, in RESP2 and RESP3.
 
-mod server;
-
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
-use redis_rl_client::{Algorithm, All, Decision, Info, Quota, Quotas, RlCommands, Take, Verdict, cmd};
+use axum::http::{HeaderMap, Request, Response};
+use redis::{Cmd, ConnectionLike, RedisError, RedisResult, Value};
+use redis_rl_client::web::{Fail, Guard, Policy, answer, client_address};
+use redis_rl_client::{
+    Algorithm, All, Decision, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict,
+    cmd,
+};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
-use server::Server;
-use server::words::words;
+
+use crate::server::words::{Words, words};
+use crate::server::{Server, table};
 
 #[derive(Deserialize)]
 struct Cases {
     commands: Vec<Case>,
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     http: Vec<HttpCase>,
     quota_error: String,
     quotas: Vec<QuotasCase>,
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     policies: Vec<PoliciesCase>,
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     mistakes: Vec<Mistake>,
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
     addresses: Vec<Address>,
 }
 
@@ -71,7 +73,6 @@ struct Refused {
     message: String,
 }
 
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct HttpCase {
     name: String,
@@ -86,7 +87,6 @@ struct HttpCase {
     body: Json,
 }
 
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct PolicyCase {
     name: String,
@@ -104,7 +104,6 @@ struct QuotasCase {
     error: bool,
 }
 
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct PoliciesCase {
     name: String,
@@ -115,7 +114,6 @@ struct PoliciesCase {
 }
 
 /// What is refused where it is made: a policy, with `leases` also a leased guard, or a setting.
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct Mistake {
     name: String,
@@ -128,14 +126,12 @@ struct Mistake {
     error: String,
 }
 
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct Address {
     address: Option<String>,
     is: String,
 }
 
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "they are of the tower layer"))]
 #[derive(Deserialize)]
 struct Chosen {
     name: String,
@@ -152,36 +148,23 @@ fn present<'de, D: serde::Deserializer<'de>>(field: D) -> Result<Option<Option<S
 }
 
 fn cases() -> Cases {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases.json");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-    serde_json::from_str(&text).expect("a table of cases")
+    table("cases")
 }
 
 #[test]
-fn every_case_of_the_table_holds_in_resp2() {
-    every_case_holds("resp2");
+fn every_case_of_the_table_holds_in_resp2_and_in_resp3() {
+    let server = Server::start();
+    for protocol in ["resp2", "resp3"] {
+        let connection = server.client(protocol).get_connection().expect("the server answers");
+        every_case_holds_on(connection, cases().commands);
+    }
 }
-
-#[test]
-fn every_case_of_the_table_holds_in_resp3() {
-    every_case_holds("resp3");
-}
-
-#[cfg(feature = "memory")]
 #[test]
 fn every_case_of_the_table_holds_without_a_server() {
     let has_strings = |case: &Case| case.steps.iter().any(|step| step.words[0] == "SET");
     let (others, known): (Vec<_>, Vec<_>) = cases().commands.into_iter().partition(has_strings);
     assert_eq!(others.len(), 2, "keys of another type");
-    every_case_holds_on(redis_rl_client::MemoryLimiter::new(), known);
-}
-
-fn every_case_holds(protocol: &str) {
-    let server = Server::start();
-    every_case_holds_on(
-        server.client(protocol).get_connection().expect("the server answers"),
-        cases().commands,
-    );
+    every_case_holds_on(MemoryLimiter::new(), known);
 }
 
 fn every_case_holds_on(mut connection: impl ConnectionLike, cases: Vec<Case>) {
@@ -378,24 +361,6 @@ fn only_given(reply: Json, given: &Json) -> Json {
 }
 
 #[test]
-fn the_words_of_the_table_answer_the_same_as_typed_calls() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    for case in cases().commands {
-        let () = server.call("FLUSHALL");
-        for step in &case.steps {
-            let reply: RedisResult<Value> = plain(&step.words).query(&mut connection);
-            let (Ok(value), Json::Array(expected)) = (reply, &step.reply) else { continue };
-            let reply = match expected.len() {
-                5 | 7 => figures(Verdict::from_redis_value(value).expect("a verdict")),
-                _ => decision(Decision::from_redis_value(value).expect("a decision")),
-            };
-            assert_eq!(reply, step.reply, "{}: {:?}", case.name, step.words);
-        }
-    }
-}
-
-#[test]
 fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
     let Cases { quotas, quota_error, .. } = cases();
     for case in quotas {
@@ -416,14 +381,8 @@ fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
 }
 
 /// What a middleware sends, on a connection that keeps it and answers nothing else.
-#[cfg(feature = "tower")]
 #[tokio::test]
 async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
-    use std::net::{IpAddr, SocketAddr};
-
-    use redis_rl_client::web::{Guard, Policy};
-    use server::words::Words;
-
     for case in cases().policies {
         let policies: Vec<Policy> = case
             .policies
@@ -444,7 +403,7 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
             .collect();
         let words = Words::start();
         let guard = Guard::new(words.client(), policies).expect("policies");
-        let (mut head, ()) = axum::http::Request::new(()).into_parts();
+        let (mut head, ()) = Request::new(()).into_parts();
         if let Some(client) = case.client {
             let address: IpAddr = client.parse().expect("an address");
             head.extensions.insert(SocketAddr::from((address, 1)));
@@ -453,31 +412,32 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
         assert_eq!(words.sent(), Vec::from_iter(case.instead.or(case.words)), "{}", case.name);
     }
 }
-
-#[cfg(feature = "tower")]
 #[test]
 fn an_address_is_told_by_one_name_however_a_proxy_writes_it() {
     for case in cases().addresses {
-        let mut headers = axum::http::HeaderMap::new();
+        let mut headers = HeaderMap::new();
         if let Some(address) = &case.address {
             headers.insert("x-forwarded-for", address.parse().expect("a field"));
         }
-        assert_eq!(redis_rl_client::web::client_address(None, &headers, 1), case.is, "{:?}", case.address);
+        assert_eq!(client_address(None, &headers, 1), case.is, "{:?}", case.address);
+    }
+}
+
+/// The text of the error or the panic by which something cannot be made.
+fn refusal<T>(name: &str, make: impl FnOnce() -> Result<T, Invalid>) -> String {
+    let text = |panic: Box<dyn Any + Send>| match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(text) => text.downcast::<&str>().expect("text").to_string(),
+    };
+    match catch_unwind(AssertUnwindSafe(make)) {
+        Ok(made) => made.err().expect(name).to_string(),
+        Err(panic) => text(panic),
     }
 }
 
 /// Those that the types of the package do not rule out.
-#[cfg(feature = "tower")]
 #[test]
 fn every_mistake_of_the_table_is_refused_where_it_is_made() {
-    use redis_rl_client::web::{Fail, Guard, Policy};
-    use redis_rl_client::{Invalid, Leases};
-    use server::words::Words;
-
-    let text = |panic: Box<dyn std::any::Any + Send>| match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(text) => text.downcast::<&str>().expect("text").to_string(),
-    };
     let mut refused = 0;
     for case in cases().mistakes {
         let mut errors = Vec::new();
@@ -498,34 +458,20 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
                 };
                 Ok::<_, Invalid>(policy?.cost(cost).lease(lease))
             };
-            errors.push(match std::panic::catch_unwind(policy) {
-                Ok(policy) => policy.expect_err(&case.name).to_string(),
-                Err(panic) => text(panic),
-            });
+            errors.push(refusal(&case.name, policy));
             if case.leases {
-                let quotas = quotas.or_else(|text| text.parse::<Quotas>().map(|quotas| quotas.to_vec()));
-                errors.push(match quotas {
-                    Ok(quotas) => {
-                        let leases = || Leases::new(Words::start().client(), Algorithm::Log, quotas);
-                        text(
-                            std::panic::catch_unwind(std::panic::AssertUnwindSafe(leases))
-                                .expect_err(&case.name),
-                        )
-                    }
-                    Err(invalid) => invalid.to_string(),
-                });
+                errors.push(refusal(&case.name, || {
+                    let quotas =
+                        quotas.or_else(|text| text.parse::<Quotas>().map(|quotas| quotas.to_vec()))?;
+                    Ok(Leases::new(Words::start().client(), Algorithm::Log, quotas))
+                }));
             }
         } else if let Some(fail) = case.settings.get("fail") {
-            errors.push(fail.as_str().expect("text").parse::<Fail>().expect_err(&case.name).to_string());
+            errors.push(refusal(&case.name, || fail.as_str().expect("text").parse::<Fail>()));
         } else if let Some(ms) = case.settings.get("timeout_ms").and_then(Json::as_u64) {
-            let policy = Policy::new("requests", "5/10s").expect("a policy");
-            let guard = || {
-                Guard::new(Words::start().client(), policy)
-                    .expect("a policy")
-                    .timeout(Duration::from_millis(ms))
-            };
-            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(guard)).expect_err(&case.name);
-            errors.push(panic.downcast::<&str>().expect("text").to_string());
+            errors.push(refusal(&case.name, || {
+                Ok(Guard::new(Words::start().client(), "5/10s")?.timeout(Duration::from_millis(ms)))
+            }));
         }
         refused += usize::from(!errors.is_empty());
         assert!(errors.iter().all(|error| error.contains(&case.error)), "{}: {errors:?}", case.name);
@@ -534,7 +480,6 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
 }
 
 /// Quotas, or the text that they have to be written in; none if there is no way to write them.
-#[cfg(feature = "tower")]
 fn typed_quotas(quotas: &Json) -> Option<Result<Vec<Quota>, String>> {
     let Json::Array(pairs) = quotas else { return Some(Err(quotas.as_str()?.to_owned())) };
     if let [pair] = &pairs[..]
@@ -547,12 +492,8 @@ fn typed_quotas(quotas: &Json) -> Option<Result<Vec<Quota>, String>> {
     let quota = |pair: &Json| Some(Quota::new(pair[0].as_u64()?, Duration::from_secs(pair[1].as_u64()?)));
     pairs.iter().map(quota).collect::<Option<_>>().map(Ok)
 }
-
-#[cfg(feature = "tower")]
 #[test]
 fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
-    use redis_rl_client::web::{Policy, answer};
-
     let server = Server::start();
     let mut connection = server.connect();
     for case in cases().http {
@@ -576,7 +517,7 @@ fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
         let (status, headers, body) = match answer(&policy, &decided) {
             Ok(fields) => (200, fields, Json::Null),
             Err(refusal) => {
-                let response = axum::http::Response::<String>::from(refusal);
+                let response = Response::<String>::from(refusal);
                 let body = serde_json::from_str(response.body()).expect("JSON");
                 assert_eq!(response.headers()["content-type"], "application/problem+json");
                 (response.status().as_u16(), response.headers().clone(), body)

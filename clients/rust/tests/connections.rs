@@ -1,18 +1,26 @@
 //! Every kind of connection that redis-rs has, on real servers and a real cluster.
 
-mod server;
+use std::fs;
+use std::pin::Pin;
+use std::process::Command;
+use std::time::Duration;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use futures_util::{Stream, stream};
+use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
+use redis::auth::{BasicAuth, StreamingCredentialsProvider};
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+use redis::{AsyncConnectionConfig, Client, RedisResult, TlsCertificates};
+use redis_rl_client::web::{Fail, Guard};
+use redis_rl_client::{
+    Acquire, Algorithm, All, Decision, Info, Leases, Quota, Redis, RlAsyncCommands, RlCommands, Take,
+    Verdict, cmd,
+};
+use tempfile::TempDir;
 
-use redis_rl_client::{Algorithm, All, Decision, Info, Quota, RlCommands, Take, Verdict, cmd};
-use server::{Cluster, Sentinel, Server};
+use crate::limits::policy;
+use crate::server::{Cluster, PATIENCE, Sentinel, Server, free_port, noon, wait_for};
 
 const HOURLY: Quota = Quota::per_hour(100);
-
-/// A time that the tests set.
-fn noon() -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(1_700_000_040_000)
-}
 
 fn remaining(remaining: u64) -> Verdict {
     Verdict {
@@ -67,33 +75,17 @@ fn a_part_of_a_millisecond_is_a_whole_one_in_a_window_and_none_in_a_time() {
 }
 
 #[test]
-fn a_bucket_lets_a_burst_through_and_then_an_even_stream_and_tells_its_limit() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    let quota = Quota::new(2, Duration::from_secs(10));
-    let mut limited_at = |ms| {
-        let take = Take::cost(1).at(noon() + Duration::from_millis(ms));
-        connection.rl_bucket("a", quota, take).expect("a verdict").limited
-    };
-    let times = [0, 0, 0, 4_999, 5_000, 5_000, 9_999, 10_000];
-    assert_eq!(times.map(&mut limited_at), [false, false, true, true, false, true, true, false]);
-    let decision =
-        connection.rl_all(&All::new().key("b", Algorithm::Bucket, HOURLY, 40)).expect("a decision");
-    assert_eq!(decision.rows[0].remaining, 60);
-    let info = connection.rl_info("b").expect("a reply").expect("a key");
-    assert_eq!((info.algorithm, info.windows[0].limit), (Algorithm::Bucket, Some(100)));
-}
-
-#[test]
 fn a_pipeline_takes_the_commands_and_answers_verdicts() {
     let server = Server::start();
     let take = Take::cost(1).at(noon());
     let mut pipeline = redis::pipe();
     pipeline.add_command(cmd::log("a", HOURLY, take)).add_command(cmd::sliding("b", HOURLY, 40));
-    pipeline.add_command(cmd::info("b")).add_command(cmd::info("c"));
-    let (verdict, _, sliding, missing): (Verdict, Verdict, Option<Info>, Option<Info>) =
+    pipeline.add_command(cmd::info("b")).add_command(cmd::info("c")).add_command(cmd::all(
+        &All::new().key("a", Algorithm::Log, HOURLY, 1).key("d", Algorithm::Fixed, HOURLY, 2),
+    ));
+    let (verdict, _, sliding, missing, all): (Verdict, Verdict, Option<Info>, Option<Info>, Decision) =
         pipeline.atomic().query(&mut server.connect()).expect("replies");
-    assert_eq!(verdict, remaining(99));
+    assert_eq!((verdict, all.rows.len()), (remaining(99), 2));
     assert_eq!(sliding.map(|info| info.windows[0].used), Some(40));
     assert_eq!(missing, None);
 }
@@ -138,145 +130,149 @@ fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
         .unwrap_err();
     assert_eq!(error.code(), Some("CROSSSLOT"));
 }
-
-#[test]
-fn a_decision_can_be_had_of_a_pipeline() {
+/// Each adapter takes units of a limit of three, and is refused the fourth time.
+async fn every_adapter_works_on<C>(mut connection: C, redis: Redis)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let three = Quota::per_hour(3);
+    let leases = Leases::new(redis.clone(), Algorithm::Sliding, [three]).units(1);
+    let guard = Guard::new(redis, [policy("a", "3/h"), policy("b", "100/h")]).expect("policies");
+    for request in 0..4 {
+        let is_allowed = request < 3;
+        let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");
+        assert_eq!(verdict.limited, !is_allowed);
+        let once = Acquire::cost(1).timeout(Duration::ZERO);
+        let verdict =
+            connection.rl_acquire(Algorithm::Fixed, "acquired", three, once).await.expect("a verdict");
+        assert_eq!(verdict.limited, !is_allowed);
+        let all =
+            All::new().key("{x}all", Algorithm::Log, three, 1).key("{x}others", Algorithm::Log, HOURLY, 1);
+        assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
+        assert_eq!(leases.take("leased", 1).await.expect("a verdict").limited, !is_allowed);
+        assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
+    }
+    leases.close().await;
+    let mut pipeline = redis::pipe();
+    pipeline.add_command(cmd::log("{x}direct", three, 0)).add_command(cmd::info("{x}direct"));
+    let (verdict, info): (Verdict, Option<Info>) =
+        pipeline.query_async(&mut connection).await.expect("replies");
+    assert_eq!((verdict.remaining, info.map(|info| info.windows[0].used)), (0, Some(3)));
+}
+#[tokio::test]
+async fn every_adapter_works_on_every_kind_of_connection() {
     let server = Server::start();
-    let request = All::new().key("a", Algorithm::Log, HOURLY, 1).key("b", Algorithm::Fixed, HOURLY, 2);
-    let (decision, exists): (Decision, i64) = redis::pipe()
-        .add_command(cmd::all(&request))
-        .exists(&["a", "b"])
-        .query(&mut server.connect())
-        .expect("replies");
-    assert_eq!((decision.rows.len(), exists), (2, 2));
+    every_adapter_works_on(server.connect_async("resp3").await, server.redis()).await;
+    let server = Server::start();
+    every_adapter_works_on(server.manager("resp2").await, Redis::from(server.client("resp2"))).await;
+    let server = Server::start();
+    let sentinel = Sentinel::of(&server);
+    let client = move || {
+        let address = redis::ConnectionAddr::Tcp("127.0.0.1".into(), sentinel.port);
+        SentinelClientBuilder::new([address], "limits", SentinelServerType::Master)?.build()
+    };
+    let plain = client().expect("addresses").get_async_connection().await.expect("it answers");
+    let by_sentinel = Redis::by(move || {
+        let client = client();
+        async move { client?.async_get_client().await }
+    });
+    every_adapter_works_on(plain, by_sentinel.timeout(PATIENCE)).await;
+    let cluster = Cluster::start();
+    let plain = cluster.client().get_async_connection().await.expect("it answers");
+    every_adapter_works_on(plain, cluster.redis().timeout(PATIENCE)).await;
+    assert_eq!(cluster.redirections(), 0);
 }
 
-#[cfg(feature = "tokio-comp")]
-mod asynchronous {
-    use redis::aio::{ConnectionManager, MultiplexedConnection};
-    use redis_rl_client::RlAsyncCommands;
+#[tokio::test]
+async fn multiplexed_connections_and_managers_have_the_commands() {
+    let server = Server::start();
+    for protocol in ["resp2", "resp3"] {
+        let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
+        let mut manager: ConnectionManager = server.manager(protocol).await;
+        let take = Take::cost(1).at(noon());
+        assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
+        assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));
+        assert_eq!(manager.rl_info("missing").await, Ok(None));
+        manager.rl_log(protocol, HOURLY, 1).await.expect("a verdict");
+        let info = manager.rl_info(protocol).await.expect("a reply").expect("a key");
+        assert_eq!((info.algorithm, info.entries), (Algorithm::Log, Some(1)));
+    }
+}
 
-    use super::*;
+#[tokio::test]
+async fn futures_can_be_sent_to_another_thread() {
+    let server = Server::start();
+    let mut connection = server.connect_async("resp2").await;
+    let task = tokio::spawn(async move { connection.rl_log("a", &[HOURLY], 1).await });
+    assert!(!task.await.expect("no panic").expect("a verdict").limited);
+}
 
-    /// Each adapter takes units of a limit of three, and is refused the fourth time.
-    #[cfg(feature = "tower")]
-    async fn every_adapter_works_on<C>(mut connection: C, redis: redis_rl_client::Redis)
-    where
-        C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
+/// Whether Redis decides.
+async fn is_decided(redis: Redis) -> bool {
+    let guard = Guard::new(redis.timeout(PATIENCE), "5/h").expect("a policy").fail(Fail::Closed);
+    guard.take("a", 1).await.is_ok()
+}
+
+/// An authority's certificate, and one of it for 127.0.0.1.
+fn certificates() -> TempDir {
+    let folder = TempDir::new().expect("a temporary folder");
+    fs::write(folder.path().join("names"), "subjectAltName=IP:127.0.0.1").expect("a file");
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    for line in [
+        format!("req -x509 {key} -keyout authority.key -subj /CN=authority -out authority"),
+        format!("req {key} -keyout key -subj /CN=server -out request"),
+        "x509 -req -in request -CA authority -CAkey authority.key -CAcreateserial -extfile names -out certificate".into(),
+    ] {
+        let made = Command::new("openssl").args(line.split(' ')).current_dir(&folder).output();
+        let made = made.expect("openssl runs");
+        assert!(made.status.success(), "{line}: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    folder
+}
+
+#[tokio::test]
+async fn the_connections_of_a_guard_use_the_tls_of_the_client() {
+    let (folder, port) = (certificates(), free_port().to_string());
+    let file = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    let (authority, certificate, key) = (file("authority"), file("certificate"), file("key"));
+    let settings = ["--tls-port", &port, "--tls-auth-clients", "no", "--tls-ca-cert-file", &authority];
+    let settings = [&settings[..], &["--tls-cert-file", &certificate, "--tls-key-file", &key]].concat();
+    let url = format!("rediss://127.0.0.1:{port}");
+    let tls = TlsCertificates { client_tls: None, root_cert: Some(fs::read(&authority).expect("a file")) };
+    let trusting = || Client::build_with_tls(url.clone(), tls.clone()).expect("a client");
     {
-        use redis_rl_client::web::{Guard, Policy};
-        use redis_rl_client::{Acquire, Leases};
-
-        let three = Quota::per_hour(3);
-        let leases = Leases::new(&redis, Algorithm::Sliding, [three]).units(1);
-        let policies =
-            [Policy::new("a", [three]), Policy::new("b", [HOURLY])].map(|policy| policy.expect("a policy"));
-        let guard = Guard::new(&redis, policies).expect("policies");
-        for request in 0..4 {
-            let is_allowed = request < 3;
-            let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");
-            assert_eq!(verdict.limited, !is_allowed);
-            let once = Acquire::cost(1).timeout(Duration::ZERO);
-            let verdict =
-                connection.rl_acquire(Algorithm::Fixed, "acquired", three, once).await.expect("a verdict");
-            assert_eq!(verdict.limited, !is_allowed);
-            let all = All::new().key("{x}all", Algorithm::Log, three, 1).key(
-                "{x}others",
-                Algorithm::Log,
-                HOURLY,
-                1,
-            );
-            assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
-            assert_eq!(leases.take("leased", 1).await.expect("a verdict").limited, !is_allowed);
-            assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
-        }
-        leases.close().await;
-        let mut pipeline = redis::pipe();
-        pipeline.add_command(cmd::log("{x}direct", three, 0)).add_command(cmd::info("{x}direct"));
-        let (verdict, info): (Verdict, Option<Info>) =
-            pipeline.query_async(&mut connection).await.expect("replies");
-        assert_eq!((verdict.remaining, info.map(|info| info.windows[0].used)), (0, Some(3)));
+        let _server = Server::with_module(&settings);
+        assert!(is_decided(trusting().into()).await);
+        assert!(!is_decided(Client::open(url.clone()).expect("a client").into()).await, "not trusted");
     }
+    let node =
+        Server::with_module(&[&settings[..], &["--cluster-enabled", "yes", "--tls-cluster", "yes"]].concat());
+    let _: () = node.call("CLUSTER ADDSLOTSRANGE 0 16383");
+    wait_for("the cluster", || node.call::<String>("CLUSTER INFO").contains("cluster_state:ok"));
+    assert!(is_decided(Redis::cluster([trusting()])).await);
+}
 
-    #[cfg(feature = "tower")]
-    #[tokio::test]
-    async fn every_adapter_works_on_every_kind_of_connection() {
-        use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-        use redis_rl_client::Redis;
+/// The user `app`.
+struct Credentials;
 
-        let server = Server::start();
-        every_adapter_works_on(server.connect_async("resp3").await, server.redis()).await;
-        let server = Server::start();
-        every_adapter_works_on(server.manager("resp2").await, Redis::from(server.client("resp2"))).await;
-        let server = Server::start();
-        let sentinel = Sentinel::of(&server);
-        let client = move || {
-            let address = redis::ConnectionAddr::Tcp("127.0.0.1".into(), sentinel.port);
-            SentinelClientBuilder::new([address], "limits", SentinelServerType::Master)?.build()
-        };
-        let plain = client().expect("addresses").get_async_connection().await.expect("it answers");
-        let by_sentinel = Redis::by(move || {
-            let client = client();
-            async move { client?.async_get_client().await }
-        });
-        every_adapter_works_on(plain, by_sentinel.timeout(server::PATIENCE)).await;
-        let cluster = Cluster::start();
-        let plain = cluster.client().get_async_connection().await.expect("it answers");
-        every_adapter_works_on(plain, cluster.redis().timeout(server::PATIENCE)).await;
+impl StreamingCredentialsProvider for Credentials {
+    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
+        let app = BasicAuth::new("app".to_owned(), "secret".to_owned());
+        Box::pin(stream::once(std::future::ready(Ok(app))))
     }
+}
 
-    #[tokio::test]
-    async fn multiplexed_connections_and_managers_have_the_commands() {
-        let server = Server::start();
-        for protocol in ["resp2", "resp3"] {
-            let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
-            let mut manager: ConnectionManager = server.manager(protocol).await;
-            let take = Take::cost(1).at(noon());
-            assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
-            assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));
-            assert_eq!(manager.rl_info("missing").await, Ok(None));
-            manager.rl_log(protocol, HOURLY, 1).await.expect("a verdict");
-            let info = manager.rl_info(protocol).await.expect("a reply").expect("a key");
-            assert_eq!((info.algorithm, info.entries), (Algorithm::Log, Some(1)));
-        }
+#[tokio::test]
+async fn the_connections_of_a_guard_use_its_credentials_provider() {
+    let (server, cluster) = (Server::start(), Cluster::start());
+    for node in cluster.nodes.iter().chain([&server]) {
+        let _: () = node.call("ACL SETUSER app on >secret ~requests:* +@all");
     }
-
-    #[tokio::test]
-    async fn futures_can_be_sent_to_another_thread() {
-        let server = Server::start();
-        let mut connection = server.connect_async("resp2").await;
-        let task = tokio::spawn(async move { connection.rl_log("a", &[HOURLY], 1).await });
-        assert!(!task.await.expect("no panic").expect("a verdict").limited);
-    }
-
-    #[tokio::test]
-    async fn a_cluster_connection_finds_the_node_of_each_key() {
-        let cluster = Cluster::start();
-        let client = cluster.client();
-        let mut connection = client.get_async_connection().await.expect("the cluster answers");
-        for client in 0..60 {
-            let take = Take::cost(1).at(noon());
-            assert_eq!(connection.rl_log(format!("log:{client}"), HOURLY, take).await, Ok(remaining(99)));
-            connection.rl_peek(format!("log:{client}"), HOURLY, 1).await.expect("a verdict");
-        }
-        assert_eq!(cluster.redirections(), 0);
-        assert!(cluster.keys().iter().all(|keys| *keys > 0));
-    }
-
-    #[tokio::test]
-    async fn on_a_cluster_several_keys_go_to_the_node_of_their_hash_tag() {
-        let cluster = Cluster::start();
-        let client = cluster.client();
-        let mut connection = client.get_async_connection().await.expect("the cluster answers");
-        for client in 0..60 {
-            let request = All::new().key(format!("{{{client}}}:requests"), Algorithm::Log, HOURLY, 1).key(
-                format!("{{{client}}}:tokens"),
-                Algorithm::Sliding,
-                Quota::per_hour(1000),
-                250,
-            );
-            assert!(!connection.rl_all(&request).await.expect("a decision").limited);
-        }
-        assert_eq!(cluster.redirections(), 0);
+    let config = || AsyncConnectionConfig::new().set_credentials_provider(Credentials);
+    for (redis, nodes) in [(server.redis(), std::slice::from_ref(&server)), (cluster.redis(), &cluster.nodes)]
+    {
+        assert!(is_decided(redis.config(config())).await);
+        let clients: Vec<String> = nodes.iter().map(|node| node.call("CLIENT LIST")).collect();
+        assert!(clients.iter().any(|clients| clients.contains(" user=app ")), "{clients:?}");
     }
 }

@@ -9,9 +9,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::{Arg, ErrorKind, RedisError};
-use redis_rl_client::local::{Command, Keys, Rules, Share, Step, slot};
+use redis::{ErrorKind, RedisError};
+use redis_rl_client::keys::{Command, Keys, Rules, Share, Step, slot};
 use redis_rl_client::{Algorithm, Decision, Quota, Verdict};
+
+use crate::server::words::words;
 
 const LIMIT: u64 = 12;
 /// The first two are leased, and no two are in one slot but the last.
@@ -59,7 +61,7 @@ impl Server {
 
     /// By its words.
     fn carry_out(&mut self, command: &Command, now_ms: u64) -> Decision {
-        let words = words(command);
+        let words = words(&command.cmd(None));
         let has = |word: &str| words.iter().any(|other| other == word);
         let after = |word: &str| words.iter().position(|other| other == word).map(|place| &words[place + 1]);
         let number = |word: &String| word.parse::<i64>().expect("a number");
@@ -101,14 +103,6 @@ impl Server {
         let retry_after = limited.then(|| Duration::from_secs(60));
         Decision { limited, retry_after, at: time(now_ms), rows }
     }
-}
-
-fn words(command: &Command) -> Vec<String> {
-    let word = |arg| match arg {
-        Arg::Simple(bytes) => String::from_utf8(Vec::from(bytes)).expect("UTF-8"),
-        other => panic!("{other:?}"),
-    };
-    command.cmd(None).args_iter().map(word).collect()
 }
 
 fn ms(time: SystemTime) -> u64 {

@@ -1,9 +1,6 @@
 //! One request, one decision: several policies, some of them leased, on one server and on a cluster, in layers inside
 //! one another.
 
-mod server;
-
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -15,63 +12,15 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::{Router, routing::get};
 use redis_rl_client::RlCommands;
-use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
-use server::{Cluster, PATIENCE, Server, wait_for};
+use redis_rl_client::web::{Costs, Fail, Guard, Refusal, Reservation};
 use tokio::time::timeout;
-use tower::ServiceExt;
 
-fn policy(name: &str, quotas: &str) -> Policy {
-    Policy::new(name, quotas).expect("a policy")
-}
-
-fn guard(server: &Server, policies: impl Into<Policies>) -> Guard {
-    Guard::new(server.redis(), policies.into()).expect("policies")
-}
-
-fn layer(guard: &Guard) -> Guard {
-    guard.layer()
-}
-
-async fn ask(app: &Router, path: &str) -> Response<Body> {
-    ask_as(app, path, "").await
-}
-
-async fn ask_as(app: &Router, path: &str, account: &str) -> Response<Body> {
-    let mut request = Request::get(path).body(Body::empty()).expect("a request");
-    request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1)));
-    if !account.is_empty() {
-        request.headers_mut().insert("account", account.parse().expect("a field"));
-    }
-    app.clone().oneshot(request).await.expect("a response")
-}
-
-fn fields(response: &Response<Body>) -> [Vec<&str>; 2] {
-    ["ratelimit-policy", "ratelimit"].map(|name| {
-        let values = response.headers().get_all(name).iter();
-        values.map(|value| value.to_str().expect("ASCII")).collect()
-    })
-}
-
-async fn body(response: Response<Body>) -> String {
-    let bytes = axum::body::to_bytes(response.into_body(), 10_000).await.expect("a body");
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
-}
-
-fn used(mut redis: impl RlCommands, key: &str) -> u64 {
-    let info = redis.rl_info(key).expect("a reply");
-    info.and_then(|info| Some(info.windows.first()?.used)).unwrap_or(0)
-}
+use crate::limits::{account, ask, ask_as, guard, policy};
+use crate::server::{Cluster, PATIENCE, Server, used, wait_for};
 
 /// Waits until so many units are counted: what goes back goes in the background.
 fn wait_until_used(server: &Server, key: &str, units: u64) {
-    wait_for(key, || used(server.connect(), key) == units);
-}
-
-fn calls(server: &Server, command: &str) -> usize {
-    let info: String = server.call("INFO commandstats");
-    let line = format!("cmdstat_{command}:calls=");
-    let calls = info.lines().find_map(|rest| rest.strip_prefix(&line)?.split(',').next());
-    calls.map_or(0, |calls| calls.parse().expect("a number"))
+    wait_for(key, || server.used(key) == units);
 }
 
 #[tokio::test]
@@ -84,30 +33,26 @@ async fn a_route_that_refuses_costs_nothing_further_out_and_one_answer_tells_of_
     let plan = everybody.limit(policy("plan", "50/1h")).expect("a policy");
     let search = everybody.limit(policy("search", "2/1h")).expect("a policy");
     let app = Router::new()
-        .route("/search", get("found").route_layer(layer(&search)))
-        .layer(layer(&plan))
-        .layer(layer(&everybody));
+        .route("/search", get("found").route_layer(search.layer()))
+        .layer(plan.layer())
+        .layer(everybody.layer());
     for left in [1, 0] {
         let response = ask(&app, "/search").await;
-        assert_eq!(response.status(), 200);
-        let [policies, limits] = fields(&response);
+        assert_eq!(response.status, 200);
         let all = r#""everybody-1h";q=100;w=3600, "plan-1h";q=50;w=3600, "search-1h";q=2;w=3600"#;
-        assert_eq!(policies, [all]);
-        assert!(limits[0].contains(&format!(r#""search-1h";r={left};t=3600"#)), "{limits:?}");
+        assert_eq!(response.field("ratelimit-policy"), all);
+        let limit = format!(r#""search-1h";r={left};t=3600"#);
+        assert!(response.field("ratelimit").contains(&limit), "{response:?}");
     }
     for _ in 0..5 {
         let response = ask(&app, "/search").await;
-        assert_eq!(response.status(), 429);
-        let [policies, limits] = fields(&response);
-        assert_eq!(policies.len(), 1);
+        assert_eq!(response.status, 429);
         // What is left now, and no time of those that do not refuse.
-        assert!(
-            limits[0].starts_with(r#""everybody-1h";r=98, "plan-1h";r=48, "search-1h";r=0;t=3"#),
-            "{limits:?}"
-        );
-        assert!(body(response).await.contains(r#""violated-policies":["search-1h"]"#));
+        let limits = r#""everybody-1h";r=98, "plan-1h";r=48, "search-1h";r=0;t=3"#;
+        assert!(response.field("ratelimit").starts_with(limits), "{response:?}");
+        assert!(response.body.contains(r#""violated-policies":["search-1h"]"#));
     }
-    assert_eq!(ask(&app, "/nowhere").await.status(), 404, "allowed, and kept");
+    assert_eq!(ask(&app, "/nowhere").await.status, 404, "allowed, and kept");
     everybody.close().await;
     wait_until_used(&server, "plan:{192.0.2.1}", 3);
     wait_until_used(&server, "everybody:all", 3);
@@ -157,7 +102,7 @@ async fn a_leased_policy_beside_a_plan_costs_one_command_for_each_request() {
     for number in 0..500 {
         assert!(admit(&format!("/{number}")).await.is_ok());
     }
-    let sent = calls(&server, "RL.LOG") + calls(&server, "RL.ALL");
+    let sent = server.calls("RL.LOG") + server.calls("RL.ALL");
     assert!((500..600).contains(&sent), "{sent}");
     // What the plan refuses is back in the lease.
     for request in 0..50 {
@@ -175,39 +120,29 @@ async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
         guard.settle(&reserved, [("tokens", 420)]).await?;
         Ok("a text")
     }
+    let wrong = |used: Costs| {
+        get(async move |guard: State<Guard>, reserved: Reservation| {
+            guard.settle(&reserved, used.clone()).await
+        })
+    };
     let server = Server::start();
     let tokens = policy("tokens", "1000/1h").unit("tokens").cost(500);
     let all = guard(&server, [policy("requests", "100/1h"), tokens]);
     let app = Router::new()
         .route("/", get(generate))
-        .route(
-            "/nothing",
-            get(async |guard: State<Guard>, reserved: Reservation| {
-                guard.settle(&reserved, -1).await.map(|_| "")
-            }),
-        )
-        .route(
-            "/one",
-            get(async |guard: State<Guard>, reserved: Reservation| {
-                guard.settle(&reserved, 1).await.map(|_| "")
-            }),
-        )
-        .route(
-            "/other",
-            get(async |guard: State<Guard>, reserved: Reservation| {
-                guard.settle(&reserved, [("other", 1)]).await.map(|_| "")
-            }),
-        )
-        .layer(layer(&all))
+        .route("/nothing", wrong((-1).into()))
+        .route("/one", wrong(1.into()))
+        .route("/other", wrong([("other", 1)].into()))
+        .layer(all.layer())
         .with_state(all.clone());
     let response = ask(&app, "/").await;
-    assert_eq!(response.status(), 200);
-    let [_, limits] = fields(&response);
-    assert_eq!(limits, [r#""requests-1h";r=99;t=3600, "tokens-1h";r=580;t=3600"#]);
-    assert_eq!(body(response).await, "a text");
-    assert_eq!(used(server.connect(), "tokens:{192.0.2.1}"), 420);
+    assert_eq!(response.status, 200);
+    let limits = r#""requests-1h";r=99;t=3600, "tokens-1h";r=580;t=3600"#;
+    assert_eq!(response.field("ratelimit"), limits);
+    assert_eq!(response.body, "a text");
+    assert_eq!(server.used("tokens:{192.0.2.1}"), 420);
     for path in ["/nothing", "/one", "/other"] {
-        assert_eq!(ask(&app, path).await.status(), 500, "{path}");
+        assert_eq!(ask(&app, path).await.status, 500, "{path}");
     }
     let anonymous = Router::new()
         .route(
@@ -216,39 +151,37 @@ async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
                 guard.take(&reserved, 3).await.map(|_| "")
             }),
         )
-        .layer(layer(&guard(&server, policy("everybody", "100/1h").key_text("all"))))
+        .layer(guard(&server, policy("everybody", "100/1h").key_text("all")).layer())
         .with_state(guard(&server, policy("own", "100/1h")));
-    assert_eq!(ask(&anonymous, "/").await.status(), 200);
-    assert_eq!(used(server.connect(), "own:{192.0.2.1}"), 3);
+    assert_eq!(ask(&anonymous, "/").await.status, 200);
+    assert_eq!(server.used("own:{192.0.2.1}"), 3);
     let bare = Router::new().route("/", get(generate)).with_state(all);
-    assert_eq!(ask(&bare, "/").await.status(), 500, "no layer is in front");
+    assert_eq!(ask(&bare, "/").await.status, 500, "no layer is in front");
 }
 
 #[tokio::test]
 async fn a_limit_without_a_key_counts_whom_the_layers_further_out_counted() {
     let server = Server::start();
-    let by_account =
-        |head: &axum::http::request::Parts| Some(head.headers.get("account")?.to_str().ok()?.to_owned());
     let everybody = guard(&server, policy("everybody", "100/1h").key_text("all"));
-    let plan = guard(&server, policy("plan", "50/1h")).key(by_account);
+    let plan = guard(&server, policy("plan", "50/1h")).key(account);
     let route = guard(&server, policy("route", "1/1h"));
     let app = |outer: &Guard| {
         Router::new()
-            .route("/", get("hello").route_layer(layer(&route)))
-            .layer(layer(&plan))
-            .layer(layer(outer))
+            .route("/", get("hello").route_layer(route.layer()))
+            .layer(plan.layer())
+            .layer(outer.layer())
     };
     let app_of_one = app(&everybody);
-    assert_eq!(ask_as(&app_of_one, "/", "alice").await.status(), 200);
-    assert_eq!(ask_as(&app_of_one, "/", "bob").await.status(), 200, "at the same address");
-    assert_eq!(ask_as(&app_of_one, "/", "alice").await.status(), 429);
-    assert_eq!(used(server.connect(), "route:alice"), 1);
+    assert_eq!(ask_as(&app_of_one, "GET", "/", "alice").await.status, 200);
+    assert_eq!(ask_as(&app_of_one, "GET", "/", "bob").await.status, 200, "at the same address");
+    assert_eq!(ask_as(&app_of_one, "GET", "/", "alice").await.status, 429);
+    assert_eq!(server.used("route:alice"), 1);
     // Nobody is logged in: the plan does not limit it, and the route counts the address.
-    assert_eq!(ask(&app_of_one, "/").await.status(), 200);
-    assert_eq!(used(server.connect(), "route:{192.0.2.1}"), 1);
-    let response = ask_as(&app(&guard(&server, policy("address", "9/1h"))), "/", "carol").await;
-    assert_eq!(response.status(), 500);
-    assert!(body(response).await.contains("give this limit a key"));
+    assert_eq!(ask(&app_of_one, "/").await.status, 200);
+    assert_eq!(server.used("route:{192.0.2.1}"), 1);
+    let response = ask_as(&app(&guard(&server, policy("address", "9/1h"))), "GET", "/", "carol").await;
+    assert_eq!(response.status, 500);
+    assert!(response.body.contains("give this limit a key"));
 }
 
 #[tokio::test]
@@ -258,16 +191,15 @@ async fn a_layer_that_fails_closed_and_a_handler_that_refuses_cost_nothing_furth
     let closed = guard(&away, policy("inner", "100/1h")).fail(Fail::Closed);
     let own = guard(&server, policy("own", "0/1h"));
     let app = Router::new()
-        .route("/closed", get("hello").route_layer(layer(&closed)))
+        .route("/closed", get("hello").route_layer(closed.layer()))
         .route("/own", get(async move |taken: Reservation| own.take(&taken, 1).await.map(|_| "hello")))
-        .layer(layer(&outer));
+        .layer(outer.layer());
     drop(away);
-    assert_eq!(ask(&app, "/closed").await.status(), 503);
+    assert_eq!(ask(&app, "/closed").await.status, 503);
     let response = ask(&app, "/own").await;
-    assert_eq!(response.status(), 403);
-    let [policies, limits] = fields(&response);
-    assert_eq!(policies, [r#""outer-1h";q=100;w=3600, "own-1h";q=0;w=3600"#]);
-    assert!(limits[0].starts_with(r#""outer-1h";r=100;t="#), "{limits:?}");
+    assert_eq!(response.status, 403);
+    assert_eq!(response.field("ratelimit-policy"), r#""outer-1h";q=100;w=3600, "own-1h";q=0;w=3600"#);
+    assert!(response.field("ratelimit").starts_with(r#""outer-1h";r=100;t="#), "{response:?}");
     outer.close().await;
     wait_until_used(&server, "outer:{192.0.2.1}", 0);
 }
@@ -275,15 +207,17 @@ async fn a_layer_that_fails_closed_and_a_handler_that_refuses_cost_nothing_furth
 #[tokio::test]
 async fn a_request_whose_client_leaves_takes_nothing() {
     let server = Server::start();
-    let guard = guard(&server, [policy("leased", "100/1h").lease(8), policy("plan", "100/1h")]);
+    let trial = policy("trial", "100/1h").dry_run(true);
+    let guard = guard(&server, [policy("leased", "100/1h").lease(8), policy("plan", "100/1h"), trial]);
     assert!(guard.take("a", 1).await.is_ok());
     server.freeze();
     assert!(timeout(Duration::from_millis(1), guard.take("a", 1)).await.is_err());
     server.thaw();
     assert!(guard.take("a", 1).await.is_ok());
     guard.close().await;
-    wait_until_used(&server, "plan:a", 2);
-    wait_until_used(&server, "leased:a", 2);
+    for key in ["plan:a", "leased:a", "trial:a"] {
+        wait_until_used(&server, key, 2);
+    }
 }
 
 #[tokio::test]
@@ -300,24 +234,25 @@ async fn a_request_that_is_served_though_a_limit_further_in_refuses_keeps_what_t
     let closed = guard(&away, policy("closed", "100/1h")).fail(Fail::Closed);
     drop(away);
     let none = guard(&server, policy("none", "0/1h"));
-    let inner = get("as a member").route_layer(layer(&none)).route_layer(from_fn(fallback));
+    let inner = get("as a member").route_layer(none.layer()).route_layer(from_fn(fallback));
     let apps = [
         Router::new().route("/", get(guest)).with_state(none),
         Router::new().route("/", get(guest)).with_state(closed),
         Router::new().route("/", inner),
     ];
     for app in apps {
-        let app = app.layer(layer(&outer));
+        let app = app.layer(outer.layer());
         for left in [1, 0] {
             let response = ask(&app, "/").await;
-            assert_eq!(response.status(), 200);
-            assert!(fields(&response)[1][0].contains(&format!(r#""outer-1h";r={left};"#)), "{response:?}");
-            assert_eq!(body(response).await, "as a guest");
+            assert_eq!(response.status, 200);
+            let limit = format!(r#""outer-1h";r={left};"#);
+            assert!(response.field("ratelimit").contains(&limit), "{response:?}");
+            assert_eq!(response.body, "as a guest");
         }
-        assert_eq!(ask(&app, "/").await.status(), 429, "no more than the outer limit passes");
+        assert_eq!(ask(&app, "/").await.status, 429, "no more than the outer limit passes");
         outer.close().await;
         for key in ["leased:{192.0.2.1}", "outer:{192.0.2.1}"] {
-            assert_eq!(used(server.connect(), key), 2, "{key}");
+            assert_eq!(server.used(key), 2, "{key}");
             server.connect().rl_reset(key).expect("a reply");
         }
     }
@@ -333,19 +268,19 @@ async fn a_request_that_was_refused_settles_nothing() {
         keep.lock().expect("no panic").push(reserved.clone());
         own.take(&reserved, 1).await.map(|_| "")
     };
-    let app = Router::new().route("/", get(handler)).layer(layer(&outer));
-    assert_eq!(ask(&app, "/").await.status(), 403);
+    let app = Router::new().route("/", get(handler)).layer(outer.layer());
+    assert_eq!(ask(&app, "/").await.status, 403);
     outer.close().await;
     wait_until_used(&server, "outer:{192.0.2.1}", 0);
     let reserved = kept.lock().expect("no panic").remove(0);
-    let asked = calls(&server, "RL.ALL");
+    let asked = server.calls("RL.ALL");
     for used in [420, 0, 900] {
         outer.settle(&reserved, used).await.expect("one policy");
         let settled = &reserved;
         assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").contains(";r=1000;"));
     }
-    assert_eq!(calls(&server, "RL.ALL"), asked);
-    assert_eq!(used(server.connect(), "outer:{192.0.2.1}"), 0);
+    assert_eq!(server.calls("RL.ALL"), asked);
+    assert_eq!(server.used("outer:{192.0.2.1}"), 0);
 }
 
 #[tokio::test]
@@ -363,8 +298,8 @@ async fn what_is_being_settled_while_the_request_is_refused_goes_back() {
         keep.lock().expect("no panic").push(settling);
         refused
     };
-    let app = Router::new().route("/", get(handler)).layer(layer(&outer));
-    assert_eq!(ask(&app, "/").await.status(), 403);
+    let app = Router::new().route("/", get(handler)).layer(outer.layer());
+    assert_eq!(ask(&app, "/").await.status, 403);
     server.thaw();
     let settling = kept.lock().expect("no panic").remove(0);
     settling.await.expect("one policy");
@@ -379,13 +314,13 @@ async fn a_request_that_meets_two_policies_of_one_name_is_answered_500_and_costs
     let (outer, own) = (requests(), requests());
     let handler = async move |reserved: Reservation| own.take(&reserved, 1).await.map(|_| "");
     let app = Router::new()
-        .route("/layers", get("hello").route_layer(layer(&requests())))
+        .route("/layers", get("hello").route_layer(requests().layer()))
         .route("/handler", get(handler))
-        .layer(layer(&outer));
+        .layer(outer.layer());
     for path in ["/layers", "/handler"] {
         let response = ask(&app, path).await;
-        assert_eq!(response.status(), 500);
-        assert!(body(response).await.contains("two policies of a request have the name"));
+        assert_eq!(response.status, 500);
+        assert!(response.body.contains("two policies of a request have the name"));
         outer.close().await;
         wait_until_used(&server, "requests:{192.0.2.1}", 0);
     }
@@ -394,12 +329,10 @@ async fn a_request_that_meets_two_policies_of_one_name_is_answered_500_and_costs
 #[tokio::test]
 async fn a_users_name_chooses_no_other_users_key_and_no_slot() {
     let server = Server::start();
-    let by_account =
-        |head: &axum::http::request::Parts| Some(head.headers.get("account")?.to_str().ok()?.to_owned());
-    let guard = guard(&server, [policy("a", "1/1h"), policy("b", "1/1h")]).key(by_account);
-    let app = Router::new().route("/", get("hello")).layer(layer(&guard));
+    let guard = guard(&server, [policy("a", "1/1h"), policy("b", "1/1h")]).key(account);
+    let app = Router::new().route("/", get("hello")).layer(guard.layer());
     for account in ["bob", "{bob}", "{192.0.2.1}"] {
-        assert_eq!(ask_as(&app, "/", account).await.status(), 200, "{account}");
-        assert_eq!(used(server.connect(), &format!("a:{account}")), 1);
+        assert_eq!(ask_as(&app, "GET", "/", account).await.status, 200, "{account}");
+        assert_eq!(server.used(&format!("a:{account}")), 1);
     }
 }

@@ -1,11 +1,9 @@
 //! Leases on real servers.
 
-mod server;
-
 use std::time::{Duration, Instant};
 
+use crate::server::{Cluster, PATIENCE, Server, used};
 use redis_rl_client::{Algorithm, Leases, Quota, RlCommands, Take};
-use server::{Cluster, PATIENCE, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -33,20 +31,6 @@ async fn burst(leases: &Leases, key: &'static str, requests: usize) -> usize {
     tasks.join_all().await.iter().sum()
 }
 
-/// Units that the server counts for a key.
-fn used(server: &Server, key: &str) -> u64 {
-    let info = server.connect().rl_info(key).expect("a reply");
-    info.map_or(0, |info| info.windows[0].used)
-}
-
-/// How many commands of this name the server has run.
-fn calls(server: &Server, name: &str) -> u64 {
-    let info: String = server.call("INFO commandstats");
-    let line =
-        info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")).map(str::to_owned));
-    line.map_or(0, |line| line.split(',').next().expect("a count").parse().expect("a number"))
-}
-
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
@@ -57,24 +41,17 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn a_hot_key_costs_a_command_for_many_decisions_and_close_gives_back_what_is_left() {
-    let server = Server::start();
-    let leases = leases(&server, HOURLY);
-    assert_eq!(burst(&leases, "hot", 100).await, 5_000);
-    let calls_of_takes = calls(&server, "RL.LOG");
-    assert!(calls_of_takes <= 5_000 / 50, "{calls_of_takes}");
-    leases.close().await;
-    assert_eq!(used(&server, "hot"), 5_000);
-}
-
-#[tokio::test]
-async fn a_bucket_is_leased_and_gives_back_what_is_left() {
-    let server = Server::start();
+    // A year, so that nothing refills meanwhile.
     let yearly = Quota::new(10_000, Duration::from_secs(365 * 86_400));
-    let leases = Leases::new(server.redis(), Algorithm::Bucket, yearly).units(64).lasting(PATIENCE);
-    assert_eq!(burst(&leases, "hot", 100).await, 5_000);
-    assert!(calls(&server, "RL.BUCKET") <= 5_000 / 50);
-    leases.close().await;
-    assert_eq!(used(&server, "hot"), 5_000);
+    for (algorithm, command) in [(Algorithm::Log, "RL.LOG"), (Algorithm::Bucket, "RL.BUCKET")] {
+        let server = Server::start();
+        let leases = Leases::new(server.redis(), algorithm, yearly).units(64).lasting(PATIENCE);
+        assert_eq!(burst(&leases, "hot", 100).await, 5_000);
+        let calls = server.calls(command);
+        assert!(calls <= 5_000 / 50, "{calls}");
+        leases.close().await;
+        assert_eq!(server.used("hot"), 5_000);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,9 +60,9 @@ async fn threads_share_a_limiter_and_exactly_the_limit_passes() {
     let leases = leases(&server, Quota::per_hour(1_000));
     assert_eq!(burst(&leases, "hot", 100).await, 1_000);
     // The refusals were remembered.
-    assert!(calls(&server, "RL.LOG") < 500);
+    assert!(server.calls("RL.LOG") < 500);
     leases.close().await;
-    assert_eq!(used(&server, "hot"), 1_000);
+    assert_eq!(server.used("hot"), 1_000);
 }
 
 #[tokio::test]
@@ -93,7 +70,7 @@ async fn without_leases_and_memory_every_request_is_asked_for() {
     let server = Server::start();
     let leases = leases(&server, Quota::per_hour(10)).units(0).remember(NEVER);
     assert_eq!(burst(&leases, "key", 2).await, 10);
-    assert_eq!(calls(&server, "RL.LOG"), 100);
+    assert_eq!(server.calls("RL.LOG"), 100);
 }
 
 #[tokio::test]
@@ -102,11 +79,11 @@ async fn a_lease_goes_back_when_its_time_is_over_without_another_request() {
     let leases = leases(&server, HOURLY).lasting(Duration::from_millis(500));
     let mut allowed = 0;
     // A lease is had as soon as two requests come within its time.
-    while used(&server, "key") <= allowed {
+    while server.used("key") <= allowed {
         leases.take("key", 1).await.expect("a verdict");
         allowed += 1;
     }
-    until("the lease to go back", || used(&server, "key") == allowed).await;
+    until("the lease to go back", || server.used("key") == allowed).await;
 }
 
 #[tokio::test]
@@ -117,7 +94,7 @@ async fn what_goes_back_was_counted_when_it_was_leased() {
         leases.take("key", 1).await.expect("a verdict");
     }
     let counted = leases.take("key", 1).await.expect("a verdict").at.expect("a time");
-    assert_eq!(used(&server, "key"), 7);
+    assert_eq!(server.used("key"), 7);
     server.wait_until_after(counted);
     // Another process takes units later: they are the newest.
     server.connect().rl_log("key", HOURLY, 5).expect("a verdict");
@@ -189,7 +166,7 @@ async fn requests_that_are_dropped_take_nothing() {
     server.thaw();
     assert!(!first.await.expect("no panic").expect("a verdict").limited);
     leases.close().await;
-    assert_eq!(used(&server, "key"), 1);
+    assert_eq!(server.used("key"), 1);
 }
 
 #[test]
@@ -235,7 +212,6 @@ async fn on_a_cluster_each_key_has_a_lease_on_its_node() {
     assert_eq!(cluster.redirections(), 0);
     let mut connection = cluster.client().get_connection().expect("the cluster answers");
     for key in 0..30 {
-        let info = connection.rl_info(format!("key:{key}")).expect("a reply").expect("a key");
-        assert_eq!(info.windows[0].used, 10);
+        assert_eq!(used(&mut connection, &format!("key:{key}")), 10);
     }
 }

@@ -1,16 +1,15 @@
 //! The limiter in this process: as a connection, for guards and leases, and for what becomes of requests while Redis is away.
 
-mod server;
-
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+use crate::server::forwarder::Forwarder;
+use crate::server::{Cluster, PATIENCE, Server, noon, used};
 use redis_rl_client::web::{Fail, Guard, Policy};
 use redis_rl_client::{
-    Acquire, Algorithm, All, Info, Leases, MemoryLimiter, Quota, RlAsyncCommands, RlCommands, Verdict, cmd,
+    Acquire, Algorithm, All, Info, Leases, MemoryLimiter, Quota, Redis, RlAsyncCommands, RlCommands, Verdict,
+    cmd,
 };
-use server::forwarder::Forwarder;
-use server::{Cluster, PATIENCE, Server};
 use tokio::task::JoinSet;
 
 const TWO_A_MINUTE: Quota = Quota::per_minute(2);
@@ -18,7 +17,7 @@ const TWO_A_MINUTE: Quota = Quota::per_minute(2);
 /// At noon, where the time stands still.
 fn memory() -> MemoryLimiter {
     let memory = MemoryLimiter::new();
-    memory.set_time(UNIX_EPOCH + Duration::from_millis(1_700_000_040_000));
+    memory.set_time(noon());
     memory
 }
 
@@ -89,9 +88,6 @@ async fn leases_and_guards_end_by_its_time() {
     memory.advance(Duration::from_secs(1));
     assert!(!leases.take("hot", 1).await.expect("a verdict").limited);
     leases.close().await;
-    let used = |memory: &mut MemoryLimiter, key: &str| {
-        RlCommands::rl_info(memory, key).expect("a reply").map_or(0, |info| info.windows[0].used)
-    };
     assert_eq!(used(&mut memory, "hot"), 101);
 
     let guard = Guard::new(memory.clone(), "2/m").expect("a text").remember(PATIENCE);
@@ -114,7 +110,7 @@ async fn beyond_its_keys_the_one_that_expires_first_goes() {
 }
 
 /// A guard that limits in this process while Redis is away, and what it tells of that.
-fn local(redis: redis::Client) -> (Guard, Arc<Mutex<Vec<bool>>>) {
+fn local(redis: impl Into<Redis>) -> (Guard, Arc<Mutex<Vec<bool>>>) {
     let told = Arc::new(Mutex::new(Vec::new()));
     let hear = told.clone();
     let guard = Guard::new(redis, Policy::new("requests", "5/1h").expect("a policy")).expect("a policy");
@@ -134,15 +130,10 @@ async fn passing(guard: &Guard, client: &str, requests: usize) -> usize {
     requests.collect::<JoinSet<_>>().join_all().await.into_iter().filter(|passes| *passes).count()
 }
 
-fn used(server: &Server, key: &str) -> u64 {
-    let info = server.connect().rl_info(key).expect("a reply");
-    info.map_or(0, |info| info.windows[0].used)
-}
-
 /// Until the server decides again, which is a second at most.
 async fn back(guard: &Guard, server: &Server) {
     let since = Instant::now();
-    while used(server, "requests:back") == 0 {
+    while server.used("requests:back") == 0 {
         let _ = guard.take("back", 1).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -177,7 +168,7 @@ async fn while_a_server_is_killed_or_stopped_this_process_limits_and_then_the_se
         back(&guard, &server).await;
         assert_eq!(*told.lock().expect("no panic"), [true, false]);
         assert_eq!(passing(&guard, "after", 10_000).await, 5);
-        assert_eq!(used(&server, "requests:after"), 5);
+        assert_eq!(server.used("requests:after"), 5);
     }
 }
 
@@ -203,20 +194,31 @@ async fn while_the_network_is_silent_or_slow_this_process_limits() {
 
 #[tokio::test]
 async fn on_a_cluster_the_keys_of_nodes_that_are_well_are_decided_by_them() {
-    let cluster = Cluster::start();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let hear = told.clone();
-    let guard = Guard::new(cluster.redis(), "5/1h").expect("a text").fail(Fail::Local);
-    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
-    assert_eq!(passing(&guard, "warm", 1).await, 1);
-    cluster.nodes[0].freeze();
-    for client in 0..30 {
-        assert_eq!(passing(&guard, &format!("{client}"), 10).await, 5, "{client}");
+    for is_killed in [true, false] {
+        let mut cluster = Cluster::start();
+        let (guard, told) = local(cluster.redis());
+        assert_eq!(passing(&guard, "warm", 1).await, 1);
+        if is_killed {
+            cluster.nodes[0].kill()
+        } else {
+            cluster.nodes[0].freeze()
+        }
+        for client in 0..30 {
+            assert_eq!(passing(&guard, &format!("{client}"), 10).await, 5, "{client}");
+        }
+        assert!(told.lock().expect("no panic")[0]);
+        let keys = |node: usize| cluster.nodes[node].call::<usize>("DBSIZE");
+        assert!(keys(1) > 3 && keys(2) > 3, "killed: {is_killed}");
+        if !is_killed {
+            cluster.nodes[0].thaw();
+            let (since, mut clients) = (Instant::now(), 0);
+            while cluster.nodes[0].call::<Vec<String>>("KEYS requests:back-*").is_empty() {
+                let _ = guard.take(format!("back-{clients}"), 1).await;
+                clients += 1;
+            }
+            assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+        }
     }
-    cluster.nodes[0].thaw();
-    let keys = cluster.keys();
-    assert!(keys[1] > 3 && keys[2] > 3, "{keys:?}");
-    assert_eq!(*told.lock().expect("no panic"), [true]);
 }
 
 #[tokio::test]
@@ -226,6 +228,6 @@ async fn an_error_about_one_key_is_decided_here_and_others_by_the_server() {
     let (guard, told) = local(server.client("resp3"));
     assert_eq!(passing(&guard, "a", 10).await, 5);
     assert_eq!(passing(&guard, "b", 10).await, 5);
-    assert_eq!(used(&server, "requests:b"), 5);
+    assert_eq!(server.used("requests:b"), 5);
     assert!(told.lock().expect("no panic").is_empty());
 }

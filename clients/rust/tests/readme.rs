@@ -112,7 +112,7 @@ fn project(name: &str, program: &str) -> PathBuf {
     let core = env::var("REDIS_RL").unwrap_or_else(|_| format!("{}/../..", here.display()));
     let manifest = format!(
         "[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{tested}\n\
-         redis-rl-client = {{ path = {here:?}, features = [\"axum\"] }}\n\n\
+         redis-rl-client = {{ path = {here:?}, features = [\"actix\", \"axum\"] }}\n\n\
          [patch.crates-io]\nredis-rl.path = {core:?}\n"
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");

@@ -1,13 +1,11 @@
 //! Networks that fall silent, are slow, and lose replies, between the package and real servers.
 
-mod server;
-
 use std::time::{Duration, Instant};
 
+use crate::server::forwarder::Forwarder;
+use crate::server::{Cluster, PATIENCE, Server, used};
 use redis_rl_client::web::{Fail, Guard, Policy};
 use redis_rl_client::{Algorithm, Leases, Quota, Redis, RlCommands};
-use server::forwarder::Forwarder;
-use server::{Cluster, PATIENCE, Server};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -144,24 +142,24 @@ async fn every_request_is_decided_four_fifths_of_the_timeout_away(redis: Redis, 
 #[tokio::test]
 async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
     let server = Server::start();
-    for lease in [0, 100] {
+    let by = async |lease| {
         let network = Forwarder::start(server.port(), Duration::from_millis(200));
         every_request_is_decided_four_fifths_of_the_timeout_away(network.client().into(), lease).await;
-    }
+    };
+    tokio::join!(by(0), by(100));
 }
 
 #[tokio::test]
 async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    for lease in [0, 100] {
-        let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
-        every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease).await;
-    }
+    let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
+    let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease);
+    tokio::join!(by(0), by(100));
 }
 
 /// A give-back and the next lease leave together: neither waits for the other.
 #[tokio::test]
 async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
-    let delay = Duration::from_millis(40);
+    let delay = Duration::from_millis(60);
     let cluster = Cluster::behind_slow_forwarders(delay);
     let leases = Leases::new(cluster.redis().timeout(PATIENCE), Algorithm::Log, HOURLY).units(8);
     leases.take("hot", 1).await.expect("a verdict");
@@ -173,15 +171,12 @@ async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     spent.sort_unstable();
-    assert!(spent[spent.len() * 9 / 10] < delay * 3, "{spent:?}");
+    // Two round trips would take longer.
+    assert!(spent[spent.len() * 9 / 10] < delay * 4, "{spent:?}");
 }
 
 /// What is used of a key of which five units were taken and some were given back over networks that lose the reply.
-async fn used_after_a_lost_give_back(
-    mut direct: impl RlCommands,
-    redis: Redis,
-    networks: &[Forwarder],
-) -> u64 {
+async fn used_after_a_lost_give_back(direct: impl RlCommands, redis: Redis, networks: &[Forwarder]) -> u64 {
     let policy = Policy::new("tokens", HOURLY).expect("a policy");
     let guard = Guard::new(redis.timeout(PATIENCE), policy).expect("a policy").fail(Fail::Closed);
     let reserved = guard.take("a", 5).await.expect("an admission");
@@ -189,7 +184,7 @@ async fn used_after_a_lost_give_back(
     guard.settle(&reserved, 4).await.expect("it is settled");
     assert!(networks.iter().any(|network| !network.is_to_lose_a_reply()), "the reply is lost");
     assert!(guard.take("b", 1).await.is_ok() || guard.take("b", 1).await.is_ok());
-    direct.rl_info("tokens:a").expect("a reply").expect("a key").windows[0].used
+    used(direct, "tokens:a")
 }
 
 #[tokio::test]

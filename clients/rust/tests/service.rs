@@ -1,22 +1,18 @@
 //! The small service of `clients/service.json`, in axum and in actix-web, answers what that table says.
 
-mod server;
-
 use std::collections::BTreeMap;
-use std::fs;
 use std::future::ready;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
+use crate::server::{Server, table};
 use axum::http::request::Parts;
 use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
 use redis_rl_client::{Algorithm, Invalid, MemoryLimiter, Redis};
 use serde::Deserialize;
 use serde_json::Value as Json;
-use server::Server;
 
 #[derive(Deserialize)]
 struct Table {
@@ -257,13 +253,8 @@ async fn check(service: &Service, step: &Step, limits: &Limits) {
     step.check(&service(method, uri, step.account.as_deref()).await, limits);
 }
 
-fn table() -> Table {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/service.json");
-    serde_json::from_str(&fs::read_to_string(path).expect("a file")).expect("a table")
-}
-
 async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Service) {
-    let table = table();
+    let table: Table = table("service");
     let mut server = Server::start();
     let mut services = Vec::new();
     for fail in [Fail::Open, Fail::Closed] {
@@ -285,7 +276,7 @@ async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Ser
 async fn every_step_holds_without_a_server_in(framework: impl AsyncFn(Limits) -> Service) {
     let limits = Limits::new(MemoryLimiter::new(), Fail::Open).expect("policies");
     let service = framework(limits.clone()).await;
-    for step in &table().steps {
+    for step in &table::<Table>("service").steps {
         check(&service, step, &limits).await;
     }
 }

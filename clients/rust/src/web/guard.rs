@@ -11,12 +11,13 @@ use redis::{RedisError, RedisResult};
 
 use crate::asker::{Asker, Held};
 use crate::clock::Clock;
-use crate::local::{Answer, Share};
+use crate::keys::{Answer, Share};
+use crate::request::MAX_COST;
 use crate::web::away::Teller;
 use crate::web::client::{client_address, peer, route};
 use crate::web::local::{Local, OnLocal};
 use crate::web::policies::{Source, checked};
-use crate::web::policy::{Key, KeyOf, MAX_COST};
+use crate::web::policy::{Key, KeyOf};
 use crate::web::refusal::Refused;
 use crate::web::reservation::{Client, Costs, Part, Requester};
 use crate::web::{Policies, Policy, Refusal, Reservation};
@@ -290,19 +291,22 @@ impl Guard {
         };
         let policies = self.named(policies, head)?;
         checked(&policies, &outer.policies()).and_then(|()| costs.check(&policies))?;
-        let mut groups = vec![Group::default()];
+        let (mut enforced, mut dry_runs) = (Group::default(), Vec::new());
         for policy in policies.iter() {
             let Some(client) = self.client(policy, &request, &outer)? else { continue };
             let cost = costs.of(policy.name()).or_else(|| policy.cost_of(head));
             let share = self.share(policy, &client, cost)?;
-            // A dry run must not have the others refuse: it is asked by itself, at once.
-            let group = if policy.is_dry_run() { groups.len() } else { 0 };
-            groups.resize_with(groups.len().max(group + 1), Group::default);
-            groups[group].0.push((policy.clone(), client));
-            groups[group].1.push(share);
+            let asked = (policy.clone(), client);
+            if policy.is_dry_run() {
+                // It must not have the others refuse: it is asked by itself, at once.
+                dry_runs.push((vec![asked], vec![share]));
+            } else {
+                enforced.0.push(asked);
+                enforced.1.push(share);
+            }
         }
-        groups.retain(|(_, shares)| !shares.is_empty());
-        self.ask(groups, head, &outer).await?;
+        let enforced = Some(enforced).filter(|(_, shares)| !shares.is_empty());
+        self.ask(enforced.into_iter().chain(dry_runs), head, &outer).await?;
         Ok(outer)
     }
 
@@ -392,13 +396,13 @@ impl Guard {
     /// Asks for all groups, and tells those who want to know. Each is decided by itself.
     async fn ask(
         &self,
-        groups: Vec<Group>,
+        groups: impl Iterator<Item = Group>,
         head: Option<&Parts>,
         outer: &Reservation,
     ) -> Result<(), Refusal> {
-        let asked = groups.into_iter().map(|(asked, shares)| (asked, self.decide(shares)));
+        let asked: Vec<_> = groups.map(|(asked, shares)| (asked, self.decide(shares))).collect();
         let (mut parts, mut refusal) = (Vec::new(), None);
-        for (asked, answered) in asked.collect::<Vec<_>>() {
+        for (asked, answered) in asked {
             let (held, answer) = answered.await;
             if parts.is_empty() {
                 self.settings.teller.tell(answer.as_ref().err());

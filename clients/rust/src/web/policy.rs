@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use http::request::Parts;
 
-use crate::local::Rules;
+use crate::keys::Rules;
 use crate::quota::check;
+use crate::request::MAX_COST;
 use crate::{Algorithm, Invalid, Quota, Quotas};
 
 /// The largest integer of a structured field.
 const MAX_LIMIT: u64 = 999_999_999_999_999;
-/// The largest cost that the commands accept.
-pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 /// How long a lease lasts.
 const LEASE: Duration = Duration::from_millis(100);
 

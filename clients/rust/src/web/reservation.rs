@@ -10,11 +10,11 @@ use http::{Extensions, HeaderMap};
 use redis::{RedisError, RedisResult};
 
 use crate::asker::Held;
-use crate::local::Answer;
+use crate::keys::Answer;
 use crate::locked;
+use crate::request::MAX_COST;
 use crate::web::answer::{Told, fields_of};
 use crate::web::away::Teller;
-use crate::web::policy::MAX_COST;
 use crate::web::{Policy, Refusal};
 use crate::{Decision, Invalid, Verdict};
 

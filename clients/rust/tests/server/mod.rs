@@ -1,7 +1,7 @@
 //! Real servers with the module: each on a free port, in a temporary folder, and gone when the test is.
 //!
-//! `REDIS_SERVER` names the server to run, `MODULE` the module to load.
-#![allow(dead_code, reason = "each test binary uses its part")]
+//! `REDIS_SERVER` names the server to run, `MODULE` the module to load, `REDIS_RL` the repository.
+#![allow(dead_code, reason = "benches use a part")]
 
 pub mod forwarder;
 pub mod words;
@@ -15,6 +15,8 @@ use std::{env, thread};
 
 use redis::Connection;
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis_rl_client::{Redis, RlCommands};
+use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
 use forwarder::Forwarder;
@@ -42,10 +44,8 @@ impl Server {
         Server::with(&[])
     }
 
-    fn with_module(settings: &[&str]) -> Server {
-        let module = env::var("MODULE").unwrap_or_else(|_| {
-            concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/libredis_rl.so").to_owned()
-        });
+    pub fn with_module(settings: &[&str]) -> Server {
+        let module = env::var("MODULE").unwrap_or_else(|_| repository("target/release/libredis_rl.so"));
         Server::with(&[settings, &["--loadmodule", &module]].concat())
     }
 
@@ -117,9 +117,8 @@ impl Server {
     }
 
     /// However busy the machine is, a server that answers is not away.
-    #[cfg(feature = "leases")]
-    pub fn redis(&self) -> redis_rl_client::Redis {
-        redis_rl_client::Redis::from(self.client("resp3")).timeout(PATIENCE)
+    pub fn redis(&self) -> Redis {
+        Redis::from(self.client("resp3")).timeout(PATIENCE)
     }
 
     pub fn connect(&self) -> Connection {
@@ -127,7 +126,6 @@ impl Server {
     }
 
     /// However busy the machine is, a server that answers is not away.
-    #[cfg(feature = "tokio-comp")]
     pub async fn connect_async(&self, protocol: &str) -> redis::aio::MultiplexedConnection {
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
@@ -137,7 +135,6 @@ impl Server {
     }
 
     /// The same, for a connection that is made when it is needed, and again when it broke.
-    #[cfg(feature = "tokio-comp")]
     pub async fn manager(&self, protocol: &str) -> redis::aio::ConnectionManager {
         let config = redis::aio::ConnectionManagerConfig::new()
             .set_number_of_retries(0)
@@ -274,14 +271,11 @@ impl Cluster {
     }
 
     /// A client for each node.
-    #[cfg(feature = "leases")]
-    pub fn redis(&self) -> redis_rl_client::Redis {
+    pub fn redis(&self) -> Redis {
         let networks: Vec<String> = self.forwarders.iter().map(Forwarder::url).collect();
         let nodes: Vec<String> = self.nodes.iter().map(Server::url).collect();
         let urls = if networks.is_empty() { nodes } else { networks };
-        redis_rl_client::Redis::cluster(
-            urls.into_iter().map(|url| redis::Client::open(url).expect("an address")),
-        )
+        Redis::cluster(urls.into_iter().map(|url| redis::Client::open(url).expect("an address")))
     }
 
     pub fn builder(&self) -> ClusterClientBuilder {
@@ -324,9 +318,20 @@ impl Server {
         command.arg(words.collect::<Vec<_>>());
         command.query(&mut self.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
     }
-}
 
-impl Server {
+    /// Units that it counts for a key.
+    pub fn used(&self, key: &str) -> u64 {
+        used(self.connect(), key)
+    }
+
+    /// How many commands of this name it has run.
+    pub fn calls(&self, command: &str) -> u64 {
+        let info: String = self.call("INFO commandstats");
+        let name = format!("cmdstat_{command}:calls=");
+        let calls = info.lines().find_map(|line| line.strip_prefix(&name)?.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    }
+
     /// The processor time that it has used.
     pub fn cpu(&self) -> Duration {
         let info: String = self.call("INFO cpu");
@@ -345,6 +350,30 @@ impl Server {
             Duration::new(seconds, micros * 1_000) >= past
         });
     }
+}
+
+/// Units that a server or a cluster counts for a key.
+pub fn used(mut redis: impl RlCommands, key: &str) -> u64 {
+    let info = redis.rl_info(key).expect("a reply");
+    info.and_then(|info| Some(info.windows.first()?.used)).unwrap_or_default()
+}
+
+/// A time that tests set.
+pub fn noon() -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(1_700_000_040_000)
+}
+
+/// A file of the repository, in which this package lies if it is not unpacked elsewhere.
+pub fn repository(path: &str) -> String {
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    format!("{}/{path}", env::var("REDIS_RL").unwrap_or_else(|_| here.to_owned()))
+}
+
+/// A table of cases that all packages share.
+pub fn table<T: DeserializeOwned>(name: &str) -> T {
+    let path = repository(&format!("clients/{name}.json"));
+    let text = fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// A port on 127.0.0.1 that nobody listens on.

@@ -84,24 +84,24 @@ impl Answer {
 
 /// A request: shares that are taken together, all or nothing.
 #[derive(Debug)]
-pub struct Request {
-    pub(super) shares: Vec<Asked>,
-    pub(super) at: Option<SystemTime>,
+pub(super) struct Request {
+    pub shares: Vec<Noted>,
+    pub at: Option<SystemTime>,
     /// Shares that are not answered yet.
-    pub(super) missing: usize,
-    pub(super) error: Option<RedisError>,
+    pub missing: usize,
+    pub error: Option<RedisError>,
     /// Whether what it took goes back, and what comes.
-    pub(super) gives_back: bool,
+    pub gives_back: bool,
     /// Replies that are to come of its settling, and what is to be settled after that.
-    pub(super) settling: usize,
-    pub(super) then: Vec<(usize, i64)>,
+    pub settling: usize,
+    pub then: Vec<(usize, i64)>,
     /// Whether nobody settles it any more.
-    pub(super) is_left: bool,
+    pub is_left: bool,
 }
 
-/// A share of a request, and what is known of it.
+/// What is noted of one share of a request.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct Noted {
     pub share: Share,
     pub rows: Option<Vec<Verdict>>,
     /// The units that are counted, by when they were, the newest last.
@@ -110,17 +110,17 @@ pub(super) struct Asked {
     pub is_leased: bool,
 }
 
-impl Asked {
+impl Noted {
     pub fn units(&self) -> i64 {
         self.counted.iter().map(|(_, units)| units).sum()
     }
 }
 
 impl Request {
-    pub(super) fn new(shares: Vec<Share>) -> Request {
+    pub fn new(shares: Vec<Share>) -> Request {
         let missing = shares.len();
-        let asked = |share| Asked { share, rows: None, counted: Vec::new(), is_leased: false };
-        let shares = shares.into_iter().map(asked).collect();
+        let noted = |share| Noted { share, rows: None, counted: Vec::new(), is_leased: false };
+        let shares = shares.into_iter().map(noted).collect();
         Request {
             shares,
             at: None,
@@ -134,41 +134,41 @@ impl Request {
     }
 
     /// A share is answered, and so many units of it are counted.
-    pub(super) fn note(&mut self, place: usize, rows: Vec<Verdict>, units: i64, at: Option<SystemTime>) {
-        let asked = &mut self.shares[place];
-        asked.rows = Some(rows);
-        asked.counted.extend(at.filter(|_| units != 0).map(|at| (at, units)));
+    pub fn note(&mut self, place: usize, rows: Vec<Verdict>, units: i64, at: Option<SystemTime>) {
+        let noted = &mut self.shares[place];
+        noted.rows = Some(rows);
+        noted.counted.extend(at.filter(|_| units != 0).map(|at| (at, units)));
         self.at = self.at.or(at);
         self.missing -= 1;
     }
 
     /// Whether the lease of the key serves a share.
-    pub(super) fn is_served(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
+    pub fn is_served(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
         key.serves(now, self.shares[place].share.cost) && self.serve(now, place, key)
     }
 
-    pub(super) fn serve(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
-        let asked = &mut self.shares[place];
+    pub fn serve(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
+        let noted = &mut self.shares[place];
         let Some(lease) = &mut key.lease else { return false };
-        let verdict = lease.serve(now, asked.share.cost);
-        asked.is_leased = true;
+        let verdict = lease.serve(now, noted.share.cost);
+        noted.is_leased = true;
         self.note(place, vec![verdict], verdict.taken.unwrap_or_default(), verdict.at);
         true
     }
 
     /// Of the shares that are answered. A refused request costs nothing: the figures are those without it.
-    pub(super) fn answer(&self) -> Answer {
+    pub fn answer(&self) -> Answer {
         let waits: Vec<_> =
-            self.shares.iter().filter_map(|asked| longest_wait(asked.rows.as_deref()?)).collect();
+            self.shares.iter().filter_map(|noted| longest_wait(noted.rows.as_deref()?)).collect();
         let limited = !waits.is_empty();
-        let rows = |asked: &Asked| {
-            let back = if limited { asked.units().max(0).unsigned_abs() } else { 0 };
+        let rows = |noted: &Noted| {
+            let back = if limited { noted.units().max(0).unsigned_abs() } else { 0 };
             let row = |row: &Verdict| Verdict { remaining: row.remaining + back, ..*row };
-            asked.rows.as_ref().map(|rows| rows.iter().map(row).collect())
+            noted.rows.as_ref().map(|rows| rows.iter().map(row).collect())
         };
         let retry_after =
             waits.into_iter().collect::<Option<Vec<_>>>().and_then(|waits| waits.into_iter().max());
-        let taken = self.shares.iter().map(|asked| if limited { 0 } else { asked.units() }).collect();
+        let taken = self.shares.iter().map(|noted| if limited { 0 } else { noted.units() }).collect();
         Answer { limited, retry_after, at: self.at, rows: self.shares.iter().map(rows).collect(), taken }
     }
 }

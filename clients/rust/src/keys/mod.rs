@@ -1,4 +1,11 @@
-//! The keys of one process, and the requests that ask for units of them.
+//! What a process decides by itself: units that it has leased, refusals that it remembers, requests by several
+//! policies.
+//!
+//! Pure: [`Keys`] is told the time and what happens, and says which commands to send and what to answer.
+//! `clients/README.md` has the rules, `clients/local.json` the cases.
+
+mod key;
+mod request;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -9,23 +16,24 @@ use std::time::{Duration, SystemTime};
 
 use redis::{RedisError, RedisResult};
 
-use super::key::{Known, Lease, Refusal};
-use super::request::{Command, Request, RequestId, Rules, Share, Step, longest_wait, slot};
+use crate::request::MAX_COST;
 use crate::{Decision, Verdict};
+
+use key::{Known, Lease, Refusal};
+use request::{Request, longest_wait};
+
+pub use request::{Answer, Command, RequestId, Rules, Share, Step, slot};
 
 /// Keys that a process remembers.
 pub const MAX_KEYS: usize = 10_000;
 /// Longer names are not remembered, so that memory is bounded.
 const LONGEST_NAME: usize = 256;
-/// The largest cost that the commands accept.
-const MAX_COST: u64 = (1 << 53) - 1;
 
 /// Tells what to send and what to answer. Of the keys it remembers those that were used last.
 #[derive(Debug)]
 pub struct Keys {
     remember: Duration,
-    /// Whether only keys of one slot can be asked for in one command.
-    is_cluster: bool,
+    slots: Slots,
     is_closed: bool,
     keys: Known,
     requests: HashMap<RequestId, Request>,
@@ -42,7 +50,7 @@ impl Keys {
     pub fn new(remember: Duration, max_keys: NonZeroUsize, is_cluster: bool) -> Keys {
         Keys {
             remember,
-            is_cluster,
+            slots: Slots { is_cluster },
             is_closed: false,
             keys: Known::new(max_keys),
             requests: HashMap::new(),
@@ -75,7 +83,7 @@ impl Keys {
         let mut alone: Vec<(u16, Vec<usize>)> = Vec::new();
         for place in 0..request.shares.len() {
             if !self.take_leased(id, &mut request, place) {
-                let slot = self.slot(&request.shares[place].share.key);
+                let slot = self.slots.of(&request.shares[place].share.key);
                 place_of(&mut alone, slot).push(place);
             }
         }
@@ -91,12 +99,12 @@ impl Keys {
     /// Whether refusals are remembered that hold. Then no share is asked for.
     fn refuse(&mut self, request: &mut Request) -> bool {
         let (now, mut is_refused) = (self.now, false);
-        for asked in &mut request.shares {
-            let Share { key, rules, cost } = &asked.share;
+        for noted in &mut request.shares {
+            let Share { key, rules, cost } = &noted.share;
             if let Some(key) = self.keys.used(rules, key).filter(|key| !key.serves(now, *cost))
                 && let Some(refusal) = key.refused(now, *cost)
             {
-                asked.rows = Some(refusal.told(now));
+                noted.rows = Some(refusal.told(now));
                 is_refused = true;
             }
         }
@@ -136,7 +144,7 @@ impl Keys {
         if let Some(key) = self.keys.get(share) {
             key.is_in_flight = size.is_some();
         }
-        let size = size.map(|size| size.min(MAX_COST - share.cost.unsigned_abs()));
+        let size = size.map(|size| size.min((MAX_COST - share.cost).unsigned_abs()));
         self.step.commands.push(Command::ask(vec![share.clone()], id, vec![place], size));
     }
 
@@ -346,20 +354,20 @@ impl Keys {
 
     /// What is counted, once: to its lease if that is there, else as of its time.
     fn give_back_counted(&mut self, id: RequestId) {
-        let (now, is_cluster) = (self.now, self.is_cluster);
+        let (now, slots) = (self.now, self.slots);
         let Some(request) = self.requests.get_mut(&id) else { return };
         let mut by_time: Vec<((u16, SystemTime), Vec<Share>)> = Vec::new();
-        for asked in &mut request.shares {
-            if asked.is_leased
-                && let Some((at, units)) = asked.counted.first().copied()
-                && let Some(lease) = self.keys.get(&asked.share).and_then(|key| key.lease.as_mut())
+        for noted in &mut request.shares {
+            if noted.is_leased
+                && let Some((at, units)) = noted.counted.first().copied()
+                && let Some(lease) = self.keys.get(&noted.share).and_then(|key| key.lease.as_mut())
                 && lease.put_back(now, at, units)
             {
-                asked.counted.clear();
+                noted.counted.clear();
             }
-            let slot = if is_cluster { slot(&asked.share.key) } else { 0 };
-            for (at, units) in asked.counted.drain(..).rev() {
-                let share = Share { cost: -units, ..asked.share.clone() };
+            let slot = slots.of(&noted.share.key);
+            for (at, units) in noted.counted.drain(..).rev() {
+                let share = Share { cost: -units, ..noted.share.clone() };
                 place_of(&mut by_time, (slot, at)).push(share);
             }
         }
@@ -394,30 +402,30 @@ impl Keys {
     }
 
     fn begin_to_settle(&mut self, id: RequestId) {
-        let is_cluster = self.is_cluster;
+        let slots = self.slots;
         let Some(request) = self.requests.get_mut(&id) else { return };
         // The last cost of a share counts.
         let used: BTreeMap<usize, i64> = mem::take(&mut request.then).into_iter().collect();
         request.error = None;
         let mut changes: Vec<(Change, Vec<(usize, Share)>)> = Vec::new();
         for (place, units) in used.into_iter().filter(|_| !request.gives_back) {
-            let asked = &mut request.shares[place];
-            let slot = if is_cluster { slot(&asked.share.key) } else { 0 };
-            let mut more = units - asked.units();
+            let noted = &mut request.shares[place];
+            let slot = slots.of(&noted.share.key);
+            let mut more = units - noted.units();
             // What is left of it does not go back to the lease.
-            asked.is_leased &= more == 0;
+            noted.is_leased &= more == 0;
             // The newest go back first.
             while more < 0
-                && let Some((at, part)) = asked.counted.pop()
+                && let Some((at, part)) = noted.counted.pop()
             {
                 let given = part.min(-more);
-                asked.counted.extend((part > given).then_some((at, part - given)));
-                let share = Share { cost: -given, ..asked.share.clone() };
+                noted.counted.extend((part > given).then_some((at, part - given)));
+                let share = Share { cost: -given, ..noted.share.clone() };
                 place_of(&mut changes, (slot, Some(at))).push((place, share));
                 more += given;
             }
             if more > 0 {
-                let share = Share { cost: more, ..asked.share.clone() };
+                let share = Share { cost: more, ..noted.share.clone() };
                 place_of(&mut changes, (slot, None)).push((place, share));
             }
         }
@@ -449,9 +457,9 @@ impl Keys {
             Ok(reply) => {
                 let mut rows = reply.rows.iter().map(|row| Verdict { limited: false, ..*row });
                 for (place, share) in places.iter().zip(&command.shares) {
-                    let asked = &mut request.shares[*place];
-                    asked.rows = Some(rows.by_ref().take(share.rules.quotas.len()).collect());
-                    asked.counted.extend(command.force.then_some((reply.at, share.cost)));
+                    let noted = &mut request.shares[*place];
+                    noted.rows = Some(rows.by_ref().take(share.rules.quotas.len()).collect());
+                    noted.counted.extend(command.force.then_some((reply.at, share.cost)));
                 }
             }
         }
@@ -525,9 +533,16 @@ impl Keys {
         self.ends.clear();
         mem::take(&mut self.step)
     }
+}
 
-    /// On one server all keys are in one.
-    fn slot(&self, key: &[u8]) -> u16 {
+/// Whether it is a cluster: only keys of one slot can be asked for in one command. On one server all keys are in one.
+#[derive(Clone, Copy, Debug)]
+struct Slots {
+    is_cluster: bool,
+}
+
+impl Slots {
+    fn of(self, key: &[u8]) -> u16 {
         if self.is_cluster { slot(key) } else { 0 }
     }
 }

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Arg, ErrorKind, RedisResult, Value};
-use redis_rl_client::local::{Answer, Command, Keys, Rules, Share, Step, slot};
+use redis::{ErrorKind, RedisResult, Value};
+use redis_rl_client::keys::{Answer, Command, Keys, Rules, Share, Step, slot};
 use redis_rl_client::{Algorithm, Quota, Verdict};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
+
+use crate::server;
 
 #[derive(Deserialize)]
 struct Table {
@@ -61,11 +62,6 @@ struct Asked {
     policy: Option<String>,
 }
 
-fn table() -> Table {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/local.json");
-    serde_json::from_slice(&std::fs::read(path).expect("a table")).expect("JSON")
-}
-
 /// What is given last counts.
 fn merged<'a>(given: &[&'a Map<String, Json>]) -> BTreeMap<&'a str, &'a Json> {
     given.iter().flat_map(|given| given.iter()).map(|(name, value)| (name.as_str(), value)).collect()
@@ -94,13 +90,9 @@ impl Case {
     }
 }
 
-/// The words of a command; this package leaves out a cost of 1.
+/// This package leaves out a cost of 1.
 fn words(command: &Command) -> String {
-    let word = |arg| match arg {
-        Arg::Simple(bytes) => String::from_utf8(Vec::from(bytes)).expect("UTF-8"),
-        other => panic!("{other:?}"),
-    };
-    command.cmd(None).args_iter().map(word).collect::<Vec<_>>().join(" ")
+    server::words::words(&command.cmd(None)).join(" ")
 }
 
 fn without_cost_of_one(words: &str) -> String {
@@ -132,7 +124,7 @@ fn figures(answer: &RedisResult<Answer>) -> Json {
 
 #[test]
 fn every_case_holds() {
-    let table = table();
+    let table: Table = server::table("local");
     assert!(table.cases.len() >= 60);
     for case in &table.cases {
         let settings = merged(&[&table.settings, &case.settings]);

@@ -1,0 +1,20 @@
+//! The package on real servers.
+
+mod acquire;
+mod burst;
+mod cases;
+mod connections;
+mod guard;
+mod histories;
+mod joint;
+mod keys;
+mod leases;
+mod limits;
+mod memory;
+mod policies;
+mod reconnecting;
+mod replies;
+mod rights;
+mod server;
+mod service;
+mod take;

@@ -1,0 +1,230 @@
+//! What a guard takes, settles, gives back and tells, on a real server.
+
+use std::fmt::Debug;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use axum::Router;
+use axum::http::HeaderMap;
+use axum::routing::get;
+use redis_rl_client::web::{Fail, Guard, Policy, Reservation, client_address};
+use redis_rl_client::{Algorithm, MemoryLimiter, Quota, RlCommands, Take};
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::limits::{ask, guard, policy};
+use crate::server::Server;
+
+#[tokio::test]
+async fn no_cost_is_a_way_around_a_limit() {
+    let server = Server::start();
+    let guard = guard(&server, policy("requests", "5/1h"));
+    assert_eq!(guard.take("a", i64::MAX).await.unwrap_err().status(), 403);
+    let _others = guard.take("a", 2).await.expect("an admission");
+    for cost in [-1, i64::MIN] {
+        let reserved = guard.take("a", 1).await.expect("an admission");
+        assert_eq!(guard.take("a", cost).await.unwrap_err().status(), 500);
+        assert_eq!(guard.settle(&reserved, cost).await.unwrap_err().status(), 500);
+    }
+    assert_eq!(server.used("requests:a"), 4);
+}
+
+#[tokio::test]
+async fn leased_requests_are_told_what_is_left_and_few_of_them_are_asked_for() {
+    let server = Server::start();
+    let guard = guard(&server, policy("requests", "1000/1h").lease(64));
+    for taken in 1..=500 {
+        let told = guard.take("a", 1).await.expect("an admission").fields();
+        let left = format!(r#""requests-1h";r={};"#, 1_000 - taken);
+        assert!(told["ratelimit"].to_str().expect("ASCII").starts_with(&left), "{told:?}");
+    }
+    guard.close().await;
+    assert_eq!(server.used("requests:a"), 500);
+    let calls = server.calls("RL.LOG");
+    assert!(calls < 250, "{calls}");
+}
+
+#[tokio::test]
+async fn of_several_quotas_a_leased_request_is_told_the_tightest() {
+    let server = Server::start();
+    let policy = policy("requests", "4/1h,100/1d").lease(8);
+    let policy = policy.cost_with(|head| if head.uri.path() == "/expensive" { 3 } else { 1 });
+    let pages = Router::new().route("/", get("hello")).route("/expensive", get("hello"));
+    let app = pages.layer(guard(&server, policy).layer());
+    // Asked for alone it is told both.
+    let answer = ask(&app, "/expensive").await;
+    let all = r#""requests-1h";r=1;t=3600, "requests-1d";r=97;t=86400"#;
+    assert_eq!(answer.field("ratelimit"), all);
+    for status in [200, 429] {
+        let answer = ask(&app, "/").await;
+        assert_eq!(answer.status, status);
+        let policies = r#""requests-1h";q=4;w=3600, "requests-1d";q=100;w=86400"#;
+        assert_eq!(answer.field("ratelimit-policy"), policies);
+        assert!(answer.field("ratelimit").starts_with(r#""requests-1h";r=0;t=3"#), "{answer:?}");
+        let violated = answer.body.contains(r#""violated-policies":["requests-1h"]"#);
+        assert_eq!(violated, status == 429, "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn a_reservation_of_leased_units_is_settled_as_of_when_they_were_counted() {
+    let server = Server::start();
+    let guard = guard(&server, policy("tokens", "1000/1h").lease(64));
+    let mut reserved = Vec::new();
+    for _ in 0..10 {
+        reserved.push(guard.take("a", 5).await.expect("an admission"));
+    }
+    let counted = reserved.last().and_then(|admission| admission.decision()).expect("a decision").at;
+    server.wait_until_after(counted);
+    let hourly = Quota::per_hour(1_000);
+    let others = server.connect().rl_log("tokens:a", hourly, Take::cost(7).partial()).expect("a verdict");
+    for admission in reserved {
+        guard.settle(&admission, 2).await.expect("it is settled");
+    }
+    guard.close().await;
+    let all_of_then = Take::cost(-1_000).partial().at(counted);
+    let back = server.connect().rl_log("tokens:a", hourly, all_of_then).expect("a verdict");
+    assert_eq!((others.taken, back.taken, back.remaining), (Some(7), Some(-20), 993));
+}
+
+/// Warnings that Redis is away, on this thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("redis_rl_client")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |_: &Field, value: &dyn Debug| {
+            self.0.lock().expect("no panic").push(format!("{value:?}"));
+        });
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn while_redis_is_away_there_is_one_warning_a_second_however_many_requests_come() {
+    let server = Server::start();
+    let guard = guard(&server, policy("requests", "5/1h"));
+    drop(server);
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let start = Instant::now();
+    for _ in 0..500 {
+        guard.take("a", 1).await.expect("an admission");
+    }
+    let warnings = warnings.0.lock().expect("no panic");
+    assert!(warnings.len() as u64 <= 1 + start.elapsed().as_secs(), "{warnings:?}");
+    assert!(warnings[0].starts_with("cannot ask for the limit: "), "{warnings:?}");
+    assert!(warnings[0].ends_with(" (requests: 1)"), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn a_redis_that_answers_an_error_is_away() {
+    let server = Server::start();
+    let _: () = server.call("SET requests:a text");
+    // A policy that counts by another algorithm now is to have another name.
+    for (name, algorithm, passes) in [
+        ("requests", Algorithm::Log, false),
+        ("logs", Algorithm::Log, true),
+        ("logs", Algorithm::Fixed, false),
+        ("windows", Algorithm::Fixed, true),
+    ] {
+        let guard = guard(&server, policy(name, "5/1h").algorithm(algorithm)).fail(Fail::Closed);
+        let status = guard.take("a", 1).await.err().map(|refusal| refusal.status().as_u16());
+        assert_eq!(status, (!passes).then_some(503), "{name} by {algorithm:?}");
+    }
+}
+
+/// Units that are left after a request.
+fn left(reserved: &Reservation) -> Option<u64> {
+    reserved.decision().map(|decision| decision.rows[0].remaining)
+}
+
+#[tokio::test]
+async fn what_was_reserved_and_not_used_is_given_back() {
+    let server = Server::start();
+    for &algorithm in Algorithm::EVERY {
+        let name = format!("{algorithm:?}");
+        let guard = guard(&server, policy(&name, "100/365d").algorithm(algorithm));
+        let reserved = guard.take("a", 60).await.expect("an admission");
+        let others = guard.take("a", 7).await.expect("an admission");
+        guard.settle(&reserved, 20).await.expect("it is settled");
+        assert_eq!(left(&reserved), Some(73));
+        assert!(reserved.fields()["ratelimit"].to_str().expect("ASCII").contains("r=73"));
+        guard.settle(&others, 0).await.expect("it is settled");
+        assert_eq!(left(&others), Some(80));
+    }
+}
+
+#[tokio::test]
+async fn what_was_used_beyond_the_reservation_is_counted_even_over_the_limit() {
+    let server = Server::start();
+    let guard = guard(&server, policy("tokens", "28/1h").unit("tokens"));
+    let reserved = guard.take("a", 26).await.expect("an admission");
+    guard.settle(&reserved, 30).await.expect("it is settled");
+    assert_eq!(reserved.fields()["ratelimit"], r#""tokens-1h";r=0;t=3600"#);
+    assert_eq!(reserved.fields()["ratelimit-policy"], r#""tokens-1h";q=28;qu="tokens";w=3600"#);
+    let seen = server.connect().rl_peek("tokens:a", Quota::per_hour(100), 1).expect("a verdict");
+    assert_eq!(seen.remaining, 70, "all 30 are counted");
+    assert_eq!(guard.take("a", 1).await.unwrap_err().status(), 429);
+}
+
+#[tokio::test]
+async fn what_was_used_without_a_reservation_is_counted_when_redis_is_back() {
+    let server = Server::start();
+    let guard = guard(&server, policy("tokens", "100/1h"));
+    let _: () = server.call("SET tokens:a text");
+    let reserved = guard.take("a", 60).await.expect("an admission");
+    let _: i64 = server.call("DEL tokens:a");
+    guard.settle(&reserved, 30).await.expect("it is settled");
+    assert_eq!(left(&reserved), Some(70));
+}
+
+#[test]
+fn quotas_that_make_no_policy_are_refused() {
+    let refused = |quotas| Policy::new("requests", quotas).expect_err(quotas).to_string();
+    for quotas in ["5/60m,100/1h", "5/1h,5/1h"] {
+        assert!(refused(quotas).contains("all windows must differ"), "{quotas}");
+    }
+    assert!(refused("5/1s, 5/ten").starts_with(r#""5/ten" is not a quota: "#));
+    assert!(refused("1000/1500ms").contains("its window must be whole seconds"));
+    assert!(Policy::new("requests", "999999999999999/3650d").is_ok());
+    assert!(refused("1000000000000000/1s").contains("is too large"));
+    let windows = |count| (1..=count).map(|s| format!("5/{s}s")).collect::<Vec<_>>().join(",");
+    assert!(Policy::new("requests", windows(8)).is_ok());
+    assert!(refused(&windows(9)).contains("1 to 8 quotas"));
+}
+
+#[tokio::test]
+async fn a_name_is_a_string_of_a_structured_field() {
+    let guard = Guard::new(MemoryLimiter::new(), policy(r#"a"b"\"#, "5/1s")).expect("a policy");
+    let fields = guard.take("a", 1).await.expect("an admission").fields();
+    assert_eq!(fields["ratelimit"], r#""a\"b\"\\-1s";r=4;t=1"#);
+}
+
+#[test]
+fn a_client_is_whom_the_outermost_of_our_proxies_saw() {
+    let peer = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let mut headers = HeaderMap::new();
+    assert_eq!(client_address(peer, &headers, 1), "127.0.0.1");
+    headers.append("x-forwarded-for", "198.51.100.7, 192.0.2.1".parse().expect("a value"));
+    headers.append("x-forwarded-for", "10.0.0.1".parse().expect("a value"));
+    let expected =
+        [(0, "127.0.0.1"), (1, "10.0.0.1"), (2, "192.0.2.1"), (3, "198.51.100.7"), (9, "198.51.100.7")];
+    for (proxies, client) in expected {
+        assert_eq!(client_address(peer, &headers, proxies), client, "{proxies}");
+    }
+}
