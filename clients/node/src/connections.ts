@@ -258,21 +258,26 @@ class Connections {
     return isCluster ? (key) => slotOf(prefixed(prefix, key)) : undefined;
   }
 
+  /** The name of the node that has this key, as it is stored. Undefined if no node of the cluster is known. */
+  nodeOf(stored: Key): string | undefined {
+    return this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
+  }
+
   #ask(asked: Asked): void {
     const { source } = this;
     if (source.isClosed()) {
       asked.fail(new Error("the client is closed"));
       return;
     }
-    const slot = source.isCluster ? slotOf(asked.words[1] as Key) : 0;
-    const node = source.isCluster ? source.nodeOf(slot) : "";
+    const key = asked.words[1] as Key;
+    const node = this.nodeOf(key);
     if (node === undefined) {
       this.#place(asked);
       return;
     }
     let link = this.#links.get(node);
     if (link === undefined)
-      this.#links.set(node, (link = new Link(source, slot, this.#onError, this.#onLost)));
+      this.#links.set(node, (link = new Link(source, slotOf(key), this.#onError, this.#onLost)));
     if (this.#poll === undefined) this.#pollClosed();
     link.ask(asked);
   }
@@ -309,8 +314,10 @@ class Connections {
       return;
     }
     const { words } = asked;
-    const fail = (error: unknown) => {
-      asked.fail(error as Error);
+    const fail = (failure: unknown) => {
+      // What its client fails with is a reply too if it is one of a kind with the server's error.
+      if (failure instanceof Error && failure.constructor === error.constructor) replies.add(failure);
+      asked.fail(failure as Error);
     };
     const answer = (reply: unknown) => {
       asked.answer(reply);
@@ -319,7 +326,7 @@ class Connections {
       // That client may send twice what must go back once.
       this.#learn(words).then(() => {
         const again = new Asked(words, asked.timeout, answer, fail);
-        this.#links.get(this.source.nodeOf(slotOf(words[1] as Key)) ?? "")?.ask(again);
+        this.#links.get(this.nodeOf(words[1] as Key) ?? "")?.ask(again);
       }, fail);
     } else {
       this.source.follow(words).then(answer, fail);

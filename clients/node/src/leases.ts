@@ -1,7 +1,7 @@
 // A limiter that asks the server only now and then.
 
 import { inspect } from "node:util";
-import type { Asking } from "./asker.js";
+import { askerOf, type Asking } from "./asker.js";
 import type { Clock } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
@@ -60,7 +60,7 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
   const list = checkedQuotas(quotas);
   const most = wholeUnits(units ?? Math.floor(smallest(list) / 100));
   const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
-  const driver = new Driver(client, timeoutMs, duration(remember), clock);
+  const driver = new Driver(askerOf(client, timeoutMs), duration(remember), clock);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);

@@ -6,14 +6,24 @@ import express from "express";
 import { rateLimit } from "express-rate-limit";
 import fastifyRateLimit from "@fastify/rate-limit";
 import Fastify from "fastify";
-import { Redis } from "ioredis";
-import { createClient } from "redis";
+import { Cluster, Redis } from "ioredis";
+import { createClient, createCluster } from "redis";
 import { acquire, type Client, leases, MemoryLimiter, withClock, withTimeout, type Words } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { ALGORITHMS, Forwarder, serve, Server, socket, tally, waitFor } from "./harness.js";
+import {
+  ALGORITHMS,
+  command,
+  Forwarder,
+  serve,
+  Server,
+  socket,
+  startCluster,
+  tally,
+  waitFor,
+} from "./harness.js";
 
 describe("a limiter in memory", () => {
   let memory: MemoryLimiter;
@@ -290,6 +300,69 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
         });
       }
     }
+  }
+
+  const clusters: Record<string, (servers: Server[]) => Promise<Client>> = {
+    "node-redis": async (servers) => {
+      const rootNodes = servers.map(({ url }) => ({ url }));
+      const cluster = createCluster({ rootNodes, defaults: { socket } }).on("error", () => {});
+      await cluster.connect();
+      open.push(() => cluster.destroy());
+      return cluster;
+    },
+    ioredis: async (servers) => {
+      const cluster = new Cluster(servers.map(({ port }) => ({ host: "127.0.0.1", port })));
+      open.push(() => cluster.on("error", () => {}).disconnect());
+      return cluster;
+    },
+  };
+
+  for (const [library, connect] of Object.entries(clusters)) {
+    test(`${library}, a cluster: of one master that is stopped, and of its keys alone`, async () => {
+      const servers = await startCluster();
+      open.push(...servers.map((server) => () => server.stop()));
+      const [first, , last] = servers as [Server, Server, Server];
+      const told: (Error | undefined)[] = [];
+      const errors: Error[] = [];
+      const guard = new Guard<Request & { slot: string }>(await connect(servers), "20/d", {
+        fail: "local",
+        timeoutMs: 100,
+        key: ({ slot }) => slot,
+        onLocal: (error) => told.push(error),
+        onError: (error) => errors.push(error),
+      });
+      const take = async (slot: string, count: number) => {
+        const asked = Array.from({ length: count }, () => guard.take({ slot } as Request & { slot: string }));
+        return tally((await Promise.all(asked)).map(({ status }) => status));
+      };
+      const [here, there] = ["{bar}", "{foo}"];
+      await waitFor("connections", async () => {
+        await Promise.all([take(here, 1), take(there, 1)]);
+        return told.at(-1) === undefined;
+      });
+      for (const server of [first, last]) await command(server, "FLUSHALL");
+      told.length = 0;
+      for (const slot of [here, there]) assert.deepEqual(await take(slot, 7), { 200: 7 });
+      last.freeze();
+      open.push(() => last.thaw());
+      assert.deepEqual(await take(there, 100), { 200: 20, 429: 80 });
+      assert.deepEqual(await take(here, 100), { 200: 13, 429: 87 });
+      assert.equal(told.length, 1);
+      last.thaw();
+      const start = performance.now();
+      await waitFor("Redis to decide again", async () => {
+        await take(there, 1);
+        return told.length === 2;
+      });
+      assert.ok(performance.now() - start < 1500, String(performance.now() - start));
+      assert.ok(((await take(there, 100))[200] ?? 0) <= 13);
+      // That a server answers with an error is not that it is away.
+      await command(first, "SET", `requests:{bar}:text`, "text");
+      errors.length = 0;
+      assert.deepEqual(await take(`{bar}:text`, 1), { 200: 1 });
+      assert.match(String(errors), /WRONGTYPE/);
+      assert.equal(told.length, 2);
+    });
   }
 
   test("by default a line on the console tells of it, and settling is local too", async (t) => {
