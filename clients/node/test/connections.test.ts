@@ -1,7 +1,11 @@
 // Every adapter on every kind of connection: what passes, connections that fall silent, and give-backs.
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, afterEach, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
@@ -10,7 +14,17 @@ import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { Forwarder, Server, socket, startCluster, startSentinel, tally, waitFor } from "./harness.js";
+import {
+  command,
+  Forwarder,
+  freePort,
+  Server,
+  socket,
+  startCluster,
+  startSentinel,
+  tally,
+  waitFor,
+} from "./harness.js";
 
 const LIMIT = 5;
 const quotas = `${LIMIT}/h`;
@@ -375,6 +389,89 @@ describe("connections", () => {
           assert.equal(await used(stored, direct), given);
         });
       }
+    });
+  }
+});
+
+describe("connections of the package's own are like the application's", () => {
+  const user = { username: "app", password: "secret" };
+  const credentialsProvider = {
+    type: "async-credentials-provider" as const,
+    credentials: () => Promise.resolve(user),
+  };
+  const host = "127.0.0.1";
+
+  /** What node-redis and ioredis take beside the port. */
+  type Tls = Record<"ca" | "cert" | "key", Buffer>;
+  const ofNodeRedis = (port: number, tls: Tls) => ({
+    socket: { ...socket, host, port, tls: true as const, ...tls },
+    database: 3,
+  });
+  const ofCluster = (port: number, tls: Tls) => ({
+    rootNodes: [{ url: `rediss://${host}:${port}` }],
+    defaults: { socket: { ...socket, tls: true as const, ...tls } },
+  });
+  const clients: Record<string, (port: number, tls: Tls) => { client: Client; stop(): unknown }> = {
+    "node-redis, a user": (port, tls) => started(createClient({ ...ofNodeRedis(port, tls), ...user })),
+    "node-redis, a credentials provider": (port, tls) =>
+      started(createClient({ ...ofNodeRedis(port, tls), credentialsProvider })),
+    "node-redis, a pool": (port, tls) =>
+      started(createClientPool({ ...ofNodeRedis(port, tls), credentialsProvider })),
+    "node-redis, a cluster": (port, tls) => {
+      const { rootNodes, defaults } = ofCluster(port, tls);
+      return started(createCluster({ rootNodes, defaults: { ...defaults, credentialsProvider } }));
+    },
+    ioredis: (port, tls) => ofIoredis(new Redis({ host, port, tls, ...user, db: 3 })),
+    "ioredis, a cluster": (port, tls) =>
+      ofIoredis(new Cluster([{ host, port }], { redisOptions: { tls, ...user } })),
+  };
+
+  function started<T extends Client & { destroy(): unknown; on(event: "error", listener: () => void): T }>(
+    client: T,
+  ) {
+    client.on("error", () => {}).connect();
+    return { client, stop: () => client.destroy() };
+  }
+
+  let folder: string;
+  let isKnown: boolean;
+  before(async () => {
+    folder = mkdtempSync(join(tmpdir(), "redis-rl-tls-"));
+    const key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    const certify = (name: string, ...more: string[]) => {
+      const words = ["req", "-x509", ...key, "-keyout", `${name}.key`, "-out", `${name}.crt`];
+      execFileSync("openssl", [...words, "-subj", `/CN=${name}`, ...more], { cwd: folder, stdio: "pipe" });
+    };
+    certify("ca");
+    certify("own", "-CA", "ca.crt", "-CAkey", "ca.key", "-addext", `subjectAltName=IP:${host}`);
+    const server = await Server.startWithoutModule();
+    isKnown = JSON.stringify(await command(server, "CONFIG", "GET", "tls-port")).includes("tls-port");
+    await server.stop();
+  });
+  after(() => rmSync(folder, { recursive: true }));
+
+  for (const [kind, connect] of Object.entries(clients)) {
+    test(`${kind}: its certificates, its user and its database`, async (t) => {
+      if (!isKnown) return t.skip("the server was built without TLS");
+      const [ca = "", cert = "", key = ""] = ["ca.crt", "own.crt", "own.key"].map((name) =>
+        join(folder, name),
+      );
+      const port = await freePort();
+      // Its clients need a certificate too.
+      const settings = ["--tls-port", String(port), "--tls-cluster", "yes", "--cluster-announce-ip", host];
+      settings.push("--tls-ca-cert-file", ca, "--tls-cert-file", cert, "--tls-key-file", key);
+      const isCluster = kind.includes("cluster");
+      const server = await Server.start(...settings, "--cluster-enabled", isCluster ? "yes" : "no");
+      open.push(() => server.stop());
+      if (isCluster) await command(server, "CLUSTER", "ADDSLOTSRANGE", "0", "16383");
+      await command(server, "ACL", "SETUSER", user.username, "on", `>${user.password}`, "~*", "&*", "+@all");
+      await command(server, "ACL", "SETUSER", "default", "-rl.log");
+      const files = { ca: readFileSync(ca), cert: readFileSync(cert), key: readFileSync(key) };
+      const { client, stop } = connect(port, files);
+      open.push(stop);
+      const { ask } = middleware(client, "key", { timeoutMs: PATIENT_MS, fail: "closed" });
+      await waitFor("a decision", async () => (await ask()) === 200);
+      if (!isCluster) assert.match(String(await command(server, "INFO", "keyspace")), /db3:keys=1/);
     });
   }
 });
