@@ -64,7 +64,8 @@ const CLOSED_POLL_MS = 100;
 class Asked implements Waiting {
   dueMs = 0;
   link: Link | undefined;
-  line: Open | undefined;
+  /** The connection that it was sent on. */
+  open: Open | undefined;
   isOver = false;
 
   constructor(
@@ -75,17 +76,17 @@ class Asked implements Waiting {
   ) {}
 
   answer(reply: unknown): void {
-    if (this.isOver) return;
-    this.isOver = true;
-    this.timeout.end(this);
-    this.resolve(reply);
+    if (this.#ends()) this.resolve(reply);
   }
 
   fail(error: Error): void {
-    if (this.isOver) return;
-    this.isOver = true;
+    if (this.#ends()) this.reject(error);
+  }
+
+  #ends(): boolean {
+    if (this.isOver) return false;
     this.timeout.end(this);
-    this.reject(error);
+    return (this.isOver = true);
   }
 
   giveUp(): void {
@@ -134,7 +135,7 @@ class Link {
   }
 
   #send(open: Open, asked: Asked): void {
-    asked.line = open;
+    asked.open = open;
     asked.timeout.begin(asked);
     open.due++;
     open.line.send(asked.words).then(
@@ -144,7 +145,7 @@ class Link {
       },
       (error: unknown) => {
         if (asked.isOver) return;
-        asked.line = undefined;
+        asked.open = undefined;
         this.#answered(open);
         // That a connection is lost is told soon after. Of one that is there the error is the server's.
         setImmediate(() => {
@@ -217,7 +218,7 @@ class Link {
   /** A connection that owes a reply for too long is given up. What was sent on it meanwhile has its time yet. */
   gaveUp(asked: Asked): void {
     this.#unsent.delete(asked);
-    const { line: open } = asked;
+    const { open } = asked;
     if (open === undefined) return;
     if (this.#open === open) this.#open = undefined;
     this.#answered(open);

@@ -33,7 +33,7 @@ export interface GuardOptions<R> {
   key?: KeyOf<R> | undefined;
   /**
    * While Redis is away: `open` lets requests pass, `closed` answers 503, `local` limits by the same policies in this
-   * process, each process by itself. `open` if left out.
+   * process, each process by itself; on a cluster, requests that need a node that is away. `open` if left out.
    */
   fail?: "open" | "closed" | "local" | undefined;
   /**

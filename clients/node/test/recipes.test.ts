@@ -4,11 +4,20 @@ import assert from "node:assert/strict";
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync, unwatchFile, writeFileSync } from "node:fs";
-import { connect } from "node:net";
-import { after, afterEach, before, beforeEach, test } from "node:test";
+import { test } from "node:test";
 import { register } from "prom-client";
 import type { Guard, Request } from "redis-rl/express";
-import { command, freePort, Server, socket, tally, waitFor } from "./harness.js";
+import {
+  command,
+  freePort,
+  Server,
+  socket,
+  tally,
+  waitFor,
+  isThere,
+  onOneServer,
+  opened,
+} from "./harness.js";
 
 const recipes = readFileSync(`${process.env.PAGES ?? ".."}/recipes.md`, "utf8")
   .split("```js\n")
@@ -23,15 +32,8 @@ const client = await createClient({})
   .connect();`;
 
 let server: Server;
-const open: (() => unknown)[] = [];
-before(async () => {
-  server = await Server.start();
-});
-after(() => server?.stop());
-beforeEach(() => command(server, "FLUSHALL"));
-afterEach(async () => {
-  for (const close of open.splice(0).reverse()) await close();
-});
+onOneServer((started) => (server = started));
+const open = opened();
 
 /** Writes a recipe as a module, told where the server is. */
 function moduleOf(name: string, code: string): string {
@@ -51,7 +53,7 @@ for (const name of ["fastify", "koa", "hono"]) {
       application.kill();
       await ended;
     });
-    await waitFor(name, () => listens(port));
+    await waitFor(name, () => isThere(port));
 
     const url = `http://127.0.0.1:${port}/`;
     const answers = await Promise.all(Array.from({ length: 300 }, () => fetch(url)));
@@ -130,16 +132,6 @@ test("the recipe for limits that change: counts stay", async () => {
   await waitFor("the new limit", async () => /q=1;/.test((await take(0)).fields["RateLimit-Policy"] ?? ""));
   assert.equal((await take(1)).allowed, false);
 });
-
-function listens(port: number): Promise<boolean> {
-  return new Promise((resolve) => {
-    const socket = connect(port, "127.0.0.1", () => {
-      socket.destroy();
-      resolve(true);
-    });
-    socket.once("error", () => resolve(false));
-  });
-}
 
 test("the recipe for Prometheus counts decisions by policy", async () => {
   register.clear();
