@@ -1,7 +1,7 @@
 // Waits for a limit.
 
 import { setTimeout as delay } from "node:timers/promises";
-import type { Asking } from "./asker.js";
+import { askerOf, type Asking } from "./asker.js";
 import { checkedClock, type Clock } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
@@ -57,7 +57,7 @@ export async function acquire(
     throw new RangeError("timeoutMs must be a number from 0");
   }
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
-  const driver = new Driver(client, TIMEOUT_MS, 0, clock);
+  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock);
   const now = clock === undefined ? realTime : checkedClock(clock);
   const endMs = now() + timeoutMs;
   for (;;) {

@@ -21,6 +21,8 @@ export interface Asker {
   readonly prefix: Key;
   /** The slot of a key, on a cluster. */
   readonly slotOf: ((key: Key) => number) | undefined;
+  /** The name of the node that has a key as it is stored; empty where that is not known, or where there is one. */
+  readonly nodeOf: (stored: Key) => string;
   readonly timeout: Timeout;
   /** The time, if it is not that of this process. */
   readonly clock?: Clock;
@@ -28,18 +30,10 @@ export interface Asker {
 
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const timeout = new Timeout(timeoutMs);
-  if (asking instanceof MemoryLimiter) {
-    const clock = () => asking.now();
-    return { send: (words) => asking.send(words), prefix: "", slotOf: undefined, timeout, clock };
-  }
-  if (isSender(asking)) {
-    return {
-      send: (words) => timeout.wait(() => asking.send(words)),
-      prefix: "",
-      slotOf: undefined,
-      timeout,
-    };
-  }
+  const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", timeout };
+  if (asking instanceof MemoryLimiter)
+    return { ...alone, send: (words) => asking.send(words), clock: () => asking.now() };
+  if (isSender(asking)) return { ...alone, send: (words) => timeout.wait(() => asking.send(words)) };
   // A command that fails is read as Redis being away: this must not wait for the first one.
   if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
   const connections = connectionsOf(asking);
@@ -48,6 +42,7 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
     send: (words) => connections.send(words, timeout),
     prefix: connections.source.prefix,
     slotOf,
+    nodeOf: (stored) => connections.nodeOf(stored) ?? "",
     timeout,
   };
 }

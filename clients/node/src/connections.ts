@@ -64,7 +64,8 @@ const CLOSED_POLL_MS = 100;
 class Asked implements Waiting {
   dueMs = 0;
   link: Link | undefined;
-  line: Open | undefined;
+  /** The connection that it was sent on. */
+  open: Open | undefined;
   isOver = false;
 
   constructor(
@@ -75,17 +76,17 @@ class Asked implements Waiting {
   ) {}
 
   answer(reply: unknown): void {
-    if (this.isOver) return;
-    this.isOver = true;
-    this.timeout.end(this);
-    this.resolve(reply);
+    if (this.#ends()) this.resolve(reply);
   }
 
   fail(error: Error): void {
-    if (this.isOver) return;
-    this.isOver = true;
+    if (this.#ends()) this.reject(error);
+  }
+
+  #ends(): boolean {
+    if (this.isOver) return false;
     this.timeout.end(this);
-    this.reject(error);
+    return (this.isOver = true);
   }
 
   giveUp(): void {
@@ -134,7 +135,7 @@ class Link {
   }
 
   #send(open: Open, asked: Asked): void {
-    asked.line = open;
+    asked.open = open;
     asked.timeout.begin(asked);
     open.due++;
     open.line.send(asked.words).then(
@@ -144,7 +145,7 @@ class Link {
       },
       (error: unknown) => {
         if (asked.isOver) return;
-        asked.line = undefined;
+        asked.open = undefined;
         this.#answered(open);
         // That a connection is lost is told soon after. Of one that is there the error is the server's.
         setImmediate(() => {
@@ -217,7 +218,7 @@ class Link {
   /** A connection that owes a reply for too long is given up. What was sent on it meanwhile has its time yet. */
   gaveUp(asked: Asked): void {
     this.#unsent.delete(asked);
-    const { line: open } = asked;
+    const { open } = asked;
     if (open === undefined) return;
     if (this.#open === open) this.#open = undefined;
     this.#answered(open);
@@ -258,21 +259,26 @@ class Connections {
     return isCluster ? (key) => slotOf(prefixed(prefix, key)) : undefined;
   }
 
+  /** The name of the node that has this key, as it is stored. Undefined if no node of the cluster is known. */
+  nodeOf(stored: Key): string | undefined {
+    return this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
+  }
+
   #ask(asked: Asked): void {
     const { source } = this;
     if (source.isClosed()) {
       asked.fail(new Error("the client is closed"));
       return;
     }
-    const slot = source.isCluster ? slotOf(asked.words[1] as Key) : 0;
-    const node = source.isCluster ? source.nodeOf(slot) : "";
+    const key = asked.words[1] as Key;
+    const node = this.nodeOf(key);
     if (node === undefined) {
       this.#place(asked);
       return;
     }
     let link = this.#links.get(node);
     if (link === undefined)
-      this.#links.set(node, (link = new Link(source, slot, this.#onError, this.#onLost)));
+      this.#links.set(node, (link = new Link(source, slotOf(key), this.#onError, this.#onLost)));
     if (this.#poll === undefined) this.#pollClosed();
     link.ask(asked);
   }
@@ -309,8 +315,10 @@ class Connections {
       return;
     }
     const { words } = asked;
-    const fail = (error: unknown) => {
-      asked.fail(error as Error);
+    const fail = (failure: unknown) => {
+      // What its client fails with is a reply too if it is one of a kind with the server's error.
+      if (failure instanceof Error && failure.constructor === error.constructor) replies.add(failure);
+      asked.fail(failure as Error);
     };
     const answer = (reply: unknown) => {
       asked.answer(reply);
@@ -319,7 +327,7 @@ class Connections {
       // That client may send twice what must go back once.
       this.#learn(words).then(() => {
         const again = new Asked(words, asked.timeout, answer, fail);
-        this.#links.get(this.source.nodeOf(slotOf(words[1] as Key)) ?? "")?.ask(again);
+        this.#links.get(this.nodeOf(words[1] as Key) ?? "")?.ask(again);
       }, fail);
     } else {
       this.source.follow(words).then(answer, fail);

@@ -1,6 +1,6 @@
 // What drives `Keys`: sends its commands, gives its answers, and tells it the time.
 
-import { type Asker, type Asking, askerOf } from "./asker.js";
+import type { Asker } from "./asker.js";
 import { checkedClock, type Clock, processTime } from "./clock.js";
 import type { Decision, Verdict } from "./commands.js";
 import { Keys } from "./keys/keys.js";
@@ -8,7 +8,6 @@ import { type Answer, type Command, Request, type Share, type Step } from "./key
 import { LONGEST_TIMER_MS } from "./timeout.js";
 
 export class Driver {
-  readonly asker: Asker;
   readonly #keys: Keys;
   /** That of commands, and that of leases. */
   readonly #clock: Clock | undefined;
@@ -21,8 +20,11 @@ export class Driver {
   #timer: NodeJS.Timeout | undefined;
   #timerMs = Infinity;
 
-  constructor(client: Asking, timeoutMs: number, rememberMs: number, clock?: Clock) {
-    this.asker = askerOf(client, timeoutMs);
+  constructor(
+    readonly asker: Asker,
+    rememberMs: number,
+    clock?: Clock,
+  ) {
     this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
     this.#clock = clock && checkedClock(clock);
     this.#time = this.#clock ?? this.asker.clock ?? processTime;

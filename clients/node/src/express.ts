@@ -5,17 +5,7 @@ import { AnyGuard, type Fields } from "./guard.js";
 import { isGone, routeName, send, setFields } from "./node-http.js";
 import type { PolicySet } from "./policy.js";
 
-export type {
-  Answer,
-  AppliedPolicy,
-  Choose,
-  Fields,
-  GuardOptions,
-  KeyOf,
-  Policies,
-  Policy,
-  Reply,
-} from "./guard.js";
+export type * from "./guard-types.js";
 
 /** What Express adds to a request, as far as it matters here. */
 export type Request = IncomingMessage & {

@@ -6,17 +6,7 @@ import { textOf } from "./http.js";
 import { isGone, routeName } from "./node-http.js";
 import type { PolicySet } from "./policy.js";
 
-export type {
-  Answer,
-  AppliedPolicy,
-  Choose,
-  Fields,
-  GuardOptions,
-  KeyOf,
-  Policies,
-  Policy,
-  Reply,
-} from "./guard.js";
+export type * from "./guard-types.js";
 
 /** A hook of a route: `onRequest`, or a later one, for policies that read the body. */
 export type Hook<R extends FastifyRequest = FastifyRequest> = (

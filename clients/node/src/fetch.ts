@@ -13,17 +13,7 @@ import { textOf } from "./http.js";
 import { checkedOptions, OPTIONS } from "./options.js";
 import type { KeyOf, PolicySet } from "./policy.js";
 
-export type {
-  Answer,
-  AppliedPolicy,
-  Choose,
-  Fields,
-  GuardOptions,
-  KeyOf,
-  Policies,
-  Policy,
-  Reply,
-} from "./guard.js";
+export type * from "./guard-types.js";
 
 /** A context of Hono, as far as it matters here. */
 export interface Context {

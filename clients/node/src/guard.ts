@@ -1,6 +1,6 @@
 // Decides about requests by policies, whatever the framework. What is said once is said here.
 
-import type { Asking } from "./asker.js";
+import { askerOf, type Asking } from "./asker.js";
 import { type Clock, isMistake } from "./clock.js";
 import type { Decision, Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
@@ -22,7 +22,6 @@ import {
 import { duration, type Window } from "./quota.js";
 import { isReply } from "./connections.js";
 import { Local, logLocal } from "./local.js";
-import { now } from "./realtime.js";
 import { warn } from "./warning.js";
 
 export type { Answer, Fields, Problem, Reply } from "./http.js";
@@ -34,7 +33,7 @@ export interface GuardOptions<R> {
   key?: KeyOf<R> | undefined;
   /**
    * While Redis is away: `open` lets requests pass, `closed` answers 503, `local` limits by the same policies in this
-   * process, each process by itself. `open` if left out.
+   * process, each process by itself; on a cluster, requests that need a node that is away. `open` if left out.
    */
   fail?: "open" | "closed" | "local" | undefined;
   /**
@@ -119,8 +118,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#setting = { key, outer: whoIn, addressOf: (request) => this.addressOf(request), prefix };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
-    this.#driver = new Driver(client, timeoutMs, duration(remember), clock);
-    if (fail === "local") this.#local = new Local(duration(remember), clock, options.onLocal ?? logLocal);
+    const [asker, rememberMs] = [askerOf(client, timeoutMs), duration(remember)];
+    if (fail === "local") this.#local = new Local(asker, rememberMs, clock, options.onLocal ?? logLocal);
+    this.#driver = new Driver(this.#local?.asker ?? asker, rememberMs, clock);
     this.middleware = this.whole(this.handler(this.#own));
   }
 
@@ -249,13 +249,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** What is decided of each visit, or why nothing is. All leave together. */
   async #ask(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
     const local = this.#local;
-    if (local?.asks() === false) return this.#askLocally(local, visits);
-    const askedMs = local && now();
+    if (local?.asks(visits.flatMap(({ shares }) => shares)) === false) return this.#askLocally(local, visits);
     const all = await decide(visits);
-    if (local === undefined) return all;
     const error = all.find((decided) => decided instanceof Error);
-    local.note(askedMs as number, error);
-    if (error === undefined) return all;
+    if (local === undefined || error === undefined) return all;
     if (isReply(error)) this.#onError(error);
     else this.#options.onError?.(error);
     for (const { driver, asked } of visits) void driver.giveBack(asked);

@@ -6,17 +6,7 @@ import { textOf } from "./http.js";
 import { isGone, routeName } from "./node-http.js";
 import type { PolicySet } from "./policy.js";
 
-export type {
-  Answer,
-  AppliedPolicy,
-  Choose,
-  Fields,
-  GuardOptions,
-  KeyOf,
-  Policies,
-  Policy,
-  Reply,
-} from "./guard.js";
+export type * from "./guard-types.js";
 
 /** What a context of Koa, and of @koa/router, has, as far as it matters here. */
 export interface Context {

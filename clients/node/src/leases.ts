@@ -1,13 +1,13 @@
 // A limiter that asks the server only now and then.
 
 import { inspect } from "node:util";
-import type { Asking } from "./asker.js";
+import { askerOf, type Asking } from "./asker.js";
 import type { Clock } from "./clock.js";
 import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "./commands.js";
 import { Driver } from "./driver.js";
 import { type Answer, Rules, tightest } from "./keys/request.js";
 import { checkedOptions, OPTIONS } from "./options.js";
-import { checkedQuotas, duration, MAX_LIMIT, type Quota, type Quotas, type Window } from "./quota.js";
+import { checkedQuotas, duration, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
 
 /** How long a lease lasts if nothing else is said. */
 export const LEASE_MS = 100;
@@ -58,9 +58,9 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     clock,
   } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas);
-  const most = wholeUnits(units ?? Math.floor(smallest(list) / 100));
+  const most = wholeUnits(units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100));
   const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
-  const driver = new Driver(client, timeoutMs, duration(remember), clock);
+  const driver = new Driver(askerOf(client, timeoutMs), duration(remember), clock);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);
@@ -76,10 +76,6 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
 /** Of a request of one share. */
 export function verdictOf({ limited, at, rows: [rows] }: Answer, cost: number): Verdict {
   return { ...tightest(rows ?? []), taken: limited ? 0 : cost, at };
-}
-
-function smallest(quotas: readonly Quota[]): number {
-  return Math.min(...quotas.map(([limit]) => limit));
 }
 
 /** The units of a lease, if they make sense. */

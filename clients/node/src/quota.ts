@@ -66,15 +66,11 @@ export function listOf(quotas: Quotas): readonly Quota[] {
   if (typeof quotas === "string") return parseQuotas(quotas);
   if (!Array.isArray(quotas)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
   if (typeof quotas[0] === "number") return [quotas as unknown as Quota];
-  return quotas.every(isPair) ? quotas : (quotas as readonly (string | Quota)[]).flatMap(pairsOf);
-}
-
-function isPair(quota: unknown): quota is Quota {
-  return typeof quota !== "string";
-}
-
-function pairsOf(quota: string | Quota): readonly Quota[] {
-  return typeof quota === "string" ? parseQuotas(quota) : [quota];
+  const isPair = (quota: unknown) => typeof quota !== "string";
+  if (quotas.every(isPair)) return quotas as readonly Quota[];
+  return (quotas as readonly (string | Quota)[]).flatMap((quota) =>
+    typeof quota === "string" ? parseQuotas(quota) : [quota],
+  );
 }
 
 /** Quotas as pairs, if the server would take them: whatever it refused would look like Redis being away. */

@@ -1,6 +1,6 @@
 // What the stores of other libraries share.
 
-import { type Asking, limiterOf } from "./asker.js";
+import { askerOf, type Asking, limiterOf } from "./asker.js";
 import type { Clock } from "./clock.js";
 import type { RateLimiter } from "./commands.js";
 import { Driver } from "./driver.js";
@@ -35,7 +35,7 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
     clock,
   } = checkedOptions("a store", OPTIONS.store, options);
   const rememberMs = duration(remember);
-  const driver = new Driver(client, timeoutMs, rememberMs, clock);
+  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock);
   return {
     prefix,
     driver,

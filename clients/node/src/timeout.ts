@@ -7,14 +7,14 @@ import { eventLoopUtilization, now, setImmediate, setTimeout } from "./realtime.
 export const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 /** What a timeout sees of the process. */
-export interface Clock {
+export interface EventLoop {
   /** The time, and how much of it the event loop has waited with nothing to do. */
   now(): { ms: number; idleMs: number };
   /** Calls back after this time, once all that has arrived is read. */
   afterReading(ms: number, callback: () => void): void;
 }
 
-const processClock: Clock = {
+const eventLoop: EventLoop = {
   now: () => ({ ms: now(), idleMs: eventLoopUtilization().idle }),
   afterReading: (ms, callback) => {
     // A turn of the event loop runs timers, then reads sockets, then runs immediates. The timer keeps no process
@@ -51,19 +51,19 @@ let answers = 0;
 export class Timeout {
   readonly ms: number;
   readonly #mostMs: number;
-  readonly #clock: Clock;
+  readonly #loop: EventLoop;
   /** In the order in which they are due. */
   readonly #waiting = new Set<Waiting>();
   #listenedMs = 0;
   #looking = false;
 
-  constructor(timeoutMs: number, clock: Clock = processClock) {
+  constructor(timeoutMs: number, loop: EventLoop = eventLoop) {
     if (!(timeoutMs > 0) || typeof timeoutMs !== "number") {
       throw new RangeError("timeoutMs must be a number of more than 0");
     }
     this.ms = timeoutMs;
     this.#mostMs = Math.min(Math.max(timeoutMs / 10, 2), 2000);
-    this.#clock = clock;
+    this.#loop = loop;
   }
 
   /** Its time begins now; anew, if it has begun before. */
@@ -105,14 +105,14 @@ export class Timeout {
 
   #lookLater(): void {
     this.#looking = true;
-    const last = { ...this.#clock.now(), answers };
-    this.#clock.afterReading(this.#mostMs / 2, () => {
+    const last = { ...this.#loop.now(), answers };
+    this.#loop.afterReading(this.#mostMs / 2, () => {
       this.#look(last);
     });
   }
 
   #look(last: Moment): void {
-    this.#listenedMs += this.#listened(last, { ...this.#clock.now(), answers });
+    this.#listenedMs += this.#listened(last, { ...this.#loop.now(), answers });
     for (const waiting of this.#waiting) {
       if (waiting.dueMs > this.#listenedMs) break;
       this.#waiting.delete(waiting);

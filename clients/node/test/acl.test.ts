@@ -4,41 +4,31 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, before, beforeEach, describe, test } from "node:test";
 import express from "express";
-import { Cluster, Redis } from "ioredis";
-import { createClient, createCluster } from "redis";
+import { Cluster } from "ioredis";
+import { createCluster } from "redis";
 import { type Asking, type RateLimiter, rl, withTimeout } from "redis-rl";
 import { Guard } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
-import { rateLimiter } from "redis-rl/ioredis";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { ALGORITHMS, command, serve, Server, socket, startCluster } from "./harness.js";
+import {
+  ALGORITHMS,
+  command,
+  HOUR,
+  PATIENT,
+  serve,
+  Server,
+  socket,
+  startCluster,
+  libraries,
+} from "./harness.js";
 
 const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
 const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.exec(operations) ?? [];
 
 const [, inCluster = ""] = /on a cluster also `(.*?)`/.exec(operations) ?? [];
 
-const HOUR = 3_600_000;
-/** However busy the machine is, a server that answers is not away. */
-const PATIENT = { timeoutMs: 30_000 };
-
-const clients: Record<
-  string,
-  (port: number) => Promise<{ limiter: RateLimiter; asking: Asking; stop(): void }>
-> = {
-  "node-redis": async (port) => {
-    const url = `redis://app:secret@127.0.0.1:${port}`;
-    const client = await createClient({ url, socket, modules: { rl } }).connect();
-    return { limiter: client.rl, asking: client, stop: () => client.destroy() };
-  },
-  ioredis: async (port) => {
-    const redis = new Redis(port, { username: "app", password: "secret" });
-    return { limiter: rateLimiter(redis), asking: redis, stop: () => redis.disconnect() };
-  },
-};
-
-for (const [name, connect] of Object.entries(clients)) {
+for (const [name, connect] of Object.entries(libraries)) {
   describe(name, () => {
     let server: Server;
     let limiter: RateLimiter;
@@ -47,7 +37,7 @@ for (const [name, connect] of Object.entries(clients)) {
     before(async () => {
       server = await Server.start();
       await command(server, ...rules.split(" "));
-      ({ limiter, asking, stop } = await connect(server.port));
+      ({ limiter, client: asking, stop } = connect(`redis://app:secret@127.0.0.1:${server.port}`));
     });
     after(async () => {
       stop?.();

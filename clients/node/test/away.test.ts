@@ -5,72 +5,28 @@ import { afterEach, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { type Asking, rl, withTimeout } from "redis-rl";
-import { Guard, type GuardOptions, type Request } from "redis-rl/express";
-import { RateLimitStore } from "redis-rl/express-rate-limit";
-import { type Hits, rateLimitStore } from "redis-rl/fastify-rate-limit";
-import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { calls, command, Server, socket, tally, waitFor, work } from "./harness.js";
+import type { GuardOptions, Request } from "redis-rl/express";
+import { type Ask, guarded, stores } from "./asks.js";
+import {
+  calls,
+  command,
+  Server,
+  socket,
+  tally,
+  waitFor,
+  work,
+  type Connected,
+  libraries,
+  PATIENT,
+} from "./harness.js";
 
-const HOUR = 3_600_000;
 const AT_ONCE = 100;
 /** For requests that nothing will answer. */
 const IMPATIENT: GuardOptions<Request> = { timeoutMs: 50, onError: () => {} };
-/** However busy the machine is, a server that answers is not away. */
-const PATIENT: GuardOptions<Request> = { timeoutMs: 30_000, onError: () => {} };
+const patient: GuardOptions<Request> = { ...PATIENT, onError: () => {} };
 
-interface Client {
-  client: Asking;
-  /** Answered after all that was sent before on this connection. */
-  ping(): Promise<unknown>;
-  stop(): void;
-}
-
-const clients: Record<string, (url: string) => Client> = {
-  "node-redis": (url) => {
-    const client = createClient({ url, socket, modules: { rl } });
-    client.on("error", () => {});
-    client.connect().catch(() => {});
-    return { client, ping: () => client.ping(), stop: () => client.destroy() };
-  },
-  ioredis: (url) => {
-    const redis = new Redis(url);
-    redis.on("error", () => {});
-    return { client: redis, ping: () => redis.ping(), stop: () => redis.disconnect() };
-  },
-};
-
-/** The status of the answer to a request, and 500 for an error. */
-type Ask = () => Promise<number>;
-
-const failed = () => 500;
-
-function express(client: Asking, options: GuardOptions<Request>): Ask {
-  const guard = new Guard(client, { quotas: [5, "1h"], key: () => "key" }, options);
-  return () => guard.take({} as Request).then(({ status }) => status, failed);
-}
-
-function store(client: Asking, timeoutMs: number): Ask {
-  const store = new RateLimitStore(client, { prefix: "store:", timeoutMs });
-  store.init({ windowMs: HOUR, limit: 5 });
-  return () => store.increment("key").then(({ totalHits }) => (totalHits > 5 ? 429 : 200), failed);
-}
-
-function storage(client: Asking, timeoutMs: number): Ask {
-  const storage = new RateLimitStorage(client, { prefix: "nest:", timeoutMs });
-  const hit = () => storage.increment("key", HOUR, 5, HOUR);
-  return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
-}
-
-function fastify(client: Asking, timeoutMs: number): Ask {
-  const store = new (rateLimitStore(client, { prefix: "fastify:", timeoutMs }))({
-    exponentialBackoff: true,
-  });
-  return () =>
-    new Promise((resolve) => {
-      const answered = (_: unknown, hits?: Hits) => resolve(hits ? (hits.current > 5 ? 429 : 200) : 500);
-      store.incr("key", answered, HOUR, 5);
-    });
-}
+const express = (client: Asking, options: GuardOptions<Request>, lease?: number) =>
+  guarded(client, "key", options, lease);
 
 const times = (count: number, ask: Ask) => Promise.all(Array.from({ length: count }, ask));
 
@@ -79,12 +35,12 @@ async function everyWaitEnds(client: Asking): Promise<void> {
   const waits = [
     times(AT_ONCE, express(client, { ...IMPATIENT, fail: "open" })),
     times(AT_ONCE, express(client, { ...IMPATIENT, fail: "closed" })),
-    times(AT_ONCE, store(client, 50)),
-    times(AT_ONCE, storage(client, 50)),
-    times(AT_ONCE, fastify(client, 50)),
+    times(AT_ONCE, express(client, { ...IMPATIENT, fail: "closed" }, 10)),
+    ...Object.entries(stores).map(([name, ask]) => times(AT_ONCE, ask(client, `${name}:`, 50))),
   ];
   assert.deepEqual((await Promise.all(waits)).map(tally), [
     { 200: AT_ONCE },
+    { 503: AT_ONCE },
     { 503: AT_ONCE },
     { 500: AT_ONCE },
     { 500: AT_ONCE },
@@ -110,10 +66,10 @@ async function isWell(client: Asking): Promise<void> {
   );
 }
 
-for (const [name, connect] of Object.entries(clients)) {
+for (const [name, connect] of Object.entries(libraries)) {
   describe(name, () => {
     let server: Server;
-    let client: Client;
+    let client: Connected;
     beforeEach(async () => {
       server = await Server.start();
       client = connect(server.url);
@@ -123,20 +79,21 @@ for (const [name, connect] of Object.entries(clients)) {
       await server.stop();
     });
 
-    test("a server that is stopped: every wait ends, and once it goes on all is well", async () => {
-      await client.ping();
-      server.freeze();
-      await everyWaitEnds(client.client);
-      server.thaw();
-      await isWell(client.client);
-    });
-
-    test("a server that is stopped while the client connects", async () => {
-      server.freeze();
-      await everyWaitEnds(client.client);
-      server.thaw();
-      await isWell(client.client);
-    });
+    for (const [fault, begin, end] of [
+      ["is stopped while the client connects", () => server.freeze(), () => server.thaw()],
+      ["is stopped", () => client.ping().then(() => server.freeze()), () => server.thaw()],
+      [
+        "is paused",
+        () => client.ping().then(() => command(server, "CLIENT", "PAUSE", "1000000", "WRITE")),
+        () => command(server, "CLIENT", "UNPAUSE"),
+      ],
+    ] as const)
+      test(`a server that ${fault}: every wait ends, and once it goes on all is well`, async () => {
+        await begin();
+        await everyWaitEnds(client.client);
+        await end();
+        await isWell(client.client);
+      });
 
     test("a server that is stopped: with a timeout every call ends, and a wait for a limit", async () => {
       await client.ping();
@@ -157,14 +114,6 @@ for (const [name, connect] of Object.entries(clients)) {
       await isWell(client.client);
     });
 
-    test("a server that is paused: every wait ends, and once it goes on all is well", async () => {
-      await client.ping();
-      await command(server, "CLIENT", "PAUSE", "1000000", "WRITE");
-      await everyWaitEnds(client.client);
-      await command(server, "CLIENT", "UNPAUSE");
-      await isWell(client.client);
-    });
-
     test("a server that was killed: every wait ends, and what passed then is not counted later", async () => {
       await client.ping();
       await server.stop();
@@ -175,7 +124,7 @@ for (const [name, connect] of Object.entries(clients)) {
       assert.equal(await command(server, "DBSIZE"), AT_ONCE);
       // This is sent for what the client has kept: from before it saw that the server is gone, but nothing since.
       assert.ok((await calls(server, "PING")) < 2 * 4 * AT_ONCE);
-      const ask = express(client.client, PATIENT);
+      const ask = express(client.client, patient);
       assert.deepEqual(tally(await times(20, ask)), { 200: 5, 429: 15 });
     });
 
@@ -221,7 +170,7 @@ test("a client's own timeout, which is this process's time, does not end the wai
     // Only now, since ioredis needs longer to connect. That of node-redis is for what it has not sent yet.
     redis.options.commandTimeout = 1;
     for (const each of [client, redis]) {
-      const asked = times(2000, express(each, { ...PATIENT, fail: "closed" }));
+      const asked = times(2000, express(each, { ...patient, fail: "closed" }));
       work(20);
       assert.equal(tally(await asked)[503], undefined);
     }
@@ -236,7 +185,7 @@ test("warnings: one at once, then one a second that tells how many", async (t) =
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const warned = t.mock.method(console, "warn", () => {});
   const away = { send: () => Promise.reject(new Error("it is away")) };
-  const ask = express(away, {});
+  const ask = express(away, { onError: undefined });
   const told = () => {
     const texts = warned.mock.calls.map((call) => call.arguments.join(" "));
     warned.mock.resetCalls();
@@ -246,7 +195,7 @@ test("warnings: one at once, then one a second that tells how many", async (t) =
   await times(50, ask);
   assert.deepEqual(told(), text(1));
   // Those of another middleware count too.
-  await times(50, express(away, {}));
+  await times(50, express(away, { onError: undefined }));
   t.mock.timers.tick(999);
   assert.deepEqual(told(), []);
   t.mock.timers.tick(1);

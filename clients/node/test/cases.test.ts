@@ -17,14 +17,12 @@ import {
   type Quota,
   type RateLimiter,
   rl,
-  type Verdict,
   type Words,
 } from "redis-rl";
 import { Guard, type Policy, type Request } from "redis-rl/express";
 import { rateLimiter } from "redis-rl/ioredis";
-import { Server, socket } from "./harness.js";
+import { Server, socket, type Figures, verdictOf } from "./harness.js";
 
-type Figures = [number, number, number, number, number, taken?: number, at?: number];
 interface Step {
   call?: Algorithm | "peek" | "info" | "all";
   key: string;
@@ -144,18 +142,6 @@ async function run({ limiter, raw }: Client, step: Step): Promise<void> {
   } else {
     assert.deepEqual(await reply, verdictOf(step.reply as Figures));
   }
-}
-
-function verdictOf([limited, limit, remaining, retryAfterMs, resetAfterMs, taken, at]: Figures): Verdict {
-  const verdict = {
-    allowed: limited === 0,
-    limited: limited === 1,
-    limit,
-    remaining,
-    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
-    resetAfterMs,
-  };
-  return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };
 }
 
 function decisionOf([limited, retryAfterMs, at, rows]: HttpCase["reply"]): Decision {

@@ -6,12 +6,17 @@ import { Redis } from "ioredis";
 import { leases, type RateLimiter, withClock } from "redis-rl";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
-import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { ALGORITHMS, calls, clock, command, Server, type Client, onOneServer } from "./harness.js";
-
-const HOUR = 3_600_000;
-/** However busy the machine is, a server that answers is not away. */
-const PATIENT = { timeoutMs: 30_000 };
+import {
+  ALGORITHMS,
+  calls,
+  type Client,
+  clock,
+  command,
+  HOUR,
+  onOneServer,
+  PATIENT,
+  Server,
+} from "./harness.js";
 
 describe("clock", () => {
   let server: Server;
@@ -132,19 +137,6 @@ describe("clock", () => {
         await store.resetKey("key");
         assert.equal(await command(server, "DBSIZE"), 0);
       }
-    }
-  });
-
-  test("@nestjs/throttler", async () => {
-    for (const each of [client, redis]) {
-      const storage = new RateLimitStorage(each, { ...PATIENT, clock: () => now });
-      const hit = () => storage.increment("key", 10_000, 1, 0);
-      assert.equal((await hit()).isBlocked, false);
-      now += 9_999;
-      assert.equal((await hit()).timeToBlockExpire, 1);
-      now += 1;
-      assert.equal((await hit()).isBlocked, false);
-      await command(server, "FLUSHALL");
     }
   });
 });

@@ -1,28 +1,36 @@
 // Every adapter on every kind of connection: what passes, connections that fall silent, and give-backs.
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
-import { after, afterEach, before, describe, test } from "node:test";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
 import { acquire, type Client, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
-import { Guard, type GuardOptions, type Request } from "redis-rl/express";
-import { RateLimitStore } from "redis-rl/express-rate-limit";
+import { Guard, type Request } from "redis-rl/express";
 import { rateLimiter } from "redis-rl/ioredis";
-import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { Forwarder, Server, socket, startCluster, startSentinel, tally, waitFor } from "./harness.js";
+import { type Ask, failed, guarded, LIMIT, quotas, statusOf, stores } from "./asks.js";
+import {
+  ALGORITHMS,
+  command,
+  Forwarder,
+  freePort,
+  opened,
+  PATIENT,
+  Server,
+  socket,
+  startCluster,
+  startSentinel,
+  tally,
+  waitFor,
+} from "./harness.js";
 
-const LIMIT = 5;
-const quotas = `${LIMIT}/h`;
-const HOUR = 3_600_000;
-/** However busy the machine is, a server that answers is not away. */
-const PATIENT_MS = 30_000;
+const PATIENT_MS = PATIENT.timeoutMs;
 
-/** What a test has opened. */
-const open: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of open.splice(0).reverse()) await close();
-});
+const open = opened();
 
 /** Servers, and what lies before them. */
 interface Servers {
@@ -116,40 +124,19 @@ function ofIoredis(redis: Redis | Cluster): Connected {
   return { limiter: rateLimiter(redis), client: redis, stop: () => redis.disconnect() };
 }
 
-/** A request to an adapter: the status of its answer, 500 for an error. */
-type Ask = () => Promise<number>;
-
-const failed = () => 500;
-
-function middleware(client: Client, key: string, options: GuardOptions<Request>, lease = 0) {
-  const guard = new Guard(client, { quotas, key, lease }, { onError: () => {}, ...options });
-  return { ask: () => statusOf(guard), close: () => guard.close() };
-}
-
-const statusOf = (guard: Guard): Promise<number> =>
-  guard.take({} as Request).then(({ status }) => status, failed);
-
 const { version } = createRequire(import.meta.url)("@redis/client/package.json") as { version: string };
 const canDuplicate = Number(version.split(".")[0]) > 5;
 
 const ofVerdict = ({ limited }: { limited: boolean }) => (limited ? 429 : 200);
 const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
-  fixed:
-    ({ limiter }, key) =>
-    () =>
-      limiter.fixed(key, quotas).then(ofVerdict, failed),
-  sliding:
-    ({ limiter }, key) =>
-    () =>
-      limiter.sliding(key, quotas).then(ofVerdict, failed),
-  log:
-    ({ limiter }, key) =>
-    () =>
-      limiter.log(key, quotas).then(ofVerdict, failed),
-  bucket:
-    ({ limiter }, key) =>
-    () =>
-      limiter.bucket(key, quotas).then(ofVerdict, failed),
+  ...Object.fromEntries(
+    ALGORITHMS.map((algorithm) => [
+      algorithm,
+      ({ limiter }: Connected, key: string) =>
+        () =>
+          limiter[algorithm](key, quotas).then(ofVerdict, failed),
+    ]),
+  ),
   all: ({ limiter }, key) => {
     const row = { algorithm: "log", limit: LIMIT, window: "1h" } as const;
     const rows = [
@@ -166,18 +153,14 @@ const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
     const leased = leases(client, { quotas, units: 2, timeoutMs: PATIENT_MS });
     return () => leased.take(key).then(ofVerdict, failed);
   },
-  "the middleware": ({ client }, key) => middleware(client, key, { timeoutMs: PATIENT_MS }).ask,
-  "the middleware, leased": ({ client }, key) => middleware(client, key, { timeoutMs: PATIENT_MS }, 2).ask,
-  "the store": ({ client }, prefix) => {
-    const store = new RateLimitStore(client, { prefix, timeoutMs: PATIENT_MS });
-    store.init({ windowMs: HOUR, limit: LIMIT });
-    return () => store.increment("key").then(({ totalHits }) => (totalHits > LIMIT ? 429 : 200), failed);
-  },
-  "the storage": ({ client }, prefix) => {
-    const storage = new RateLimitStorage(client, { prefix, timeoutMs: PATIENT_MS });
-    const hit = () => storage.increment("key", HOUR, LIMIT, HOUR);
-    return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
-  },
+  "the middleware": ({ client }, key) => guarded(client, key, PATIENT),
+  "the middleware, leased": ({ client }, key) => guarded(client, key, PATIENT, 2),
+  ...Object.fromEntries(
+    Object.entries(stores).map(([name, ask]) => [
+      name,
+      ({ client }: Connected, prefix: string) => ask(client, prefix, PATIENT_MS),
+    ]),
+  ),
 };
 
 /** What takes units and returns what gives them back. A client may lose the answer to that. */
@@ -294,7 +277,7 @@ describe("connections", () => {
 
       test("connections that fall silent are given up: the next requests ask on new ones", async () => {
         const [{ client }, forwarders] = await connectThrough(kind);
-        const { ask } = middleware(client, aKey(), { timeoutMs: 100, fail: "closed" });
+        const ask = guarded(client, aKey(), { timeoutMs: 100, fail: "closed" });
         await waitFor("the first decision", async () => (await ask()) !== 503);
         for (const forwarder of forwarders) forwarder.silence();
         const undecided = [];
@@ -310,12 +293,12 @@ describe("connections", () => {
       test("a server whose answers take four fifths of the timeout: every request is decided", async () => {
         const [{ client }, forwarders] = await connectThrough(kind);
         const options = { timeoutMs: 400, fail: "closed" } as const;
-        const asks = [middleware(client, aKey(), options).ask, middleware(client, aKey(), options, 10).ask];
+        const asks = [guarded(client, aKey(), options), guarded(client, aKey(), options, 10)];
         // Opens the connections.
         for (const ask of asks) await waitFor("the first decision", async () => (await ask()) !== 503);
         for (const forwarder of forwarders) forwarder.delayMs = 160;
         const asked = [];
-        for (let i = 0; i < 50; i++) {
+        for (let i = 0; i < 20; i++) {
           // Some while others are on their way.
           await new Promise((resolve) => setTimeout(resolve, 10));
           for (const ask of asks) asked.push(ask());
@@ -331,15 +314,16 @@ describe("connections", () => {
         { skip: waits },
         async () => {
           const [{ client }, forwarders] = await connectThrough(kind);
-          const { ask } = middleware(client, aKey(), { timeoutMs: 50, fail: "closed" });
+          const ask = guarded(client, aKey(), { timeoutMs: 50, fail: "closed" });
           await waitFor("the first decision", async () => (await ask()) !== 503);
           for (const forwarder of forwarders) {
             forwarder.carries = false;
             forwarder.silence();
           }
           const statuses = [];
-          for (let i = 0; i < 30; i++) statuses.push(await ask());
-          assert.deepEqual(tally(statuses), { 503: 30 });
+          // For longer than a greeting may take.
+          for (let i = 0; i < 12; i++) statuses.push(await ask());
+          assert.deepEqual(tally(statuses), { 503: 12 });
           for (const forwarder of forwarders) forwarder.carries = true;
           await waitFor("a decision", async () => (await ask()) !== 503);
         },
@@ -375,6 +359,93 @@ describe("connections", () => {
           assert.equal(await used(stored, direct), given);
         });
       }
+    });
+  }
+});
+
+describe("connections of the package's own are like the application's", () => {
+  const user = { username: "app", password: "secret" };
+  const credentialsProvider = {
+    type: "async-credentials-provider" as const,
+    credentials: () => Promise.resolve(user),
+  };
+  const host = "127.0.0.1";
+
+  type Startable = Extract<Client, { isOpen: boolean }> & {
+    on(event: "error", listener: () => void): unknown;
+    destroy(): unknown;
+  };
+
+  /** What node-redis and ioredis take beside the port. */
+  type Tls = Record<"ca" | "cert" | "key", Buffer>;
+  const ofNodeRedis = (port: number, tls: Tls) => ({
+    socket: { ...socket, host, port, tls: true as const, ...tls },
+    database: 3,
+  });
+  const ofCluster = (port: number, tls: Tls) => ({
+    rootNodes: [{ url: `rediss://${host}:${port}` }],
+    defaults: { socket: { ...socket, tls: true as const, ...tls } },
+  });
+  const clients: Record<string, (port: number, tls: Tls) => { client: Client; stop(): unknown }> = {
+    "node-redis, a user": (port, tls) => started(createClient({ ...ofNodeRedis(port, tls), ...user })),
+    "node-redis, a credentials provider": (port, tls) =>
+      started(createClient({ ...ofNodeRedis(port, tls), credentialsProvider })),
+    "node-redis, a pool": (port, tls) =>
+      started(createClientPool({ ...ofNodeRedis(port, tls), credentialsProvider })),
+    "node-redis, a cluster": (port, tls) => {
+      const { rootNodes, defaults } = ofCluster(port, tls);
+      return started(createCluster({ rootNodes, defaults: { ...defaults, credentialsProvider } }));
+    },
+    ioredis: (port, tls) => ofIoredis(new Redis({ host, port, tls, ...user, db: 3 })),
+    "ioredis, a cluster": (port, tls) =>
+      ofIoredis(new Cluster([{ host, port }], { redisOptions: { tls, ...user } })),
+  };
+
+  function started(client: Startable) {
+    client.on("error", () => {});
+    client.connect().catch(() => {});
+    return { client, stop: () => client.destroy() };
+  }
+
+  let folder: string;
+  let isKnown: boolean;
+  before(async () => {
+    folder = mkdtempSync(join(tmpdir(), "redis-rl-tls-"));
+    const key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    const certify = (name: string, ...more: string[]) => {
+      const words = ["req", "-x509", ...key, "-keyout", `${name}.key`, "-out", `${name}.crt`];
+      execFileSync("openssl", [...words, "-subj", `/CN=${name}`, ...more], { cwd: folder, stdio: "pipe" });
+    };
+    certify("ca");
+    certify("own", "-CA", "ca.crt", "-CAkey", "ca.key", "-addext", `subjectAltName=IP:${host}`);
+    const server = await Server.startWithoutModule();
+    isKnown = JSON.stringify(await command(server, "CONFIG", "GET", "tls-port")).includes("tls-port");
+    await server.stop();
+  });
+  after(() => rmSync(folder, { recursive: true }));
+
+  for (const [kind, connect] of Object.entries(clients)) {
+    test(`${kind}: its certificates, its user and its database`, async (t) => {
+      if (!isKnown) return t.skip("the server was built without TLS");
+      const [ca = "", cert = "", key = ""] = ["ca.crt", "own.crt", "own.key"].map((name) =>
+        join(folder, name),
+      );
+      const port = await freePort();
+      // Its clients need a certificate too.
+      const settings = ["--tls-port", String(port), "--tls-cluster", "yes", "--cluster-announce-ip", host];
+      settings.push("--tls-ca-cert-file", ca, "--tls-cert-file", cert, "--tls-key-file", key);
+      const isCluster = kind.includes("cluster");
+      const server = await Server.start(...settings, "--cluster-enabled", isCluster ? "yes" : "no");
+      open.push(() => server.stop());
+      if (isCluster) await command(server, "CLUSTER", "ADDSLOTSRANGE", "0", "16383");
+      await command(server, "ACL", "SETUSER", user.username, "on", `>${user.password}`, "~*", "&*", "+@all");
+      await command(server, "ACL", "SETUSER", "default", "-rl.log");
+      const files = { ca: readFileSync(ca), cert: readFileSync(cert), key: readFileSync(key) };
+      const { client, stop } = connect(port, files);
+      open.push(stop);
+      const ask = guarded(client, "key", { timeoutMs: PATIENT_MS, fail: "closed" });
+      await waitFor("a decision", async () => (await ask()) === 200);
+      if (!isCluster) assert.match(String(await command(server, "INFO", "keyspace")), /db3:keys=1/);
     });
   }
 });

@@ -5,11 +5,9 @@ import { before, describe, test } from "node:test";
 import fastifyRateLimit, { type RateLimitOptions, type RateLimitPluginOptions } from "@fastify/rate-limit";
 import Fastify, { type FastifyInstance } from "fastify";
 import { rateLimitStore, type StoreOptions } from "redis-rl/fastify-rate-limit";
-import { calls, type Client, clock, command, onOneServer, type Server, tally } from "./harness.js";
+import { calls, type Client, clock, command, onOneServer, PATIENT, type Server, tally } from "./harness.js";
 
 const MINUTE = 60_000;
-/** However busy the machine is, a server that answers is not away. */
-const PATIENT = { timeoutMs: 30_000 };
 
 describe("@fastify/rate-limit", () => {
   let server: Server;

@@ -6,16 +6,22 @@ import { createServer, type Server as HttpServer } from "node:http";
 import { type AddressInfo, connect, createServer as createListener, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, before, beforeEach } from "node:test";
+import { after, afterEach, before, beforeEach } from "node:test";
 import { setTimeout as delay } from "node:timers/promises";
+import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type Algorithm, rl } from "redis-rl";
+import { type Algorithm, type Client as AnyClient, type RateLimiter, rl, type Verdict } from "redis-rl";
+import { rateLimiter } from "redis-rl/ioredis";
 
 const { REDIS_SERVER = "redis-server", MODULE } = process.env;
 if (MODULE === undefined) throw new Error("MODULE is the path of libredis_rl.so");
 const module_ = MODULE;
 
 export const ALGORITHMS: readonly Algorithm[] = ["fixed", "sliding", "log", "bucket"];
+
+export const HOUR = 3_600_000;
+/** However busy the machine is, a server that answers is not away. */
+export const PATIENT = { timeoutMs: 30_000 };
 
 /** No condition takes longer, however busy the machine is. */
 const PATIENCE_MS = 30_000;
@@ -31,6 +37,38 @@ export async function waitFor<T>(what: string, condition: () => Promise<T | unde
     if (Date.now() > end) throw new Error(`waited in vain for ${what}`);
     await delay(5);
   }
+}
+
+/** What a test opens: how each is closed when it ends, the last first. */
+export function opened(): (() => unknown)[] {
+  const open: (() => unknown)[] = [];
+  afterEach(async () => {
+    for (const close of open.splice(0).reverse()) await close();
+  });
+  return open;
+}
+
+export type Figures = [number, number, number, number, number, taken?: number, at?: number];
+
+/** What a reply means. */
+export function verdictOf([
+  limited,
+  limit,
+  remaining,
+  retryAfterMs,
+  resetAfterMs,
+  taken,
+  at,
+]: Figures): Verdict {
+  const verdict = {
+    allowed: limited === 0,
+    limited: limited === 1,
+    limit,
+    remaining,
+    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
+    resetAfterMs,
+  };
+  return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };
 }
 
 /** A promise that is kept when it is opened. */
@@ -127,6 +165,17 @@ function answers(port: number): Promise<boolean> {
   });
 }
 
+/** Whether anything listens at this port. */
+export function isThere(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect(port, "127.0.0.1", () => {
+      socket.destroy();
+      resolve(true);
+    });
+    socket.once("error", () => resolve(false));
+  });
+}
+
 export async function freePort(): Promise<number> {
   // A cluster's bus takes the port 10000 above.
   for (;;) {
@@ -151,6 +200,34 @@ export const connectTo = (server: { url: string }) =>
   createClient({ url: server.url, socket, modules: { rl } }).connect();
 
 export type Client = Awaited<ReturnType<typeof connectTo>>;
+
+/** A client that connects, and connects again. */
+export interface Connected {
+  client: AnyClient;
+  /** For plain commands. */
+  limiter: RateLimiter;
+  /** Answered after all that was sent before on this connection. */
+  ping(): Promise<unknown>;
+  stop(): void;
+}
+
+/** How a client of each library is made. */
+export const libraries: Record<string, (url: string) => Connected> = {
+  "node-redis": (url) => {
+    const client = createClient({ url, socket, modules: { rl } }).on("error", () => {});
+    client.connect().catch(() => {});
+    return { client, limiter: client.rl, ping: () => client.ping(), stop: () => client.destroy() };
+  },
+  ioredis: (url) => {
+    const client = new Redis(url).on("error", () => {});
+    return {
+      client,
+      limiter: rateLimiter(client),
+      ping: () => client.ping(),
+      stop: () => client.disconnect(),
+    };
+  },
+};
 
 /** Gives the tests of a group one server, which each finds empty and without a past, and a client of it. */
 export function onOneServer(use: (server: Server, client: Client) => void): void {

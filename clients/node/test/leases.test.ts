@@ -4,18 +4,28 @@ import assert from "node:assert/strict";
 import { type ChildProcess, execFile, fork } from "node:child_process";
 import { once } from "node:events";
 import type { ServerResponse } from "node:http";
-import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { afterEach, describe, test } from "node:test";
 import { promisify } from "node:util";
-import { Redis } from "ioredis";
-import { createClient } from "redis";
-import { type Leases, leases as leasesOf, type LeaseOptions, type Client, rl } from "redis-rl";
+import { type Leases, leases as leasesOf, type LeaseOptions, type Client } from "redis-rl";
 import { Guard, type GuardOptions, type Policy, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import type { Order } from "./hammer.js";
-import { ALGORITHMS, calls, command, Server, socket, tally, waitFor } from "./harness.js";
+import {
+  ALGORITHMS,
+  calls,
+  command,
+  HOUR,
+  opened,
+  socket,
+  tally,
+  waitFor,
+  libraries,
+  onOneServer,
+  type Client as Direct,
+  type Server,
+} from "./harness.js";
 
-const HOUR = 3_600_000;
 /** However busy the machine is, a refusal is not as old, and a server that answers is not away. */
 const LONG = "1h";
 const PATIENT_MS = 30_000;
@@ -23,44 +33,25 @@ const PATIENT_MS = 30_000;
 const leases = (client: Client, options: LeaseOptions) =>
   leasesOf(client, { timeoutMs: PATIENT_MS, ...options });
 
-/** What a test has opened. */
-const open: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of open.splice(0).reverse()) await close();
-});
+const open = opened();
 
 describe("leases", () => {
   let server: Server;
-  before(async () => {
-    server = await Server.start();
-  });
-  after(() => server?.stop());
-  beforeEach(async () => {
-    await command(server, "FLUSHALL");
-    await command(server, "CONFIG", "RESETSTAT");
-  });
+  let direct: Direct;
+  onOneServer((...started) => ([server, direct] = started));
 
-  const clients: Record<string, () => Promise<Client>> = {
-    "node-redis": async () => {
-      const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
-      open.push(() => client.destroy());
+  const clients = Object.entries(libraries).map(([name, make]) => ({
+    name,
+    connect: async (): Promise<Client> => {
+      const { client, ping, stop } = make(server.url);
+      open.push(stop);
+      await ping();
       return client;
     },
-    ioredis: async () => {
-      const redis = new Redis(server.url);
-      open.push(() => redis.disconnect());
-      return redis;
-    },
-  };
+  }));
+  const [{ connect: anyClient }] = clients as [(typeof clients)[number]];
 
-  async function used(key: string): Promise<number> {
-    const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
-    try {
-      return (await client.rl.info(key))?.windows[0]?.used ?? 0;
-    } finally {
-      client.destroy();
-    }
-  }
+  const used = async (key: string) => (await direct.rl.info(key))?.windows[0]?.used ?? 0;
 
   /** Asks so often, so many at once. */
   async function ask(limiter: Leases, key: string, times: number, atOnce = 50) {
@@ -72,7 +63,7 @@ describe("leases", () => {
     return verdicts;
   }
 
-  for (const [name, connect] of Object.entries(clients)) {
+  for (const { name, connect } of clients) {
     describe(name, () => {
       for (const algorithm of ALGORITHMS) {
         test(`${algorithm}: a hot key costs few commands, exactly the limit passes, and what is left goes back`, async () => {
@@ -191,8 +182,7 @@ describe("leases", () => {
   }
 
   test("what makes no sense is refused", async () => {
-    const limiter = await clients.ioredis?.();
-    assert.ok(limiter);
+    const limiter = await anyClient();
     const make = (options: Partial<LeaseOptions>) => () => leases(limiter, { quotas: [5, "1h"], ...options });
     assert.throws(make({ timeoutMs: 0 }), RangeError);
     for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
@@ -283,7 +273,7 @@ describe("leases", () => {
       return { ask, close: () => guard.close() };
     }
 
-    for (const [name, connect] of Object.entries(clients)) {
+    for (const { name, connect } of clients) {
       test(`${name}: lease: a client that asks often costs few commands, and gets its limit`, async () => {
         const policy = { quotas: "1000/h, 2000/d", key: "key", lease: 100 };
         const { ask, close } = application(await connect(), policy);
@@ -296,19 +286,6 @@ describe("leases", () => {
         assert.match(fields.RateLimit ?? "", /^"requests-1h";r=0;t=\d+$/);
         await close();
         assert.equal(await used("requests:key"), 1000);
-      });
-
-      test(`${name}: remember: a flood costs one command, and several policies are remembered together`, async () => {
-        const { ask } = application(
-          await connect(),
-          { quotas: [5, "1h"], key: () => "key" },
-          { remember: LONG },
-        );
-        const answers = [];
-        for (let i = 0; i < 100; i++) answers.push(await ask());
-        assert.deepEqual(tally(answers.map(({ status }) => status)), { 200: 5, 429: 95 });
-        assert.equal(await calls(server, "RL.LOG"), 6);
-        assert.match(answers.at(-1)?.fields["Retry-After"] ?? "", /^3[56]\d\d$/);
       });
 
       test(`${name}: what is settled goes back, leased or not, and ends a refusal that is remembered`, async () => {
@@ -326,30 +303,10 @@ describe("leases", () => {
           await command(server, "FLUSHALL");
         }
       });
-
-      test(`${name}: Redis away: every wait ends`, async () => {
-        const limiter = await connect();
-        const policy = { quotas: "5/h", key: "key", lease: 10 };
-        const limits = (["open", "closed"] as const).map((fail) =>
-          application(limiter, policy, { fail, timeoutMs: 50, remember: LONG, onError: () => {} }),
-        );
-        server.freeze();
-        try {
-          const answers = await Promise.all(
-            limits.map(({ ask }) => Promise.all(Array.from({ length: 100 }, () => ask()))),
-          );
-          assert.deepEqual(
-            answers.map((answers) => tally(answers.map(({ status }) => status))),
-            [{ 200: 100 }, { 503: 100 }],
-          );
-        } finally {
-          server.thaw();
-        }
-      });
     }
 
     test("a lease is a property of a policy, whose limits differ", async () => {
-      const limiter = (await clients.ioredis?.()) as Client;
+      const limiter = await anyClient();
       assert.throws(
         () => new Guard(limiter, "5/h", { lease: 1 } as GuardOptions<Request>),
         /a guard has no lease/,
@@ -360,7 +317,7 @@ describe("leases", () => {
   });
 
   test("express-rate-limit: remember and lease", async () => {
-    const limiter = (await clients["node-redis"]?.()) as Client;
+    const limiter = await anyClient();
     const increments = async (store: RateLimitStore, times: number) => {
       const hits = [];
       for (let i = 0; i < times; i++) hits.push((await store.increment("key")).totalHits);
@@ -386,7 +343,7 @@ describe("leases", () => {
   });
 
   test("@nestjs/throttler: remember: a client that is blocked costs no command", async () => {
-    const limiter = (await clients["node-redis"]?.()) as Client;
+    const limiter = await anyClient();
     for (const block of [HOUR, 0]) {
       const storage = new RateLimitStorage(limiter, { remember: LONG, timeoutMs: PATIENT_MS });
       const hit = () => storage.increment("key", HOUR, 2, block);

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { type Algorithm, MAX_LIMIT, type Quota, type Verdict } from "redis-rl";
+import { type Figures, verdictOf } from "./harness.js";
 import type * as keys from "./node_modules/redis-rl/dist/keys/keys.js";
 import type * as requests from "./node_modules/redis-rl/dist/keys/request.js";
 import type * as slots from "./node_modules/redis-rl/dist/slot.js";
@@ -14,8 +15,6 @@ const load = (name: string) =>
 const { Keys } = (await load("keys/keys")) as typeof keys;
 const { Request, Rules, tightest } = (await load("keys/request")) as typeof requests;
 const { slotOf } = (await load("slot")) as typeof slots;
-
-type Figures = [number, number, number, number, number];
 
 interface Policy {
   algorithm: Algorithm;
@@ -156,15 +155,7 @@ test("the table is whole", () => assert.ok(table.cases.length >= 60));
 
 test("of a decision over tiers one is the verdict of the single command", () => {
   const tightestOf = (...rows: Figures[]) => {
-    const verdicts = rows.map(([limited, limit, remaining, wait, resetAfterMs]): Verdict => ({
-      allowed: limited === 0,
-      limited: limited === 1,
-      limit,
-      remaining,
-      retryAfterMs: wait < 0 ? null : wait,
-      resetAfterMs,
-    }));
-    return figuresOf(tightest(verdicts)).slice(0, 3);
+    return figuresOf(tightest(rows.map(verdictOf))).slice(0, 3);
   };
   assert.deepEqual(tightestOf([0, 5, 2, -1, 9], [0, 6, 1, -1, 9], [0, 7, 1, -1, 9]), [0, 6, 1]);
   assert.deepEqual(

@@ -1,19 +1,26 @@
 // Limits without a server: of tests, and of a guard while Redis is away.
 
 import assert from "node:assert/strict";
-import { afterEach, beforeEach, describe, test } from "node:test";
-import express from "express";
-import { rateLimit } from "express-rate-limit";
-import fastifyRateLimit from "@fastify/rate-limit";
-import Fastify from "fastify";
-import { Redis } from "ioredis";
-import { createClient } from "redis";
+import { beforeEach, describe, test } from "node:test";
+import { Cluster } from "ioredis";
+import { createClient, createCluster } from "redis";
 import { acquire, type Client, leases, MemoryLimiter, withClock, withTimeout, type Words } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimitStore } from "redis-rl/fastify-rate-limit";
 import { RateLimitStorage } from "redis-rl/nestjs-throttler";
-import { ALGORITHMS, Forwarder, serve, Server, socket, tally, waitFor } from "./harness.js";
+import {
+  ALGORITHMS,
+  command,
+  Forwarder,
+  opened,
+  Server,
+  socket,
+  startCluster,
+  tally,
+  waitFor,
+  libraries,
+} from "./harness.js";
 
 describe("a limiter in memory", () => {
   let memory: MemoryLimiter;
@@ -180,59 +187,38 @@ describe("a limiter in memory", () => {
     const hits = [];
     for (let i = 0; i < 3; i++) hits.push((await storage.increment("key", 10_000, 2, 0)).isBlocked);
     assert.deepEqual(hits, [false, false, true]);
-  });
-
-  test("the stores of other libraries", async () => {
-    const app = express();
-    app.use(rateLimit({ windowMs: 60_000, limit: 1, store: new RateLimitStore(memory), validate: false }));
-    app.use((_request, response) => void response.send("hello"));
-    const web = await serve(app);
-    const statuses = [(await fetch(web.url)).status, (await fetch(web.url)).status];
-    await web.stop();
-    assert.deepEqual(statuses, [200, 429]);
-    const fastify = Fastify();
-    await fastify.register(fastifyRateLimit, { max: 1, timeWindow: 60_000, store: rateLimitStore(memory) });
-    fastify.get("/", () => "hello");
-    assert.deepEqual(
-      [(await fastify.inject("/")).statusCode, (await fastify.inject("/")).statusCode],
-      [200, 429],
-    );
+    const store = new RateLimitStore(memory);
+    store.init({ windowMs: 60_000, limit: 1 });
+    const [first, second] = [await store.increment("key"), await store.increment("key")];
+    assert.deepEqual([first.totalHits, second.totalHits], [1, 2]);
+    const incr = (): Promise<number | undefined> =>
+      new Promise((resolve) =>
+        new (rateLimitStore(memory))({}).incr("key", (_, hits) => resolve(hits?.current), 60_000, 1),
+      );
+    assert.deepEqual([await incr(), await incr()], [1, 2]);
   });
 });
 
 describe("while Redis is away a guard limits by itself, and by Redis again within a second", () => {
-  const open: (() => unknown)[] = [];
-  afterEach(async () => {
-    for (const close of open.splice(0).reverse()) await close();
-  });
-
-  const clients: Record<string, (url: string) => Promise<Client>> = {
-    "node-redis": async (url) => {
-      const client = await createClient({ url, socket })
-        .on("error", () => {})
-        .connect();
-      open.push(() => client.destroy());
-      return client;
-    },
-    ioredis: async (url) => {
-      const redis = new Redis(url).on("error", () => {});
-      open.push(() => redis.disconnect());
-      return redis;
-    },
-  };
+  const open = opened();
 
   interface Stage {
     server: Server;
     forwarder: Forwarder;
   }
   /** How Redis goes away, and comes back. */
-  const faults: Record<string, { begin(stage: Stage): unknown; end(stage: Stage): unknown }> = {
+  const faults: Record<
+    string,
+    { atOnce: number[]; begin(stage: Stage): unknown; end(stage: Stage): unknown }
+  > = {
     killed: {
+      atOnce: [1, 100],
       begin: ({ server }) => server.stop(),
       end: async (stage) => void (stage.server = await stage.server.again()),
     },
-    stopped: { begin: ({ server }) => server.freeze(), end: ({ server }) => server.thaw() },
+    stopped: { atOnce: [10_000], begin: ({ server }) => server.freeze(), end: ({ server }) => server.thaw() },
     silent: {
+      atOnce: [100],
       begin: ({ forwarder }) => {
         forwarder.carries = false;
         forwarder.silence();
@@ -240,14 +226,15 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
       end: ({ forwarder }) => (forwarder.carries = true),
     },
     slow: {
+      atOnce: [100],
       begin: ({ forwarder }) => (forwarder.delayMs = 400),
       end: ({ forwarder }) => (forwarder.delayMs = 0),
     },
   };
 
-  for (const [library, connect] of Object.entries(clients)) {
-    for (const [fault, { begin, end }] of Object.entries(faults)) {
-      for (const atOnce of [1, 100, 10_000]) {
+  for (const [library, connect] of Object.entries(libraries)) {
+    for (const [fault, { atOnce: counts, begin, end }] of Object.entries(faults)) {
+      for (const atOnce of counts) {
         test(`${library}: ${fault}, ${atOnce} at once`, async () => {
           const server = await Server.start();
           const stage = { server, forwarder: await Forwarder.start(server) };
@@ -255,7 +242,9 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
             () => stage.server.stop(),
             () => stage.forwarder.stop(),
           );
-          const client = await connect(stage.forwarder.url);
+          const { client, ping, stop } = connect(stage.forwarder.url);
+          open.push(stop);
+          await ping();
           const told: (Error | undefined)[] = [];
           const options: GuardOptions<Request> = {
             fail: "local",
@@ -290,6 +279,69 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
         });
       }
     }
+  }
+
+  const clusters: Record<string, (servers: Server[]) => Promise<Client>> = {
+    "node-redis": async (servers) => {
+      const rootNodes = servers.map(({ url }) => ({ url }));
+      const cluster = createCluster({ rootNodes, defaults: { socket } }).on("error", () => {});
+      await cluster.connect();
+      open.push(() => cluster.destroy());
+      return cluster;
+    },
+    ioredis: async (servers) => {
+      const cluster = new Cluster(servers.map(({ port }) => ({ host: "127.0.0.1", port })));
+      open.push(() => cluster.on("error", () => {}).disconnect());
+      return cluster;
+    },
+  };
+
+  for (const [library, connect] of Object.entries(clusters)) {
+    test(`${library}, a cluster: of one master that is stopped, and of its keys alone`, async () => {
+      const servers = await startCluster();
+      open.push(...servers.map((server) => () => server.stop()));
+      const [first, , last] = servers as [Server, Server, Server];
+      const told: (Error | undefined)[] = [];
+      const errors: Error[] = [];
+      const guard = new Guard<Request & { slot: string }>(await connect(servers), "20/d", {
+        fail: "local",
+        timeoutMs: 100,
+        key: ({ slot }) => slot,
+        onLocal: (error) => told.push(error),
+        onError: (error) => errors.push(error),
+      });
+      const take = async (slot: string, count: number) => {
+        const asked = Array.from({ length: count }, () => guard.take({ slot } as Request & { slot: string }));
+        return tally((await Promise.all(asked)).map(({ status }) => status));
+      };
+      const [here, there] = ["{bar}", "{foo}"];
+      await waitFor("connections", async () => {
+        await Promise.all([take(here, 1), take(there, 1)]);
+        return told.at(-1) === undefined;
+      });
+      for (const server of [first, last]) await command(server, "FLUSHALL");
+      told.length = 0;
+      for (const slot of [here, there]) assert.deepEqual(await take(slot, 7), { 200: 7 });
+      last.freeze();
+      open.push(() => last.thaw());
+      assert.deepEqual(await take(there, 100), { 200: 20, 429: 80 });
+      assert.deepEqual(await take(here, 100), { 200: 13, 429: 87 });
+      assert.equal(told.length, 1);
+      last.thaw();
+      const start = performance.now();
+      await waitFor("Redis to decide again", async () => {
+        await take(there, 1);
+        return told.length === 2;
+      });
+      assert.ok(performance.now() - start < 1500, String(performance.now() - start));
+      assert.ok(((await take(there, 100))[200] ?? 0) <= 13);
+      // That a server answers with an error is not that it is away.
+      await command(first, "SET", `requests:{bar}:text`, "text");
+      errors.length = 0;
+      assert.deepEqual(await take(`{bar}:text`, 1), { 200: 1 });
+      assert.match(String(errors), /WRONGTYPE/);
+      assert.equal(told.length, 2);
+    });
   }
 
   test("by default a line on the console tells of it, and settling is local too", async (t) => {

@@ -14,8 +14,7 @@ const pages = new Map(
 );
 
 /** Those have tests in recipes.test.ts. */
-const OF_RECIPES =
-  /from "(koa|hono|fastify|@opentelemetry\/api|prom-client)"|onDecision =|onLimited|const GET|watchFile/;
+const OF_RECIPES = /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile/;
 
 /** Each block of code, with what is shown after it before the next. */
 const examples = [...pages]

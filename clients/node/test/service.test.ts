@@ -1,30 +1,22 @@
 // The table of clients/service.json, in each framework and by each client; and what all adapters must do beside it.
 
 import assert from "node:assert/strict";
-import { after, afterEach, before, beforeEach, describe, test } from "node:test";
-import { Redis } from "ioredis";
-import { createClient } from "redis";
+import { describe, test } from "node:test";
 import { type Asking, MemoryLimiter } from "redis-rl";
-import { type Client, command, connectTo, Forwarder, freePort, Server, socket, waitFor } from "./harness.js";
+import {
+  type Client,
+  command,
+  connectTo,
+  Forwarder,
+  freePort,
+  opened,
+  waitFor,
+  libraries,
+  onOneServer,
+  PATIENT,
+  type Server,
+} from "./harness.js";
 import { type Options, type Serve, type Service, services, type Step, table } from "./services.js";
-
-/** However busy the machine is, a server that answers is not away. */
-const PATIENT: Options = { timeoutMs: 30_000 };
-
-const clients: Record<string, (url: string) => { client: Asking; stop(): void }> = {
-  "node-redis": (url) => {
-    const client = createClient({ url, socket });
-    client
-      .on("error", () => {})
-      .connect()
-      .catch(() => {});
-    return { client, stop: () => client.destroy() };
-  },
-  ioredis: (url) => {
-    const client = new Redis(url).on("error", () => {});
-    return { client, stop: () => client.disconnect() };
-  },
-};
 
 async function check(service: Service, step: Step): Promise<void> {
   const [method = "", path = ""] = step.request.split(" ");
@@ -46,23 +38,8 @@ async function check(service: Service, step: Step): Promise<void> {
 
 let server: Server;
 let client: Client;
-before(async () => {
-  server = await Server.start();
-  client = await connectTo(server);
-});
-after(async () => {
-  client?.destroy();
-  await server?.stop();
-});
-beforeEach(async () => {
-  await command(server, "FLUSHALL");
-  await command(server, "CONFIG", "RESETSTAT");
-});
-
-const open: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of open.splice(0).reverse()) await close();
-});
+onOneServer((...started) => ([server, client] = started));
+const open = opened();
 
 async function start(serve: Serve, client: Asking, options: Options = {}): Promise<Service> {
   const service = await serve(client, options);
@@ -72,8 +49,8 @@ async function start(serve: Serve, client: Asking, options: Options = {}): Promi
 
 const used = async (key: string) => (await client.rl.info(key))?.windows[0]?.used ?? 0;
 
-const hosts: typeof clients = {
-  ...clients,
+const hosts: Record<string, (url: string) => { client: Asking; stop(): void }> = {
+  ...libraries,
   "a limiter in memory": () => ({ client: new MemoryLimiter(), stop: () => {} }),
 };
 
@@ -98,7 +75,7 @@ for (const [framework, serve] of Object.entries(services)) {
       }
     });
 
-    if (!(library in clients)) continue;
+    if (!(library in libraries)) continue;
     test(`${framework} and ${library}: while Redis is away`, async () => {
       const { client, stop } = connect(`redis://127.0.0.1:${await freePort()}`);
       open.push(stop);

@@ -100,15 +100,15 @@ function served(web: Web & { server: Server }, guard: { close(): Promise<void> }
   };
 }
 
+function expressGuard(client: Asking, options: Options): ExpressGuard<express.Request> {
+  return new ExpressGuard<express.Request>(client, (request) => plan(request.path, request.get("account")), {
+    ...options,
+    key: (request) => request.get("account") || clientAddress(request.ip),
+  });
+}
+
 const inExpress: Serve = async (client, options) => {
-  const guard = new ExpressGuard<express.Request>(
-    client,
-    (request) => plan(request.path, request.get("account")),
-    {
-      ...options,
-      key: (request) => request.get("account") || clientAddress(request.ip),
-    },
-  );
+  const guard = expressGuard(client, options);
   const app = express();
   app.use(guard.middleware);
   app.get("/health", (_, response) => void response.send("well"));
@@ -326,14 +326,7 @@ async function nest(app: INestApplication, guard: { close(): Promise<void> }): P
 }
 
 const inNest: Serve = async (client, options) => {
-  const guard = new ExpressGuard<express.Request>(
-    client,
-    (request) => plan(request.path, request.get("account")),
-    {
-      ...options,
-      key: (request) => request.get("account") || clientAddress(request.ip),
-    },
-  );
+  const guard = expressGuard(client, options);
   const cost = (request: express.Request) => Number(request.query.rows);
   @Module({ controllers: [controllerOf(guard)] })
   class App implements NestModule {

@@ -4,25 +4,14 @@ import assert from "node:assert/strict";
 import { fork } from "node:child_process";
 import { once } from "node:events";
 import { readdirSync } from "node:fs";
-import { connect } from "node:net";
 import { tmpdir } from "node:os";
 import { test } from "node:test";
 import { createClient } from "redis";
 import { rl } from "redis-rl";
 import { missing, startServer } from "redis-rl/testing";
-import { socket, waitFor } from "./harness.js";
+import { socket, waitFor, isThere } from "./harness.js";
 
 const options = { server: process.env.REDIS_SERVER ?? "redis-server", module: process.env.MODULE ?? "" };
-
-function isThere(port: number): Promise<boolean> {
-  return new Promise((resolve) => {
-    const socket = connect(port, "127.0.0.1", () => {
-      socket.destroy();
-      resolve(true);
-    });
-    socket.once("error", () => resolve(false));
-  });
-}
 
 test("a server has the module, a port of its own, and is gone once it is stopped", async () => {
   assert.equal(missing(options), false);

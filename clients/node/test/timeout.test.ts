@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Clock, Timeout as Type } from "./node_modules/redis-rl/dist/timeout.js";
+import type { EventLoop, Timeout as Type } from "./node_modules/redis-rl/dist/timeout.js";
 
 // Not exported, so by its path.
 const { Timeout } = (await import(
@@ -10,7 +10,7 @@ const { Timeout } = (await import(
 )) as { Timeout: typeof Type };
 
 /** An event loop that is idle or busy as the test says. */
-class Loop implements Clock {
+class Loop implements EventLoop {
   #ms = 0;
   #idleMs = 0;
   #due: { ms: number; callback: () => void } | undefined;
