@@ -12,8 +12,8 @@
 //! - [`request`]: parses arguments, and holds every error text.
 //! - [`limiter`]: the algorithms, and what a command does to its keys.
 //!
-//! The last four are pure. Two hosts use them: `memory`, and a server by the modules above it. Without the feature `server`, the last
-//! five are built alone, for any target. `tests/layers.rs` checks who calls whom.
+//! The last four are pure. Two hosts use them: `memory`, and a server through the modules above that. Without the feature `server`, only
+//! `memory` and these four are built, for any target. `tests/layers.rs` checks who calls whom.
 
 #[cfg(feature = "server")]
 mod command;

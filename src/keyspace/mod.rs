@@ -159,7 +159,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         OpenKey::open(call, name, WRITE)
     }
 
-    /// The same, and again if it is empty.
+    /// As [`to_write`](Self::to_write), but opens an empty key again: see `open_again`.
     pub fn to_change(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
         let key = OpenKey::to_write(call, name)?;
         if key.limiter().is_none() { key.open_again() } else { Ok(key) }

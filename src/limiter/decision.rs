@@ -112,7 +112,7 @@ pub struct Change {
     pub forgot: bool,
 }
 
-/// The effects of a request, apart from its reply.
+/// What a request changed, apart from its reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// What it changed.
@@ -153,7 +153,7 @@ impl Outcome {
 pub struct Decision {
     /// The reply.
     pub verdict: Verdict,
-    /// Its effects, apart from the reply.
+    /// What it changed.
     pub outcome: Outcome,
 }
 

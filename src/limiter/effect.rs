@@ -88,7 +88,7 @@ impl Counted {
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Loaded);
         let moved = match self.expires {
-            // A request that creates a key tells when it expires. An effect that does not must not make it live forever.
+            // The key was there when the request came, and is missing here. Without an expiry it would live forever.
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime(self.at, 0).ms)),
             told => told,
         };

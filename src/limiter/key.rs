@@ -1,8 +1,8 @@
 //! What a command does to a key, whatever holds it: a server, or a map in memory.
 //!
 //! A host opens the key, and lends it as a [`Key`]. A function below decides, changes the limiter, and returns what is left
-//! to do: [`Applied`]. The host then deletes the key if it was emptied; else it stores a fresh limiter that has changed, and
-//! sets the expiry if that moved. It sends the effect to copies, if it has any, and replies.
+//! to do: [`Applied`]. The host sends the effect to copies, if there are any, then deletes the key if it was emptied; else it
+//! stores a fresh limiter that has changed, and sets an expiry that moved. Copies learn of a deletion after it.
 
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, Outcome, TakeError, Verdict};
@@ -79,7 +79,7 @@ pub struct Take<'r> {
 /// What became of a request about one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
-    /// The verdict, as if the key lived as long as anything in it counts.
+    /// The verdict, before its waits are bounded by the time to live of the key: see [`Taken::reply`].
     pub verdict: Verdict,
     /// What it changed.
     pub outcome: Outcome,

@@ -1,7 +1,7 @@
 //! Whether anything listens to the replication stream: an append-only file, a replica, or a replication
 //! backlog from which a replica may resume.
 //!
-//! Composing a command that nothing reads would be most of the cost of a request. A new listener starts from
+//! Composing a command that nothing reads would cost half as much as a request. A new listener starts from
 //! a snapshot written by a forked child and needs every command after the fork. So the module checks for
 //! listeners at every fork, and when a replica connects or disconnects, the role changes or the
 //! configuration changes. In a cluster it always assumes one, since slots migrate; and while the server

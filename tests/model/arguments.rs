@@ -36,7 +36,7 @@ fn options() -> impl Strategy<Value = Words> {
                 if least.is_some() { vec![name.into(), number] } else { vec![name.into()] }
             })
         });
-    (option, Just([0, 1, 2, 3]).prop_shuffle(), 0..=OPTIONS.len())
+    (option, Just((0..OPTIONS.len()).collect::<Vec<_>>()).prop_shuffle(), 0..=OPTIONS.len())
         .prop_map(|(options, order, count)| order[..count].iter().flat_map(|i| options[*i].clone()).collect())
 }
 

@@ -6,7 +6,7 @@
 
 use super::super::quota::{MAX_COUNT, UnixMs, WindowMs};
 
-/// How a counter is read: an [`Algorithm`](crate::limiter::Algorithm) other than the log.
+/// How a counter is read: an [`Algorithm`](crate::limiter::Algorithm) with aligned windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// RL.FIXED: the units of the current window.
