@@ -38,7 +38,7 @@ const scripts = [];
 const sendCommand = async (...words) => { scripts.push(words[2]); return ''; };
 new RedisStore({ sendCommand }).init({ windowMs: 60000 }).then(() => {
   const { version } = JSON.parse(require('fs').readFileSync(file));
-  process.stdout.write([version, scripts[0]].join('\0'));
+  process.stdout.write([version, scripts[0]].join('\\0'));
 });
 ";
 
