@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::process::Command;
 use std::time::Duration;
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::auth::{BasicAuth, StreamingCredentialsProvider};
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
@@ -258,7 +258,8 @@ struct Credentials;
 impl StreamingCredentialsProvider for Credentials {
     fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
         let app = BasicAuth::new("app".to_owned(), "secret".to_owned());
-        Box::pin(stream::once(std::future::ready(Ok(app))))
+        // Its end would be an error to redis-rs 1.1.
+        Box::pin(stream::iter([Ok(app)]).chain(stream::pending()))
     }
 }
 
