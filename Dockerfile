@@ -11,7 +11,7 @@ FROM rust:1-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends libclang-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /redis-rl
 COPY . .
-RUN cargo module
+RUN cargo build --release --locked
 
 FROM ${BASE}
 COPY --from=build /redis-rl/target/release/libredis_rl.so /usr/lib/redis/modules/

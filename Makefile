@@ -27,7 +27,7 @@ help: ## Show this list
 
 build: setup-build ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: a minute or two the first time" >&2
-	cargo module
+	cargo build --release --locked
 
 WASM_TARGET := wasm32-unknown-unknown
 WASM := $(TARGET)/redis_rl.wasm
@@ -160,8 +160,6 @@ lint: setup-build docs ## Check formatting, lints and source docs
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --workspace --exclude redis-rl-client --all-targets -- --deny warnings
-	@# The core needs no server.
-	cargo clippy --locked --lib --no-default-features -- --deny warnings
 
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
@@ -178,7 +176,7 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 msrv: setup-build ## Build the module with the oldest supported Rust
 	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install $(MSRV) --profile minimal || \
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
-	cargo +$(MSRV) module --target-dir $(TARGET)/msrv
+	cargo +$(MSRV) build --release --locked --target-dir $(TARGET)/msrv
 
 check: lint test test-playground test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
 
@@ -213,7 +211,7 @@ ARM64 := aarch64-unknown-linux-gnu
 dist-arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
 dist-arm64: setup-build ## The same for arm64, cross-built: target/dist-arm64
 	@tools/install-missing arm64
-	cargo module --target $(ARM64)
+	cargo build --release --locked --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
 
 check-dist: setup-server dist ## Install, load and remove the module from the dist files on this machine (as root)

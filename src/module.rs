@@ -4,11 +4,11 @@ use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
-use crate::limiter::Algorithm;
-use crate::request::Verb;
 use crate::server::registration::{Access, Argument, Description, Kind, LoadFailed, Loading};
 use crate::server::{MODULE_NAME, OK, info, listeners, neighbors};
 use crate::{command, keyspace};
+use redis_rl_core::limiter::Algorithm;
+use redis_rl_core::request::Verb;
 
 /// The crate's version as MODULE LIST shows it: two digits each for minor and patch.
 const VERSION: c_int = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))

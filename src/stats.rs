@@ -9,7 +9,7 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::limiter::{Algorithm, Change, Cost, Verdict};
+use redis_rl_core::limiter::{Algorithm, Change, Cost, Verdict};
 
 /// A monotonic counter.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
-//! Who calls whom in `src`: the layers that its map names, without a circle inside a folder either.
+//! Who calls whom in the module and the core: the layers that their maps name, without a circle inside a folder either.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// From top to bottom, as in `src/lib.rs`.
+/// From top to bottom, as in `src/lib.rs` and `core/src/lib.rs`.
 const LAYERS: [&str; 10] =
     ["module", "command", "keyspace", "server", "stats", "memory", "encoding", "reply", "request", "limiter"];
 
@@ -12,7 +12,13 @@ const LAYERS: [&str; 10] =
 type Files = BTreeMap<String, String>;
 
 fn files() -> Files {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = files_of("crate", "src");
+    files.extend(files_of("redis_rl_core", "core/src"));
+    files
+}
+
+fn files_of(name: &str, folder: &str) -> Files {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let (mut found, mut paths) = (Files::new(), vec![source.clone()]);
     while let Some(path) = paths.pop() {
         if path.is_dir() {
@@ -24,9 +30,10 @@ fn files() -> Files {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let code: Vec<_> = code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
         let file = path.strip_prefix(&source).expect("in src").with_extension("");
-        let module = format!("crate/{}", file.display()).replace('/', "::");
+        let module = format!("{name}/{}", file.display()).replace('/', "::");
         let module = module.trim_end_matches("::mod").trim_end_matches("::lib");
-        found.insert(module.into(), without_groups(code.join("\n")));
+        let code = code.join("\n").replace("crate::", &format!("{name}::"));
+        found.insert(module.into(), without_groups(code));
     }
     found
 }
@@ -58,7 +65,8 @@ fn named(files: &Files, file: &str, path: &str) -> String {
     while let Some(path) = below.strip_prefix("super::") {
         (at, below) = (at.rsplit_once("::").map_or(at, |(above, _)| above), path);
     }
-    let full = if below.starts_with("crate::") { below.into() } else { format!("{at}::{below}") };
+    let is_full = ["crate::", "redis_rl_core::"].iter().any(|root| below.starts_with(root));
+    let full = if is_full { below.into() } else { format!("{at}::{below}") };
     let mut found = full.as_str();
     while !files.contains_key(found) {
         found = found.rsplit_once("::").map_or("crate", |(above, _)| above);

@@ -11,10 +11,10 @@ use std::{env, fs};
 
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
-use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::several::Parts;
-use redis_rl::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
-use redis_rl::request::{self, Options, Request};
+use redis_rl_core::encoding::{decode, encode};
+use redis_rl_core::limiter::several::Parts;
+use redis_rl_core::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
+use redis_rl_core::request::{self, Options, Request};
 
 fn main() {
     let case = env::args().nth(1).and_then(|name| CASES.iter().find(|case| case.0 == name));

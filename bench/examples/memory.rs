@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use redis_rl::memory::Memory;
+use redis_rl_core::memory::Memory;
 
 const KEYS: usize = 1_000_000;
 const NOW: u64 = 1_700_000_000_000;

@@ -1,9 +1,9 @@
 //! Any stored bytes are refused, or decode to a limiter that encodes to the same bytes and behaves like the plain
 //! model of its content.
 
-use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::bucket::Bucket;
-use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
+use redis_rl_core::encoding::{decode, encode};
+use redis_rl_core::limiter::bucket::Bucket;
+use redis_rl_core::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, answer, assert_agree, counts_nothing, expected, quota};
 use crate::naive::{Model, Search};

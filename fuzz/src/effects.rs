@@ -1,7 +1,7 @@
 //! Any words, one a line, are refused as effects or have exactly one form, and what they do to a key can be stored.
 
-use redis_rl::encoding::{decode, decode_effect, encode, encode_effect};
-use redis_rl::limiter::{Counted, Effect, Limiter, Time, UnixMs};
+use redis_rl_core::encoding::{decode, decode_effect, encode, encode_effect};
+use redis_rl_core::limiter::{Counted, Effect, Limiter, Time, UnixMs};
 
 /// Checks `lines`, the effects on one key.
 pub fn check(lines: &[u8]) {

@@ -2,8 +2,10 @@
 //! gets only their effects holds the same, and the key lives as long as anything in it counts.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, UnixMs, WindowMs};
+use redis_rl_core::encoding::{decode, encode};
+use redis_rl_core::limiter::{
+    Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, UnixMs, WindowMs,
+};
 
 use crate::calls::{
     Act, Call, History, answer, answer_and_send, apply, assert_agree, counts_nothing, expected, quota,

@@ -1,9 +1,9 @@
 //! Any words after a command's name, one a line, are parsed as documented or refused: as the arguments of a key, and as rows
 //! of RL.ALL.
 
-use redis_rl::limiter::several::{MAX_ROWS, Parts};
-use redis_rl::limiter::{Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs};
-use redis_rl::request::{AllOptions, Options, Refusal, Request, parse_rows};
+use redis_rl_core::limiter::several::{MAX_ROWS, Parts};
+use redis_rl_core::limiter::{Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs};
+use redis_rl_core::request::{AllOptions, Options, Refusal, Request, parse_rows};
 
 /// The units of a window, in milliseconds; seconds without one.
 pub const UNITS: [(&str, i128); 6] =

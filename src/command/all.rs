@@ -2,12 +2,12 @@
 
 use super::commit;
 use crate::keyspace::OpenKeys;
-use crate::limiter::Time;
-use crate::limiter::several::{self, Parts};
-use crate::reply;
-use crate::request::{self, Refusal};
 use crate::server::{self, Call, Command};
 use crate::stats;
+use redis_rl_core::limiter::Time;
+use redis_rl_core::limiter::several::{self, Parts};
+use redis_rl_core::reply;
+use redis_rl_core::request::{self, Refusal};
 
 /// RL.ALL.
 pub struct All;

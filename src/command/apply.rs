@@ -1,12 +1,12 @@
 //! RL.APPLY: does to keys what requests did elsewhere. Replicas and append-only files consist of this command.
 
 use super::commit;
-use crate::encoding::decode_effect;
 use crate::keyspace::{OpenKey, OpenKeys};
-use crate::limiter::several::{self, MAX_ROWS, Parts};
-use crate::limiter::{Applied, Effect, key};
-use crate::request::Refusal;
 use crate::server::{Arg, Call, Command};
+use redis_rl_core::encoding::decode_effect;
+use redis_rl_core::limiter::several::{self, MAX_ROWS, Parts};
+use redis_rl_core::limiter::{Applied, Effect, key};
+use redis_rl_core::request::Refusal;
 
 /// RL.APPLY.
 pub struct Apply;

@@ -5,10 +5,10 @@
 
 // Inlined for single commands: see `command::take`.
 
-use crate::encoding;
 use crate::keyspace::{KeyPart, OpenKey, ToWrite};
-use crate::limiter::{Applied, Effect, Key, Limiter, UnixMs};
 use crate::server::{self, Arg, Call, Event, neighbors};
+use redis_rl_core::encoding;
+use redis_rl_core::limiter::{Applied, Effect, Key, Limiter, UnixMs};
 
 /// Carries out what was done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
 /// moved, deletes an emptied key, closes it, and tells other modules. Copies were told before, except of a deletion: see

@@ -1,10 +1,10 @@
 //! RL.INFO: shows what a key counts.
 
 use crate::keyspace::OpenKey;
-use crate::limiter::key;
-use crate::reply;
-use crate::request::Refusal;
 use crate::server::{self, Call, Command};
+use redis_rl_core::limiter::key;
+use redis_rl_core::reply;
+use redis_rl_core::request::Refusal;
 
 /// RL.INFO.
 pub struct Info;

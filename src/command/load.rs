@@ -1,11 +1,11 @@
 //! RL.LOAD: creates a key from the bytes that a snapshot stores. A rewritten append-only file and an atomic
 //! slot migration consist of this command.
 
-use crate::encoding;
 use crate::keyspace::OpenKey;
-use crate::limiter::Key;
-use crate::request::Refusal;
 use crate::server::{Call, Command};
+use redis_rl_core::encoding;
+use redis_rl_core::limiter::Key;
+use redis_rl_core::request::Refusal;
 
 /// RL.LOAD.
 pub struct Load;

@@ -1,11 +1,11 @@
 //! RL.PEEK: replies whether a request would be allowed, and counts nothing.
 
 use crate::keyspace::OpenKey;
-use crate::limiter::{Time, key};
-use crate::reply;
-use crate::request::{Options, Refusal, Request};
 use crate::server::{self, Call, Command};
 use crate::stats;
+use redis_rl_core::limiter::{Time, key};
+use redis_rl_core::reply;
+use redis_rl_core::request::{Options, Refusal, Request};
 
 /// RL.PEEK.
 pub struct Peek;

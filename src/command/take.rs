@@ -5,12 +5,12 @@
 
 use super::commit;
 use crate::keyspace::{OpenKey, ToWrite};
-use crate::limiter::key::{Take, Taken};
-use crate::limiter::{Algorithm, Applied, Cost, Counted, Key, Limiter, Mode, Outcome, Quota, Time};
-use crate::reply;
-use crate::request::{self, Options, Refusal, Request};
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
+use redis_rl_core::limiter::key::{Take, Taken};
+use redis_rl_core::limiter::{Algorithm, Applied, Cost, Counted, Key, Limiter, Mode, Outcome, Quota, Time};
+use redis_rl_core::reply;
+use redis_rl_core::request::{self, Options, Refusal, Request};
 
 /// RL.FIXED.
 pub struct Fixed;

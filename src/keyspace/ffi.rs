@@ -12,9 +12,9 @@ use std::slice;
 
 use redis_module::raw;
 
-use crate::encoding;
-use crate::limiter::{Algorithm, Limiter, Mover};
 use crate::server::{api, c_string};
+use redis_rl_core::encoding;
+use redis_rl_core::limiter::{Algorithm, Limiter, Mover};
 
 /// The name of the type. The server requires 9 characters.
 pub(super) const NAME: &CStr = c"ratelimit";

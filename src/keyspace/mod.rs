@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
 
-use crate::limiter::several::{Part, Parts};
-use crate::limiter::{Applied, Key, Limiter, UnixMs};
-use crate::request::Refusal;
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
+use redis_rl_core::limiter::several::{Part, Parts};
+use redis_rl_core::limiter::{Applied, Key, Limiter, UnixMs};
+use redis_rl_core::request::Refusal;
 
 /// The native type, set once while the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());

@@ -10,10 +10,10 @@ use redis_module::raw;
 
 use super::arg::Arg;
 use super::{OK, api, functions, replication};
-use crate::limiter::Effect;
-use crate::reply::Reply;
-use crate::request::Refusal;
 use crate::stats;
+use redis_rl_core::limiter::Effect;
+use redis_rl_core::reply::Reply;
+use redis_rl_core::request::Refusal;
 
 /// A command of the module.
 pub trait Command {

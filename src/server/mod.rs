@@ -16,7 +16,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use redis_module::raw;
 
-use crate::limiter::UnixMs;
+use redis_rl_core::limiter::UnixMs;
 
 pub use arg::Arg;
 pub use call::{Call, Command, Event};

@@ -10,9 +10,9 @@ use redis_module::raw;
 
 use super::api;
 use super::arg::Arg;
-use crate::encoding;
-use crate::limiter::Effect;
-use crate::limiter::several::MAX_ROWS;
+use redis_rl_core::encoding;
+use redis_rl_core::limiter::Effect;
+use redis_rl_core::limiter::several::MAX_ROWS;
 
 /// Whether anything may listen to the replication stream: see `listeners`.
 static LISTENED_TO: AtomicBool = AtomicBool::new(true);

@@ -5,9 +5,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::encoding::encode;
-use redis_rl::limiter::several::{self, Parts, Row};
-use redis_rl::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs, Verdict};
+use redis_rl_core::encoding::encode;
+use redis_rl_core::limiter::several::{self, Parts, Row};
+use redis_rl_core::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs, Verdict};
 
 use crate::calls::{Call, History, MemoryKey, answer, expected};
 use crate::cases;

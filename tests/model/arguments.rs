@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use redis_rl::limiter::{Algorithm, MAX_TIERS, WindowMs};
+use redis_rl_core::limiter::{Algorithm, MAX_TIERS, WindowMs};
 
 use crate::cases;
 use crate::fuzzed::parser::{MOST, OPTIONS, UNITS, check_request, check_rows};

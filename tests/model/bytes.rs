@@ -4,8 +4,8 @@ use harness::Random;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Cost, Limiter, MAX_COUNT, MAX_SAFE_INTEGER, WindowMs};
+use redis_rl_core::encoding::{decode, encode};
+use redis_rl_core::limiter::{Algorithm, Cost, Limiter, MAX_COUNT, MAX_SAFE_INTEGER, WindowMs};
 
 use crate::calls::{Act, Call, History, answer, peek};
 use crate::cases;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use redis_rl::encoding::{decode_effect, encode_effect};
-use redis_rl::limiter::key::{self, Take};
-use redis_rl::limiter::{
+use redis_rl_core::encoding::{decode_effect, encode_effect};
+use redis_rl_core::limiter::key::{self, Take};
+use redis_rl_core::limiter::{
     Algorithm, Applied, Cost, Counted, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mode, Quota,
     TakeError, Time, UnixMs, Verdict, WindowMs,
 };

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Limiter, WindowMs};
+use redis_rl_core::encoding::{decode, encode};
+use redis_rl_core::limiter::{Algorithm, Limiter, WindowMs};
 
 use crate::calls::{Act, Call, History, answer, quota};
 use crate::cases;

@@ -5,7 +5,7 @@ use std::ops::{Range, RangeInclusive};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use redis_rl::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, WindowMs};
+use redis_rl_core::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, WindowMs};
 
 use crate::calls::{Act, Call, History};
 

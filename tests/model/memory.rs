@@ -2,8 +2,8 @@
 //! argument makes it panic. Random commands to it and to a server: see `hostile` of the tests on servers.
 
 use proptest::prelude::*;
-use redis_rl::limiter::Algorithm;
-use redis_rl::memory::Memory;
+use redis_rl_core::limiter::Algorithm;
+use redis_rl_core::memory::Memory;
 use serde_json::Value;
 
 use crate::calls::{Act, Answer, Call, History, expected};

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::encoding::{decode, encode};
-use redis_rl::limiter::{Algorithm, Limiter, UnixMs};
+use redis_rl_core::encoding::{decode, encode};
+use redis_rl_core::limiter::{Algorithm, Limiter, UnixMs};
 
 use crate::calls::{Act, Call, History, answer, answer_and_send, apply, assert_agree, quota};
 use crate::cases;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs};
+use redis_rl_core::limiter::{MAX_SAFE_INTEGER, Quota, UnixMs};
 
 use crate::calls::{Call, History, peek};
 use crate::cases;

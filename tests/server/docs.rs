@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use harness::{COMMANDS, Server};
-use redis_rl::request::{Options, Request};
+use redis_rl_core::request::{Options, Request};
 
 use crate::helpers::nodes::cli;
 

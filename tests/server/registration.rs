@@ -4,7 +4,7 @@ use std::fs;
 
 use harness::{COMMANDS, Launch, Server, command, module};
 use redis::Value;
-use redis_rl::limiter::Algorithm;
+use redis_rl_core::limiter::Algorithm;
 
 /// The commands on one key, and whether they write.
 fn all_commands() -> impl Iterator<Item = (&'static str, bool)> {

@@ -31,7 +31,7 @@ fn missing_packages_are_installed_once() {
     );
     machine.run(&["build"]);
     let calls = machine.calls().join("\n");
-    assert!(calls.contains("gcc libc6-dev") && calls.ends_with("cargo module"), "{calls}");
+    assert!(calls.contains("gcc libc6-dev") && calls.ends_with("cargo build --release --locked"), "{calls}");
     machine.run(&["build"]);
     assert_eq!(machine.calls().join("\n").matches("\napt-get install").count(), 1);
 }
@@ -58,7 +58,7 @@ fn a_missing_server_and_a_port_that_is_taken_are_named_before_the_build() {
     let port = taken.local_addr().expect("its address").port();
     let refusal = machine.refusal(&["run", &format!("PORT={port}")]);
     assert!(refusal.contains(&format!("port {port} is taken")), "{refusal}");
-    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo module")));
+    assert!(!machine.calls().iter().any(|call| call.starts_with("cargo build")));
 }
 
 /// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34. README.md and `make dist` say

@@ -2,8 +2,8 @@
 //! limits.
 
 use harness::{ReplicationStream, Server};
-use redis_rl::encoding::decode_effect;
-use redis_rl::limiter::{Algorithm, Counted, Effect, Quota, WindowMs};
+use redis_rl_core::encoding::decode_effect;
+use redis_rl_core::limiter::{Algorithm, Counted, Effect, Quota, WindowMs};
 
 use crate::naive::{Model, Search};
 

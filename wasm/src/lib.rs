@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::slice;
 
-use redis_rl::memory::Memory;
+use redis_rl_core::memory::Memory;
 
 /// Bytes of the buffer at first: more than any reply has.
 const BUFFER_BYTES: usize = 16 << 10;

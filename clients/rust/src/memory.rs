@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Arg, Cmd, ConnectionLike, Parser, RedisResult, Value, from_redis_value, parse_redis_value};
-use redis_rl::memory::Memory;
+use redis_rl_core::memory::Memory;
 
 use crate::locked;
 

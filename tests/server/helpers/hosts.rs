@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use harness::{Figures, PATIENCE, Server, error_text, figures};
 use redis::{Cmd, RedisResult, Value};
-use redis_rl::memory::Memory;
+use redis_rl_core::memory::Memory;
 
 use super::traffic::NOW;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use harness::{COMMANDS, Figures, figures};
 use redis::Value;
-use redis_rl::encoding::decode_effect;
-use redis_rl::limiter::Effect;
+use redis_rl_core::encoding::decode_effect;
+use redis_rl_core::limiter::Effect;
 
 use super::hosts::Host;
 

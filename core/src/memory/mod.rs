@@ -4,7 +4,7 @@
 //! - `resp`: replies as the bytes of RESP2.
 //!
 //! ```
-//! use redis_rl::memory::Memory;
+//! use redis_rl_core::memory::Memory;
 //!
 //! let mut memory = Memory::new(100_000);
 //! let reply = memory.call(1_700_000_000_000, &["RL.LOG", "login:alice", "3", "1m"]);

@@ -129,7 +129,7 @@ impl Holder for Limiter {
     }
 
     /// Empty if the limiter is no short log.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn bytes(&self) -> &[u8] {
         match self {
             Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => &[],
@@ -154,7 +154,7 @@ impl Holder for Limiter {
 }
 
 impl bucket::Holder for Limiter {
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn slots(&self) -> &[bucket::Packed] {
         match self {
             Limiter::Bucket(bucket) => slice::from_ref(bucket),
@@ -163,7 +163,7 @@ impl bucket::Holder for Limiter {
         }
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn slots_mut(&mut self) -> &mut [bucket::Packed] {
         match self {
             Limiter::Bucket(bucket) => slice::from_mut(bucket),
@@ -194,7 +194,7 @@ impl Limiter {
         }
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(crate) fn form(&self) -> Form<'_> {
         match self {
             Limiter::Counters(counters) => Form::Counters(counters.by_method()),
@@ -218,7 +218,7 @@ impl Limiter {
     /// # Errors
     ///
     /// The key is counted by another algorithm, or cannot hold the windows.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn is_limited(
         &self,
         algorithm: Algorithm,
@@ -232,7 +232,7 @@ impl Limiter {
 
     /// Commits a request that [`is_limited`](Self::is_limited) has checked, if it `counts`. Passes on the verdict on each
     /// tier.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn commit_if(
         &mut self,
         quotas: &[Quota],
@@ -252,7 +252,7 @@ impl Limiter {
     /// # Errors
     ///
     /// Those of [`is_limited`](Self::is_limited). An error changes nothing.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn decide_and_commit(
         &mut self,
         algorithm: Algorithm,
@@ -350,12 +350,12 @@ impl Limiter {
     /// # Errors
     ///
     /// The key cannot hold the windows.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TakeError> {
         read!(self, state => Claim { cost, time }.peek(state, quotas))
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn check_algorithm(&self, algorithm: Algorithm) -> Result<(), TakeError> {
         match self.algorithm() {
             own if own == algorithm => Ok(()),
@@ -364,7 +364,7 @@ impl Limiter {
     }
 
     /// Turns a short log into a large one if the units do not fit.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn make_room(&mut self, quotas: &[Quota], cost: Cost, time: Time) {
         if let any_short!(_) = self
             && cost.taken() > 0

@@ -199,7 +199,7 @@ pub trait State {
     fn wait_until(&self, quota: Quota, place: &Self::Place, room: u64, now: UnixMs) -> u64;
 
     /// How long until everything is available again in `place`, for a quota that allows nothing.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn reset_after_ms_without_limit(&self, _place: &Self::Place, _now: UnixMs) -> u64 {
         0
     }
@@ -271,7 +271,7 @@ pub struct Claim {
 
 impl Claim {
     /// Checks that the key can hold the windows of a request that takes units.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TakeError> {
         if self.cost.taken() == 0 || state.windows_fit(quotas, self.time.now()) {
             Ok(())
@@ -281,14 +281,14 @@ impl Claim {
     }
 
     /// Whether a tier refuses.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, TakeError> {
         self.check_windows_fit(state, quotas)?;
         Ok(quotas.iter().any(|quota| self.tier(state, *quota).refuses))
     }
 
     /// Decides, and commits the request if it is allowed or forced.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn decide_and_commit<S: StateMut>(
         &self,
         state: &mut S,
@@ -303,7 +303,7 @@ impl Claim {
         Ok(self.commit_if_allowed(state, &mut self.tiers(state, quotas), force))
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn commit_if_allowed<S: StateMut>(
         &self,
         state: &mut S,
@@ -316,7 +316,7 @@ impl Claim {
     }
 
     /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn commit_if<S: StateMut>(
         &self,
         state: &mut S,
@@ -330,7 +330,7 @@ impl Claim {
         self.commit_tiers_if(state, &mut self.tiers(state, quotas), counts, verdicts)
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn commit_tiers_if<S: StateMut>(
         &self,
         state: &mut S,
@@ -347,7 +347,7 @@ impl Claim {
     }
 
     /// Commits without a verdict.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn record<S: StateMut>(&self, state: &mut S, quotas: &[Quota]) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
         Ok(match quotas {
@@ -357,7 +357,7 @@ impl Claim {
     }
 
     /// Decides on a request that will not be committed.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
         Ok(match quotas {
@@ -366,19 +366,19 @@ impl Claim {
         })
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Decision {
         let verdict = self.verdict(state, tiers, any_refuses(tiers));
         Decision { verdict, outcome: self.outcome(state, tiers) }
     }
 
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn tiers<S: State>(&self, state: &S, quotas: &[Quota]) -> Tiers<S::Place> {
         quotas.iter().map(|quota| self.tier(state, *quota)).collect()
     }
 
     /// Looks up a tier.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
         let usage = state.usage(quota, self.time.now());
         let refuses = self.cost.taken() > 0 && usage.used + self.cost.taken() > quota.limit();
@@ -386,7 +386,7 @@ impl Claim {
     }
 
     /// Counts the units, or gives them back.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
         if self.cost.get() < 0 {
             return self.refund(state, tiers);
@@ -420,7 +420,7 @@ impl Claim {
     }
 
     /// The outcome of a request that changes nothing.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
         let as_of = self.time.now();
         Outcome {
@@ -435,7 +435,7 @@ impl Claim {
 
     /// The reply, with the numbers of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
@@ -463,14 +463,14 @@ impl Claim {
     }
 
     /// The exact time until the tier allows the request, if no other comes.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
         self.wait_for(state, tier, self.cost.taken())
     }
 
     /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
-    #[cfg_attr(feature = "server", inline(always))]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,

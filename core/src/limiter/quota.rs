@@ -11,7 +11,7 @@ pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 /// The decimal integer from 0 to [`MAX_SAFE_INTEGER`] at the start of `arg`, without leading zeros, and the rest.
 ///
 /// ```
-/// # use redis_rl::limiter::leading_integer;
+/// # use redis_rl_core::limiter::leading_integer;
 /// assert_eq!(leading_integer(b"60s"), Some((60, b"s".as_slice())));
 /// assert_eq!(leading_integer(b"060s"), None);
 /// ```
