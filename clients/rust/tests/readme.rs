@@ -109,11 +109,11 @@ fn project(name: &str, program: &str) -> PathBuf {
     let tested = written.split("[dev-dependencies]\n").nth(1).expect("a section");
     let tested = tested.split("\n[").next().unwrap_or_default();
     // The core, which may not be published yet.
-    let core = env::var("REDIS_RL").unwrap_or_else(|_| format!("{}/../../core", here.display()));
+    let core = env::var("REDIS_RL").unwrap_or_else(|_| format!("{}/../..", here.display()));
     let manifest = format!(
         "[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{tested}\n\
          redis-rl-client = {{ path = {here:?}, features = [\"actix\", \"axum\"] }}\n\n\
-         [patch.crates-io]\nredis-rl-core.path = {core:?}\n"
+         [patch.crates-io]\nredis-rl-core.path = \"{core}/core\"\n"
     );
     fs::write(project.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(project.join("src/main.rs"), program).expect("a program");
