@@ -19,7 +19,7 @@ pub fn module() -> &'static Path {
     MODULE.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let built = Command::new(env!("CARGO"))
-            .args(["module", "--quiet"])
+            .args(["build", "--release", "--locked", "--quiet"])
             .current_dir(&root)
             .status()
             .expect("cargo runs");
