@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_rl.__main__ import main
+from redis_rl.__main__ import _RIGHTS, main
 
 from .servers import Server, wait_for
 
@@ -300,9 +300,13 @@ def test_a_closed_output_is_no_complaint(server: Server, raw: redis.Redis) -> No
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_monitoring_tells_of_each_command() -> None:
-    page = Path(__file__).parents[3] / "docs/monitoring.md"
-    if page.exists():
-        assert all(
-            re.search(rf"redis_rl .*\b{name}\b", page.read_text()) for name in ("list", "inspect", "reset", "watch")
-        )
+def test_pages_tell_of_each_command_and_of_its_rights() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    if docs.exists():
+        monitoring = (docs / "monitoring.md").read_text()
+        operations = (docs / "operations.md").read_text()
+        _, _, rights = operations.partition("`python -m redis_rl` needs")
+        for name, needed in _RIGHTS.items():
+            assert re.search(rf"redis_rl .*\b{name}\b", monitoring)
+            assert f"`{name}`" in rights
+            assert all(right in rights for right in re.findall(r"\+\S+", needed))
