@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 import redis
@@ -87,9 +86,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _quotas(text: str) -> tuple[_Quota, ...]:
     try:
-        return tuple((limit, _length(_wire.timedelta_of(window))) for limit, window in _wire.checked_pairs([text]))
+        pairs = _wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return tuple((limit, _length(_wire.timedelta_of(window) // _wire.MILLISECOND)) for limit, window in pairs)
 
 
 def connect(options: argparse.Namespace) -> Any:
@@ -208,15 +208,16 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
 def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -> Iterator[Row]:
     """What limiters count, without those that have expired meanwhile."""
     replies = _asked(client, (("RL.INFO", key) for key in keys))
-    found = [(key, info) for key, info in zip(keys, map(_wire.info, replies), strict=True) if info]
+    found = [(key, _fields(reply)) for key, reply in zip(keys, replies, strict=True) if reply]
     if quotas is None:
         for key, info in found:
-            for each in info.windows:
-                left = None if each.limit is None else max(each.limit - each.used, 0)
-                reset = each.reset_after // _wire.MILLISECOND
-                yield key, info.algorithm, _length(each.window), each.used, left, _seconds(reset)
+            for each in map(_fields, info[b"windows"]):
+                used, capacity = each[b"used"], each.get(b"limit")
+                rest = None if capacity is None else max(capacity - used, 0)
+                length, wait = _length(each[b"window_ms"]), _seconds(each[b"reset_after_ms"])
+                yield key, info[b"algorithm"].decode(), length, used, rest, wait
         return
-    asked = [(key, info.algorithm, *quota) for key, info in found for quota in quotas]
+    asked = [(key, info[b"algorithm"].decode(), *quota) for key, info in found for quota in quotas]
     # A refusal does not tell what is used beyond the limit, so all but buckets are asked by the largest limit.
     peeks = (("RL.PEEK", key, limit if kind == "bucket" else _MOST, window) for key, kind, limit, window in asked)
     for (key, kind, limit, window), (_, whole, left, _, reset, *_) in zip(asked, _asked(client, peeks), strict=True):
@@ -224,9 +225,13 @@ def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -
         yield key, kind, window, used, max(limit - used, 0), _seconds(reset)
 
 
-def _length(window: timedelta) -> str:
+def _fields(reply: Any) -> dict[bytes, Any]:
+    """A map, which RESP2 sends as a flat array. The package's types would make a list of many keys a fifth slower."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _length(milliseconds: int) -> str:
     """As commands take it, in the largest unit that divides it."""
-    milliseconds = window // _wire.MILLISECOND
     for unit, length in _UNITS.items():
         if not milliseconds % length:
             return f"{milliseconds // length}{unit}"
