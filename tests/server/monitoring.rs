@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use harness::Server;
+use harness::{Server, command, error_text};
 
 fn file(name: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -57,5 +57,31 @@ fn alerts_and_dashboard_name_numbers_of_info_and_metrics_on_the_page() {
     let names = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
     for name in names {
         assert!(page.contains(&format!("| {name} |")), "the page does not explain {name}");
+    }
+}
+
+#[test]
+fn what_an_application_is_denied_is_counted_by_the_codes_of_the_alert() {
+    let server = Server::start();
+    let (mut operator, mut app) = (server.connect(), server.connect());
+    for line in ["ACL SETUSER app on >secret", "CONFIG SET requirepass secret"] {
+        command(line).exec(&mut operator).expect("OK");
+    }
+    for (line, code) in [
+        ("AUTH app wrong", "WRONGPASS"),
+        ("AUTH app secret", ""),
+        ("RL.LOG key 5 1m", "NOPERM"),
+        ("RESET", ""),
+        ("RL.LOG key 5 1m", "NOAUTH"),
+    ] {
+        let error = command(line).exec(&mut app).err();
+        assert!(error.map_or(code.is_empty(), |error| error_text(&error).starts_with(code)), "{line}");
+    }
+
+    let errors: String = redis::cmd("INFO").arg("errorstats").query(&mut operator).expect("INFO");
+    let alerts = file("examples/monitoring/alerts.yml");
+    let codes = alerts.split(r#"err=~""#).nth(1).and_then(|rest| rest.split('"').next()).expect("codes");
+    for code in codes.split('|') {
+        assert!(errors.contains(&format!("\nerrorstat_{code}:count=")), "{code}: {errors}");
     }
 }

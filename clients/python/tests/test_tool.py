@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_rl.__main__ import main
+from redis_rl.__main__ import _RIGHTS, main
 
 from .servers import Server, wait_for
 
@@ -76,14 +76,22 @@ def test_limiters_are_listed_by_prefix_with_what_is_used_and_left(server: Server
     assert (status, cells(out)) == (
         0,
         [
-            ["api:bob", "log", "3600s", "1", "-"],
-            ["api:eve", "log", "3600s", "2", "-"],
-            ["bucket:bob", "bucket", "600s", "1", "4"],
+            ["api:bob", "log", "1h", "1", "-"],
+            ["api:eve", "log", "1h", "2", "-"],
+            ["bucket:bob", "bucket", "10m", "1", "4"],
         ],
     )
-    status, out, _ = tool(server.port, "list", "api:e", "--quotas", "5/10m, 100/h")
+    status, out, _ = tool(server.port, "list", "api:e", "--quotas", "5/600s, 100/h")
     assert (status, cells(out)) == (0, [["api:eve", "log", "10m", "2", "3"], ["api:eve", "log", "1h", "2", "98"]])
     assert tool(server.port, "list", "nobody") == (0, "", "")
+
+
+def test_a_window_is_shown_in_the_largest_unit_that_divides_it(server: Server, raw: redis.Redis) -> None:
+    windows = ["1500ms", "90s", "90m", "36h", "7d"]
+    for window in windows:
+        raw.execute_command("RL.LOG", window, 5, window)
+    raw.execute_command("RL.LOG", "1m", 5, "60000ms")
+    assert all(row[0] == row[2] for row in cells(tool(server.port, "list")[1]))
 
 
 def test_a_prefix_is_no_pattern(server: Server, used: redis.Redis) -> None:
@@ -99,7 +107,7 @@ def test_keys_is_never_used(server: Server, used: redis.Redis) -> None:
 
 
 def test_one_is_inspected_or_reset_and_nothing_else_is(server: Server, used: redis.Redis) -> None:
-    assert cells(tool(server.port, "inspect", "api:bob")[1]) == [["api:bob", "log", "3600s", "1", "-"]]
+    assert cells(tool(server.port, "inspect", "api:bob")[1]) == [["api:bob", "log", "1h", "1", "-"]]
     assert tool(server.port, "inspect", "api:me") == (1, "", "there is no such limiter\n")
     assert tool(server.port, "reset", "api:bob", "api:text", "api:me") == (
         1,
@@ -141,7 +149,18 @@ def test_a_terminal_has_titles_and_programs_have_none(server: Server, used: redi
     _, told = on_terminal(server.port, "list", "bucket")
     lines = [line.split() for line in told.splitlines()]
     assert lines[0] == ["KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET"]
-    assert lines[1][:5] == ["bucket:bob", "bucket", "600s", "1", "4"]
+    assert lines[1][:5] == ["bucket:bob", "bucket", "10m", "1", "4"]
+
+
+def test_a_terminal_sees_how_far_a_long_list_is(server: Server, raw: redis.Redis) -> None:
+    pipe = raw.pipeline()
+    for number in range(3000):
+        pipe.execute_command("RL.LOG", f"api:{number}", 5, "10m")
+    pipe.execute()
+    status, told = on_terminal(server.port, "list")
+    assert (status, "looked at 1,000 of 3,000 keys\r\x1b[Kapi:" in told) == (0, True)
+    assert told.count("api:") == 3000
+    assert tool(server.port, "list", "api:1")[2] == ""
 
 
 def test_all_masters_of_a_cluster_are_asked(cluster: list[Server]) -> None:
@@ -215,6 +234,39 @@ def test_a_password_comes_from_a_word_a_uri_or_the_environment(own_server: Serve
     assert tool(1, "-u", f"redis://default:secret@127.0.0.1:{port}/0", "list")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "rights"),
+    [
+        (["list", "api:"], "%R~api:* +info +scan +rl.info"),
+        (["list", "api:", "--quotas", "5/10m"], "%R~api:* +info +scan +rl.info +rl.peek"),
+        (["inspect", "api:bob"], "%R~api:bob +info +rl.info"),
+        (["inspect", "api:bob", "--quotas", "5/10m"], "%R~api:bob +info +rl.info +rl.peek"),
+        (["reset", "api:bob"], "~api:bob +info +type +del"),
+        (["watch", "--seconds", "0"], "&__keyevent@0__:rl.limited +info +config|get +subscribe"),
+        (["watch", "--seconds", "0", "--enable"], "&__keyevent@* +info +config|get +config|set +subscribe"),
+    ],
+)
+def test_each_command_needs_the_rights_that_it_names(own_server: Server, words: list[str], rights: str) -> None:
+    with own_server.client() as client:
+        client.config_set("notify-keyspace-events", "" if "--enable" in words else "Ed")
+
+        def ran_with(granted: list[str]) -> tuple[int, str]:
+            client.execute_command("RL.LOG", "api:bob", 5, "10m")
+            client.execute_command("ACL", "SETUSER", "tool", "reset", "on", ">secret", *granted)
+            status, _, errors = tool(own_server.port, "--user", "tool", "-a", "secret", *words)
+            return status, errors
+
+        needed = rights.split()
+        assert ran_with(needed) == (0, "")
+        for right in needed:
+            status, errors = ran_with([each for each in needed if each != right])
+            assert (status, right) == (1, right)
+            hint = errors.splitlines()[-1]
+            assert hint.startswith(f"{words[0]} needs +")
+            # Of keys and channels it names the kind of the pattern.
+            assert right.rstrip("*").partition("api:")[0].partition("@")[0] in hint
+
+
 def test_the_exit_status_tells_what_went_wrong(server_without_module: Server, raw: redis.Redis) -> None:
     status, out, errors = tool(1, "list")
     assert (status, out, "refused" in errors) == (1, "", True)
@@ -248,9 +300,13 @@ def test_a_closed_output_is_no_complaint(server: Server, raw: redis.Redis) -> No
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_monitoring_tells_of_each_command() -> None:
-    page = Path(__file__).parents[3] / "docs/monitoring.md"
-    if page.exists():
-        assert all(
-            re.search(rf"redis_rl .*\b{name}\b", page.read_text()) for name in ("list", "inspect", "reset", "watch")
-        )
+def test_pages_tell_of_each_command_and_of_its_rights() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    if docs.exists():
+        monitoring = (docs / "monitoring.md").read_text()
+        operations = (docs / "operations.md").read_text()
+        rights = operations.partition("[`python -m redis_rl`]")[2].partition("\n- ")[0]
+        for name, needed in _RIGHTS.items():
+            assert re.search(rf"redis_rl .*\b{name}\b", monitoring)
+            assert f"`{name}`" in rights
+            assert all(right in rights for right in re.findall(r"\+\S+", needed))

@@ -9,27 +9,36 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from . import _wire
 
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
+_Quota: TypeAlias = tuple[int, str]
 
 _TYPE = "ratelimit"
 _MOST = 2**53 - 1
+_UNITS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _BATCH = 1000
 _EVENTS = "__keyevent@{}__:rl.limited"
 _SETTING = "notify-keyspace-events"
 _TITLES = ("KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET")
+_RIGHTS = {
+    "list": "+info +scan +rl.info %R~KEY*, for --quotas also +rl.peek",
+    "inspect": "+info +rl.info %R~KEY, for --quotas also +rl.peek",
+    "reset": "+info +type +del ~KEY",
+    "watch": "+info +config|get +subscribe &__keyevent@*, for --enable also +config|set",
+}
+"""What ACL SETUSER has to grant for each subcommand."""
 _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 
@@ -53,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--cert", metavar="FILE")
     server.add_argument("--key", metavar="FILE", dest="tls_key")
     server.add_argument("--insecure", action="store_true", help="accept any certificate")
-    commands = options.add_subparsers(metavar="COMMAND", required=True)
+    commands = options.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, run, text in (
         ("list", list_all, "limiters whose keys begin with a prefix"),
         ("inspect", inspect, "one limiter"),
@@ -75,11 +84,12 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def _quotas(text: str) -> tuple[_wire.Pair, ...]:
+def _quotas(text: str) -> tuple[_Quota, ...]:
     try:
-        return _wire.checked_pairs([text])
+        pairs = _wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return tuple((limit, _length(_wire.timedelta_of(window) // _wire.MILLISECOND)) for limit, window in pairs)
 
 
 def connect(options: argparse.Namespace) -> Any:
@@ -113,7 +123,13 @@ def masters(client: Any) -> list[Any]:
 
 def printable(key: bytes) -> str:
     """Whatever a user is called, it does nothing to a terminal, and :func:`_bytes` reads it."""
-    return "".join(map(_printable, key.decode(errors="surrogateescape")))
+    text = key.decode(errors="surrogateescape")
+    # Nearly every key is shown as it is: looking at each character takes twenty times as long.
+    if text.isprintable() and "\\" not in text:
+        with suppress(UnicodeEncodeError):
+            text.encode(sys.stdout.encoding or "ascii")
+            return text
+    return "".join(map(_printable, text))
 
 
 def _printable(each: str) -> str:
@@ -146,42 +162,80 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
                 raise explained from error
 
 
-def table(rows: Iterable[Row]) -> int:
-    """Prints it: for programs, separated by tabs."""
+class _Progress:
+    """A line on a terminal, which is erased before anything else is printed."""
+
+    _is_shown = False
+
+    def show(self, text: str) -> None:
+        if sys.stderr and sys.stderr.isatty():
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+            self._is_shown = True
+
+    def erase(self) -> None:
+        if self._is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._is_shown = False
+
+
+def table(pages: Iterable[Iterable[Row]]) -> int:
+    """Prints each page as it comes, for programs separated by tabs, and returns the number of rows."""
     is_terminal, number = sys.stdout.isatty(), 0
-    for key, algorithm, window, used, left, reset in rows:
-        if is_terminal and not number:
+    for page in pages:
+        lines = []
+        for key, *figures, left, reset in page:
+            words = [printable(key), *map(str, figures), "-" if left is None else str(left), reset]
+            lines.append(_FORMAT.format(*words) if is_terminal else "\t".join(words))
+        if is_terminal and lines and not number:
             print(_FORMAT.format(*_TITLES))
-        number += 1
-        words = (printable(key), algorithm, window, str(used), "-" if left is None else str(left), reset)
-        print(_FORMAT.format(*words) if is_terminal else "\t".join(words))
+        number += len(lines)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
     return number
 
 
-def rows_of(client: Any, keys: list[bytes], quotas: tuple[_wire.Pair, ...] | None) -> Iterator[Row]:
-    """What limiters count; those that are gone meanwhile count nothing."""
-    asked = client.pipeline(transaction=False)
-    for key in keys:
-        asked.execute_command("RL.INFO", key)
-        for limit, window in quotas or ():
-            # A refusal does not tell what is used beyond the limit.
-            asked.execute_command("RL.PEEK", key, limit, window)
-            asked.execute_command("RL.PEEK", key, _MOST, window)
-    replies = iter(asked.execute(raise_on_error=False))
-    for key in keys:
-        said, *peeks = [next(replies) for _ in range(1 + 2 * len(quotas or ()))]
-        for reply in (said, *peeks):
-            if isinstance(reply, Exception):
-                raise _wire.explained(reply)
-        if info := _wire.info(said):
-            for (limit, length), told, whole in zip(quotas or (), peeks[::2], peeks[1::2], strict=True):
-                _, _, left, _, reset, *_ = told
-                used = limit - left if info.algorithm == "bucket" else _MOST - whole[2]
-                yield key, info.algorithm, str(length), used, left, _seconds(reset)
-            for each in () if quotas else info.windows:
-                rest = None if each.limit is None else max(each.limit - each.used, 0)
-                window = f"{each.window.total_seconds():g}s"
-                yield key, info.algorithm, window, each.used, rest, _seconds(each.reset_after // _wire.MILLISECOND)
+def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    """The replies to commands that go together. An error reply is raised."""
+    pipeline = client.pipeline(transaction=False)
+    for words in commands:
+        pipeline.execute_command(*words)
+    for reply in pipeline.execute(raise_on_error=False):
+        if isinstance(reply, Exception):
+            raise _wire.explained(reply)
+        yield reply
+
+
+def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -> Iterator[Row]:
+    """What limiters count, without those that have expired meanwhile."""
+    replies = _asked(client, (("RL.INFO", key) for key in keys))
+    found = [(key, _fields(reply)) for key, reply in zip(keys, replies, strict=True) if reply]
+    if quotas is None:
+        for key, info in found:
+            for each in map(_fields, info[b"windows"]):
+                used, capacity = each[b"used"], each.get(b"limit")
+                rest = None if capacity is None else max(capacity - used, 0)
+                length, wait = _length(each[b"window_ms"]), _seconds(each[b"reset_after_ms"])
+                yield key, info[b"algorithm"].decode(), length, used, rest, wait
+        return
+    asked = [(key, info[b"algorithm"].decode(), *quota) for key, info in found for quota in quotas]
+    # A refusal does not tell what is used beyond the limit, so all but buckets are asked by the largest limit.
+    peeks = (("RL.PEEK", key, limit if kind == "bucket" else _MOST, window) for key, kind, limit, window in asked)
+    for (key, kind, limit, window), (_, whole, left, _, reset, *_) in zip(asked, _asked(client, peeks), strict=True):
+        used = whole - left
+        yield key, kind, window, used, max(limit - used, 0), _seconds(reset)
+
+
+def _fields(reply: Any) -> dict[bytes, Any]:
+    """A map, which RESP2 sends as a flat array. The package's types would make a list of many keys a fifth slower."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _length(milliseconds: int) -> str:
+    """As commands take it, in the largest unit that divides it."""
+    for unit, length in _UNITS.items():
+        if not milliseconds % length:
+            return f"{milliseconds // length}{unit}"
+    return f"{milliseconds}ms"
 
 
 def _seconds(milliseconds: int) -> str:
@@ -193,15 +247,27 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
+    databases = [node.info("keyspace").get(f"db{options.db}", {}) for node in nodes]
+    in_all = sum(database.get("keys", 0) for database in databases)
+    progress = _Progress()
 
-    def rows() -> Iterator[Row]:
+    def pages() -> Iterator[list[Row]]:
+        looked_at = 0
         for node in nodes:
             cursor = None
             while cursor != 0:
                 cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
-                yield from rows_of(node, keys, options.quotas)
+                rows = list(rows_of(node, keys, options.quotas))
+                progress.erase()
+                yield rows
+                looked_at += _BATCH
+                if looked_at < in_all:
+                    progress.show(f"looked at {looked_at:,} of {in_all:,} keys")
 
-    table(rows())
+    try:
+        table(pages())
+    finally:
+        progress.erase()
     return 0
 
 
@@ -209,7 +275,7 @@ def inspect(client: Any, options: argparse.Namespace) -> int:
     """One of them."""
     if isinstance(client, redis.RedisCluster):
         client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))  # type: ignore[no-untyped-call]
-    if table(rows_of(client, options.keys, options.quotas)):
+    if table([rows_of(client, options.keys, options.quotas)]):
         return 0
     print("there is no such limiter", file=sys.stderr)
     return 1
@@ -250,6 +316,8 @@ def watch(client: Any, options: argparse.Namespace) -> int:
     try:
         for each in subscriptions:
             each.subscribe(_EVENTS.format(options.db))
+            # Raises an error reply even if there is nothing to wait for.
+            each.get_message(timeout=10)
         while end is None or time.monotonic() < end:
             for key, times in _limited(subscriptions, end).most_common():
                 if key.startswith(options.prefix):
@@ -290,6 +358,9 @@ def main(words: list[str] | None = None) -> int:
     except BrokenPipeError:
         # As of head. Else Python complains when it closes the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except NoPermissionError as error:
+        print(f"{error}\n{options.command} needs {_RIGHTS[options.command]}", file=sys.stderr)
         return 1
     except (RedisError, OSError, ValueError) as error:
         print(f"{error}", file=sys.stderr)

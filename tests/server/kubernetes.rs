@@ -1,0 +1,111 @@
+//! The manifest of examples/kubernetes: its parts fit each other and the image, and its commands do what they are for.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness::{Launch, Server, module};
+use tempfile::TempDir;
+use yaml_rust2::{Yaml, YamlLoader};
+
+use crate::helpers::nodes::cli;
+
+fn file(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("a file")
+}
+
+/// The objects of a kind in the manifest.
+fn objects(kind: &str) -> Vec<Yaml> {
+    let objects = YamlLoader::load_from_str(&file("examples/kubernetes/redis-rl.yaml")).expect("YAML");
+    objects.into_iter().filter(|object| object["kind"].as_str() == Some(kind)).collect()
+}
+
+fn list(value: &Yaml) -> &[Yaml] {
+    value.as_vec().map_or(&[], Vec::as_slice)
+}
+
+fn words(value: &Yaml) -> Vec<&str> {
+    list(value).iter().map(|word| word.as_str().expect("a word")).collect()
+}
+
+/// The first container of a pod, which is the server, and the one that runs before it.
+fn containers(deployment: &Yaml) -> (&Yaml, Option<&Yaml>) {
+    let pod = &deployment["spec"]["template"]["spec"];
+    (&pod["containers"][0], list(&pod["initContainers"]).first())
+}
+
+/// Where the image has the module.
+fn path_in_the_image() -> String {
+    let dockerfile = file("Dockerfile");
+    let copy = dockerfile.lines().find(|line| line.starts_with("COPY --from=build")).expect("that line");
+    let [.., from, folder] = copy.split(' ').collect::<Vec<_>>()[..] else { panic!("{copy}") };
+    folder.to_owned() + from.rsplit('/').next().expect("a name")
+}
+
+#[test]
+fn what_one_part_of_the_manifest_names_another_has() {
+    let deployments = objects("Deployment");
+    assert_eq!(deployments.len(), 2);
+    for deployment in &deployments {
+        let spec = &deployment["spec"];
+        let pod = &spec["template"]["spec"];
+        assert_eq!(spec["selector"]["matchLabels"], spec["template"]["metadata"]["labels"]);
+        assert_eq!(spec["replicas"].as_i64(), Some(1));
+        let volumes: Vec<&Yaml> = list(&pod["volumes"]).iter().map(|volume| &volume["name"]).collect();
+        let (server, first) = containers(deployment);
+        for mount in [Some(server), first].into_iter().flatten().flat_map(|one| list(&one["volumeMounts"])) {
+            assert!(volumes.contains(&&mount["name"]), "{mount:?}");
+        }
+    }
+    for service in objects("Service") {
+        let labels = |deployment: &Yaml| deployment["spec"]["template"]["metadata"]["labels"].clone();
+        let behind = deployments.iter().find(|each| labels(each) == service["spec"]["selector"]);
+        let (server, _) = containers(behind.expect("a deployment"));
+        assert_eq!(service["spec"]["ports"][0]["port"], server["ports"][0]["containerPort"]);
+    }
+}
+
+#[test]
+fn the_image_is_the_one_that_the_readme_builds_and_loads_the_module_by_itself() {
+    let deployments = objects("Deployment");
+    let (own, _) = containers(&deployments[0]);
+    let (_, first) = containers(&deployments[1]);
+    let image = own["image"].as_str().expect("a name");
+    assert!(file("README.md").contains(&format!("docker build -t {image} .")), "{image}");
+    assert_eq!(first.expect("an init container")["image"].as_str(), Some(image));
+    assert!(own["args"].is_badvalue() && own["command"].is_badvalue());
+    let loads = format!(r#"CMD ["--loadmodule", "{}"]"#, path_in_the_image());
+    assert!(file("Dockerfile").contains(&loads), "{loads}");
+}
+
+#[test]
+fn the_init_container_adds_the_module_to_the_server_and_only_then_the_pod_is_ready() {
+    let deployments = objects("Deployment");
+    let (server, first) = containers(&deployments[1]);
+    let first = first.expect("an init container");
+    let mounted = first["volumeMounts"][0]["mountPath"].as_str().expect("a path").to_owned() + "/";
+    let folder = TempDir::new().expect("a temporary folder");
+    let volume = format!("{}/", folder.path().display());
+
+    let command = words(&first["command"]);
+    let [program, from, to] = command[..] else { panic!("{command:?}") };
+    assert_eq!((from, to), (path_in_the_image().as_str(), mounted.as_str()));
+    let copied = Command::new(program).arg(module()).arg(&volume).status().expect("cp");
+    assert!(copied.success());
+
+    let args = words(&server["args"]);
+    let [option, path] = args[..] else { panic!("{args:?}") };
+    assert_eq!(option, "--loadmodule");
+    let path = PathBuf::from(path.replacen(&mounted, &volume, 1));
+    let with = Launch::server().and_then(|launch| launch.module(&path).start()).expect("a server");
+    for deployment in &deployments {
+        let probe = words(&containers(deployment).0["readinessProbe"]["exec"]["command"]);
+        assert_eq!(probe[0], "redis-cli");
+        let is_ready = |server: &Server| {
+            let mut probing = Command::new(cli());
+            probing.args(["-p", &server.port().to_string()]).args(&probe[1..]);
+            probing.status().expect("redis-cli").success()
+        };
+        assert!(is_ready(&with) && !is_ready(&Server::without_module()));
+    }
+}
