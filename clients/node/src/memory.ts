@@ -30,6 +30,11 @@ const { Module, Instance } = (globalThis as unknown as { WebAssembly: Assembly }
 
 let compiled: object | undefined;
 
+/** The most bytes of a word. */
+const MAX_WORD = 65_536;
+/** Bytes of the buffer at first, and those beyond which a buffer is given back. */
+const [BUFFER, KEPT] = [16_384, 2 ** 20];
+
 /** Limits without a server: takes the place of a client of Redis in tests, in development, and where one process is all. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
@@ -38,6 +43,8 @@ export class MemoryLimiter extends Commands {
   #view = new DataView(new ArrayBuffer());
   #at = 0;
   #room = 0;
+  /** What ended the compiled module in the middle of a call: what it holds is not to be trusted any more. */
+  #failed: unknown;
 
   constructor(options: MemoryOptions = {}) {
     super("", (words) => this.#run(words));
@@ -76,13 +83,29 @@ export class MemoryLimiter extends Commands {
   }
 
   #run(words: Words): unknown {
+    if (this.#failed !== undefined)
+      throw new Error("this limiter in memory has failed before: make a new one", { cause: this.#failed });
+    const now = this.now();
     this.#write(words);
-    this.#exports.call(this.now(), words.length);
+    try {
+      this.#exports.call(now, words.length);
+    } catch (error) {
+      this.#failed = error;
+      throw error;
+    }
     this.#look();
     this.#reader.at = this.#at;
     const reply = this.#reader.read();
     if (reply instanceof Error) throw reply;
     return reply;
+  }
+
+  #resize(room: number): void {
+    this.#room = 0;
+    // What is called takes 32 bits.
+    const at = room < 2 ** 31 ? this.#exports.buffer(room) >>> 0 : 0;
+    if (at === 0) throw new Error("OOM command not allowed when this process is out of memory.");
+    [this.#at, this.#room] = [at, room];
   }
 
   /** The memory may have moved, if it has grown. */
@@ -95,13 +118,14 @@ export class MemoryLimiter extends Commands {
   /** The lengths of all words, then their bytes. */
   #write(words: readonly Key[]): void {
     let size = 4 * words.length;
-    // No character has more than three bytes for each of its units.
-    for (const word of words) size += 3 * word.length;
-    if (size > this.#room) {
-      this.#room = Math.max(size, 16_384);
-      this.#at = this.#exports.buffer(this.#room) >>> 0;
-      if (this.#at === 0) throw new Error("out of memory");
+    for (const word of words) {
+      // No character has more than three bytes for each of its units.
+      const most = typeof word === "string" ? 3 * word.length : word.length;
+      if (most > MAX_WORD && (word.length > MAX_WORD || Buffer.byteLength(word) > MAX_WORD))
+        throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
+      size += most;
     }
+    if (size > this.#room || this.#room > KEPT) this.#resize(Math.max(size, BUFFER));
     this.#look();
     let at = this.#at + 4 * words.length;
     for (let i = 0; i < words.length; i++) {

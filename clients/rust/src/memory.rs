@@ -71,7 +71,11 @@ impl MemoryLimiter {
     fn replies<'a>(&self, commands: impl Iterator<Item = Vec<&'a [u8]>>) -> RedisResult<Vec<Value>> {
         let now = self.time().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut memory = locked(&self.memory);
-        commands.map(|words| parse_redis_value(memory.call(now.as_millis() as u64, &words))).collect()
+        let reply = |words: Vec<&[u8]>| {
+            // The name of an unknown command, which an error repeats, may be any bytes.
+            parse_redis_value(String::from_utf8_lossy(memory.call(now.as_millis() as u64, &words)).as_bytes())
+        };
+        commands.map(reply).collect()
     }
 
     pub(crate) fn reply(&self, command: &Cmd) -> RedisResult<Value> {

@@ -1,0 +1,150 @@
+//! The map in memory while memory is short: no call ends the process, and replies equal those of a map that has enough memory and
+//! was asked the same, except for what was refused.
+
+#![expect(unsafe_code, reason = "an allocator that fails")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ptr;
+
+use fastrand::Rng;
+use redis_rl_core::memory::{MAX_WORD_BYTES, Memory, OUT_OF_MEMORY};
+
+const NOW: u64 = 1_700_000_000_000;
+
+thread_local! {
+    /// The bytes that this thread may still allocate, if it is bounded.
+    static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The system's allocator, which fails beyond [`LEFT`].
+struct Bounded;
+
+#[global_allocator]
+static ALLOCATOR: Bounded = Bounded;
+
+// SAFETY: what it allocates is the system allocator's.
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if let Some(left) = LEFT.get() {
+            let Some(left) = left.checked_sub(layout.size()) else { return ptr::null_mut() };
+            LEFT.set(Some(left));
+        }
+        // SAFETY: as the caller upholds it.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        LEFT.set(LEFT.get().map(|left| left + layout.size()));
+        // SAFETY: as the caller upholds it.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+/// A map whose calls allocate no more than so many bytes together.
+struct Short {
+    memory: Memory,
+    left: usize,
+}
+
+impl Short {
+    fn new(max_keys: usize, bytes: usize) -> Short {
+        Short { memory: Memory::new(max_keys), left: bytes }
+    }
+
+    fn call(&mut self, now: u64, words: &[&[u8]]) -> Vec<u8> {
+        LEFT.set(Some(self.left));
+        let reply = self.memory.call(now, words);
+        self.left = LEFT.replace(None).unwrap_or_default();
+        reply.to_vec()
+    }
+
+    fn line(&mut self, now: u64, line: &str) -> Vec<u8> {
+        self.call(now, &line.split(' ').map(str::as_bytes).collect::<Vec<_>>())
+    }
+}
+
+/// A random command: mostly of few keys, some of which have long names.
+fn command(random: &mut Rng, name: &dyn Fn(u64) -> Vec<u8>, now: u64) -> Vec<Vec<u8>> {
+    let texts = |line: String| line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
+    let key = name(random.u64(..40));
+    let quota = |random: &mut Rng| format!("{} {}ms", [3, 100, 100_000][random.usize(..3)], 1000 << random.u8(..12));
+    // One key, one algorithm, nearly always.
+    let algorithm = |random: &mut Rng, key: &[u8]| {
+        ["FIXED", "SLIDING", "LOG", "BUCKET"][usize::from(key[0] + u8::from(random.u8(..50) == 0)) % 4]
+    };
+    let what = random.u8(..100);
+    if what < 10 {
+        let mut words = texts("RL.ALL".into());
+        let most = [3, 64][random.usize(..2)];
+        for _ in 0..random.usize(1..=most) {
+            let key = name(random.u64(..80));
+            words.push(key.clone());
+            words.extend(texts(format!("{} {} {}", algorithm(random, &key), quota(random), random.i8(-3..9))));
+        }
+        return words;
+    }
+    let mut words = match what {
+        10..15 => vec![b"RL.INFO".to_vec()],
+        15..20 => vec![b"DEL".to_vec()],
+        20..22 => vec![b"PTTL".to_vec()],
+        22..25 => return texts(["FLUSHALL", "DBSIZE", "ab\r\n", "DEL", "RL.LOG"][random.usize(..5)].into()),
+        25..30 => vec![b"RL.PEEK".to_vec()],
+        _ => texts(format!("RL.{}", algorithm(random, &key))),
+    };
+    words.push(key);
+    if what >= 25 {
+        let mut line = quota(random);
+        for _ in 0..random.u8(..10).saturating_sub(6) {
+            line += &format!(" {}", quota(random));
+        }
+        line += &match random.u8(..10) {
+            0 => format!(" COST {}", random.i64(-50..50)),
+            1 if what >= 30 => " PARTIAL COST 5".to_owned(),
+            2 => format!(" AT {}", now + random.u64(..1000) - 500),
+            3 | 4 if what >= 30 => " FORCE".to_owned(),
+            _ => String::new(),
+        };
+        words.extend(texts(line));
+    }
+    words
+}
+
+fn agree(seed: u64, bytes: usize) -> usize {
+    let mut random = Rng::with_seed(seed);
+    let max_keys = [3, 50, 1000][random.usize(..3)];
+    let long = random.usize(1..=MAX_WORD_BYTES);
+    let name = |number: u64| {
+        let name = format!("{number}:").into_bytes();
+        if number % 8 == 0 { name.iter().copied().cycle().take(long.max(name.len())).collect() } else { name }
+    };
+    let (mut short, mut reference) = (Short::new(max_keys, bytes), Memory::new(max_keys));
+    let (mut now, mut refused) = (NOW, 0);
+    for _ in 0..1_500 {
+        now += [0, 1, 7, 300, 5_000][random.usize(..5)];
+        let words = command(&mut random, &name, now);
+        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+        let reply = short.call(now, &words);
+        if reply == OUT_OF_MEMORY {
+            refused += 1;
+            continue;
+        }
+        let shown: Vec<_> = words.iter().map(|word| word[..word.len().min(40)].escape_ascii().to_string()).collect();
+        assert_eq!(reply.escape_ascii().to_string(), reference.call(now, &words).escape_ascii().to_string(), "{shown:?}");
+    }
+    refused
+}
+
+#[test]
+fn however_little_memory_there_is_no_call_ends_the_process_and_what_is_not_refused_is_counted() {
+    let (mut some, mut none) = (0, 0);
+    for seed in 0..300 {
+        let bytes = (seed * seed * 8) as usize;
+        match agree(seed, bytes) {
+            0 => none += 1,
+            1..1_400 => some += 1,
+            _ => {}
+        }
+    }
+    assert!(some > 100 && none > 10, "{some} of 300 were short of memory, {none} were not");
+}
