@@ -1,7 +1,7 @@
 //! A host in memory: keys in a map, and commands that reply as a server with the module would, to the byte.
 //!
 //! - `table`: the keys by name and by expiry, bounded in number.
-//! - `room`: whether there is memory for a request, which is refused otherwise.
+//! - `room`: memory for requests, which are refused without.
 //! - `resp`: replies as the bytes of RESP2.
 //!
 //! ```
@@ -22,6 +22,7 @@ use crate::limiter::{Algorithm, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Options, Refusal, Request, Verb};
 use resp::Resp;
+use room::{Needed, Room};
 use table::Table;
 
 /// The most bytes of a word.
@@ -37,6 +38,7 @@ const LONG_WORD: Refusal = Refusal::Text(c"ERR each word must have at most 65536
 /// Keys in memory, and the commands on them.
 pub struct Memory {
     table: Table,
+    room: Room,
     reply: Resp,
 }
 
@@ -50,15 +52,15 @@ impl Memory {
     /// The same, for a target without random numbers: with a `seed` that nobody can guess, nobody can choose names that collide in
     /// the map.
     pub fn seeded(max_keys: usize, seed: u64) -> Memory {
-        Memory { table: Table::new(max_keys, seed), reply: Resp::default() }
+        Memory { table: Table::new(max_keys, seed), room: Room::default(), reply: Resp::default() }
     }
 
     /// Runs a command at `now_ms`, its Unix time in milliseconds by the clock of the caller. Returns the bytes of the reply in
     /// RESP2: an error reply if the command is refused.
     ///
     /// It knows RL.FIXED, RL.SLIDING, RL.LOG, RL.BUCKET, RL.ALL, RL.PEEK and RL.INFO; of the server's own commands DEL,
-    /// EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Words of more than [`MAX_WORD_BYTES`] are refused, and what needs memory
-    /// while there is none: requests of keys that are there first need less, so they are refused last.
+    /// EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Words of more than [`MAX_WORD_BYTES`] are refused, and what needs memory when
+    /// there is none: new keys first, then logs that lengthen. Other keys still count.
     pub fn call<W: AsRef<[u8]> + Copy>(&mut self, now_ms: u64, words: &[W]) -> &[u8] {
         if !self.reply.begin() {
             return OUT_OF_MEMORY;
@@ -75,6 +77,7 @@ impl Memory {
             }
             None => self.run_of_server(name, args, now),
         }
+        self.room.close();
         self.reply.bytes()
     }
 
@@ -110,8 +113,9 @@ impl Memory {
         let take = Take { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
         let may_grow = self.table.reserve(1).is_ok();
         let (mut key, mut fresh) = (self.table.get(name, now), None);
-        let bytes = room::of_request(name, &key);
-        if !(may_grow || key.is_some()) || !room::is_there(bytes) {
+        let mut needed = Needed::default();
+        needed.add(name, &key);
+        if !(may_grow || key.is_some()) || !self.room.open(&needed) {
             return Err(OOM);
         }
         let taken = take.run(&mut key, &mut fresh)?;
@@ -126,17 +130,18 @@ impl Memory {
         let mut rows = Parts::default();
         let options = request::parse_rows(words, &mut rows)?;
         let time = Time { clock: now, at: options.at };
-        let (may_grow, mut has_new, mut bytes) = (self.table.reserve(rows.len()).is_ok(), false, 0);
+        let may_grow = self.table.reserve(rows.len()).is_ok();
+        let (mut has_new, mut needed) = (false, Needed::default());
         for index in 0..rows.len() {
             if rows[index].first() == index {
                 let name = rows[index].name.as_ref();
                 let key = self.table.lend(name, now);
-                bytes += room::of_request(name, &key);
+                needed.add(name, &key);
                 has_new |= key.is_none();
                 rows[index].key = key;
             }
         }
-        let taken = if (may_grow || !has_new) && room::is_there(bytes) {
+        let taken = if (may_grow || !has_new) && self.room.open(&needed) {
             several::take(&mut rows, options.force, time).map_err(Refusal::from)
         } else {
             Err(OOM)
@@ -156,19 +161,17 @@ impl Memory {
 
     fn peek<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W], now: UnixMs) -> Result<(), Refusal> {
         let Request { quotas, cost, at, .. } = Request::parse(args, Options::Cost)?;
-        if !room::is_there(room::OF_READING) {
-            return Err(OOM);
-        }
         let verdict = key::peek(&self.table.get(name, now), &quotas, cost, Time { clock: now, at })?;
         reply::verdict(&mut self.reply, &verdict);
         Ok(())
     }
 
     fn info(&mut self, name: &[u8], now: UnixMs) -> Result<(), Refusal> {
-        if !room::is_there(room::OF_READING) {
+        let key = self.table.get(name, now);
+        if !self.room.open(&Needed::of_reading()) {
             return Err(OOM);
         }
-        reply::info(&mut self.reply, key::info(&self.table.get(name, now), now));
+        reply::info(&mut self.reply, key::info(&key, now));
         Ok(())
     }
 
