@@ -37,7 +37,7 @@ wasm: ## Build the limiters in memory as WebAssembly: target/redis_rl.wasm, and 
 	@tools/install-missing wasm
 	cargo build --quiet --locked --profile wasm --package redis-rl-wasm --target $(WASM_TARGET)
 	@install -m 644 $(TARGET)/$(WASM_TARGET)/wasm/redis_rl_wasm.wasm $(WASM)
-	@(($$(stat --format %s $(WASM)) <= 200 * 1024)) || { echo "$(WASM) has more than 200 KiB" >&2; exit 1; }
+	@(($$(stat --format %s $(WASM)) <= 140 * 1024)) || { echo "$(WASM) has more than 140 KiB" >&2; exit 1; }
 	@for copy in $(WASM_COPIES); do install -m 644 $(WASM) $$copy; done
 
 playground: PORT ?= 8000
