@@ -5,6 +5,7 @@
 //! start of the buffer. Whatever a host passes, no call traps: without memory, `buffer` returns null and `call` an error reply.
 
 use std::cell::RefCell;
+use std::hash::RandomState;
 use std::{ptr, slice};
 
 use redis_rl_core::memory::{Memory, OUT_OF_MEMORY};
@@ -21,6 +22,8 @@ struct Instance {
     memory: Memory,
     /// In words, so that lengths are aligned.
     buffer: Vec<u64>,
+    /// Whether std has its random state: it allocates some bytes for it, once.
+    has_random_state: bool,
 }
 
 thread_local! {
@@ -34,11 +37,20 @@ fn with<T>(run: impl FnOnce(&mut Instance) -> T) -> T {
 
 impl Instance {
     fn new(max_keys: u32, seed: u64) -> Instance {
-        Instance { memory: Memory::seeded(max_keys as usize, seed), buffer: Vec::new() }
+        Instance { memory: Memory::seeded(max_keys as usize, seed), buffer: Vec::new(), has_random_state: false }
     }
 
     /// See [`buffer`].
     fn buffer(&mut self, bytes: usize) -> *const u8 {
+        if !self.has_random_state {
+            if !self.replace_buffer(LEAST_BYTES / 8) {
+                return ptr::null();
+            }
+            // It takes some of these.
+            self.buffer = Vec::new();
+            let _ = RandomState::new();
+            self.has_random_state = true;
+        }
         let (least, wanted) = (LEAST_BYTES / 8, bytes.max(LEAST_BYTES).div_ceil(8));
         let (len, kept) = (self.buffer.len(), wanted.max(KEPT_BYTES / 8));
         if (wanted..=kept).contains(&len) || self.replace_buffer(wanted) {
@@ -60,7 +72,7 @@ impl Instance {
     }
 
     fn call(&mut self, now_ms: u64, words: usize) -> usize {
-        let Instance { memory, buffer } = self;
+        let Instance { memory, buffer, .. } = self;
         // SAFETY: these are the bytes of the vector, which nothing else uses meanwhile.
         let buffer = unsafe { slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), 8 * buffer.len()) };
         match read(buffer, words) {

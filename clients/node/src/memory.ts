@@ -32,6 +32,7 @@ let compiled: object | undefined;
 
 /** The most bytes of a word. */
 const MAX_WORD = 65_536;
+const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memory.";
 /** Bytes of the buffer at first, and those beyond which a buffer is given back. */
 const [BUFFER, KEPT] = [16_384, 2 ** 20];
 
@@ -43,8 +44,8 @@ export class MemoryLimiter extends Commands {
   #view = new DataView(new ArrayBuffer());
   #at = 0;
   #room = 0;
-  /** What ended the compiled module in the middle of a call: what it holds is not to be trusted any more. */
-  #failed: unknown;
+  /** Set while the compiled module runs. If it still is then, a call has ended in the middle, as when the stack overflows. */
+  #isInside = false;
 
   constructor(options: MemoryOptions = {}) {
     super("", (words) => this.#run(words));
@@ -83,16 +84,11 @@ export class MemoryLimiter extends Commands {
   }
 
   #run(words: Words): unknown {
-    if (this.#failed !== undefined)
-      throw new Error("this limiter in memory has failed before: make a new one", { cause: this.#failed });
     const now = this.now();
     this.#write(words);
-    try {
-      this.#exports.call(now, words.length);
-    } catch (error) {
-      this.#failed = error;
-      throw error;
-    }
+    this.#enter();
+    this.#exports.call(now, words.length);
+    this.#isInside = false;
     this.#look();
     this.#reader.at = this.#at;
     const reply = this.#reader.read();
@@ -100,32 +96,44 @@ export class MemoryLimiter extends Commands {
     return reply;
   }
 
+  #enter(): void {
+    // What it holds cannot be trusted any more.
+    if (this.#isInside) throw new Error("this limiter in memory has failed before: make a new one");
+    this.#isInside = true;
+  }
+
   #resize(room: number): void {
     this.#room = 0;
     // What is called takes 32 bits.
-    const at = room < 2 ** 31 ? this.#exports.buffer(room) >>> 0 : 0;
-    if (at === 0) throw new Error("OOM command not allowed when this process is out of memory.");
+    if (room >= 2 ** 31) throw new Error(OUT_OF_MEMORY);
+    this.#enter();
+    const at = this.#exports.buffer(room) >>> 0;
+    this.#isInside = false;
+    if (at === 0) throw new Error(OUT_OF_MEMORY);
     [this.#at, this.#room] = [at, room];
   }
 
   /** The memory may have moved, if it has grown. */
   #look(): void {
     if (this.#reader.bytes.length > 0) return;
-    this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
     this.#view = new DataView(this.#exports.memory.buffer);
+    this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
   }
 
   /** The lengths of all words, then their bytes. */
   #write(words: readonly Key[]): void {
     let size = 4 * words.length;
     for (const word of words) {
+      if (typeof word !== "string" && !(word instanceof Uint8Array))
+        throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
       // No character has more than three bytes for each of its units.
       const most = typeof word === "string" ? 3 * word.length : word.length;
       if (most > MAX_WORD && (word.length > MAX_WORD || Buffer.byteLength(word) > MAX_WORD))
         throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
       size += most;
     }
-    if (size > this.#room || this.#room > KEPT) this.#resize(Math.max(size, BUFFER));
+    size = Math.max(size, BUFFER);
+    if (size > this.#room || this.#room > KEPT) this.#resize(size);
     this.#look();
     let at = this.#at + 4 * words.length;
     for (let i = 0; i < words.length; i++) {

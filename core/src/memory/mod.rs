@@ -16,6 +16,8 @@ mod resp;
 mod room;
 mod table;
 
+use std::hash::{BuildHasher, RandomState};
+
 use crate::limiter::key::{self, Take};
 use crate::limiter::several::{self, Parts};
 use crate::limiter::{Algorithm, Time, UnixMs};
@@ -46,11 +48,11 @@ impl Memory {
     /// Holds at most `max_keys` keys, and at least one. Beyond that, the key that expires first is dropped for a new one. A key takes
     /// some 120 bytes and its name; of RL.LOG, it grows with its units as on a server.
     pub fn new(max_keys: usize) -> Memory {
-        Memory::seeded(max_keys, 0)
+        Memory::seeded(max_keys, RandomState::new().hash_one(()))
     }
 
     /// The same, for a target without random numbers: with a `seed` that nobody can guess, nobody can choose names that collide in
-    /// the map.
+    /// the map. Allocates nothing yet.
     pub fn seeded(max_keys: usize, seed: u64) -> Memory {
         Memory { table: Table::new(max_keys, seed), room: Room::default(), reply: Resp::default() }
     }
@@ -114,7 +116,7 @@ impl Memory {
         let may_grow = self.table.reserve(1).is_ok();
         let (mut key, mut fresh) = (self.table.get(name, now), None);
         let mut needed = Needed::default();
-        needed.add(name, &key);
+        needed.add(name, &key, algorithm, quotas.len());
         if !(may_grow || key.is_some()) || !self.room.open(&needed) {
             return Err(OOM);
         }
@@ -136,7 +138,7 @@ impl Memory {
             if rows[index].first() == index {
                 let name = rows[index].name.as_ref();
                 let key = self.table.lend(name, now);
-                needed.add(name, &key);
+                needed.add(name, &key, rows[index].what.algorithm, rows[index].what.tiers);
                 has_new |= key.is_none();
                 rows[index].key = key;
             }

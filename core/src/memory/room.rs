@@ -21,8 +21,7 @@ const OF_A_KEY: usize = 4 << 10;
 /// Bytes for each allocation of a large log: its list of blocks doubles.
 const OF_AN_ALLOCATION: usize = 2 * 48;
 
-/// Bytes that stay allocated: of a new limiter, and of a log that lengthens.
-const OF_A_LIMITER: usize = 64;
+/// Bytes of a log that lengthens.
 const OF_A_BLOCK: usize = 1280;
 
 /// The memory that a request needs.
@@ -30,8 +29,8 @@ const OF_A_BLOCK: usize = 1280;
 pub struct Needed {
     /// All that it may allocate.
     bytes: usize,
-    /// What stays allocated, for each key.
-    kept: ArrayVec<usize, MAX_ROWS>,
+    /// What stays allocated: at most two pieces for each key.
+    kept: ArrayVec<usize, { 2 * MAX_ROWS }>,
 }
 
 impl Needed {
@@ -40,14 +39,19 @@ impl Needed {
         Needed { bytes: OF_A_KEY, kept: ArrayVec::new() }
     }
 
-    /// Adds what a request of the key of this name needs.
+    /// Adds what a request of this key needs, of which it names so many tiers.
     #[inline]
-    pub fn add(&mut self, name: &[u8], key: &impl Key) {
+    pub fn add(&mut self, name: &[u8], key: &impl Key, algorithm: Algorithm, tiers: usize) {
         self.bytes += OF_A_KEY;
         match key.limiter() {
             None => {
                 self.bytes += name.len();
-                self.kept.push(name.len() + OF_A_LIMITER);
+                self.kept.push(name.len());
+                self.kept.push(match (algorithm, tiers) {
+                    (Algorithm::Fixed | Algorithm::Sliding, 1) => 0,
+                    (Algorithm::Bucket, 1) | (Algorithm::Log, _) => 32,
+                    (_, tiers) => 64 + 48 * tiers,
+                });
             }
             Some(log) if log.algorithm() == Algorithm::Log => {
                 let list = OF_AN_ALLOCATION * log.allocations();
@@ -73,7 +77,7 @@ impl Room {
             self.reserve = allocated(needed.bytes).unwrap_or_default();
         }
         let opens = self.reserve.capacity() >= needed.bytes && {
-            let kept: Option<ArrayVec<_, MAX_ROWS>> = needed.kept.iter().copied().map(allocated).collect();
+            let kept: Option<ArrayVec<_, { 2 * MAX_ROWS }>> = needed.kept.iter().copied().map(allocated).collect();
             kept.is_some()
         };
         self.reserve = Vec::new();

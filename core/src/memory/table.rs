@@ -5,7 +5,7 @@
 //! moves memory and hashes no name: 65,536 keys become 131,072 within a millisecond or two.
 
 use std::collections::TryReserveError;
-use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::hash::{DefaultHasher, Hasher};
 use std::mem;
 
 use crate::limiter::several::MAX_ROWS;
@@ -102,8 +102,7 @@ pub struct Table {
     created: u64,
     /// The number of keys that [`Table::clear`] has removed and that are not dropped yet.
     cleared: usize,
-    random: RandomState,
-    /// For a target without random numbers.
+    /// What hashes begin with.
     seed: u64,
 }
 
@@ -117,7 +116,6 @@ impl Table {
             max_keys: max_keys.clamp(1, 1 << 31),
             created: 0,
             cleared: 0,
-            random: RandomState::new(),
             seed,
         }
     }
@@ -258,7 +256,7 @@ impl Table {
     }
 
     fn hash(&self, name: &[u8]) -> u32 {
-        let mut hasher: DefaultHasher = self.random.build_hasher();
+        let mut hasher = DefaultHasher::new();
         hasher.write_u64(self.seed);
         hasher.write(name);
         hasher.finish() as u32

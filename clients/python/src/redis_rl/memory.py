@@ -83,7 +83,7 @@ class MemoryLimiter:
         with self._lock:
             if self._failed is not None:
                 raise RuntimeError("this limiter in memory has failed before: make a new one") from self._failed
-            if size > self._size or self._size > _KEPT_BYTES:
+            if max(size, _BYTES) > self._size or self._size > _KEPT_BYTES:
                 self._resize(max(size, _BYTES))
             data = struct.pack(f"<{len(encoded)}I", *sizes) + b"".join(encoded)
             # It may have grown, and moved.
