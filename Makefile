@@ -130,7 +130,7 @@ bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a q
 latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
 	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
 
-bench-memory: setup-build ## Measure a million keys in memory, without a server
+bench-memory: setup-build ## Measure keys in memory, without a server
 	@cargo run --release --locked --quiet --package redis-rl-bench --example memory
 
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server

@@ -68,7 +68,8 @@ impl Short {
 fn command(random: &mut Rng, name: &dyn Fn(u64) -> Vec<u8>, now: u64) -> Vec<Vec<u8>> {
     let texts = |line: String| line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
     let key = name(random.u64(..40));
-    let quota = |random: &mut Rng| format!("{} {}ms", [3, 100, 100_000][random.usize(..3)], 1000 << random.u8(..12));
+    let quota =
+        |random: &mut Rng| format!("{} {}ms", [3, 100, 100_000][random.usize(..3)], 1000 << random.u8(..12));
     // One key, one algorithm, nearly always.
     let algorithm = |random: &mut Rng, key: &[u8]| {
         ["FIXED", "SLIDING", "LOG", "BUCKET"][usize::from(key[0] + u8::from(random.u8(..50) == 0)) % 4]
@@ -80,7 +81,12 @@ fn command(random: &mut Rng, name: &dyn Fn(u64) -> Vec<u8>, now: u64) -> Vec<Vec
         for _ in 0..random.usize(1..=most) {
             let key = name(random.u64(..80));
             words.push(key.clone());
-            words.extend(texts(format!("{} {} {}", algorithm(random, &key), quota(random), random.i8(-3..9))));
+            words.extend(texts(format!(
+                "{} {} {}",
+                algorithm(random, &key),
+                quota(random),
+                random.i8(-3..9)
+            )));
         }
         return words;
     }
@@ -129,8 +135,13 @@ fn agree(seed: u64, bytes: usize) -> usize {
             refused += 1;
             continue;
         }
-        let shown: Vec<_> = words.iter().map(|word| word[..word.len().min(40)].escape_ascii().to_string()).collect();
-        assert_eq!(reply.escape_ascii().to_string(), reference.call(now, &words).escape_ascii().to_string(), "{shown:?}");
+        let shown: Vec<_> =
+            words.iter().map(|word| word[..word.len().min(40)].escape_ascii().to_string()).collect();
+        assert_eq!(
+            reply.escape_ascii().to_string(),
+            reference.call(now, &words).escape_ascii().to_string(),
+            "{shown:?}"
+        );
     }
     refused
 }
@@ -148,9 +159,45 @@ fn however_little_memory_there_is_no_call_ends_the_process_and_what_is_not_refus
     assert!(some > 30 && none > 10, "{some} of 100 were short of memory, {none} were not");
 }
 
+#[test]
+fn a_word_has_at_most_64_kib_whatever_the_command() {
+    let mut memory = Memory::new(10);
+    let (fits, long) = (vec![b'x'; MAX_WORD_BYTES], vec![b'x'; MAX_WORD_BYTES + 1]);
+    let refusal = b"-ERR each word must have at most 65536 bytes\r\n";
+    assert_eq!(
+        memory.call(NOW, &[&b"RL.LOG"[..], &fits, b"5", b"1m"]),
+        b"*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:60000\r\n"
+    );
+    for command in ["RL.LOG", "RL.PEEK", "RL.INFO", "DEL", "EXISTS", "PTTL", "none", "RL.ALL"] {
+        assert_eq!(memory.call(NOW, &[command.as_bytes(), &long, b"5", b"1m"]), refusal, "{command}");
+    }
+    assert_eq!(memory.call(NOW, &[&long[..]]), refusal);
+    assert_eq!(memory.call(NOW, &[&b"EXISTS"[..], &fits, b"x"]), b":1\r\n");
+}
+
+#[test]
+fn flushall_leaves_no_key_even_at_the_time_zero_and_the_next_commands_free_them() {
+    for now in [0, NOW] {
+        let mut memory = Memory::new(1_000);
+        for key in 0..1_000 {
+            memory.call(now, &["RL.LOG", &key.to_string(), "5", "1m"]);
+        }
+        assert_eq!(memory.call(now, &["FLUSHALL"]), b"+OK\r\n");
+        assert_eq!(memory.call(now, &["FLUSHALL"]), b"+OK\r\n");
+        assert!(memory.is_empty());
+        assert_eq!(memory.call(now, &["EXISTS", "1", "999"]), b":0\r\n");
+        for key in (0..1_000).rev() {
+            let reply = memory.call(now, &["RL.LOG", &key.to_string(), "5", "1m"]).to_vec();
+            assert!(reply.starts_with(b"*5\r\n:0\r\n:5\r\n:4"), "{}", reply.escape_ascii());
+            assert_eq!(memory.len(), 1_000 - key);
+        }
+    }
+}
+
 /// Fills a map with keys until one is refused. Returns their number.
 fn fill(short: &mut Short, now: u64, command: &str, padding: &str) -> usize {
-    let is_refused = |key: &usize| short.line(now, &format!("{command} {key}{padding} 5 1h")) == OUT_OF_MEMORY;
+    let is_refused =
+        |key: &usize| short.line(now, &format!("{command} {key}{padding} 5 1h")) == OUT_OF_MEMORY;
     (0..).find(is_refused).expect("it is full")
 }
 

@@ -37,7 +37,11 @@ fn with<T>(run: impl FnOnce(&mut Instance) -> T) -> T {
 
 impl Instance {
     fn new(max_keys: u32, seed: u64) -> Instance {
-        Instance { memory: Memory::seeded(max_keys as usize, seed), buffer: Vec::new(), has_random_state: false }
+        Instance {
+            memory: Memory::seeded(max_keys as usize, seed),
+            buffer: Vec::new(),
+            has_random_state: false,
+        }
     }
 
     /// See [`buffer`].
@@ -84,7 +88,8 @@ impl Instance {
 
 /// The words in a buffer, or an error reply.
 fn read(buffer: &[u8], count: usize) -> Result<Vec<&[u8]>, &'static [u8]> {
-    let (lengths, mut bytes) = count.checked_mul(4).and_then(|end| buffer.split_at_checked(end)).ok_or(TOO_LONG)?;
+    let (lengths, mut bytes) =
+        count.checked_mul(4).and_then(|end| buffer.split_at_checked(end)).ok_or(TOO_LONG)?;
     let mut words = Vec::new();
     words.try_reserve_exact(count).map_err(|_| OUT_OF_MEMORY)?;
     for length in lengths.chunks_exact(4) {

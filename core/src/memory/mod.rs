@@ -71,7 +71,9 @@ impl Memory {
         let now = UnixMs::saturating(now_ms);
         self.table.expire(now);
         match verb(name) {
-            _ if words.iter().any(|word| word.as_ref().len() > MAX_WORD_BYTES) => self.refuse(name, LONG_WORD),
+            _ if words.iter().any(|word| word.as_ref().len() > MAX_WORD_BYTES) => {
+                self.refuse(name, LONG_WORD)
+            }
             Some(verb) => {
                 if let Err(refusal) = self.run(verb, args, now) {
                     self.refuse(verb.name().to_bytes(), refusal);
@@ -213,7 +215,9 @@ impl Memory {
                 reply.ok();
             }
             (b"flushall", _) => reply.error(b"ERR syntax error"),
-            (command @ (b"del" | b"exists" | b"pttl" | b"pexpiretime" | b"dbsize"), _) => reply.wrong_arity(command),
+            (command @ (b"del" | b"exists" | b"pttl" | b"pexpiretime" | b"dbsize"), _) => {
+                reply.wrong_arity(command)
+            }
             _ => reply.unknown_command(name, args),
         }
     }

@@ -46,7 +46,9 @@ impl Resp {
         self.line(&[b"-ERR unknown command '", name, b"', with args beginning with: "]);
         let begin = self.0.len();
         for arg in args {
-            let Some(room) = REPEATED.checked_sub(self.0.len() - begin).filter(|room| *room > 0) else { break };
+            let Some(room) = REPEATED.checked_sub(self.0.len() - begin).filter(|room| *room > 0) else {
+                break;
+            };
             self.line(&[b"'", start(arg.as_ref(), room), b"' "]);
         }
         self.0.extend_from_slice(b"\r\n");

@@ -77,7 +77,8 @@ impl Room {
             self.reserve = allocated(needed.bytes).unwrap_or_default();
         }
         let opens = self.reserve.capacity() >= needed.bytes && {
-            let kept: Option<ArrayVec<_, { 2 * MAX_ROWS }>> = needed.kept.iter().copied().map(allocated).collect();
+            let kept: Option<ArrayVec<_, { 2 * MAX_ROWS }>> =
+                needed.kept.iter().copied().map(allocated).collect();
             kept.is_some()
         };
         self.reserve = Vec::new();
