@@ -37,7 +37,7 @@ wasm: ## Build the limiters in memory as WebAssembly: target/redis_rl.wasm, and 
 	@tools/install-missing wasm
 	cargo build --quiet --locked --profile wasm --package redis-rl-wasm --target $(WASM_TARGET)
 	@install -m 644 $(TARGET)/$(WASM_TARGET)/wasm/redis_rl_wasm.wasm $(WASM)
-	@(($$(stat --format %s $(WASM)) <= 200 * 1024)) || { echo "$(WASM) has more than 200 KiB" >&2; exit 1; }
+	@(($$(stat --format %s $(WASM)) <= 140 * 1024)) || { echo "$(WASM) has more than 140 KiB" >&2; exit 1; }
 	@for copy in $(WASM_COPIES); do install -m 644 $(WASM) $$copy; done
 
 playground: PORT ?= 8000
@@ -130,7 +130,7 @@ bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a q
 latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
 	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
 
-bench-memory: setup-build ## Measure a million keys in memory, without a server
+bench-memory: setup-build ## Measure keys in memory, without a server
 	@cargo run --release --locked --quiet --package redis-rl-bench --example memory
 
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server

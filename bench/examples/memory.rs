@@ -1,4 +1,4 @@
-//! `make bench-memory`: what a million keys in memory cost, without a server.
+//! `make bench-memory`: what keys in memory cost, without a server: as many as there are by default, and a million.
 
 use std::env;
 use std::fs;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis_rl_core::memory::Memory;
 
-const KEYS: usize = 1_000_000;
+const KEYS: [usize; 2] = [100_000, 1_000_000];
 const NOW: u64 = 1_700_000_000_000;
 
 /// Bytes of this process in memory.
@@ -16,43 +16,59 @@ fn resident() -> usize {
     4096 * pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("pages")
 }
 
-/// Runs a command on each key, in an order in which no cache helps.
-fn on_each_key(memory: &mut Memory, now: u64, command: &str) -> (Duration, Duration) {
+/// How often a command ran a second, and the longest that it took.
+struct Ran {
+    a_second: f64,
+    longest: Duration,
+}
+
+/// Runs a command on so many keys, in an order in which no cache helps, whose names begin alike.
+fn on_each_key(memory: &mut Memory, now: u64, command: &str, keys: usize, prefix: &str) -> Ran {
     let (begin, mut longest) = (Instant::now(), Duration::ZERO);
-    for key in 0..KEYS {
-        let name = format!("limit:{:09}", key * 617_321 % KEYS);
+    for key in 0..keys {
+        let name = format!("{prefix}:{:09}", key * 617_321 % keys);
         let call = Instant::now();
         memory.call(now, &[command, &name, "100", "1m"]);
         longest = longest.max(call.elapsed());
     }
-    (begin.elapsed(), longest)
+    let a_second = (keys as f64 / begin.elapsed().as_secs_f64() / 1000.0).round() * 1000.0;
+    Ran { a_second, longest }
 }
 
-fn a_second(time: Duration) -> f64 {
-    (KEYS as f64 / time.as_secs_f64() / 1000.0).round() * 1000.0
-}
-
-fn measure(command: &str) {
-    let (mut memory, before) = (Memory::new(KEYS), resident());
-    let (new, _) = on_each_key(&mut memory, NOW, command);
+fn measure(command: &str, keys: usize) {
+    let (mut memory, before) = (Memory::new(keys), resident());
+    let new = on_each_key(&mut memory, NOW, command, keys, "limit");
     let bytes = (resident() - before) / memory.len();
-    let (known, _) = on_each_key(&mut memory, NOW + 1, command);
-    // All have expired, and go while they are made anew.
-    let (expired, longest) = on_each_key(&mut memory, NOW + 600_000, command);
-    let [new, known, expired] = [new, known, expired].map(a_second);
-    println!("| {command} | {bytes} | {new} | {known} | {expired} | {longest:.1?} |");
+    let known = on_each_key(&mut memory, NOW + 1, command, keys, "limit");
+    // One is dropped for each new one.
+    let evicted = on_each_key(&mut memory, NOW + 2, command, keys, "other");
+    // All have expired, and are dropped while they are made anew.
+    let expired = on_each_key(&mut memory, NOW + 600_000, command, keys, "other");
+    let flush = Instant::now();
+    memory.call(NOW + 600_000, &["FLUSHALL"]);
+    let flush = flush.elapsed();
+    let flushed = on_each_key(&mut memory, NOW + 600_000, command, keys, "limit");
+    print!("| {command} | {keys} | {bytes} |");
+    for Ran { a_second, longest } in [new, known, evicted, expired, flushed] {
+        print!(" {a_second} ({longest:.1?}) |");
+    }
+    println!(" {flush:.1?} |");
 }
 
 fn main() {
-    if let Some(command) = env::args().nth(1) {
-        return measure(&command);
+    let args: Vec<String> = env::args().collect();
+    if let [_, command, keys] = &args[..] {
+        return measure(command, keys.parse().expect("a number"));
     }
-    println!("| | bytes of a key | new, a second | known, a second | expired, a second | longest of those |");
-    println!("| --- | --- | --- | --- | --- | --- |");
-    for command in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.BUCKET"] {
-        // In a process of its own: the memory of one is not given back before the next.
-        let program = env::current_exe().expect("this program");
-        let status = Command::new(program).arg(command).status().expect("it runs");
-        assert!(status.success());
+    println!("Calls a second, and in brackets the longest of them:\n");
+    println!("| | keys | bytes of a key | new | known | evicting | expired | after FLUSHALL | FLUSHALL |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    for keys in KEYS {
+        for command in ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.BUCKET"] {
+            // In a process of its own: the memory of one is not given back before the next.
+            let program = env::current_exe().expect("this program");
+            let status = Command::new(program).args([command, &keys.to_string()]).status().expect("it runs");
+            assert!(status.success());
+        }
     }
 }

@@ -30,6 +30,12 @@ const { Module, Instance } = (globalThis as unknown as { WebAssembly: Assembly }
 
 let compiled: object | undefined;
 
+/** The most bytes of a word. */
+const MAX_WORD = 65_536;
+const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memory.";
+/** Bytes of the buffer at first, and those beyond which a buffer is given back. */
+const [BUFFER, KEPT] = [16_384, 2 ** 20];
+
 /** Limits without a server: takes the place of a client of Redis in tests, in development, and where one process is all. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
@@ -38,6 +44,8 @@ export class MemoryLimiter extends Commands {
   #view = new DataView(new ArrayBuffer());
   #at = 0;
   #room = 0;
+  /** Set while the compiled module runs. If it still is then, a call has ended in the middle, as when the stack overflows. */
+  #isInside = false;
 
   constructor(options: MemoryOptions = {}) {
     super("", (words) => this.#run(words));
@@ -76,8 +84,11 @@ export class MemoryLimiter extends Commands {
   }
 
   #run(words: Words): unknown {
+    const now = this.now();
     this.#write(words);
-    this.#exports.call(this.now(), words.length);
+    this.#enter();
+    this.#exports.call(now, words.length);
+    this.#isInside = false;
     this.#look();
     this.#reader.at = this.#at;
     const reply = this.#reader.read();
@@ -85,23 +96,44 @@ export class MemoryLimiter extends Commands {
     return reply;
   }
 
+  #enter(): void {
+    // What it holds cannot be trusted any more.
+    if (this.#isInside) throw new Error("this limiter in memory has failed before: make a new one");
+    this.#isInside = true;
+  }
+
+  #resize(room: number): void {
+    this.#room = 0;
+    // What is called takes 32 bits.
+    if (room >= 2 ** 31) throw new Error(OUT_OF_MEMORY);
+    this.#enter();
+    const at = this.#exports.buffer(room) >>> 0;
+    this.#isInside = false;
+    if (at === 0) throw new Error(OUT_OF_MEMORY);
+    [this.#at, this.#room] = [at, room];
+  }
+
   /** The memory may have moved, if it has grown. */
   #look(): void {
     if (this.#reader.bytes.length > 0) return;
-    this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
     this.#view = new DataView(this.#exports.memory.buffer);
+    this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
   }
 
   /** The lengths of all words, then their bytes. */
   #write(words: readonly Key[]): void {
     let size = 4 * words.length;
-    // No character has more than three bytes for each of its units.
-    for (const word of words) size += 3 * word.length;
-    if (size > this.#room) {
-      this.#room = Math.max(size, 16_384);
-      this.#at = this.#exports.buffer(this.#room) >>> 0;
-      if (this.#at === 0) throw new Error("out of memory");
+    for (const word of words) {
+      if (typeof word !== "string" && !(word instanceof Uint8Array))
+        throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
+      // No character has more than three bytes for each of its units.
+      const most = typeof word === "string" ? 3 * word.length : word.length;
+      if (most > MAX_WORD && (word.length > MAX_WORD || Buffer.byteLength(word) > MAX_WORD))
+        throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
+      size += most;
     }
+    size = Math.max(size, BUFFER);
+    if (size > this.#room || this.#room > KEPT) this.#resize(size);
     this.#look();
     let at = this.#at + 4 * words.length;
     for (let i = 0; i < words.length; i++) {

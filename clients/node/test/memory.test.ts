@@ -42,7 +42,7 @@ describe("a limiter in memory", () => {
   }
 
   test("keys may be any bytes, long or not ASCII, and are few", async () => {
-    const keys = ["größe", Buffer.from([0, 255, 13, 10]), "x".repeat(100_000), Buffer.from("größe")];
+    const keys = ["größe", Buffer.from([0, 255, 13, 10]), "x".repeat(65_536), Buffer.from("größe")];
     const left = [];
     for (const key of keys) left.push((await memory.log(key, "9/h")).remaining);
     assert.deepEqual(left, [8, 8, 8, 7]);

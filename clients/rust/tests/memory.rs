@@ -58,6 +58,24 @@ async fn pipelines_and_transactions_are_answered_as_by_a_server() {
     }
 }
 
+#[test]
+fn words_of_any_bytes_and_lengths_are_answered() {
+    let memory = memory();
+    let ask = |name: &[u8], key: &[u8]| {
+        let mut command = redis::Cmd::new();
+        command.arg(name).arg(key);
+        command.query::<i64>(&mut memory.clone()).map_err(|error| error.to_string())
+    };
+    let unknown = ask(b"\xff\r\nA", b"\xfe").expect_err("an unknown command");
+    assert!(
+        unknown.contains("unknown command '\u{fffd}  A', with args beginning with: '\u{fffd}'"),
+        "{unknown}"
+    );
+    assert_eq!(ask(b"EXISTS", &[b'x'; 65_536]), Ok(0));
+    let long = ask(b"EXISTS", &[b'x'; 65_537]).expect_err("a long word");
+    assert!(long.contains("each word must have at most 65536 bytes"), "{long}");
+}
+
 #[tokio::test]
 async fn waiting_by_its_time_takes_no_time() {
     let (mut memory, asleep) = (memory(), memory());

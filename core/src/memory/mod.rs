@@ -1,6 +1,7 @@
 //! A host in memory: keys in a map, and commands that reply as a server with the module would, to the byte.
 //!
-//! - `keys`: the keys by name and by expiry, bounded in number.
+//! - `table`: the keys by name and by expiry, bounded in number.
+//! - `room`: memory for requests, which are refused without.
 //! - `resp`: replies as the bytes of RESP2.
 //!
 //! ```
@@ -11,56 +12,82 @@
 //! assert_eq!(reply, b"*5\r\n:0\r\n:3\r\n:2\r\n:-1\r\n:60000\r\n");
 //! ```
 
-mod keys;
 mod resp;
+mod room;
+mod table;
+
+use std::hash::{BuildHasher, RandomState};
 
 use crate::limiter::key::{self, Take};
 use crate::limiter::several::{self, Parts};
 use crate::limiter::{Algorithm, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Options, Refusal, Request, Verb};
-use keys::Keys;
 use resp::Resp;
+use room::{Needed, Room};
+use table::Table;
+
+/// The most bytes of a word.
+pub const MAX_WORD_BYTES: usize = 64 << 10;
+
+/// The reply to a command that needs more memory than there is.
+pub const OUT_OF_MEMORY: &[u8] = b"-OOM command not allowed when this process is out of memory.\r\n";
+
+/// Why a command is refused here that a server would not refuse.
+const OOM: Refusal = Refusal::Text(c"OOM command not allowed when this process is out of memory.");
+const LONG_WORD: Refusal = Refusal::Text(c"ERR each word must have at most 65536 bytes");
 
 /// Keys in memory, and the commands on them.
 pub struct Memory {
-    keys: Keys,
+    table: Table,
+    room: Room,
     reply: Resp,
 }
 
 impl Memory {
     /// Holds at most `max_keys` keys, and at least one. Beyond that, the key that expires first is dropped for a new one. A key takes
-    /// some 200 bytes; of RL.LOG, it grows with its units as on a server.
+    /// some 120 bytes and its name; of RL.LOG, it grows with its units as on a server.
     pub fn new(max_keys: usize) -> Memory {
-        Memory::seeded(max_keys, 0)
+        Memory::seeded(max_keys, RandomState::new().hash_one(()))
     }
 
     /// The same, for a target without random numbers: with a `seed` that nobody can guess, nobody can choose names that collide in
-    /// the map.
+    /// the map. Allocates nothing yet.
     pub fn seeded(max_keys: usize, seed: u64) -> Memory {
-        Memory { keys: Keys::new(max_keys, seed), reply: Resp::default() }
+        Memory { table: Table::new(max_keys, seed), room: Room::default(), reply: Resp::default() }
     }
 
     /// Runs a command at `now_ms`, its Unix time in milliseconds by the clock of the caller. Returns the bytes of the reply in
     /// RESP2: an error reply if the command is refused.
     ///
     /// It knows RL.FIXED, RL.SLIDING, RL.LOG, RL.BUCKET, RL.ALL, RL.PEEK and RL.INFO; of the server's own commands DEL,
-    /// EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL.
+    /// EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Words of more than [`MAX_WORD_BYTES`] are refused, and what needs memory when
+    /// there is none: new keys first, then logs that lengthen. Other keys still count.
     pub fn call<W: AsRef<[u8]> + Copy>(&mut self, now_ms: u64, words: &[W]) -> &[u8] {
-        self.reply.clear();
+        if !self.reply.begin() {
+            return OUT_OF_MEMORY;
+        }
         let (name, args) = words.split_first().map_or((&[][..], words), |(name, args)| (name.as_ref(), args));
         let now = UnixMs::saturating(now_ms);
-        self.keys.expire(now);
+        self.table.expire(now);
         match verb(name) {
-            Some(verb) => self.run(verb, args, now),
+            _ if words.iter().any(|word| word.as_ref().len() > MAX_WORD_BYTES) => {
+                self.refuse(name, LONG_WORD)
+            }
+            Some(verb) => {
+                if let Err(refusal) = self.run(verb, args, now) {
+                    self.refuse(verb.name().to_bytes(), refusal);
+                }
+            }
             None => self.run_of_server(name, args, now),
         }
+        self.room.close();
         self.reply.bytes()
     }
 
     /// The number of keys held, with those that have expired and were not dropped yet.
     pub fn len(&self) -> usize {
-        self.keys.len()
+        self.table.len()
     }
 
     /// Whether it holds no key.
@@ -68,22 +95,14 @@ impl Memory {
         self.len() == 0
     }
 
-    fn run<W: AsRef<[u8]> + Copy>(&mut self, verb: Verb, args: &[W], now: UnixMs) {
-        let done = match (verb, args) {
+    fn run<W: AsRef<[u8]> + Copy>(&mut self, verb: Verb, args: &[W], now: UnixMs) -> Result<(), Refusal> {
+        match (verb, args) {
             _ if !has_arity(verb.arity(), args.len()) => Err(Refusal::Arity),
             (Verb::All, rows) => self.all(rows, now),
             (_, []) => Err(Refusal::Arity),
             (Verb::Take(algorithm), [name, args @ ..]) => self.take(algorithm, name.as_ref(), args, now),
             (Verb::Peek, [name, args @ ..]) => self.peek(name.as_ref(), args, now),
-            (Verb::Info, [name, ..]) => {
-                reply::info(&mut self.reply, key::info(&self.keys.get(name.as_ref(), now), now));
-                Ok(())
-            }
-        };
-        match done {
-            Ok(()) => {}
-            Err(Refusal::Arity) => self.reply.wrong_arity(verb.name().to_bytes()),
-            Err(Refusal::Text(text)) => self.reply.error(text.to_bytes()),
+            (Verb::Info, [name, ..]) => self.info(name.as_ref(), now),
         }
     }
 
@@ -96,11 +115,17 @@ impl Memory {
     ) -> Result<(), Refusal> {
         let Request { quotas, cost, mode, at } = Request::parse(args, Options::CostAndMode)?;
         let take = Take { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
-        let (mut key, mut fresh) = (self.keys.get(name, now), None);
+        let may_grow = self.table.reserve(1).is_ok();
+        let (mut key, mut fresh) = (self.table.get(name, now), None);
+        let mut needed = Needed::default();
+        needed.add(name, &key, algorithm, quotas.len());
+        if !(may_grow || key.is_some()) || !self.room.open(&needed) {
+            return Err(OOM);
+        }
         let taken = take.run(&mut key, &mut fresh)?;
         reply::taken(&mut self.reply, &taken);
         if taken.applied.is_any() {
-            self.keys.carry_out(name, fresh, taken.applied);
+            self.table.carry_out(name, fresh, taken.applied);
         }
         Ok(())
     }
@@ -109,20 +134,30 @@ impl Memory {
         let mut rows = Parts::default();
         let options = request::parse_rows(words, &mut rows)?;
         let time = Time { clock: now, at: options.at };
+        let may_grow = self.table.reserve(rows.len()).is_ok();
+        let (mut has_new, mut needed) = (false, Needed::default());
         for index in 0..rows.len() {
             if rows[index].first() == index {
-                rows[index].key = self.keys.lend(rows[index].name.as_ref(), now);
+                let name = rows[index].name.as_ref();
+                let key = self.table.lend(name, now);
+                needed.add(name, &key, rows[index].what.algorithm, rows[index].what.tiers);
+                has_new |= key.is_none();
+                rows[index].key = key;
             }
         }
-        let taken = several::take(&mut rows, options.force, time);
+        let taken = if (may_grow || !has_new) && self.room.open(&needed) {
+            several::take(&mut rows, options.force, time).map_err(Refusal::from)
+        } else {
+            Err(OOM)
+        };
         for row in rows.iter_mut() {
             if let Some(held) = row.key.take() {
-                self.keys.give_back(row.name.as_ref(), held);
+                self.table.give_back(row.name.as_ref(), held);
             }
         }
         let taken = taken?;
         for row in rows.iter_mut().filter(|row| row.applied.is_any()) {
-            self.keys.carry_out(row.name.as_ref(), row.fresh.take(), row.applied);
+            self.table.carry_out(row.name.as_ref(), row.fresh.take(), row.applied);
         }
         reply::all(&mut self.reply, &taken, rows.iter().map(|row| &row.what.verdict));
         Ok(())
@@ -130,16 +165,33 @@ impl Memory {
 
     fn peek<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W], now: UnixMs) -> Result<(), Refusal> {
         let Request { quotas, cost, at, .. } = Request::parse(args, Options::Cost)?;
-        let verdict = key::peek(&self.keys.get(name, now), &quotas, cost, Time { clock: now, at })?;
+        let verdict = key::peek(&self.table.get(name, now), &quotas, cost, Time { clock: now, at })?;
         reply::verdict(&mut self.reply, &verdict);
         Ok(())
     }
 
+    fn info(&mut self, name: &[u8], now: UnixMs) -> Result<(), Refusal> {
+        let key = self.table.get(name, now);
+        if !self.room.open(&Needed::of_reading()) {
+            return Err(OOM);
+        }
+        reply::info(&mut self.reply, key::info(&key, now));
+        Ok(())
+    }
+
+    /// Replies with an error to the command of this name.
+    fn refuse(&mut self, command: &[u8], refusal: Refusal) {
+        match refusal {
+            Refusal::Arity => self.reply.wrong_arity(command),
+            Refusal::Text(text) => self.reply.error(text.to_bytes()),
+        }
+    }
+
     /// Runs one of the server's own commands.
     fn run_of_server<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W], now: UnixMs) {
-        let (keys, reply) = (&mut self.keys, &mut self.reply);
-        let command = name.to_ascii_lowercase();
-        match (command.as_slice(), args) {
+        let (keys, reply) = (&mut self.table, &mut self.reply);
+        let command = OF_SERVER.into_iter().find(|command| name.eq_ignore_ascii_case(command));
+        match (command.unwrap_or_default(), args) {
             (b"del", [_, ..]) => {
                 let deletes =
                     |name: &&W| keys.get(name.as_ref(), now).is_some() && keys.remove(name.as_ref());
@@ -163,11 +215,16 @@ impl Memory {
                 reply.ok();
             }
             (b"flushall", _) => reply.error(b"ERR syntax error"),
-            (b"del" | b"exists" | b"pttl" | b"pexpiretime" | b"dbsize", _) => reply.wrong_arity(&command),
+            (command @ (b"del" | b"exists" | b"pttl" | b"pexpiretime" | b"dbsize"), _) => {
+                reply.wrong_arity(command)
+            }
             _ => reply.unknown_command(name, args),
         }
     }
 }
+
+/// The server's own commands that it knows.
+const OF_SERVER: [&[u8]; 6] = [b"del", b"exists", b"pttl", b"pexpiretime", b"dbsize", b"flushall"];
 
 /// The command of the module that has this name, in either case.
 fn verb(name: &[u8]) -> Option<Verb> {

@@ -6,6 +6,9 @@ use crate::reply::Reply;
 /// Bytes of an unknown command's name, and of its arguments, that a server repeats.
 const REPEATED: usize = 128;
 
+/// More bytes than any reply has: RL.ALL answers 64 rows with five numbers each.
+const MOST_BYTES: usize = 16 << 10;
+
 /// A reply.
 #[derive(Default)]
 pub struct Resp(Vec<u8>);
@@ -16,9 +19,10 @@ impl Resp {
         &self.0
     }
 
-    /// Forgets the last reply.
-    pub fn clear(&mut self) {
+    /// Forgets the last reply. Returns whether there is memory for another.
+    pub fn begin(&mut self) -> bool {
         self.0.clear();
+        self.0.try_reserve(MOST_BYTES).is_ok()
     }
 
     /// Replies with OK.
@@ -28,26 +32,38 @@ impl Resp {
 
     /// Replies with an error that begins with its code.
     pub fn error(&mut self, text: &[u8]) {
-        self.0.push(b'-');
-        // As servers do, since a line ends the reply.
-        self.0.extend(text.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
-        self.0.extend_from_slice(b"\r\n");
+        self.error_of(&[text]);
     }
 
     /// Refuses the number of words after this name of a command.
     pub fn wrong_arity(&mut self, name: &[u8]) {
-        self.error(&[b"ERR wrong number of arguments for '", name, b"' command"].concat());
+        self.error_of(&[b"ERR wrong number of arguments for '", name, b"' command"]);
     }
 
     /// Refuses a command that does not exist.
     pub fn unknown_command<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W]) {
-        let mut repeated = Vec::new();
-        for arg in args {
-            let Some(room) = REPEATED.checked_sub(repeated.len()).filter(|room| *room > 0) else { break };
-            repeated.extend([b"'", start(arg.as_ref(), room), b"' "].concat());
-        }
         let name = start(name, REPEATED);
-        self.error(&[b"ERR unknown command '", name, b"', with args beginning with: ", &repeated].concat());
+        self.line(&[b"-ERR unknown command '", name, b"', with args beginning with: "]);
+        let begin = self.0.len();
+        for arg in args {
+            let Some(room) = REPEATED.checked_sub(self.0.len() - begin).filter(|room| *room > 0) else {
+                break;
+            };
+            self.line(&[b"'", start(arg.as_ref(), room), b"' "]);
+        }
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    fn error_of(&mut self, parts: &[&[u8]]) {
+        self.0.push(b'-');
+        self.line(parts);
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    /// Adds to a line. As on servers, a text cannot end it.
+    fn line(&mut self, parts: &[&[u8]]) {
+        let text = parts.iter().flat_map(|part| *part);
+        self.0.extend(text.map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
     }
 
     fn number(&mut self, kind: u8, number: i64) {

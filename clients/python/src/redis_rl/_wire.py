@@ -36,7 +36,7 @@ NOT_LOADED = "the server has not loaded the redis-rl module: it does not know it
 # How the server says that it cannot read a command. redis-py leaves out a leading ERR.
 _UNREADABLE = re.compile(
     r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|algorithm|each row|rows|rows of one key) must (?!be one of)"
-    r"|syntax error|wrong number of arguments|CROSSSLOT|Keys in request don't hash to the same slot"
+    r"|syntax error|each word must have|wrong number of arguments|CROSSSLOT|Keys in request don't hash to the same slot"
     r"|.* all keys must map to the same key slot)"
 )
 NO_CLIENT = "a client of redis-py is needed"

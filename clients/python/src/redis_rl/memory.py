@@ -18,6 +18,7 @@ from importlib import resources
 from typing import Any
 
 import redis
+from redis.exceptions import OutOfMemoryError
 
 from . import _wire
 from ._asking import Loop
@@ -26,9 +27,11 @@ from ._wire import Clock, Key
 __all__ = ["MemoryLimiter"]
 
 _MISSING = "decisions in this process need wasmtime: pip install redis-rl[memory]"
-# The buffer that it begins with.
-_BYTES = 16384
+# The buffer that it begins with, and the one beyond which a buffer is given back.
+_BYTES, _KEPT_BYTES = 2**14, 2**20
 _MOST_KEYS = 2**32 - 1
+_MOST_WORD_BYTES = 2**16
+_MOST_MS = 2**53 - 1
 
 
 @cache
@@ -66,21 +69,48 @@ class MemoryLimiter:
         exports: Any = wasmtime.Instance(self._store, module, []).exports(self._store)
         self._memory, self._run, self._buffer = exports["memory"], exports["call"], exports["buffer"]
         exports["start"](self._store, max_keys, secrets.randbits(63))
-        self._size, self._at = _BYTES, self._buffer(self._store, _BYTES)
+        self._size = self._at = 0
+        # What ended the module in the middle of a call: what it holds is not to be trusted any more.
+        self._failed: Exception | None = None
+        self._resize(_BYTES)
 
     def execute_command(self, *words: Key | int) -> Any:
         """The reply as redis-py has it, or its ``ResponseError``."""
         encoded = [_encoded(word) for word in words]
-        data = struct.pack(f"<{len(encoded)}I", *map(len, encoded)) + b"".join(encoded)
-        now_ms = time.time_ns() // 1_000_000 if self.clock is None else self.clock()
+        sizes = list(map(len, encoded))
+        size = 4 * len(encoded) + sum(sizes)
+        now_ms = time.time_ns() // 1_000_000 if self.clock is None else self._now_ms(self.clock)
         with self._lock:
-            if len(data) > self._size:
-                self._size, self._at = len(data), self._buffer(self._store, len(data))
+            if self._failed is not None:
+                raise RuntimeError("this limiter in memory has failed before: make a new one") from self._failed
+            if max(size, _BYTES) > self._size or self._size > _KEPT_BYTES:
+                self._resize(max(size, _BYTES))
+            data = struct.pack(f"<{len(encoded)}I", *sizes) + b"".join(encoded)
             # It may have grown, and moved.
-            ctypes.memmove(self._address(), data, len(data))
-            length = self._run(self._store, float(now_ms), len(encoded))
+            ctypes.memmove(self._address(), data, size)
+            try:
+                length = self._run(self._store, float(now_ms), len(encoded))
+            except Exception as error:
+                self._failed = error
+                raise
             said = ctypes.string_at(self._address(), length)
         return _read(iter(said.split(b"\r\n")))
+
+    @staticmethod
+    def _now_ms(clock: Clock) -> int:
+        now_ms = clock()
+        if isinstance(now_ms, bool) or not isinstance(now_ms, int | float) or not 0 <= now_ms <= _MOST_MS:
+            raise ValueError(f"a time is Unix milliseconds: {now_ms!r}")
+        return int(now_ms)
+
+    def _resize(self, size: int) -> None:
+        """Gets a buffer of so many bytes."""
+        self._size = 0
+        # What is called takes and returns 32 bits with a sign.
+        at = self._buffer(self._store, size) & 0xFFFFFFFF if size < 2**31 else 0
+        if at == 0:
+            raise OutOfMemoryError("command not allowed when this process is out of memory.")
+        self._size, self._at = size, at
 
     def close(self) -> None:
         """As clients have it. Nothing is open."""
@@ -89,7 +119,7 @@ class MemoryLimiter:
         """The same of asynchronous ones."""
 
     def _address(self) -> int:
-        return ctypes.addressof(self._memory.data_ptr(self._store).contents) + int(self._at)
+        return ctypes.addressof(self._memory.data_ptr(self._store).contents) + self._at
 
     def sender(self, loop: Loop) -> Sender:
         """What guards and leases send by."""
@@ -121,11 +151,14 @@ class Sender:
 
 
 def _encoded(word: Any) -> bytes:
-    if isinstance(word, bytes):
-        return word
-    if isinstance(word, bool) or not isinstance(word, str | int):
+    if isinstance(word, bool) or not isinstance(word, bytes | str | int):
         raise redis.DataError(f"a word is bytes, text or a whole number: {word!r}")
-    return str(word).encode()
+    # A character has at least a byte.
+    if isinstance(word, int) or len(word) <= _MOST_WORD_BYTES:
+        encoded = word if isinstance(word, bytes) else str(word).encode()
+        if len(encoded) <= _MOST_WORD_BYTES:
+            return encoded
+    raise redis.ResponseError(f"each word must have at most {_MOST_WORD_BYTES} bytes")
 
 
 def _read(lines: Iterator[bytes]) -> Any:
@@ -139,5 +172,8 @@ def _read(lines: Iterator[bytes]) -> Any:
     if kind == b"$":
         return None if line == b"$-1" else next(lines)
     if kind == b"-":
-        raise redis.ResponseError(line[1:].decode().removeprefix("ERR "))
+        error = line[1:].decode(errors="replace")
+        if error.startswith("OOM "):
+            raise OutOfMemoryError(error.removeprefix("OOM "))
+        raise redis.ResponseError(error.removeprefix("ERR "))
     return line[1:] == b"OK"

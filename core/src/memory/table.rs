@@ -1,0 +1,333 @@
+//! A table of keys: by name and by expiry, bounded in number.
+//!
+//! Keys stand in one list without holes, and are named by their index there. Buckets chain those whose names have the same hash,
+//! and a heap orders them by expiry. Each key keeps its hash, its place in the heap and the next of its bucket, so growing
+//! moves memory and hashes no name: 65,536 keys become 131,072 within a millisecond or two.
+
+use std::collections::TryReserveError;
+use std::hash::{DefaultHasher, Hasher};
+use std::mem;
+
+use crate::limiter::several::MAX_ROWS;
+use crate::limiter::{Algorithm, Applied, Key, Limiter, UnixMs};
+
+/// The most expired keys that a command drops: as many as a command can create, so that they never pile up.
+const DROPPED_AT_ONCE: usize = MAX_ROWS;
+
+/// Allocations of a large log that take as long to free as a key: blocks of hundreds of units, each.
+const ALLOCATIONS_OF_A_KEY: usize = 64;
+
+/// A key by its index, or none.
+type Index = u32;
+const NONE: Index = Index::MAX;
+
+/// A key that holds a limiter.
+pub struct Held {
+    limiter: Limiter,
+    expires_at: UnixMs,
+}
+
+impl Held {
+    /// When it expires. It is still served in that millisecond.
+    pub fn expires_at(&self) -> UnixMs {
+        self.expires_at
+    }
+}
+
+impl Key for Held {
+    #[inline]
+    fn limiter(&self) -> Option<&Limiter> {
+        Some(&self.limiter)
+    }
+
+    #[inline]
+    fn limiter_mut(&mut self) -> Option<&mut Limiter> {
+        Some(&mut self.limiter)
+    }
+
+    fn expires_at(&self) -> Option<UnixMs> {
+        Some(self.expires_at)
+    }
+}
+
+impl Key for &mut Held {
+    #[inline]
+    fn limiter(&self) -> Option<&Limiter> {
+        (**self).limiter()
+    }
+
+    #[inline]
+    fn limiter_mut(&mut self) -> Option<&mut Limiter> {
+        (**self).limiter_mut()
+    }
+
+    fn expires_at(&self) -> Option<UnixMs> {
+        Key::expires_at(&**self)
+    }
+}
+
+/// A key with its name and its places.
+struct Slot {
+    name: Box<[u8]>,
+    held: Held,
+    /// The number of keys created before it and with it; 0 once [`Table::clear`] has removed it.
+    age: u64,
+    hash: u32,
+    /// The next key of its bucket.
+    next: Index,
+    /// Its place in the heap.
+    rank: u32,
+}
+
+impl Slot {
+    /// What the heap orders by.
+    fn order(&self) -> (UnixMs, u64) {
+        (self.held.expires_at, self.age)
+    }
+
+    fn is_gone(&self, now: UnixMs) -> bool {
+        self.age == 0 || self.held.expires_at < now
+    }
+}
+
+/// Keys by name and by expiry.
+pub struct Table {
+    slots: Vec<Slot>,
+    /// The first key of each bucket: none, or a power of two, at least as many as keys.
+    buckets: Vec<Index>,
+    /// A heap: no key expires before the one at half of its place.
+    by_expiry: Vec<Index>,
+    max_keys: usize,
+    /// The number of keys created so far.
+    created: u64,
+    /// The number of keys that [`Table::clear`] has removed and that are not dropped yet.
+    cleared: usize,
+    /// What hashes begin with.
+    seed: u64,
+}
+
+impl Table {
+    /// Holds at most `max_keys` keys, and at least one. Allocates nothing yet.
+    pub fn new(max_keys: usize, seed: u64) -> Table {
+        Table {
+            slots: Vec::new(),
+            buckets: Vec::new(),
+            by_expiry: Vec::new(),
+            max_keys: max_keys.clamp(1, 1 << 31),
+            created: 0,
+            cleared: 0,
+            seed,
+        }
+    }
+
+    /// The number of keys, with the expired ones that are left.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.cleared
+    }
+
+    /// Makes room for so many more keys.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for them. The table is as it was.
+    pub fn reserve(&mut self, keys: usize) -> Result<(), TryReserveError> {
+        let wanted = (self.slots.len() + keys).min(self.max_keys);
+        let more = wanted - self.slots.len();
+        self.slots.try_reserve(more)?;
+        self.by_expiry.try_reserve(more)?;
+        if wanted > self.buckets.len() {
+            let buckets = wanted.next_power_of_two();
+            self.buckets.try_reserve_exact(buckets - self.buckets.len())?;
+            self.buckets.clear();
+            self.buckets.resize(buckets, NONE);
+            for index in 0..self.slots.len() {
+                self.link(index as Index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops some of the keys that have expired. A command begins with this.
+    #[inline]
+    pub fn expire(&mut self, now: UnixMs) {
+        let mut left = DROPPED_AT_ONCE;
+        while left > 0
+            && let Some(first) = self.by_expiry.first()
+            && self.slots[*first as usize].is_gone(now)
+        {
+            let slot = self.remove_at(*first);
+            left = left.saturating_sub(1 + slot.held.limiter.allocations() / ALLOCATIONS_OF_A_KEY);
+        }
+    }
+
+    /// The key of this name.
+    #[inline]
+    pub fn get(&mut self, name: &[u8], now: UnixMs) -> Option<&mut Held> {
+        let index = self.find(name)?;
+        if self.slots[index as usize].is_gone(now) {
+            self.remove_at(index);
+            return None;
+        }
+        Some(&mut self.slots[index as usize].held)
+    }
+
+    /// Takes the key of this name out, until it is given back.
+    pub fn lend(&mut self, name: &[u8], now: UnixMs) -> Option<Held> {
+        let place = self.get(name, now)?;
+        let nothing = Held { limiter: Limiter::new(Algorithm::Fixed), ..*place };
+        Some(mem::replace(place, nothing))
+    }
+
+    /// Puts a lent key back.
+    pub fn give_back(&mut self, name: &[u8], held: Held) {
+        if let Some(index) = self.find(name) {
+            self.slots[index as usize].held = held;
+        }
+    }
+
+    /// Does what is left to do after a request. There must be room for the key.
+    pub fn carry_out(&mut self, name: &[u8], fresh: Option<Limiter>, applied: Applied) {
+        if applied.emptied {
+            self.remove(name);
+        } else if let Some(limiter) = fresh.filter(|_| applied.changed) {
+            self.insert(name, limiter, applied.moved.unwrap_or(UnixMs::MAX));
+        } else if let Some(moved) = applied.moved
+            && let Some(index) = self.find(name)
+        {
+            let slot = &mut self.slots[index as usize];
+            slot.held.expires_at = moved;
+            let rank = slot.rank;
+            self.settle(rank as usize);
+        }
+    }
+
+    /// Removes a key. Returns whether there was one.
+    pub fn remove(&mut self, name: &[u8]) -> bool {
+        self.find(name).map(|index| self.remove_at(index)).is_some()
+    }
+
+    /// Removes all keys: marks them, and later commands drop them.
+    pub fn clear(&mut self) {
+        for slot in &mut self.slots {
+            slot.age = 0;
+            // All alike, so they are in order.
+            slot.held.expires_at = UnixMs::default();
+        }
+        self.cleared = self.slots.len();
+    }
+
+    fn insert(&mut self, name: &[u8], limiter: Limiter, expires_at: UnixMs) {
+        while self.slots.len() >= self.max_keys {
+            self.remove_at(self.by_expiry[0]);
+        }
+        self.created += 1;
+        let (index, rank) = (self.slots.len() as Index, self.by_expiry.len());
+        self.slots.push(Slot {
+            name: name.into(),
+            held: Held { limiter, expires_at },
+            age: self.created,
+            hash: self.hash(name),
+            next: NONE,
+            rank: rank as u32,
+        });
+        self.link(index);
+        self.by_expiry.push(index);
+        self.settle(rank);
+    }
+
+    fn remove_at(&mut self, index: Index) -> Slot {
+        let Slot { next, rank, age, .. } = self.slots[index as usize];
+        *self.link_to(index) = next;
+        let last_rank = self.by_expiry.len() - 1;
+        self.swap_ranks(rank as usize, last_rank);
+        self.by_expiry.pop();
+        if (rank as usize) < last_rank {
+            self.settle(rank as usize);
+        }
+        // The last key takes its index.
+        let last = (self.slots.len() - 1) as Index;
+        if index != last {
+            *self.link_to(last) = index;
+            let rank = self.slots[last as usize].rank;
+            self.by_expiry[rank as usize] = index;
+        }
+        self.cleared -= usize::from(age == 0);
+        self.slots.swap_remove(index as usize)
+    }
+
+    fn hash(&self, name: &[u8]) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(self.seed);
+        hasher.write(name);
+        hasher.finish() as u32
+    }
+
+    fn bucket(&self, hash: u32) -> usize {
+        hash as usize & (self.buckets.len() - 1)
+    }
+
+    #[inline]
+    fn find(&self, name: &[u8]) -> Option<Index> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let hash = self.hash(name);
+        let mut index = self.buckets[self.bucket(hash)];
+        while let Some(slot) = self.slots.get(index as usize) {
+            if slot.hash == hash && *slot.name == *name {
+                return Some(index);
+            }
+            index = slot.next;
+        }
+        None
+    }
+
+    /// Puts a key first in its bucket.
+    fn link(&mut self, index: Index) {
+        let bucket = self.bucket(self.slots[index as usize].hash);
+        self.slots[index as usize].next = mem::replace(&mut self.buckets[bucket], index);
+    }
+
+    /// What names a key: its bucket, or the key before it there.
+    fn link_to(&mut self, index: Index) -> &mut Index {
+        let bucket = self.bucket(self.slots[index as usize].hash);
+        let (mut before, mut at) = (NONE, self.buckets[bucket]);
+        while at != index {
+            before = at;
+            at = self.slots[at as usize].next;
+        }
+        match before {
+            NONE => &mut self.buckets[bucket],
+            before => &mut self.slots[before as usize].next,
+        }
+    }
+
+    /// Moves the key at this place of the heap to where it belongs.
+    fn settle(&mut self, mut rank: usize) {
+        while rank > 0 && self.order(rank) < self.order((rank - 1) / 2) {
+            self.swap_ranks(rank, (rank - 1) / 2);
+            rank = (rank - 1) / 2;
+        }
+        loop {
+            let children = 2 * rank + 1..self.by_expiry.len().min(2 * rank + 3);
+            match children.min_by_key(|child| self.order(*child)) {
+                Some(first) if self.order(first) < self.order(rank) => {
+                    self.swap_ranks(rank, first);
+                    rank = first;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn order(&self, rank: usize) -> (UnixMs, u64) {
+        self.slots[self.by_expiry[rank] as usize].order()
+    }
+
+    fn swap_ranks(&mut self, one: usize, other: usize) {
+        self.by_expiry.swap(one, other);
+        for rank in [one, other] {
+            self.slots[self.by_expiry[rank] as usize].rank = rank as u32;
+        }
+    }
+}
