@@ -124,8 +124,8 @@ test-languages: setup-server build ## Run the programs of docs/clients.md in oth
 
 bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a quick check
 	@tools/install-missing bench
-	cargo build --release --locked --package redis-rl-bench
-	@cargo run --release --locked --quiet --package redis-rl-bench
+	cargo build --release --locked --package redis-rl-floor
+	@cargo run --locked --quiet --package redis-rl-bench
 
 latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
 	@cargo run --release --locked --quiet --package redis-rl-bench --example latency

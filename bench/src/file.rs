@@ -46,8 +46,8 @@ fn load(
         while is_rewriting(connection)? {}
         let expired = info(connection, "expired_keys")?;
         workload.send(connection, requests)?;
-        let instructions =
-            counter.server.least_of_three(|| Ok(command("DEBUG LOADAOF").exec(connection)?))?;
+        let load = |connection: &mut Connection| Ok(command("DEBUG LOADAOF").exec(connection)?);
+        let instructions = counter.least_of_three(connection, load)?;
         // Only now: the server may put off writing for two seconds, but writes everything before it loads.
         let bytes = info(connection, "aof_current_size")?.context("no size of the append-only file")?;
         // Such keys are deleted in the file too.
