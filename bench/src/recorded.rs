@@ -61,7 +61,7 @@ fn loading() -> Vec<Recorded> {
 /// Compares what this server takes with what is recorded.
 pub fn check(setup: &Setup) -> Result<()> {
     // Many requests would give the same ratios.
-    let setup = &Setup { quick: true, ..setup.clone() };
+    let setup = &setup.quickly();
     let (of_memory, of_file) = thread::scope(|scope| {
         let (memory, file) = (scope.spawn(|| count_in_memory(setup)), scope.spawn(|| count_with_file(setup)));
         (memory.join().expect("no panic"), file.join().expect("no panic"))

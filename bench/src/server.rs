@@ -62,6 +62,11 @@ impl Setup {
         Setup { modules: self.modules[..1].to_vec(), has_cell: false, ..self.clone() }
     }
 
+    /// The same with few rounds.
+    pub fn quickly(&self) -> Setup {
+        Setup { quick: true, ..self.clone() }
+    }
+
     /// The module of no-ops.
     pub fn floor(&self) -> &Path {
         &self.modules[1]
