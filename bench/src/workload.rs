@@ -161,33 +161,28 @@ impl Workload {
 
     /// The no-op command that touches no key.
     pub fn no_op() -> Workload {
-        Workload::floor("no-op module command", "FLOOR", ONE_TIER)
+        Workload::floor("no-op module command", "FLOOR")
     }
 
     /// The no-op that opens its key for writing, reads the value, and marks the key as modified.
     pub fn key_marked() -> Workload {
-        Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK", ONE_TIER)
-    }
-
-    /// The same with the words of three tiers.
-    pub fn three_tiers_marked() -> Workload {
-        Workload::floor("no-op, key opened to write and marked, three tiers", "FLOOR.MARK", THREE_TIERS)
+        Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
     }
 
     /// The no-op that opens its key for writing and reads the value.
     pub fn key_opened() -> Workload {
-        Workload::floor("no-op, key opened to write", "FLOOR.OPEN", ONE_TIER)
+        Workload::floor("no-op, key opened to write", "FLOOR.OPEN")
     }
 
     /// The no-op that opens its key for reading and reads the value.
     pub fn key_read() -> Workload {
-        Workload::floor("no-op, key opened to read", "FLOOR.READ", ONE_TIER)
+        Workload::floor("no-op, key opened to read", "FLOOR.READ")
             .after(|_| vec![format!("FLOOR.MARK {KEY}")])
     }
 
-    /// A no-op command, with the arguments of a command with these tiers.
-    fn floor(name: &str, command: &str, tiers: &[Tier]) -> Workload {
-        Workload::new(name, format!("{command} {KEY} {}", words(tiers)), Answer::Allowed)
+    /// A no-op command, with the arguments of a command with one tier.
+    fn floor(name: &str, command: &str) -> Workload {
+        Workload::new(name, format!("{command} {KEY} {}", words(ONE_TIER)), Answer::Allowed)
     }
 
     /// The no-op that reads its words, opens so many keys and marks them, with the arguments and the reply of RL.ALL.

@@ -1,8 +1,8 @@
 //! A module of no-op commands, with which the benchmarks compare redis-rl.
 //!
 //! - `FLOOR` replies with five integers, and touches no key.
-//! - `FLOOR.READ` reads every word, opens its key for reading, and reads the value.
-//! - `FLOOR.OPEN` opens the key for writing instead.
+//! - `FLOOR.READ` opens its key for reading, and reads the value.
+//! - `FLOOR.OPEN` opens its key for writing, and reads the value.
 //! - `FLOOR.MARK` does that, and marks the key as modified.
 //! - `FLOOR.ALL` takes the arguments of RL.ALL, reads every word and the clock, opens each key for writing and reads the
 //!   value, marks each key, and replies as RL.ALL does.
@@ -148,14 +148,11 @@ impl<'a> Call<'a> {
         unsafe { api!(RedisModule_ReplicateVerbatim(self.ctx)) };
     }
 
-    /// The words after the command's name. Has the server find the bytes of each.
+    /// Has the server find the bytes of a word.
     #[inline(always)]
-    fn words(self) -> &'a [*mut raw::RedisModuleString] {
-        for word in &self.args[1..] {
-            // SAFETY: the word lives as long as the call.
-            unsafe { api!(RedisModule_StringPtrLen(*word, &mut 0)) };
-        }
-        &self.args[1..]
+    fn read_word(self, word: *mut raw::RedisModuleString) {
+        // SAFETY: the word lives as long as the call.
+        unsafe { api!(RedisModule_StringPtrLen(word, &mut 0)) };
     }
 
     /// The Unix time in ms, from the same function as in redis-rl.
@@ -207,17 +204,17 @@ macro_rules! command {
 }
 
 command!(floor, call => call.answer(VALUE));
-command!(read, call => call.answer(call.value_of(call.words()[0], READ)));
-command!(open, call => call.answer(call.value_of(call.words()[0], WRITE)));
+command!(read, call => call.answer(call.value_of(call.args[1], READ)));
+command!(open, call => call.answer(call.value_of(call.args[1], WRITE)));
 command!(mark, call => {
-    let key = call.words()[0];
-    let value = call.value_of(key, WRITE);
-    call.mark(key);
+    let value = call.value_of(call.args[1], WRITE);
+    call.mark(call.args[1]);
     call.count_change();
     call.answer(value);
 });
 command!(all, call => {
-    let words = call.words();
+    let words = &call.args[1..];
+    words.iter().for_each(|word| call.read_word(*word));
     call.array(4);
     [0, -1, call.now_ms()].into_iter().for_each(|integer| call.integer(integer));
     let rows = words.chunks_exact(ROW_WORDS);
