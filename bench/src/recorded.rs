@@ -115,9 +115,6 @@ fn count_with_file(setup: &Setup) -> Result<Measured> {
 fn compare(suffix: &str, rows: Vec<Recorded>, cost: impl Fn(&Workload) -> Result<f64>) -> Result<Measured> {
     let row = |(ratio, workload, base): Recorded| {
         let (of, to) = (cost(&workload)?, cost(&base)?);
-        if std::env::var_os("RAW").is_some() {
-            eprintln!("RAW {}{suffix} {of:.0} / {to:.0}", workload.name);
-        }
         Ok((format!("{}{suffix}; to {}", workload.name, base.name), ratio, of / to))
     };
     rows.into_iter().map(row).collect()
