@@ -19,7 +19,7 @@ impl InFile {
     /// Measures it on a server with an append-only file.
     pub fn of(counter: &Counter, workload: &Workload) -> Result<InFile> {
         eprintln!("loading: {}", workload.name);
-        let requests = counter.setup.size(2_000, 1_000);
+        let requests = 2_000;
         let mut connection = counter.server.connect()?;
         let few = load(counter, &mut connection, workload, requests)?;
         let many = load(counter, &mut connection, workload, 3 * requests)?;
