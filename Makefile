@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: bench-memory latency figures recording lint docs audit msrv check check-demo install uninstall dist dist-arm64 check-dist
+.PHONY: bench-memory latency check-instructions figures recording lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -124,8 +124,13 @@ test-languages: setup-server build ## Run the programs of docs/clients.md in oth
 
 bench: setup-server build ## Measure what a request costs; BENCH_QUICK=1 for a quick check
 	@tools/install-missing bench
-	cargo build --release --locked --package redis-rl-bench
-	@cargo run --release --locked --quiet --package redis-rl-bench
+	cargo build --release --locked --package redis-rl-floor
+	@cargo run --locked --quiet --package redis-rl-bench
+
+check-instructions: setup-server build ## Compare instructions with the recorded ones: bench/src/recorded.rs
+	@tools/install-missing valgrind
+	cargo build --release --locked --package redis-rl-floor
+	BENCH_ONLY=recorded cargo run --locked --quiet --package redis-rl-bench
 
 latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
 	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
@@ -155,16 +160,17 @@ bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPA
 bench: export NODE_PATH := $(CURDIR)/target/bench/node_modules
 
 # The Rust client has lints and docs of its own: see clients/rust/check.
+LINTED_AT_NIGHT := redis-rl-bench redis-rl-demo redis-rl-example redis-rl-figures
 lint: setup-build docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
-	cargo clippy --locked --workspace --exclude redis-rl-client --all-targets -- --deny warnings
+	cargo clippy --locked --workspace $(patsubst %,--exclude %,redis-rl-client $(LINTED_AT_NIGHT)) --all-targets -- --deny warnings
 
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
 docs: setup-build ## Build the source docs: target/doc
-	cargo doc --locked --workspace --exclude redis-rl-client --exclude redis-rl-example --no-deps --document-private-items
+	cargo doc --locked --package redis-rl --package redis-rl-core --no-deps --document-private-items
 
 audit: CHECKS ?= all
 audit: setup-build ## Check all dependencies by deny.toml: advisories, licenses, sources; CHECKS=... for some
@@ -173,12 +179,17 @@ audit: setup-build ## Check all dependencies by deny.toml: advisories, licenses,
 		cargo deny --locked --workspace --config deny.toml --manifest-path "$${lock%lock}toml" check $(CHECKS) || exit; done
 
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-msrv: setup-build ## Build the module with the oldest supported Rust
+msrv: setup-build ## Check the module with the oldest supported Rust
 	@rustup run $(MSRV) rustc --version 2>/dev/null || rustup toolchain install $(MSRV) --profile minimal || \
 		{ echo "Rust $(MSRV) cannot be installed here: nothing was built with it" >&2; exit 1; }
-	cargo +$(MSRV) build --release --locked --target-dir $(TARGET)/msrv
+	cargo +$(MSRV) check --locked --target-dir $(TARGET)/msrv
 
-check: lint test test-playground test-clients test-examples test-leases test-languages ## Check formatting, lints and tests, as CI does
+check: CHECK = brief
+check: lint test test-clients test-examples test-leases ## Check formatting, lints and tests, as CI does
+
+check-rest: test-clients test-playground test-languages check-demo ## Check what CI checks only each night, and a release
+	@tools/install-missing lint
+	cargo clippy --locked $(LINTED_AT_NIGHT:%=--package %) --all-targets -- --deny warnings
 
 check-demo: setup-server build ## Test the demo in a pseudo-terminal, as CI does each night
 	MODULE=$(MODULE) cargo test --locked $(DEMO)
@@ -222,7 +233,7 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-dist dist-arm64 wasm
+	$(MAKE) check-rest check-dist dist-arm64 wasm
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	packaging/check-packages $(MODULE) $(RELEASE)
 	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)

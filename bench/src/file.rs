@@ -19,7 +19,7 @@ impl InFile {
     /// Measures it on a server with an append-only file.
     pub fn of(counter: &Counter, workload: &Workload) -> Result<InFile> {
         eprintln!("loading: {}", workload.name);
-        let requests = counter.setup.size(2_000, 500);
+        let requests = 2_000;
         let mut connection = counter.server.connect()?;
         let few = load(counter, &mut connection, workload, requests)?;
         let many = load(counter, &mut connection, workload, 3 * requests)?;
@@ -46,8 +46,8 @@ fn load(
         while is_rewriting(connection)? {}
         let expired = info(connection, "expired_keys")?;
         workload.send(connection, requests)?;
-        let instructions =
-            counter.server.least_of_three(|| Ok(command("DEBUG LOADAOF").exec(connection)?))?;
+        let load = |connection: &mut Connection| Ok(command("DEBUG LOADAOF").exec(connection)?);
+        let instructions = counter.least_of_three(connection, load)?;
         // Only now: the server may put off writing for two seconds, but writes everything before it loads.
         let bytes = info(connection, "aof_current_size")?.context("no size of the append-only file")?;
         // Such keys are deleted in the file too.

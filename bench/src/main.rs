@@ -6,6 +6,7 @@ mod callgrind;
 mod file;
 mod logs;
 mod memory;
+mod recorded;
 mod report;
 mod scripts;
 mod sections;
@@ -23,10 +24,13 @@ use server::Setup;
 
 fn main() -> Result<()> {
     let setup = Setup::from_env()?;
+    if setup.is_check() {
+        return recorded::check(&setup);
+    }
     let mut report = Report::default();
     let tools = Tools::find(&setup, &mut report);
     println!("{}\n", headline(&setup, &tools)?);
-    if setup.wants("instructions") || setup.is_brief() {
+    if setup.wants("instructions") {
         sections::instructions(&setup, &tools, &mut report)?;
     }
     if setup.wants("cache") {

@@ -43,6 +43,7 @@ new RedisStore({ sendCommand }).init({ windowMs: 60000 }).then(() => {
 ";
 
 /// The scripts of each installed package, or in [`Loaded`] their digests.
+#[derive(Default)]
 struct OfPackages {
     /// Fixed window, sliding counter and log.
     limits: Option<[String; 3]>,
@@ -53,6 +54,7 @@ struct OfPackages {
 }
 
 /// The scripts.
+#[derive(Default)]
 pub struct Scripts {
     /// Names and versions of the packages.
     pub packages: Vec<String>,

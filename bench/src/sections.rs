@@ -16,8 +16,8 @@ use crate::server::{Server, Setup, clock_ms, flush, pipeline, send_all};
 use crate::throughput::Spread;
 use crate::workload::{Algorithm, Workload};
 
-const APPEND_ONLY: [(&str, &str); 3] =
-    [("appendonly", "yes"), ("appendfsync", "everysec"), ("enable-debug-command", "local")];
+/// Settings of a server that writes each command to a file.
+pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "everysec")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
 const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
 const REPLICA_TITLE: &str = "With a replica; to INCR";
@@ -64,9 +64,6 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
         Workload::key_marked,
         [Workload::key_marked()].into_iter().chain(each(Workload::allowed)),
     );
-    if setup.is_brief() {
-        return vec![allowed, several_keys()];
-    }
     let three_tiers =
         Algorithm::ALL.map(|algorithm| (Workload::three_tiers(algorithm), Workload::allowed(algorithm)));
     let more = [Workload::no_op(), Workload::incr(), Workload::incr_expire()];
@@ -95,18 +92,13 @@ fn several_keys() -> Section {
 
 /// Requests to a server that tells copies of each command.
 fn with_copies(title: &str, setup: &Setup, scripts: &Loaded) -> Section {
-    let others = others(setup, scripts).filter(|_| !setup.is_brief());
-    Section::beside(title, Workload::incr, told(setup).into_iter().chain(others))
+    Section::beside(title, Workload::incr, told().into_iter().chain(others(setup, scripts)))
 }
 
 /// The commands that copies are told of.
-fn told(setup: &Setup) -> Vec<Workload> {
-    let (incr, three_keys) = (Workload::incr(), Workload::three_keys(Algorithm::FIXED));
-    if setup.is_brief() {
-        return vec![incr, Workload::allowed(Algorithm::FIXED), three_keys];
-    }
-    let several = [Workload::three_tiers(Algorithm::FIXED), three_keys];
-    [incr].into_iter().chain(each(Workload::allowed)).chain(several).collect()
+fn told() -> Vec<Workload> {
+    let several = [Workload::three_tiers(Algorithm::FIXED), Workload::three_keys(Algorithm::FIXED)];
+    [Workload::incr()].into_iter().chain(each(Workload::allowed)).chain(several).collect()
 }
 
 /// Instructions of each server for a request.
@@ -142,9 +134,9 @@ struct Counted {
 }
 
 fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
-    let alone = &setup.alone();
+    let (alone, scripts) = (&setup.alone(), &tools.scripts);
     let (with_others, counter) =
-        (Counter::start(setup, tools, program, &[])?, Counter::start(alone, tools, program, &[])?);
+        (Counter::start(setup, scripts, program, &[])?, Counter::start(alone, scripts, program, &[])?);
     let version = counter.server.version()?;
     eprintln!("{version}");
     let mut rows = Vec::new();
@@ -155,21 +147,18 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
     }
     drop(with_others);
     drop(counter);
-    let counter = Counter::start(alone, tools, program, &APPEND_ONLY)?;
+    let counter = Counter::start(alone, scripts, program, &APPEND_ONLY)?;
     let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
     rows.extend(count_section(&section, |workload| counter.cost(workload))?);
     rows.push((bold(LOADING_TITLE), [String::new(), String::new()]));
     let mut incr = None;
-    for workload in told(setup) {
+    for workload in told() {
         let InFile { bytes, instructions } = InFile::of(&counter, &workload)?;
         let ratio = two_places(instructions / *incr.get_or_insert(instructions));
         rows.push((format!("{}, {bytes} bytes", workload.name), [grouped(instructions), ratio]));
     }
     drop(counter);
-    if setup.is_brief() {
-        return Ok(Counted { version, rows });
-    }
-    let counter = Counter::start(alone, tools, program, &[])?;
+    let counter = Counter::start(alone, scripts, program, &[])?;
     let _replica = counter.server.replica(alone, program)?;
     let section = with_copies(REPLICA_TITLE, alone, &counter.scripts);
     rows.extend(count_section(&section, |workload| counter.cost(workload))?);
@@ -220,7 +209,7 @@ pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
         .into_iter()
         .chain(each(Workload::allowed))
         .chain([
-            Workload::limited(),
+            Workload::limited(Algorithm::FIXED),
             Workload::three_tiers(Algorithm::FIXED),
             Workload::three_keys(Algorithm::FIXED),
             Workload::incr(),
@@ -241,8 +230,10 @@ is the server's.";
 /// Full logs, and logs whose entries expire at once.
 pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
     let bench = Bench::start(setup, tools, &[])?;
-    let counter =
-        tools.valgrind.then(|| Counter::start(setup, tools, setup.first_server(), &[])).transpose()?;
+    let counter = tools
+        .valgrind
+        .then(|| Counter::start(setup, &tools.scripts, setup.first_server(), &[]))
+        .transpose()?;
     report.table(format!("Large logs, {}", bench.fast.version()?), ["", "measured", "ratio"], "");
     if let Some(counter) = &counter {
         full_logs(counter, report)?;

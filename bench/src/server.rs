@@ -16,7 +16,7 @@ pub use harness::{clock_ms, command, info, pipeline};
 pub struct Setup {
     /// The servers' programs, at least one. Throughput, time and memory are measured on the first.
     pub servers: Vec<PathBuf>,
-    /// redis-rl (`MODULE`, or the one beside this program), the floor, and redis-cell if there is one.
+    /// redis-rl (`MODULE`, or the release build), the floor, and redis-cell if there is one.
     modules: Vec<PathBuf>,
     /// Whether `REDIS_CELL` names redis-cell.
     pub has_cell: bool,
@@ -30,11 +30,12 @@ impl Setup {
     /// Reads the settings and finds the modules.
     pub fn from_env() -> Result<Setup> {
         let set = |name| env::var_os(name).filter(|value| !value.is_empty());
-        let folder = env::current_exe()?.parent().context("this program is in no folder")?.to_owned();
+        let program = env::current_exe()?;
+        let release = program.ancestors().nth(2).context("this program is in no folder")?.join("release");
         let cell = set("REDIS_CELL").map(PathBuf::from);
         let has_cell = cell.is_some();
-        let module = set("MODULE").map_or(folder.join("libredis_rl.so"), PathBuf::from);
-        let modules = [module, folder.join("libfloor.so")].into_iter().chain(cell);
+        let module = set("MODULE").map_or(release.join("libredis_rl.so"), PathBuf::from);
+        let modules = [module, release.join("libfloor.so")].into_iter().chain(cell);
         // Absolute paths, since the server loads them from its own folder.
         let absolute = |path: PathBuf| path.canonicalize().with_context(|| format!("no {}", path.display()));
         let modules = modules.map(absolute).collect::<Result<_>>()?;
@@ -51,14 +52,24 @@ impl Setup {
         self.only.as_ref().is_none_or(|only| only == part)
     }
 
-    /// `BENCH_ONLY=brief`: of the instructions, only the rows to watch while one changes what every request runs.
-    pub fn is_brief(&self) -> bool {
-        self.only.as_deref() == Some("brief")
+    /// `BENCH_ONLY=recorded`: to compare with the ratios that are recorded, and measure nothing else.
+    pub fn is_check(&self) -> bool {
+        self.only.as_deref() == Some("recorded")
     }
 
     /// The same with redis-rl alone.
     pub fn alone(&self) -> Setup {
         Setup { modules: self.modules[..1].to_vec(), has_cell: false, ..self.clone() }
+    }
+
+    /// The same with few rounds.
+    pub fn quickly(&self) -> Setup {
+        Setup { quick: true, ..self.clone() }
+    }
+
+    /// The module of no-ops.
+    pub fn floor(&self) -> &Path {
+        &self.modules[1]
     }
 
     /// The first server's program.
@@ -91,7 +102,8 @@ impl Server {
     ) -> Result<Server> {
         // Housekeeping is not part of a command's cost, so it runs only once a second.
         let quiet = [("hz", "1"), ("auto-aof-rewrite-percentage", "0")];
-        let launch = Launch::server_of(program)?.settings(&quiet).settings(settings);
+        let allowed = [("enable-debug-command", "local"), ("enable-module-command", "local")];
+        let launch = Launch::server_of(program)?.settings(&quiet).settings(&allowed).settings(settings);
         let launch = setup.modules.iter().fold(launch, |launch, module| launch.module(module));
         let wrapper = wrapper(launch.folder());
         Ok(Server(launch.under(wrapper).start()?))

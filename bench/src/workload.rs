@@ -68,8 +68,14 @@ impl Algorithm {
     /// The one in rows that show only one.
     pub const FIXED: Algorithm = Algorithm { command: "RL.FIXED" };
 
+    /// The counter that slides.
+    pub const SLIDING: Algorithm = Algorithm { command: "RL.SLIDING" };
+
+    /// The one that refills.
+    pub const BUCKET: Algorithm = Algorithm { command: "RL.BUCKET" };
+
     /// The one that keeps every unit.
-    const LOG: Algorithm = Algorithm { command: "RL.LOG" };
+    pub const LOG: Algorithm = Algorithm { command: "RL.LOG" };
 
     /// All of them.
     pub const ALL: [Algorithm; COMMANDS.len()] = {
@@ -163,6 +169,17 @@ impl Workload {
         Workload::floor("no-op, key opened to write and marked", "FLOOR.MARK")
     }
 
+    /// The no-op that opens its key for writing and reads the value.
+    pub fn key_opened() -> Workload {
+        Workload::floor("no-op, key opened to write", "FLOOR.OPEN")
+    }
+
+    /// The no-op that opens its key for reading and reads the value.
+    pub fn key_read() -> Workload {
+        Workload::floor("no-op, key opened to read", "FLOOR.READ")
+            .after(|_| vec![format!("FLOOR.MARK {KEY}")])
+    }
+
     /// A no-op command, with the arguments of a command with one tier.
     fn floor(name: &str, command: &str) -> Workload {
         Workload::new(name, format!("{command} {KEY} {}", words(ONE_TIER)), Answer::Allowed)
@@ -192,13 +209,20 @@ impl Workload {
     }
 
     /// A limited request: the limit is used up.
-    pub fn limited() -> Workload {
-        let (take, tier) = (Algorithm::FIXED, words(ONE_TIER));
-        let command = format!("{} {KEY} {tier}", take.command);
-        Workload::new("RL.FIXED, limited", command.clone(), Answer::Limited).after(move |now_ms| {
+    pub fn limited(algorithm: Algorithm) -> Workload {
+        let command = format!("{} {KEY} {}", algorithm.command, words(ONE_TIER));
+        let name = format!("{}, limited", algorithm.command);
+        Workload::new(name, command.clone(), Answer::Limited).after(move |now_ms| {
             let exhaust = format!("{command} COST {} FORCE AT {now_ms}", MINUTE.limit);
-            [take.history(KEY, ONE_TIER, now_ms), vec![exhaust]].concat()
+            [algorithm.history(KEY, ONE_TIER, now_ms), vec![exhaust]].concat()
         })
+    }
+
+    /// RL.PEEK at a key in use.
+    pub fn peek(algorithm: Algorithm) -> Workload {
+        let name = format!("RL.PEEK, {}", algorithm.word());
+        Workload::new(name, format!("RL.PEEK {KEY} {}", words(ONE_TIER)), Answer::Allowed)
+            .after(move |now_ms| algorithm.history(KEY, ONE_TIER, now_ms))
     }
 
     /// Three allowed requests to one key each, one after the other.

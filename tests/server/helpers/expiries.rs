@@ -39,8 +39,41 @@ pub fn assert_copy(master: &Server, copy: &Server, about: &str) {
     copy.wait_to_catch_up(master);
     copy.set_clock(master.clock_ms());
     let [expected, keys] = [master, copy].map(keys);
-    assert_eq!(expiries(&keys), expiries(&expected), "{about}");
-    assert!(keys == expected, "{about}: the content differs");
+    let differences = differences(&expected, &keys);
+    assert!(differences.is_empty(), "{about}: the copy differs\n{}", differences.join("\n"));
+}
+
+/// What a copy has of each key that is not equal there, a line each, and only what differs of it.
+fn differences(expected: &Keys, keys: &Keys) -> Vec<String> {
+    let names = expected.keys().chain(keys.keys().filter(|name| !expected.contains_key(*name)));
+    let differing = names.filter(|name| expected.get(*name) != keys.get(*name));
+    let lines = differing.map(|name @ (database, key)| {
+        let what = match (expected.get(name), keys.get(name)) {
+            (Some(_), None) => "is missing".to_owned(),
+            (None, _) => "is too many".to_owned(),
+            (Some((dump, end)), Some((copied, copied_end))) if end != copied_end => {
+                let content = if dump == copied { "" } else { ", and the content differs" };
+                format!("expires at {copied_end}, not at {end}{content}")
+            }
+            (Some((dump, _)), Some((copied, _))) => format!("holds {copied:02x?}, not {dump:02x?}"),
+        };
+        format!("{key} of database {database} {what}")
+    });
+    lines.collect()
+}
+
+#[test]
+fn a_copy_that_differs_is_told_by_what_differs_alone() {
+    let key = |database, name: &str, byte, end| ((database, name.to_owned()), (vec![byte; 2], end));
+    let master = Keys::from([key(0, "a", 1, 7), key(0, "b", 1, 7), key(0, "c", 1, 7), key(1, "a", 1, 7)]);
+    let copy = Keys::from([key(0, "a", 1, 7), key(0, "b", 1, 8), key(0, "c", 2, 7), key(1, "z", 1, 7)]);
+    let told = [
+        "b of database 0 expires at 8, not at 7",
+        "c of database 0 holds [02, 02], not [01, 01]",
+        "a of database 1 is missing",
+        "z of database 1 is too many",
+    ];
+    assert_eq!(differences(&master, &copy), told);
 }
 
 fn names(connection: &mut Connection) -> Vec<String> {

@@ -121,6 +121,14 @@ impl Counters {
         }
     }
 
+    /// Whether the counters that are live and those of `quotas` are few enough for a key.
+    #[cold]
+    fn fit_beside(&self, quotas: &[Quota], now: UnixMs) -> bool {
+        let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
+        let others = self.live(now).filter(|counter| !is_named(&counter.window)).count();
+        quotas.len() + others <= MAX_TIERS
+    }
+
     fn source(&self) -> TimeSource {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
@@ -272,13 +280,9 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         counter.wait_until(self.method, room, now)
     }
 
+    #[inline(always)]
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        if quotas.len() + self.counters.len() <= MAX_TIERS {
-            return true;
-        }
-        let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
-        let others = self.counters.live(now).filter(|counter| !is_named(&counter.window)).count();
-        quotas.len() + others <= MAX_TIERS
+        quotas.len() + self.counters.len() <= MAX_TIERS || self.counters.fit_beside(quotas, now)
     }
 
     fn is_ahead_of(&self, now: UnixMs) -> bool {

@@ -119,6 +119,7 @@ pub struct Cursor {
 
 impl Cursor {
     /// The place after the next entry; `None` at the end of `bytes`, its block.
+    #[inline]
     pub fn after(&self, bytes: &[u8]) -> Option<Cursor> {
         let ((since, units), length) = read(bytes.get(self.offset..)?)?;
         Some(Cursor {

@@ -1,7 +1,9 @@
 //! A module of no-op commands, with which the benchmarks compare redis-rl.
 //!
 //! - `FLOOR` replies with five integers, and touches no key.
-//! - `FLOOR.MARK` opens its key for writing, reads the value, and marks the key as modified.
+//! - `FLOOR.READ` opens its key for reading, and reads the value.
+//! - `FLOOR.OPEN` opens its key for writing, and reads the value.
+//! - `FLOOR.MARK` does that, and marks the key as modified.
 //! - `FLOOR.ALL` takes the arguments of RL.ALL, reads every word and the clock, opens each key for writing and reads the
 //!   value, marks each key, and replies as RL.ALL does.
 //!
@@ -24,6 +26,7 @@ macro_rules! api {
 
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+const READ: c_int = raw::REDISMODULE_READ as c_int;
 const WRITE: c_int = (raw::REDISMODULE_READ | raw::REDISMODULE_WRITE) as c_int;
 
 /// The value of each key.
@@ -48,8 +51,10 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    let commands: [(&CStr, raw::RedisModuleCmdFunc, &CStr, c_int, c_int); 3] = [
+    let commands: [(&CStr, raw::RedisModuleCmdFunc, &CStr, c_int, c_int); 5] = [
         (c"FLOOR", Some(floor), c"write deny-oom fast", 1, 1),
+        (c"FLOOR.READ", Some(read), c"readonly fast", 1, 1),
+        (c"FLOOR.OPEN", Some(open), c"write deny-oom fast", 1, 1),
         (c"FLOOR.MARK", Some(mark), c"write deny-oom fast", 1, 1),
         (c"FLOOR.ALL", Some(all), c"write deny-oom", -5, 5),
     ];
@@ -106,16 +111,18 @@ impl<'a> Call<'a> {
         Call { ctx, args: unsafe { slice::from_raw_parts(argv, argc as usize) } }
     }
 
-    /// The value of a key opened for writing. An empty key gets one, and counts as 0.
+    /// The value of a key opened to read or to write. An empty key counts as 0, and gets a value if it can.
     #[inline(always)]
-    fn value_of(self, key: *mut raw::RedisModuleString) -> i64 {
+    fn value_of(self, key: *mut raw::RedisModuleString, mode: c_int) -> i64 {
         let value_type = TYPE.load(Ordering::Relaxed);
         // SAFETY: context and name live as long as the call. The handle is closed once, and until then the
         // server keeps the value, which is a `Box`.
         unsafe {
-            let open = api!(RedisModule_OpenKey(self.ctx, key, WRITE));
+            let open = api!(RedisModule_OpenKey(self.ctx, key, mode));
             let value = if !open.is_null() && api!(RedisModule_ModuleTypeGetType(open)) == value_type {
                 *api!(RedisModule_ModuleTypeGetValue(open)).cast::<i64>()
+            } else if mode == READ {
+                0
             } else {
                 let value = Box::into_raw(Box::new(VALUE));
                 api!(RedisModule_ModuleTypeSetValue(open, value_type, value.cast()));
@@ -197,8 +204,10 @@ macro_rules! command {
 }
 
 command!(floor, call => call.answer(VALUE));
+command!(read, call => call.answer(call.value_of(call.args[1], READ)));
+command!(open, call => call.answer(call.value_of(call.args[1], WRITE)));
 command!(mark, call => {
-    let value = call.value_of(call.args[1]);
+    let value = call.value_of(call.args[1], WRITE);
     call.mark(call.args[1]);
     call.count_change();
     call.answer(value);
@@ -211,7 +220,7 @@ command!(all, call => {
     let rows = words.chunks_exact(ROW_WORDS);
     call.array(rows.len());
     for row in rows {
-        let value = call.value_of(row[0]);
+        let value = call.value_of(row[0], WRITE);
         call.mark(row[0]);
         call.answer(value);
     }
