@@ -47,10 +47,7 @@ impl Bucket {
 
     #[cold]
     fn scaled_to(self, limit: u64) -> Bucket {
-        // In two parts, since the product may exceed 128 bits.
-        let (new, old) = (u128::from(limit), u128::from(self.limit));
-        let level = self.level / old * new + (self.level % old * new).div_ceil(old);
-        Bucket { limit, level, ..self }
+        Bucket { limit, level: times_ratio(self.level, limit, self.limit, u128::div_ceil), ..self }
     }
 
     /// Units missing from it, rounded up.
@@ -103,17 +100,25 @@ impl Bucket {
         added
     }
 
-    /// Puts `units` back that were taken at `as_of`. What has refilled since may be what others took, so that is not put
-    /// back. Returns how many were missing.
-    fn refund(&mut self, units: u64, as_of: UnixMs) -> u64 {
+    /// Puts back `units` of a bucket of `limit`, or of its own limit if that is larger, which were taken at `as_of`. What has
+    /// refilled since may be what others took, so that is not put back. Returns how many of these units were missing.
+    fn refund(&mut self, units: u64, limit: u64, as_of: UnixMs) -> u64 {
+        let larger = limit.max(self.limit);
+        let level = times_ratio(self.level_of(units), self.limit, larger, |level, of| level / of);
         let since = u128::from(self.last.since(as_of)) * u128::from(self.limit);
-        let level = self.level_of(units).saturating_sub(since);
-        let missing = self.refilled(as_of).level.min(level);
-        if missing > 0 {
-            self.level = self.level.saturating_sub(level);
+        let back = level.saturating_sub(since);
+        let missing = Bucket { level: self.refilled(as_of).level.min(back), ..*self };
+        if missing.level > 0 {
+            self.level = self.level.saturating_sub(back);
         }
-        div_ceil(missing, self.window.get())
+        missing.with_limit(larger).used()
     }
+}
+
+/// `level * by / of`, rounded by `divide`. In two parts, since the product may exceed 128 bits.
+fn times_ratio(level: u128, by: u64, of: u64, divide: fn(u128, u128) -> u128) -> u128 {
+    let (by, of) = (u128::from(by), u128::from(of));
+    level / of * by + divide(level % of * by, of)
 }
 
 /// `ceil(level / by)`, which fits 64 bits.
@@ -148,13 +153,8 @@ impl Packed {
     #[inline(always)]
     fn pack(bucket: &Bucket, source: TimeSource) -> Packed {
         let Bucket { window, last, limit, level } = *bucket;
-        let source = match source {
-            TimeSource::Loaded => 0,
-            TimeSource::Clock => 1,
-            TimeSource::Given => 2,
-        };
         Packed {
-            last: last.get() | window.get() >> 32 << WINDOW_SHIFT | source << SOURCE_SHIFT,
+            last: last.get() | window.get() >> 32 << WINDOW_SHIFT | (source as u64) << SOURCE_SHIFT,
             limit,
             level: level as u64,
             level_upper: (level >> 64) as u32,
@@ -187,7 +187,8 @@ impl Packed {
         match self.last >> SOURCE_SHIFT {
             0 => TimeSource::Loaded,
             1 => TimeSource::Clock,
-            _ => TimeSource::Given,
+            2 => TimeSource::Given,
+            _ => TimeSource::SteppedBack,
         }
     }
 
@@ -305,12 +306,14 @@ impl<H: Deref<Target: Holder>> State for Buckets<H> {
         self.iter().next().is_none()
     }
 
-    /// The lifetime of the bucket that is full last. None is more than two windows from that at its own time.
+    /// The lifetime of the bucket that is full last.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let lifetime = |bucket: Bucket| {
-            Lifetime::ending(bucket.full(), bucket.ends(), now, 2 * bucket.window.get() + slack_ms)
+            let rounded = bucket.ends();
+            let most_ms = rounded.since(bucket.last) + slack_ms;
+            Lifetime::ending(bucket.last, bucket.full(), rounded, now, most_ms)
         };
-        self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
+        self.iter().map(lifetime).fold(Lifetime::NONE, Lifetime::of_both)
     }
 
     /// Buckets are kept until they are full.
@@ -336,13 +339,16 @@ impl<H: DerefMut<Target: Holder>> Buckets<H> {
         self.0.slots_mut().iter_mut().for_each(|slot| slot.set_source(source));
     }
 
-    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved.
+    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved. If the key
+    /// may expire early, each unit may move it, whatever step of an eighth the bucket is full in.
     #[inline(always)]
     fn put(&mut self, bucket: &Bucket, now: UnixMs) -> bool {
         for slot in self.0.slots_mut() {
             if let Some(old) = slot.if_window(bucket.window) {
-                *slot = Packed::pack(bucket, slot.source());
-                return old.ends() != bucket.ends();
+                let source = slot.source();
+                *slot = Packed::pack(bucket, source);
+                let may_expire_early = bucket.last > now || source == TimeSource::SteppedBack;
+                return may_expire_early || old.ends() != bucket.ends();
             }
         }
         self.insert(bucket, now);
@@ -387,14 +393,8 @@ impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
         let (mut left, mut units): (Vec<Bucket>, _) = (self.iter().collect(), 0);
         for quota in quotas.iter().filter(|quota| quota.limit() > 0) {
-            let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) else {
-                continue;
-            };
-            let mut fuller = bucket.with_limit(quota.limit());
-            let refunded = fuller.refund(refund.units, refund.as_of);
-            if refunded > 0 {
-                *bucket = fuller;
-                units = units.max(refunded);
+            if let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) {
+                units = units.max(bucket.refund(refund.units, quota.limit(), refund.as_of));
             }
         }
         left.retain(|bucket| bucket.level > 0);

@@ -138,7 +138,7 @@ impl Outcome {
 
     /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
     pub fn may_expire_early(&self) -> bool {
-        self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
+        self.ahead | self.retention_too_short | (self.source != TimeSource::Clock)
     }
 
     /// The facts that the key's expiry depends on.

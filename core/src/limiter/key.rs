@@ -161,7 +161,7 @@ pub struct Info {
 /// What RL.INFO shows of a key; `None` if it is empty.
 pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
     let limiter = key.limiter()?;
-    let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() == TimeSource::Loaded;
+    let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() != TimeSource::Clock;
     let longest_wait_ms = if may_expire_early { ms_until(key.expires_at(), clock) } else { u64::MAX };
     let mut windows = limiter.windows(clock);
     for window in &mut windows {

@@ -306,10 +306,10 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let method = self.method;
         let lifetime = |counter: Counter| {
-            let most_ms = method.windows() * counter.window.get() + slack_ms;
-            Lifetime::ending(counter.start(), counter.ends(method), now, most_ms)
+            let (ends, most_ms) = (counter.ends(method), method.windows() * counter.window.get() + slack_ms);
+            Lifetime::ending(counter.start(), ends, ends, now, most_ms)
         };
-        self.counters.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
+        self.counters.iter().map(lifetime).fold(Lifetime::NONE, Lifetime::of_both)
     }
 
     /// Counters live exactly as long as they count.

@@ -40,9 +40,9 @@ const HEAD_BYTES: usize = 22;
 const BITS_32: u64 = (1 << 32) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
 
-/// By the number stored in two bits. The last repeats, so that every number has one.
+/// By the number stored in two bits.
 const SOURCES: [TimeSource; 4] =
-    [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::Given];
+    [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
 
 /// The header, unpacked.
 #[derive(Clone, Copy, Default)]
