@@ -106,31 +106,23 @@ impl Verb {
     }
 }
 
-/// The options that a command takes besides AT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Options {
-    /// COST, and FORCE or PARTIAL.
-    CostAndMode,
-    /// COST.
-    Cost,
-    /// FORCE.
-    Force,
-}
-
-/// The options as parsed.
+/// The options of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ParsedOptions {
-    cost: Option<Cost>,
-    mode: Mode,
-    at: Option<UnixMs>,
+pub struct Options {
+    /// Units to take, or to give back if negative; 1 by default. Each row of RL.ALL has its own.
+    pub cost: Option<Cost>,
+    /// What becomes of the request if it is over the limit.
+    pub mode: Mode,
+    /// Decide as of this time instead of the clock's.
+    pub at: Option<UnixMs>,
 }
 
-impl ParsedOptions {
-    /// Parses options: in any order, in either case, each at most once.
-    fn parse<W: AsRef<[u8]>>(words: &[W], options: Options) -> Result<ParsedOptions, Refusal> {
-        let (takes_cost, takes_force) = (options != Options::Force, options != Options::Cost);
-        let takes_partial = options == Options::CostAndMode;
-        let mut parsed = ParsedOptions::default();
+impl Options {
+    /// Parses the options of a command: in any order, in either case, each at most once.
+    fn parse<W: AsRef<[u8]>>(words: &[W], verb: Verb) -> Result<Options, Refusal> {
+        let (takes_cost, takes_force) = (verb != Verb::All, verb != Verb::Peek);
+        let takes_partial = matches!(verb, Verb::Take(_));
+        let mut parsed = Options::default();
         let mut words = words.iter().map(W::as_ref);
         while let Some(name) = words.next() {
             if name.eq_ignore_ascii_case(b"COST") && takes_cost && parsed.cost.is_none() {
@@ -177,8 +169,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Parses `limit window [limit window ...]` and options.
-    pub fn parse<W: AsRef<[u8]>>(mut words: &[W], options: Options) -> Result<Self, Refusal> {
+    /// Parses `limit window [limit window ...]` and options, as this command takes them.
+    pub fn parse<W: AsRef<[u8]>>(mut words: &[W], verb: Verb) -> Result<Self, Refusal> {
         let mut request =
             Request { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
         while let [limit, rest @ ..] = words {
@@ -198,9 +190,8 @@ impl Request {
             return Err(Refusal::Arity);
         }
         if !words.is_empty() {
-            let parsed = ParsedOptions::parse(words, options)?;
-            request.cost = parsed.cost.unwrap_or(Cost::ONE);
-            (request.mode, request.at) = (parsed.mode, parsed.at);
+            let Options { cost, mode, at } = Options::parse(words, verb)?;
+            request = Request { cost: cost.unwrap_or(Cost::ONE), mode, at, ..request };
         }
         Ok(request)
     }
@@ -215,21 +206,12 @@ const MOST_OPTION_WORDS: usize = 3;
 // The number of words alone tells how many are rows, so the options must be fewer than a row.
 const _: () = assert!(MOST_OPTION_WORDS < ROW_WORDS);
 
-/// The options of RL.ALL.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AllOptions {
-    /// Count every row even if some refuse.
-    pub force: bool,
-    /// Decide as of this time instead of the clock's.
-    pub at: Option<UnixMs>,
-}
-
 /// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`, which are too large to return.
 #[inline]
 pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     words: &[W],
     rows: &mut Parts<W, K, Row>,
-) -> Result<AllOptions, Refusal> {
+) -> Result<Options, Refusal> {
     let count = count_rows(words.len())?;
     let (row_words, options) = words.split_at(count * ROW_WORDS);
     for words in row_words.chunks_exact(ROW_WORDS) {
@@ -243,13 +225,12 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
             rows[first].what.tiers += 1;
         }
     }
-    let [first, ..] = options else { return Ok(AllOptions::default()) };
+    let [first, ..] = options else { return Ok(Options::default()) };
     let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
     if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") {
         return Err(Refusal::ROW);
     }
-    let parsed = ParsedOptions::parse(options, Options::Force)?;
-    Ok(AllOptions { force: parsed.mode == Mode::Force, at: parsed.at })
+    Options::parse(options, Verb::All)
 }
 
 /// The number of rows among `words` words after the command's name; the rest are options.
@@ -340,13 +321,15 @@ fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    const TAKE: Verb = Verb::Take(Algorithm::Log);
+
     fn parse(line: &str) -> Result<Request, Refusal> {
-        parse_with(line, Options::CostAndMode)
+        parse_with(line, TAKE)
     }
 
-    fn parse_with(line: &str, options: Options) -> Result<Request, Refusal> {
+    fn parse_with(line: &str, verb: Verb) -> Result<Request, Refusal> {
         let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
-        Request::parse(&words, options)
+        Request::parse(&words, verb)
     }
 
     fn window_ms(window: &str) -> Result<u64, Refusal> {
@@ -374,7 +357,7 @@ mod tests {
             assert_eq!(window_ms(window), Err(Refusal::WINDOW), "{window:?}");
         }
         assert_eq!(window_ms("1 s"), Err(Refusal::SYNTAX));
-        assert_eq!(Request::parse(&["1", ""], Options::CostAndMode), Err(Refusal::WINDOW));
+        assert_eq!(Request::parse(&["1", ""], TAKE), Err(Refusal::WINDOW));
     }
 
     #[test]
@@ -388,7 +371,7 @@ mod tests {
         for limit in "-1 9007199254740992 1.0 1e3 abc 0x1 +1 01 99999999999999999999999 -0".split(' ') {
             assert_eq!(parse(&format!("{limit} 1s")), Err(Refusal::LIMIT), "{limit}");
         }
-        assert_eq!(Request::parse(&["", "1s"], Options::CostAndMode), Err(Refusal::LIMIT));
+        assert_eq!(Request::parse(&["", "1s"], TAKE), Err(Refusal::LIMIT));
     }
 
     #[test]
@@ -421,8 +404,8 @@ mod tests {
 
     #[test]
     fn a_peek_takes_no_force() {
-        assert_eq!(parse_with("1 1s FORCE", Options::Cost), Err(Refusal::SYNTAX));
-        assert!(parse_with("1 1s COST 2 AT 3", Options::Cost).is_ok());
+        assert_eq!(parse_with("1 1s FORCE", Verb::Peek), Err(Refusal::SYNTAX));
+        assert!(parse_with("1 1s COST 2 AT 3", Verb::Peek).is_ok());
     }
 
     #[test]
@@ -432,7 +415,7 @@ mod tests {
         for both in ["1 1s PARTIAL FORCE", "1 1s FORCE COST 2 PARTIAL"] {
             assert_eq!(parse(both), Err(Refusal::FORCE_AND_PARTIAL), "{both}");
         }
-        assert_eq!(parse_with("1 1s PARTIAL", Options::Cost), Err(Refusal::PARTIAL));
+        assert_eq!(parse_with("1 1s PARTIAL", Verb::Peek), Err(Refusal::PARTIAL));
         let row = ["k", "LOG", "1", "1s", "1", "PARTIAL"];
         assert_eq!(parse_rows(&row, &mut Parts::<_, (), _>::default()), Err(Refusal::PARTIAL));
     }
@@ -445,11 +428,7 @@ mod tests {
             assert_eq!(parse(&format!("1 1s COST {cost}")).unwrap().cost.get(), value);
         }
         for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
-            assert_eq!(
-                Request::parse(&["1", "1s", "COST", cost], Options::CostAndMode),
-                Err(Refusal::COST),
-                "{cost}"
-            );
+            assert_eq!(Request::parse(&["1", "1s", "COST", cost], TAKE), Err(Refusal::COST), "{cost}");
         }
         for at in ["-1", "9007199254740992", "now", "1.5"] {
             assert_eq!(parse(&format!("1 1s AT {at}")), Err(Refusal::AT), "{at}");

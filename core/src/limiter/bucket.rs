@@ -8,8 +8,8 @@
 use std::ops::{Deref, DerefMut};
 
 use super::algorithm::{Mover, WindowUsage};
-use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
-use super::lifetime::{Lifetime, TimeSource};
+use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
+use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 
 /// The bucket of one window length.

@@ -1,4 +1,4 @@
-//! When a key must expire: the whole rule, including clock steps and AT.
+//! What a request changed in a key, and when the key must expire: the whole rule, including clock steps and AT.
 //!
 //! A key lives until nothing in it counts any more, so that a clock that steps back frees nothing early. The time to
 //! live is looked up only when a request may have to move it, and then only extended, with one exception: a key whose
@@ -60,65 +60,90 @@ impl Lifetime {
     }
 }
 
-/// The facts about a request that its key's expiry depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpiryFacts {
-    /// When it was decided.
-    pub time: Time,
-    /// Whether it counted or gave back anything.
-    pub changed: bool,
+/// What a request counted or gave back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Units counted or given back, in the tier with the most.
+    pub units: u64,
     /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
-    /// Whether the key is ahead of the request's time.
+    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    pub forgot: bool,
+}
+
+/// What a request changed, apart from its reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What it changed.
+    pub change: Change,
+    /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
+    pub as_of: UnixMs,
+    /// Whether it gave back the last units that counted. Then the state still holds them: the key is to be deleted as it
+    /// is, so that nobody sees a limiter that holds nothing.
+    pub emptied: bool,
+    /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
     /// Where the time that set the key's expiry came from, before this request.
     pub source: TimeSource,
+    /// Whether the key keeps its units for less time than a window of the request.
+    pub retention_too_short: bool,
 }
 
-impl ExpiryFacts {
+impl Outcome {
+    /// Whether anything was counted or given back.
+    pub fn changed(&self) -> bool {
+        self.change.units > 0
+    }
+
+    /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
+    pub fn may_expire_early(&self) -> bool {
+        self.ahead | self.retention_too_short | (self.source != TimeSource::Clock)
+    }
+
     /// Whether the time to live must be looked up. It need not be for nearly every request.
-    pub fn may_move_expiry(&self) -> bool {
-        self.needs_end() || self.is_ahead_of_clock()
+    pub fn may_move_expiry(&self, time: Time) -> bool {
+        self.needs_end(time) || (self.ahead && time.at.is_none())
     }
 
     /// Whether the key must live until what was just counted ends.
-    fn needs_end(&self) -> bool {
-        self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
-    }
-
-    fn is_ahead_of_clock(&self) -> bool {
-        self.ahead && self.time.at.is_none()
+    fn needs_end(&self, time: Time) -> bool {
+        self.changed() && (self.change.end_moved || time.at.is_some() || self.source == TimeSource::Loaded)
     }
 
     /// Returns the key's new expiry, given the `current` one. `lifetime` maps a time and a slack in milliseconds
     /// to how long the key still counts.
-    pub fn expiry(&self, current: Option<UnixMs>, lifetime: impl Fn(UnixMs, u64) -> Lifetime) -> Expiry {
-        let (lifetime, extra_ms) = match self.time.at {
+    pub fn expiry(
+        &self,
+        time: Time,
+        current: Option<UnixMs>,
+        lifetime: impl Fn(UnixMs, u64) -> Lifetime,
+    ) -> Expiry {
+        let (lifetime, extra_ms) = match time.at {
             Some(at) => (lifetime(at, 0), EXTRA_WITH_AT_MS),
             None if matches!(self.source, TimeSource::Clock | TimeSource::SteppedBack) => {
-                (lifetime(self.time.clock, 0), 0)
+                (lifetime(time.clock, 0), 0)
             }
             // If it was written with AT, it may also be ahead by the extra time.
-            None => (lifetime(self.time.clock, EXTRA_WITH_AT_MS), 0),
+            None => (lifetime(time.clock, EXTRA_WITH_AT_MS), 0),
         };
-        let early = lifetime.expires_early && self.time.at.is_none();
-        let after = |ms| self.time.clock.plus_up_to_max(ms + extra_ms);
+        let early = lifetime.expires_early && time.at.is_none();
+        let after = |ms| time.clock.plus_up_to_max(ms + extra_ms);
         let end = after(lifetime.ms);
         let moves = match current {
             Some(current) if early => {
-                end < current || (self.needs_end() && after(lifetime.exact_ms) > current)
+                end < current || (self.needs_end(time) && after(lifetime.exact_ms) > current)
             }
-            Some(current) => self.needs_end() && end > current,
+            Some(current) => self.needs_end(time) && end > current,
             // After PERSIST the key stays until the end of what counts moves, also if it was loaded since.
-            None => self.changed && self.end_moved,
+            None => self.changed() && self.change.end_moved,
         };
-        let source = match self.time.at {
+        let source = match time.at {
             _ if early => match self.source {
                 TimeSource::Clock => TimeSource::SteppedBack,
-                TimeSource::Loaded if self.changed => TimeSource::Given,
+                TimeSource::Loaded if self.changed() => TimeSource::Given,
                 known => known,
             },
-            _ if !self.needs_end() => self.source,
+            _ if !self.needs_end(time) => self.source,
             Some(_) => TimeSource::Given,
             None if self.ahead => self.source,
             None => TimeSource::Clock,

@@ -6,9 +6,10 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 
 use super::algorithm::Algorithm;
-use super::decision::{Outcome, RowVerdict, TakeError, Verdict, Wait};
+use super::decision::{RowVerdict, TakeError, Verdict, Wait};
 use super::effect::{Applied, Counted, Effect};
 use super::key::{self, Key};
+use super::lifetime::Outcome;
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
 use super::state::Limiter;
 

@@ -16,9 +16,9 @@ mod resp;
 
 use crate::limiter::key::{self, Take};
 use crate::limiter::several::{self, Parts};
-use crate::limiter::{Algorithm, Time, UnixMs};
+use crate::limiter::{Algorithm, Mode, Time, UnixMs};
 use crate::reply::{self, Reply};
-use crate::request::{self, Options, Refusal, Request, Verb};
+use crate::request::{self, Refusal, Request, Verb};
 use keys::Keys;
 use resp::Resp;
 
@@ -94,7 +94,7 @@ impl Memory {
         args: &[W],
         now: UnixMs,
     ) -> Result<(), Refusal> {
-        let Request { quotas, cost, mode, at } = Request::parse(args, Options::CostAndMode)?;
+        let Request { quotas, cost, mode, at } = Request::parse(args, Verb::Take(algorithm))?;
         let take = Take { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
         let (mut key, mut fresh) = (self.keys.get(name, now), None);
         let taken = take.run(&mut key, &mut fresh)?;
@@ -114,7 +114,7 @@ impl Memory {
                 rows[index].key = self.keys.lend(rows[index].name.as_ref(), now);
             }
         }
-        let taken = several::take(&mut rows, options.force, time);
+        let taken = several::take(&mut rows, options.mode == Mode::Force, time);
         for row in rows.iter_mut() {
             if let Some(held) = row.key.take() {
                 self.keys.give_back(row.name.as_ref(), held);
@@ -129,7 +129,7 @@ impl Memory {
     }
 
     fn peek<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W], now: UnixMs) -> Result<(), Refusal> {
-        let Request { quotas, cost, at, .. } = Request::parse(args, Options::Cost)?;
+        let Request { quotas, cost, at, .. } = Request::parse(args, Verb::Peek)?;
         let verdict = key::peek(&self.keys.get(name, now), &quotas, cost, Time { clock: now, at })?;
         reply::verdict(&mut self.reply, &verdict);
         Ok(())

@@ -8,8 +8,8 @@ use std::ops::Deref;
 pub use counter::{Counter, Method};
 
 use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
-use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
-use super::lifetime::{Lifetime, TimeSource};
+use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
+use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 use packed::Packed;
 

@@ -23,8 +23,8 @@
 
 use std::ops::Deref;
 
-use super::super::decision::{Change, Refund, Refunded, StateMut, Tier, Usage};
-use super::super::lifetime::TimeSource;
+use super::super::decision::{Refund, Refunded, StateMut, Tier, Usage};
+use super::super::lifetime::{Change, TimeSource};
 use super::super::quota::{Quota, UnixMs, WindowMs};
 use super::entry::{self, Cursor, Entry, FIRST_SINCE, MOST_BYTES as ENTRY_BYTES, Mark};
 use super::large::Large;
