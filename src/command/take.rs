@@ -12,43 +12,26 @@ use redis_rl_core::limiter::{Algorithm, Cost, Counted, Mode, Time};
 use redis_rl_core::reply;
 use redis_rl_core::request::{self, Refusal, Request, Verb};
 
-/// RL.FIXED.
-pub struct Fixed;
-/// RL.SLIDING.
-pub struct Sliding;
-/// RL.LOG.
-pub struct Log;
-/// RL.BUCKET.
-pub struct Bucket;
+/// Makes a command of each algorithm.
+macro_rules! commands {
+    ($($name:ident),*) => { $(
+        /// The command of the algorithm of this name.
+        pub struct $name;
 
-impl Command for Fixed {
-    fn run(call: &mut Call) -> Result<(), Refusal> {
-        take(call, Algorithm::Fixed)
-    }
+        impl Command for $name {
+            fn run(call: &mut Call) -> Result<(), Refusal> {
+                take(call, Algorithm::$name)
+            }
+        }
+    )* };
 }
 
-impl Command for Sliding {
-    fn run(call: &mut Call) -> Result<(), Refusal> {
-        take(call, Algorithm::Sliding)
-    }
-}
-
-impl Command for Log {
-    fn run(call: &mut Call) -> Result<(), Refusal> {
-        take(call, Algorithm::Log)
-    }
-}
-
-impl Command for Bucket {
-    fn run(call: &mut Call) -> Result<(), Refusal> {
-        take(call, Algorithm::Bucket)
-    }
-}
+commands!(Fixed, Sliding, Log, Bucket);
 
 #[inline(always)]
 fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
     match call.args_after_key() {
-        // Nearly every request: compiled apart, so that the options it lacks cost nothing.
+        // Nearly every request has no options. This copy of the code has no branches for them.
         [limit, window] => {
             let quotas = [request::parse_quota(limit.bytes(), window.bytes())?];
             let time = Time { clock: server::now(), at: None };

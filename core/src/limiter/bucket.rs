@@ -204,7 +204,7 @@ pub trait Holder {
     /// The buckets, shortest window first; or one that is empty.
     fn slots(&self) -> &[Packed];
 
-    /// The same, to change.
+    /// The buckets, for changing.
     fn slots_mut(&mut self) -> &mut [Packed];
 
     /// Replaces all buckets.

@@ -205,7 +205,7 @@ impl Cost {
         self.0
     }
 
-    /// The same, but at most `units` either way.
+    /// This cost, but at most `units` either way.
     #[inline(always)]
     pub const fn at_most(self, units: u64) -> Cost {
         if units < self.0.unsigned_abs() { Cost(self.0.signum() * units as i64) } else { self }

@@ -203,7 +203,7 @@ fn commit_if<N, K: Key>(
     (retry_after, at)
 }
 
-/// The same for a key with several rows.
+/// Commits what concerns a key with several rows, if it `counts`. Returns what [`commit_if`] does.
 #[cold]
 fn commit_tiers_if<N, K: Key>(
     rows: &mut [Part<N, K, Row>],

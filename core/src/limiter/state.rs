@@ -284,8 +284,8 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
     }
 
-    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: apart, so that
-    /// other requests keep their state in registers.
+    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm. This is not inlined, so
+    /// that the compiler keeps the state of all other requests in registers.
     #[cold]
     #[inline(never)]
     fn decide_then_commit(

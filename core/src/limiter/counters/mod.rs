@@ -213,15 +213,7 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Replaces the counter of the same window, or removes it if `counter` is zero.
-    fn put_or_remove(&mut self, counter: Counter) {
-        let others = self.iter().filter(|other| other.window != counter.window);
-        let mut all: Vec<Counter> = others.chain((!counter.is_zero()).then_some(counter)).collect();
-        all.sort_unstable_by_key(|counter| counter.window);
-        self.replace(all);
-    }
-
-    /// Replaces all counters.
+    /// Replaces all counters, of which there is at least one.
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let (method, source) = (self.method(), self.source());
         let packed = match counters.as_slice() {
@@ -229,7 +221,6 @@ impl Counters {
             _ => None,
         };
         self.0 = match (packed, method) {
-            _ if counters.is_empty() => Store::None(method),
             (Some(packed), Method::Fixed) => Store::Fixed(packed),
             (Some(packed), Method::Sliding) => Store::Sliding(packed),
             (None, _) => {
@@ -350,19 +341,17 @@ impl StateMut for ByMethod<&mut Counters> {
     }
 
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
-        let method = self.method;
-        let (mut left, mut units) = (self.counters.clone(), 0);
+        let (mut left, mut units): (Vec<Counter>, _) = (self.counters.iter().collect(), 0);
         for quota in quotas {
-            let Some(mut counter) = left.find(quota.window()) else { continue };
-            let refunded = counter.refund(method, refund.units, refund.as_of);
-            if refunded > 0 {
-                left.put_or_remove(counter);
-                units = units.max(refunded);
+            if let Some(counter) = left.iter_mut().find(|counter| counter.window == quota.window()) {
+                units = units.max(counter.refund(self.method, refund.units, refund.as_of));
             }
         }
-        let emptied = units > 0 && left.live(refund.ended_by).next().is_none();
-        if !emptied {
-            *self.counters = left;
+        left.retain(|counter| !counter.is_zero());
+        let emptied =
+            units > 0 && !left.iter().any(|counter| self.counters.is_live(counter, refund.ended_by));
+        if units > 0 && !emptied {
+            self.counters.replace(left);
         }
         Refunded { units, emptied }
     }
