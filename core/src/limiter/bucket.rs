@@ -133,7 +133,7 @@ fn div_ceil(level: u128, by: u64) -> u64 {
 
 /// A bucket in 32 bytes, whatever its figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedBucket {
     /// From bit 53 on the upper seven bits of the window, from bit 60 on the source.
     last: u64,
     limit: u64,
@@ -143,17 +143,17 @@ pub struct Packed {
     window: u32,
 }
 
-const _: () = assert!(size_of::<Packed>() == 32);
+const _: () = assert!(size_of::<PackedBucket>() == 32);
 const _: () = assert!(WindowMs::MAX.get() >> 39 == 0);
 
 const WINDOW_SHIFT: u32 = 53;
 const SOURCE_SHIFT: u32 = 60;
 
-impl Packed {
+impl PackedBucket {
     #[inline(always)]
-    fn pack(bucket: &Bucket, source: TimeSource) -> Packed {
+    fn pack(bucket: &Bucket, source: TimeSource) -> PackedBucket {
         let Bucket { window, last, limit, level } = *bucket;
-        Packed {
+        PackedBucket {
             last: last.get() | window.get() >> 32 << WINDOW_SHIFT | (source as u64) << SOURCE_SHIFT,
             limit,
             level: level as u64,
@@ -194,26 +194,26 @@ impl Packed {
 
     fn set_source(&mut self, source: TimeSource) {
         if let Some(bucket) = self.unpack() {
-            *self = Packed::pack(&bucket, source);
+            *self = PackedBucket::pack(&bucket, source);
         }
     }
 }
 
 /// What holds buckets: a limiter, with one in an allocation or a list of up to eight.
-pub trait Holder {
+pub trait BucketHolder {
     /// The buckets, shortest window first; or one that is empty.
-    fn slots(&self) -> &[Packed];
+    fn slots(&self) -> &[PackedBucket];
 
     /// The buckets, for changing.
-    fn slots_mut(&mut self) -> &mut [Packed];
+    fn slots_mut(&mut self) -> &mut [PackedBucket];
 
     /// Replaces all buckets.
-    fn replace(&mut self, slots: Vec<Packed>);
+    fn replace(&mut self, slots: Vec<PackedBucket>);
 }
 
-/// Restores buckets for a [`Holder`]. `None` if there are none or too many, if windows are equal or out of order, or if a
+/// Restores buckets for a [`BucketHolder`]. `None` if there are none or too many, if windows are equal or out of order, or if a
 /// figure is impossible.
-pub fn restore(buckets: &[Bucket]) -> Option<Vec<Packed>> {
+pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
     let is_valid = |bucket: &Bucket| {
         (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
             && bucket.last <= UnixMs::MAX
@@ -224,12 +224,12 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<Packed>> {
     valid.then(|| packed(buckets, TimeSource::Loaded))
 }
 
-fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<Packed> {
-    buckets.iter().map(|bucket| Packed::pack(bucket, source)).collect()
+fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<PackedBucket> {
+    buckets.iter().map(|bucket| PackedBucket::pack(bucket, source)).collect()
 }
 
 /// Moves a list of buckets, for active defrag.
-pub fn relocate(list: Box<Vec<Packed>>, mover: &mut impl Mover) -> Box<Vec<Packed>> {
+pub fn relocate(list: Box<Vec<PackedBucket>>, mover: &mut impl Mover) -> Box<Vec<PackedBucket>> {
     let mut list = mover.move_box(list);
     *list = mover.move_vec(std::mem::take(&mut *list));
     list
@@ -238,10 +238,10 @@ pub fn relocate(list: Box<Vec<Packed>>, mover: &mut impl Mover) -> Box<Vec<Packe
 /// The buckets of a key, wherever they are held.
 pub struct Buckets<H>(pub H);
 
-impl<H: Deref<Target: Holder>> Buckets<H> {
+impl<H: Deref<Target: BucketHolder>> Buckets<H> {
     /// The buckets as they were counted in last, shortest window first.
     pub fn iter(&self) -> impl Iterator<Item = Bucket> + '_ {
-        self.0.slots().iter().filter_map(Packed::unpack)
+        self.0.slots().iter().filter_map(PackedBucket::unpack)
     }
 
     #[inline(always)]
@@ -260,7 +260,7 @@ impl<H: Deref<Target: Holder>> Buckets<H> {
     }
 }
 
-impl<H: Deref<Target: Holder>> State for Buckets<H> {
+impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
     /// The bucket of the window, refilled until the time, with the limit of the quota unless that is 0.
     type Place = Bucket;
 
@@ -299,7 +299,7 @@ impl<H: Deref<Target: Holder>> State for Buckets<H> {
     }
 
     fn source(&self) -> TimeSource {
-        self.0.slots().first().map_or(TimeSource::Loaded, Packed::source)
+        self.0.slots().first().map_or(TimeSource::Loaded, PackedBucket::source)
     }
 
     fn is_empty(&self) -> bool {
@@ -333,7 +333,7 @@ impl<H: Deref<Target: Holder>> State for Buckets<H> {
     }
 }
 
-impl<H: DerefMut<Target: Holder>> Buckets<H> {
+impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
     /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.0.slots_mut().iter_mut().for_each(|slot| slot.set_source(source));
@@ -346,7 +346,7 @@ impl<H: DerefMut<Target: Holder>> Buckets<H> {
         for slot in self.0.slots_mut() {
             if let Some(old) = slot.if_window(bucket.window) {
                 let source = slot.source();
-                *slot = Packed::pack(bucket, source);
+                *slot = PackedBucket::pack(bucket, source);
                 let may_expire_early = bucket.last > now || source == TimeSource::SteppedBack;
                 return may_expire_early || old.ends() != bucket.ends();
             }
@@ -368,13 +368,13 @@ impl<H: DerefMut<Target: Holder>> Buckets<H> {
     fn replace(&mut self, buckets: &[Bucket]) {
         let source = self.source();
         match (self.0.slots_mut(), buckets) {
-            ([slot], [bucket]) => *slot = Packed::pack(bucket, source),
+            ([slot], [bucket]) => *slot = PackedBucket::pack(bucket, source),
             _ => self.0.replace(packed(buckets, source)),
         }
     }
 }
 
-impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
+impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Bucket>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();

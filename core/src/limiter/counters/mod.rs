@@ -11,7 +11,7 @@ use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
 use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
-use packed::Packed;
+use packed::PackedCounter;
 
 /// The counters of one key, at most [`MAX_TIERS`], shortest window first.
 ///
@@ -22,8 +22,8 @@ pub struct Counters(Store);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
-    Fixed(Packed),
-    Sliding(Packed),
+    Fixed(PackedCounter),
+    Sliding(PackedCounter),
     Many(Box<Many>),
     None(Method),
 }
@@ -80,7 +80,7 @@ impl Counters {
     }
 
     /// The packed counter, if there is only one and it is small.
-    fn packed(&self) -> Option<&Packed> {
+    fn packed(&self) -> Option<&PackedCounter> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => Some(packed),
             Store::Many(_) | Store::None(_) => None,
@@ -89,7 +89,7 @@ impl Counters {
 
     /// The counters as they were last written, shortest window first.
     pub fn iter(&self) -> impl Iterator<Item = Counter> + '_ {
-        let one = self.packed().and_then(Packed::unpack);
+        let one = self.packed().and_then(PackedCounter::unpack);
         let many = if let Store::Many(many) = &self.0 { many.counters.as_slice() } else { &[] };
         one.into_iter().chain(many.iter().copied())
     }
@@ -185,7 +185,7 @@ impl Counters {
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => {
                 if let Some(old) = packed.if_window(counter.window)
-                    && let Some(new) = Packed::pack(&counter, packed.source)
+                    && let Some(new) = PackedCounter::pack(&counter, packed.source)
                 {
                     *packed = new;
                     return end_moved(&old);
@@ -217,7 +217,7 @@ impl Counters {
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let (method, source) = (self.method(), self.source());
         let packed = match counters.as_slice() {
-            [only] => Packed::pack(only, source),
+            [only] => PackedCounter::pack(only, source),
             _ => None,
         };
         self.0 = match (packed, method) {
