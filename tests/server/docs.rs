@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use harness::{COMMANDS, Server};
+use redis_rl_core::limiter::Algorithm;
 use redis_rl_core::request::{Request, Verb};
 
 use crate::helpers::nodes::cli;
