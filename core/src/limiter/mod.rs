@@ -4,7 +4,7 @@
 //!
 //! - `quota`: times, windows, quotas and costs, each within its bounds.
 //! - `algorithm`: the algorithms, and how a limiter shows itself.
-//! - `lifetime`: when a key must expire.
+//! - `lifetime`: what a request changed, and when the key must expire.
 //! - `decision`: what is decided about one key, by the same steps for every algorithm.
 //! - [`counters`]: the state of RL.FIXED and RL.SLIDING.
 //! - [`log`]: the state of RL.LOG.
