@@ -36,17 +36,19 @@ const CATEGORY: &CStr = c"ratelimit";
 pub unsafe extern "C" fn RedisModule_OnLoad(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,
-    _argc: c_int,
+    argc: c_int,
 ) -> c_int {
     // SAFETY: the server passed `ctx`.
-    let loaded = unsafe { Loading::begin(ctx, MODULE_NAME, VERSION) }.and_then(|loading| register(&loading));
+    let loaded =
+        unsafe { Loading::begin(ctx, MODULE_NAME, VERSION) }.and_then(|loading| register(&loading, argc));
     match loaded {
         Ok(()) => OK,
         Err(LoadFailed) => raw::REDISMODULE_ERR as c_int,
     }
 }
 
-fn register(loading: &Loading) -> Result<(), LoadFailed> {
+fn register(loading: &Loading, arguments: c_int) -> Result<(), LoadFailed> {
+    loading.refuse_arguments(arguments)?;
     loading.declare_options();
     info::register(loading)?;
     keyspace::create_type(loading)?;

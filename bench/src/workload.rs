@@ -94,13 +94,15 @@ impl Algorithm {
     }
 
     /// Requests that come first, so that no shortcut for a new key is measured: some units in the previous window
-    /// of every tier, or for a log in the first half of the current one.
+    /// of every tier, or for a log in the first half of the current one. The last is by the clock, as most keys are
+    /// written.
     fn history(self, key: &str, tiers: &[Tier], now_ms: u64) -> Vec<String> {
         let take = |tier: &Tier| {
             let ago = if self == Algorithm::LOG { tier.window_ms / 2 } else { tier.window_ms };
             format!("{} {key} {} COST 1000 AT {}", self.command, words(tiers), now_ms - ago)
         };
-        tiers.iter().rev().map(take).collect()
+        let by_clock = format!("{} {key} {}", self.command, words(tiers));
+        tiers.iter().rev().map(take).chain([by_clock]).collect()
     }
 
     /// The same for one tier of several keys.
@@ -213,7 +215,7 @@ impl Workload {
         let command = format!("{} {KEY} {}", algorithm.command, words(ONE_TIER));
         let name = format!("{}, limited", algorithm.command);
         Workload::new(name, command.clone(), Answer::Limited).after(move |now_ms| {
-            let exhaust = format!("{command} COST {} FORCE AT {now_ms}", MINUTE.limit);
+            let exhaust = format!("{command} COST {} FORCE", MINUTE.limit);
             [algorithm.history(KEY, ONE_TIER, now_ms), vec![exhaust]].concat()
         })
     }

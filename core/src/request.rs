@@ -106,31 +106,23 @@ impl Verb {
     }
 }
 
-/// The options that a command takes besides AT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Options {
-    /// COST, and FORCE or PARTIAL.
-    CostAndMode,
-    /// COST.
-    Cost,
-    /// FORCE.
-    Force,
-}
-
-/// The options as parsed.
+/// The options of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ParsedOptions {
-    cost: Option<Cost>,
-    mode: Mode,
-    at: Option<UnixMs>,
+pub struct Options {
+    /// Units to take, or to give back if negative; 1 by default. Each row of RL.ALL has its own.
+    pub cost: Option<Cost>,
+    /// What becomes of the request if it is over the limit.
+    pub mode: Mode,
+    /// Decide as of this time instead of the clock's.
+    pub at: Option<UnixMs>,
 }
 
-impl ParsedOptions {
-    /// Parses options: in any order, in either case, each at most once.
-    fn parse<W: AsRef<[u8]>>(words: &[W], options: Options) -> Result<ParsedOptions, Refusal> {
-        let (takes_cost, takes_force) = (options != Options::Force, options != Options::Cost);
-        let takes_partial = options == Options::CostAndMode;
-        let mut parsed = ParsedOptions::default();
+impl Options {
+    /// Parses the options of a command: in any order, in either case, each at most once.
+    fn parse<W: AsRef<[u8]>>(words: &[W], verb: Verb) -> Result<Options, Refusal> {
+        let (takes_cost, takes_force) = (verb != Verb::All, verb != Verb::Peek);
+        let takes_partial = matches!(verb, Verb::Take(_));
+        let mut parsed = Options::default();
         let mut words = words.iter().map(W::as_ref);
         while let Some(name) = words.next() {
             if name.eq_ignore_ascii_case(b"COST") && takes_cost && parsed.cost.is_none() {
@@ -177,8 +169,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Parses `limit window [limit window ...]` and options.
-    pub fn parse<W: AsRef<[u8]>>(mut words: &[W], options: Options) -> Result<Self, Refusal> {
+    /// Parses `limit window [limit window ...]` and options, as this command takes them.
+    pub fn parse<W: AsRef<[u8]>>(mut words: &[W], verb: Verb) -> Result<Self, Refusal> {
         let mut request =
             Request { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
         while let [limit, rest @ ..] = words {
@@ -198,9 +190,8 @@ impl Request {
             return Err(Refusal::Arity);
         }
         if !words.is_empty() {
-            let parsed = ParsedOptions::parse(words, options)?;
-            request.cost = parsed.cost.unwrap_or(Cost::ONE);
-            (request.mode, request.at) = (parsed.mode, parsed.at);
+            let Options { cost, mode, at } = Options::parse(words, verb)?;
+            request = Request { cost: cost.unwrap_or(Cost::ONE), mode, at, ..request };
         }
         Ok(request)
     }
@@ -215,21 +206,12 @@ const MOST_OPTION_WORDS: usize = 3;
 // The number of words alone tells how many are rows, so the options must be fewer than a row.
 const _: () = assert!(MOST_OPTION_WORDS < ROW_WORDS);
 
-/// The options of RL.ALL.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AllOptions {
-    /// Count every row even if some refuse.
-    pub force: bool,
-    /// Decide as of this time instead of the clock's.
-    pub at: Option<UnixMs>,
-}
-
 /// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`, which are too large to return.
 #[inline]
 pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     words: &[W],
     rows: &mut Parts<W, K, Row>,
-) -> Result<AllOptions, Refusal> {
+) -> Result<Options, Refusal> {
     let count = count_rows(words.len())?;
     let (row_words, options) = words.split_at(count * ROW_WORDS);
     for words in row_words.chunks_exact(ROW_WORDS) {
@@ -243,13 +225,12 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
             rows[first].what.tiers += 1;
         }
     }
-    let [first, ..] = options else { return Ok(AllOptions::default()) };
+    let [first, ..] = options else { return Ok(Options::default()) };
     let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
     if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") {
         return Err(Refusal::ROW);
     }
-    let parsed = ParsedOptions::parse(options, Options::Force)?;
-    Ok(AllOptions { force: parsed.mode == Mode::Force, at: parsed.at })
+    Options::parse(options, Verb::All)
 }
 
 /// The number of rows among `words` words after the command's name; the rest are options.
@@ -334,132 +315,4 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
 
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {
     leading_integer(arg).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(line: &str) -> Result<Request, Refusal> {
-        parse_with(line, Options::CostAndMode)
-    }
-
-    fn parse_with(line: &str, options: Options) -> Result<Request, Refusal> {
-        let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
-        Request::parse(&words, options)
-    }
-
-    fn window_ms(window: &str) -> Result<u64, Refusal> {
-        parse(&format!("1 {window}")).map(|request| request.quotas[0].window().get())
-    }
-
-    #[test]
-    fn windows_have_a_unit_in_either_case_or_are_seconds() {
-        for (windows, ms) in [
-            ("1ms 1mS", 1),
-            ("10 10s 10S 10000Ms", 10_000),
-            ("2m 2M", 120_000),
-            ("1h 1H", 3_600_000),
-            ("3650d 3650D 315360000000ms 315360000", 315_360_000_000),
-        ] {
-            windows.split(' ').for_each(|window| assert_eq!(window_ms(window), Ok(ms), "{window}"));
-        }
-    }
-
-    #[test]
-    fn other_windows_are_refused() {
-        let signs = "0 0s 0ms -1 -1s +1 1.5s s ms inf d 1s\x00 \x001s १s 1µs";
-        let numbers = "01 1e3 0x10 3651d 315360001 315360000001ms 99999999999999999999 9007199254740991d";
-        for window in [signs, numbers, "1w 1y 1mm 1sm 1dd"].into_iter().flat_map(|line| line.split(' ')) {
-            assert_eq!(window_ms(window), Err(Refusal::WINDOW), "{window:?}");
-        }
-        assert_eq!(window_ms("1 s"), Err(Refusal::SYNTAX));
-        assert_eq!(Request::parse(&["1", ""], Options::CostAndMode), Err(Refusal::WINDOW));
-    }
-
-    #[test]
-    fn limits_go_from_0_to_the_largest_safe_integer() {
-        for limit in ["0", "1", "9007199254740991"] {
-            assert_eq!(
-                parse(&format!("{limit} 1s")).unwrap().quotas[0].limit(),
-                limit.parse::<u64>().unwrap()
-            );
-        }
-        for limit in "-1 9007199254740992 1.0 1e3 abc 0x1 +1 01 99999999999999999999999 -0".split(' ') {
-            assert_eq!(parse(&format!("{limit} 1s")), Err(Refusal::LIMIT), "{limit}");
-        }
-        assert_eq!(Request::parse(&["", "1s"], Options::CostAndMode), Err(Refusal::LIMIT));
-    }
-
-    #[test]
-    fn up_to_8_pairs_keep_their_order() {
-        let request = parse("8 1s 7 2s 6 3s 5 4s 4 5s 3 6s 2 7s 1 8s cost 2").unwrap();
-        let limits: Vec<u64> = request.quotas.iter().map(|quota| quota.limit()).collect();
-        assert_eq!(limits, [8, 7, 6, 5, 4, 3, 2, 1]);
-        assert_eq!(parse("8 1s 7 2s 6 3s 5 4s 4 5s 3 6s 2 7s 1 8s 0 9s"), Err(Refusal::PAIRS));
-    }
-
-    #[test]
-    fn equal_windows_are_refused_however_they_are_written() {
-        assert_eq!(parse("1 60s 2 1m"), Err(Refusal::SAME_WINDOW));
-        assert_eq!(parse("1 1 2 1000ms"), Err(Refusal::SAME_WINDOW));
-    }
-
-    #[test]
-    fn options_come_in_any_order_and_either_case_each_once() {
-        let all = parse("1 1s COST -5 FORCE AT 9007199254740991").unwrap();
-        assert_eq!((all.cost, all.mode, all.at), (Cost::new(-5).unwrap(), Mode::Force, Some(UnixMs::MAX)));
-        assert_eq!(parse("1 1s at 9007199254740991 force cost -5"), Ok(all.clone()));
-        assert_eq!(parse("1 1s fOrCe At 9007199254740991 cOsT -5"), Ok(all));
-        let none = parse("1 1s").unwrap();
-        assert_eq!((none.cost, none.mode, none.at), (Cost::ONE, Mode::AllOrNothing, None));
-        let lines = "COST 1 COST 1,FORCE FORCE,AT 1 AT 1,COST,AT,FORCE COST,bogus,FORCE 1 2s,COST 1 2 3s";
-        for line in lines.split(',') {
-            assert_eq!(parse(&format!("1 1s {line}")), Err(Refusal::SYNTAX), "{line}");
-        }
-    }
-
-    #[test]
-    fn a_peek_takes_no_force() {
-        assert_eq!(parse_with("1 1s FORCE", Options::Cost), Err(Refusal::SYNTAX));
-        assert!(parse_with("1 1s COST 2 AT 3", Options::Cost).is_ok());
-    }
-
-    #[test]
-    fn partial_stands_alone_and_only_where_a_part_can_be_taken() {
-        assert_eq!(parse("1 1s COST 5 partial AT 3").unwrap().mode, Mode::Partial);
-        assert_eq!(parse("1 1s PARTIAL PARTIAL"), Err(Refusal::SYNTAX));
-        for both in ["1 1s PARTIAL FORCE", "1 1s FORCE COST 2 PARTIAL"] {
-            assert_eq!(parse(both), Err(Refusal::FORCE_AND_PARTIAL), "{both}");
-        }
-        assert_eq!(parse_with("1 1s PARTIAL", Options::Cost), Err(Refusal::PARTIAL));
-        let row = ["k", "LOG", "1", "1s", "1", "PARTIAL"];
-        assert_eq!(parse_rows(&row, &mut Parts::<_, (), _>::default()), Err(Refusal::PARTIAL));
-    }
-
-    #[test]
-    fn cost_and_at_are_safe_integers() {
-        for (cost, value) in
-            [("0", 0), ("-1", -1), ("9007199254740991", (1 << 53) - 1), ("-9007199254740991", 1 - (1 << 53))]
-        {
-            assert_eq!(parse(&format!("1 1s COST {cost}")).unwrap().cost.get(), value);
-        }
-        for cost in ["9007199254740992", "-9007199254740992", "", "-", "--1", "-0", "1.5", "x", "+1"] {
-            assert_eq!(
-                Request::parse(&["1", "1s", "COST", cost], Options::CostAndMode),
-                Err(Refusal::COST),
-                "{cost}"
-            );
-        }
-        for at in ["-1", "9007199254740992", "now", "1.5"] {
-            assert_eq!(parse(&format!("1 1s AT {at}")), Err(Refusal::AT), "{at}");
-        }
-    }
-
-    #[test]
-    fn a_limit_without_a_window_is_a_wrong_number_of_arguments() {
-        assert_eq!(parse("1"), Err(Refusal::Arity));
-        assert_eq!(parse("1 1s 2"), Err(Refusal::Arity));
-        assert_eq!(parse(""), Err(Refusal::Arity));
-    }
 }

@@ -3,7 +3,7 @@
 
 use redis_rl_core::limiter::several::{MAX_ROWS, Parts};
 use redis_rl_core::limiter::{Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs};
-use redis_rl_core::request::{AllOptions, Options, Refusal, Request, parse_rows};
+use redis_rl_core::request::{Options, Refusal, Request, Verb, parse_rows};
 
 /// The units of a window, in milliseconds; seconds without one.
 pub const UNITS: [(&str, i128); 6] =
@@ -28,10 +28,9 @@ pub fn check(lines: &[u8]) {
 
 /// Checks the parser of arguments after a key, with and without FORCE and PARTIAL as options.
 pub fn check_request(words: &[&[u8]]) {
-    for options in [Options::CostAndMode, Options::Cost] {
-        let meant = request(words)
-            .filter(|meant| options == Options::CostAndMode || meant.mode == Mode::AllOrNothing);
-        assert_eq!(Request::parse(words, options).map_err(assert_shown).ok(), meant);
+    for verb in [Verb::Take(Algorithm::Log), Verb::Peek] {
+        let meant = request(words).filter(|meant| verb != Verb::Peek || meant.mode == Mode::AllOrNothing);
+        assert_eq!(Request::parse(words, verb).map_err(assert_shown).ok(), meant);
     }
 }
 
@@ -87,7 +86,7 @@ fn request(words: &[&[u8]]) -> Option<Request> {
 type Row<'a> = (&'a [u8], Algorithm, Quota, Cost);
 
 /// The documented meaning of the arguments of RL.ALL; `None` if they are not valid.
-fn rows<'a>(words: &[&'a [u8]]) -> Option<(Vec<Row<'a>>, AllOptions)> {
+fn rows<'a>(words: &[&'a [u8]]) -> Option<(Vec<Row<'a>>, Options)> {
     let mut rows: Vec<Row> = Vec::new();
     let chunks = words.chunks_exact(ROW_WORDS);
     let options = chunks.remainder().iter().map(|word| text(word)).collect::<Option<Vec<_>>>()?;
@@ -106,7 +105,7 @@ fn rows<'a>(words: &[&'a [u8]]) -> Option<(Vec<Row<'a>>, AllOptions)> {
         rows.push(row);
     }
     let (None, mode @ (Mode::AllOrNothing | Mode::Force), at) = chosen(&options)? else { return None };
-    let options = AllOptions { force: mode == Mode::Force, at };
+    let options = Options { cost: None, mode, at };
     (1..=MAX_ROWS).contains(&rows.len()).then_some((rows, options))
 }
 

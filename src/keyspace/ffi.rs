@@ -255,7 +255,7 @@ mod tests {
     impl Panicking {
         fn moved<T>(&mut self, piece: T) -> T {
             if self.moves_left == 0 {
-                // As when the server is asked to move it: whoever asks does not own it.
+                // See `Mover`.
                 std::mem::forget(piece);
                 panic!("a bug");
             }

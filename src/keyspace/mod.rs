@@ -160,6 +160,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
     }
 
     /// As [`to_write`](Self::to_write), but opens an empty key again: see `open_again`.
+    #[inline(always)]
     pub fn to_change(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
         let key = OpenKey::to_write(call, name)?;
         if key.limiter().is_none() { key.open_again() } else { Ok(key) }
@@ -168,7 +169,8 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
     /// Closes a key that is empty, and opens it again if there are other modules.
     ///
     /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
-    pub fn open_again(self) -> Result<Self, Refusal> {
+    #[cold]
+    fn open_again(self) -> Result<Self, Refusal> {
         if neighbors::is_alone() {
             return Ok(self);
         }

@@ -107,12 +107,6 @@ impl<'a> Call<'a> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.server_string())) };
     }
 
-    /// Whether there may be copies: a replica, or an append-only file.
-    #[inline(always)]
-    pub fn has_copies(&self) -> bool {
-        replication::is_listened_to()
-    }
-
     /// Sends the effect on a key to replicas and the append-only file, once the call has ended. Calls no other module.
     #[inline(always)]
     pub fn replicate(&self, key: Arg, effect: impl FnOnce() -> Effect) {

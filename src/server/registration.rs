@@ -143,6 +143,11 @@ impl Loading {
         Ok(loading)
     }
 
+    /// Refuses to be loaded with arguments, of which the module has none: a misspelt setting must not go unnoticed.
+    pub fn refuse_arguments(&self, count: c_int) -> Result<(), LoadFailed> {
+        if count == 0 { Ok(()) } else { Err(self.failed("the module takes no arguments")) }
+    }
+
     /// Declares what the module handles: I/O errors while loading, asynchronous loading on a replica, marking
     /// keys as modified itself, and atomic slot migration.
     pub fn declare_options(&self) {

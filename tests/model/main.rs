@@ -4,13 +4,16 @@
 //! - `naive`: the three algorithms as docs/algorithms.md describes them, slow and obviously right.
 //! - `calls`: a call, and what a command does with it.
 //! - `history`: random histories of calls.
+//! - `refunds`: a give-back leaves the units of others.
 //! - `replies`: every reply equals the model's, and a log never admits too much.
 //! - `waits`: waits are exact to the millisecond, and keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
 //! - `all`: several keys in one step.
 //! - `forms`: short and large logs differ in memory only.
+//! - `steps_back`: a clock that steps back frees nothing early.
 //! - `memory`: the host in memory.
 //! - `arguments`: the parser accepts every valid form, and refuses the rest.
+//! - `refusals`: which argument is refused, by which text.
 //! - `corpus`: replays what the fuzzer has found. `fuzzed` are its targets, see `fuzz/src/lib.rs`.
 
 mod all;
@@ -22,7 +25,10 @@ mod forms;
 mod history;
 mod memory;
 mod naive;
+mod refunds;
+mod refusals;
 mod replies;
+mod steps_back;
 mod waits;
 
 #[path = "../../fuzz/src"]

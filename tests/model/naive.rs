@@ -148,23 +148,25 @@ impl Buckets {
         ceil(missing - level.missing, window)
     }
 
-    /// Gives back what was taken at `as_of`, but not what has refilled from then until the last units were taken. Returns how
-    /// many were missing.
+    /// Gives back units of the larger of the two limits, taken at `as_of`, without what has refilled from then until the last
+    /// units were taken. A limit of 0 changes nothing. Returns how many of the units were missing.
     fn refund(&mut self, quota: &Quota, units: i128, as_of: i128) -> i128 {
-        let window = window_of(quota);
-        let Some(level) = self.lengths.get_mut(&window).filter(|_| quota.limit() > 0) else { return 0 };
-        let named = level.with_limit(i128::from(quota.limit()));
-        let refilled = (named.last - as_of).max(0) * named.limit;
-        let back = units * window - refilled;
-        let refunded = back.min(named.at(as_of).missing);
-        if refunded <= 0 {
+        let (window, named) = (window_of(quota), i128::from(quota.limit()));
+        let Some(level) = self.lengths.get_mut(&window).filter(|_| named > 0) else { return 0 };
+        let larger = named.max(level.limit);
+        // floor(units * window * level.limit / larger), in two parts, since the product may exceed 128 bits.
+        let (whole, rest) = (units * window / larger, units * window % larger);
+        let share = whole * level.limit + rest * level.limit / larger;
+        let back = share - (level.last - as_of).max(0) * level.limit;
+        let missing = Level { missing: back.min(level.at(as_of).missing), ..*level };
+        if missing.missing <= 0 {
             return 0;
         }
-        *level = Level { missing: named.missing - back, ..named };
+        level.missing -= back;
         if level.missing <= 0 {
             self.lengths.remove(&window);
         }
-        ceil(refunded, window)
+        ceil(missing.with_limit(larger).missing, window)
     }
 }
 

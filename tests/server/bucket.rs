@@ -2,6 +2,7 @@
 
 use crate::helpers::hosts::{Host, Hosts};
 use harness::{APPEND_ONLY, ReplicationStream, Server, commands_in_aof, without_expiry};
+use redis::Value;
 
 /// The most units and the last time of all.
 const MOST: i64 = 9_007_199_254_740_991;
@@ -176,6 +177,73 @@ fn units_given_back_as_of_a_time_are_nobody_elses() {
     assert_eq!(server.figures("RL.BUCKET ahead 10 1h COST -2")[2], 9);
     assert_eq!(server.figures("RL.BUCKET ahead 10 1h COST -9")[2], 10);
     assert_eq!(server.integer("EXISTS ahead"), 0);
+}
+
+/// A service whose plan changes while units are out gives them back under another limit than is stored.
+#[test]
+fn a_give_back_frees_no_more_than_it_names_in_the_larger_of_the_two_limits() {
+    let server = Hosts::start();
+    for back in ["RL.BUCKET k 1 1s COST -1", "RL.BUCKET k 1 1s COST -1 PARTIAL", "RL.ALL k BUCKET 1 1s -1"] {
+        for at in [String::new(), format!(" AT {NOW}")] {
+            server.value(&format!("RL.BUCKET k 1000 1s COST 1000 AT {NOW}"));
+            server.value(&format!("{back}{at}"));
+            let reply = server.figures(&format!("RL.PEEK k 1000 1s COST 1000 AT {NOW}"));
+            assert_eq!(reply, [1, 1_000, 1, 999, 999], "{back}{at}");
+            server.value("DEL k");
+        }
+    }
+
+    // A hundred of a thousand are one of ten, and the limit of ten stays.
+    server.value(&format!("RL.BUCKET k 10 10s COST 10 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.BUCKET k 1000 10s COST -100 AT {NOW}"))[2], 100);
+    assert_eq!(server.figures(&format!("RL.PEEK k 0 10s COST 0 AT {NOW}"))[4], 9_000);
+    assert_eq!(server.figures(&format!("RL.PEEK k 10 10s AT {NOW}"))[2], 1);
+    let stored = server.value(&format!("RL.BUCKET k 1000 10s COST -2000 PARTIAL AT {NOW}"));
+    let Some([.., Value::Int(taken), _]) = stored.as_sequence() else { panic!("{stored:?}") };
+    assert_eq!(*taken, -900, "units of the limit that was named, and no more than were missing");
+    assert_eq!(server.integer("EXISTS k"), 0);
+
+    // As of a time: less what has refilled since.
+    server.value(&format!("RL.BUCKET k 10 10s COST 10 AT {NOW}"));
+    server.value(&format!("RL.BUCKET k 10 10s COST 2 AT {}", NOW + 2_000));
+    server.value(&format!("RL.BUCKET k 5 10s COST -2 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.PEEK k 10 10s AT {}", NOW + 2_000))[4], 10_000);
+    server.value(&format!("RL.BUCKET k 5 10s COST -3 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.PEEK k 10 10s AT {}", NOW + 2_000))[4], 9_000);
+}
+
+#[test]
+fn the_share_that_is_given_back_is_rounded_down_and_nothing_changes_nothing() {
+    let server = Hosts::start();
+    // Seven units times milliseconds are missing, of which a third are two.
+    server.value(&format!("RL.BUCKET k 1 7ms COST 1 AT {NOW}"));
+    server.value(&format!("RL.BUCKET k 3 7ms COST -1 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.PEEK k 1 7ms AT {NOW}"))[4], 5);
+    let digest = server.digest();
+    for nothing in [
+        format!("RL.BUCKET k 8 7ms COST -1 AT {NOW}"),
+        format!("RL.BUCKET k 0 7ms COST -1 AT {NOW}"),
+        format!("RL.BUCKET k 1 8ms COST -1 AT {NOW}"),
+        // What was taken then has refilled.
+        format!("RL.BUCKET k 1 7ms COST -1 AT {}", NOW - 7),
+        // Full again by then.
+        format!("RL.BUCKET k 1 7ms COST -1 AT {}", NOW + 5),
+    ] {
+        server.value(&nothing);
+        assert_eq!(server.digest(), digest, "{nothing}");
+    }
+    server.value(&format!("RL.BUCKET k 1 7ms COST -1 AT {}", NOW + 4));
+    assert_eq!(server.integer("EXISTS k"), 0);
+}
+
+#[test]
+fn what_force_could_not_count_is_not_remembered() {
+    let server = Hosts::start();
+    server.value(&format!("RL.BUCKET k 10 10s COST 15 AT {NOW} FORCE"));
+    // Five of these ten are counted; all ten go back, five of others among them.
+    server.value(&format!("RL.BUCKET k 10 10s COST 10 AT {NOW} FORCE"));
+    server.value(&format!("RL.BUCKET k 10 10s COST -10 AT {NOW}"));
+    assert_eq!(server.figures(&format!("RL.PEEK k 10 10s AT {NOW}"))[4], 10_000);
 }
 
 #[test]

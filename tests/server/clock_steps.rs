@@ -128,7 +128,8 @@ fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_a
                 let before = server.integer("PEXPIRETIME k");
                 let cost = random.of(&["COST 0", "COST 21", "COST 3"]);
                 let at = if with_at && cost == "COST 3" { format!("AT {now}") } else { String::new() };
-                let [limited, ..] = server.figures(&format!("{name} k 20 {WINDOW}ms {cost} {at}"));
+                let [limited, _, remaining, ..] =
+                    server.figures(&format!("{name} k 20 {WINDOW}ms {cost} {at}"));
                 let after = server.integer("PEXPIRETIME k");
                 let about = format!("{name} {cost} {at}, {back} ms back: {before} to {after} at {now}");
                 assert_ne!(after, -1, "{about}: no time to live");
@@ -138,7 +139,13 @@ fn a_request_that_counts_nothing_changes_a_time_to_live_only_if_the_key_is_far_a
                     assert!(after > now + more, "{about}");
                 } else if after != before {
                     shortened += 1;
-                    let expected = now + WINDOW + more..=now + longest_lifetime(name, WINDOW) + more;
+                    let expected = if name == "RL.BUCKET" {
+                        // Until what was missing by its own time has refilled, or an eighth of the window longer.
+                        let full = now + (20 - remaining) * WINDOW / 20 + more;
+                        full - WINDOW / 20 + 1..=full + WINDOW / 8
+                    } else {
+                        now + WINDOW + more..=now + longest_lifetime(name, WINDOW) + more
+                    };
                     assert!(after < before && expected.contains(&after), "{about}");
                 }
             }
@@ -199,6 +206,100 @@ fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
             assert!(units <= usual + LIMIT, "{name}: {units} in the window from {from}");
         }
     }
+}
+
+/// What passed of a limit of RL.BUCKET: units by the time that has truly passed, however the clock was set.
+struct Passed {
+    limit: i64,
+    window: i64,
+    true_ms: i64,
+    units: Vec<(i64, i64)>,
+}
+
+impl Passed {
+    /// Asks for units after `pass` milliseconds, in which the clock is also set back. Returns the wait.
+    fn ask(&mut self, server: &Hosts, pass: i64, back: i64, cost: &str) -> i64 {
+        self.true_ms += pass;
+        server.step_clock(pass - back);
+        let units = cost.trim_end_matches(" FORCE").parse().expect("units");
+        let line = format!("RL.BUCKET k {} {}ms COST {cost}", self.limit, self.window);
+        let [limited, _, _, retry_after, _] = server.figures(&line);
+        if limited == 0 || cost.ends_with("FORCE") {
+            self.units.push((self.true_ms, units));
+        }
+        retry_after
+    }
+
+    /// Asks for units that must be refused until the wait is over, and pass then.
+    #[track_caller]
+    fn waits(&mut self, server: &Hosts, cost: &str, wait: i64) {
+        assert!(wait > 0);
+        assert_eq!(self.ask(server, wait - 1, 0, cost), 1, "1 ms before the wait is over");
+        assert_eq!(self.ask(server, 1, 0, cost), -1, "the wait is over");
+    }
+
+    /// At most the limit and what refills meanwhile, whenever one begins to look.
+    #[track_caller]
+    fn assert_bounded(&self) {
+        for (i, (from, _)) in self.units.iter().enumerate() {
+            let mut sum = 0;
+            for (until, units) in &self.units[i..] {
+                sum += units;
+                let most = self.limit * self.window + self.limit * (until - from);
+                assert!(sum * self.window <= most, "{sum} units in {} ms: {:?}", until - from, self.units);
+            }
+        }
+    }
+}
+
+/// Three histories in which a bucket once ended before it was full.
+#[test]
+fn a_bucket_stays_until_it_is_full_wherever_the_clock_has_been() {
+    const EIGHTH: i64 = 1_900_000_000_000;
+    let start = |limit| {
+        let passed = Passed { limit, window: 8 * SECOND, true_ms: 0, units: Vec::new() };
+        (Hosts::with_clock_at(EIGHTH + 1), passed)
+    };
+
+    let (server, mut passed) = start(100);
+    assert_eq!(passed.ask(&server, 0, 0, "96"), -1);
+    // The units of 96 take 7680 ms to refill, whatever the clock shows; the key ends up to an eighth later.
+    assert_eq!(passed.ask(&server, 0, 9_601, "100"), 8_000);
+    assert_eq!(passed.ask(&server, 9_700, 0, "2"), -1);
+    let wait = passed.ask(&server, 1, 0, "100");
+    passed.waits(&server, "100", wait);
+    passed.assert_bounded();
+
+    // A debt of one more bucket is not forgotten.
+    let (server, mut passed) = start(10);
+    assert_eq!(passed.ask(&server, 0, 0, "1"), -1);
+    passed.ask(&server, 0, 1, "19 FORCE");
+    assert_eq!(passed.ask(&server, 1_001, 0, "10"), 15_000);
+    passed.waits(&server, "10", 15_000);
+
+    let (server, mut passed) = start(10);
+    passed.ask(&server, 0, 0, "20 FORCE");
+    assert_eq!(passed.ask(&server, 0, 1, "1"), 8_801);
+    passed.ask(&server, 900, 0, "10 FORCE");
+    assert_eq!(passed.ask(&server, 1, 0, "10"), 15_999);
+    passed.waits(&server, "10", 15_999);
+}
+
+#[test]
+fn a_bucket_lets_no_more_than_its_bound_pass_in_true_time_however_often_the_clock_is_set_back() {
+    let server = Hosts::with_clock_at(NOW);
+    let mut random = Random::new(7);
+    let mut passed = Passed { limit: 20, window: 10 * SECOND, true_ms: 0, units: Vec::new() };
+    for _ in 0..2_000 {
+        let pass = random.of(&[0, 1, 90, 900, 1_500, 4_000]);
+        let steps = [1, SECOND, 9_999, 29_999, HOUR];
+        let back = if random.below(10) == 0 { random.of(&steps) } else { 0 };
+        let cost = random.of(&["1", "1", "3", "20"]);
+        // After the step the wait of a refusal is at most the lifetime of a bucket without a debt.
+        let wait = passed.ask(&server, pass, back, cost);
+        assert!(wait <= 20 * SECOND + 1, "{wait}");
+    }
+    passed.assert_bounded();
 }
 
 #[test]

@@ -940,3 +940,41 @@ fn rl_all_takes_no_longer_for_long_names_that_differ_only_in_their_last_byte() {
     server.value("FLUSHALL");
     assert_sound(&server);
 }
+
+#[test]
+fn a_number_that_is_too_long_is_refused_by_its_length() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let digits = "1".repeat(8 << 20);
+    for line in [
+        "RL.FIXED k # 1s",
+        "RL.SLIDING k 5 #",
+        "RL.LOG k 5 #ms",
+        "RL.BUCKET k 5 1s COST #",
+        "RL.BUCKET k 5 1s COST -#",
+        "RL.PEEK k 5 1s AT #",
+        "RL.PEEK k 5 1s #",
+        "RL.ALL k LOG # 1s 1",
+        "RL.ALL k LOG 5 # 1",
+        "RL.ALL k LOG 5 1s -#",
+        "RL.ALL k LOG 5 1s 1 AT #",
+        "RL.APPLY k F#:1/1s",
+        "RL.APPLY k B:1/#/1s",
+    ] {
+        let words: Vec<String> = line.split(' ').map(|word| word.replace('#', &digits)).collect();
+        let mut command = redis::cmd(&words[0]);
+        command.arg(&words[1..]);
+        let mut took_us = || {
+            server.value("CONFIG RESETSTAT");
+            let error = command.exec(&mut connection).expect_err(line);
+            assert!(error.to_string().len() < 300, "{line}");
+            let statistics = server.text("INFO commandstats").to_ascii_lowercase();
+            let of_command = format!("cmdstat_{}:calls=1,usec=", words[0].to_ascii_lowercase());
+            let (_, figures) = statistics.split_once(&of_command).expect("its statistics");
+            figures.split(',').next().and_then(|us| us.parse::<u64>().ok()).expect("microseconds")
+        };
+        // To walk over the digits takes at least five times as long.
+        let least = (0..7).map(|_| took_us()).min();
+        assert!(least < Some(1_000), "{line}: {least:?} microseconds");
+    }
+}

@@ -154,6 +154,19 @@ fn a_load_that_fails_leaves_a_working_server() {
     }
 }
 
+#[test]
+fn the_module_refuses_arguments_and_the_log_says_that_it_takes_none() {
+    let server = Server::without_module();
+    for (loads, arguments) in ["foo", "maxkeys 5"].into_iter().enumerate() {
+        server.error(&format!("MODULE LOAD {} {arguments}", module().display()));
+        let line = "rl: not loaded: the module takes no arguments";
+        assert_eq!(server.log().matches(line).count(), loads + 1, "{}", server.log());
+        server.error("RL.FIXED k 5 10s");
+    }
+    server.value(&format!("MODULE LOAD {}", module().display()));
+    assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 4);
+}
+
 /// Lines of RL.ALL, and the keys that the server finds in them.
 const KEYS_OF_ALL: [(&str, &[&str]); 9] = [
     ("RL.ALL a FIXED 5 10s 1", &["a"]),

@@ -75,6 +75,8 @@ pub struct SlidingCounts {
 }
 
 /// Moves allocations without changing their content, for active defrag.
+///
+/// If a move panics, it must not drop the piece: whoever lent it still points to it, and would free it again.
 pub trait Mover {
     /// Returns the same box, reallocated if that helps.
     fn move_box<T>(&mut self, piece: Box<T>) -> Box<T>;

@@ -8,8 +8,8 @@
 use std::ops::{Deref, DerefMut};
 
 use super::algorithm::{Mover, WindowUsage};
-use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
-use super::lifetime::{Lifetime, TimeSource};
+use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
+use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 
 /// The bucket of one window length.
@@ -47,10 +47,7 @@ impl Bucket {
 
     #[cold]
     fn scaled_to(self, limit: u64) -> Bucket {
-        // In two parts, since the product may exceed 128 bits.
-        let (new, old) = (u128::from(limit), u128::from(self.limit));
-        let level = self.level / old * new + (self.level % old * new).div_ceil(old);
-        Bucket { limit, level, ..self }
+        Bucket { limit, level: times_ratio(self.level, limit, self.limit, u128::div_ceil), ..self }
     }
 
     /// Units missing from it, rounded up.
@@ -103,17 +100,25 @@ impl Bucket {
         added
     }
 
-    /// Puts `units` back that were taken at `as_of`. What has refilled since may be what others took, so that is not put
-    /// back. Returns how many were missing.
-    fn refund(&mut self, units: u64, as_of: UnixMs) -> u64 {
+    /// Puts back `units` of a bucket of `limit`, or of its own limit if that is larger, which were taken at `as_of`. What has
+    /// refilled since may be what others took, so that is not put back. Returns how many of these units were missing.
+    fn refund(&mut self, units: u64, limit: u64, as_of: UnixMs) -> u64 {
+        let larger = limit.max(self.limit);
+        let level = times_ratio(self.level_of(units), self.limit, larger, |level, of| level / of);
         let since = u128::from(self.last.since(as_of)) * u128::from(self.limit);
-        let level = self.level_of(units).saturating_sub(since);
-        let missing = self.refilled(as_of).level.min(level);
-        if missing > 0 {
-            self.level = self.level.saturating_sub(level);
+        let back = level.saturating_sub(since);
+        let missing = Bucket { level: self.refilled(as_of).level.min(back), ..*self };
+        if missing.level > 0 {
+            self.level = self.level.saturating_sub(back);
         }
-        div_ceil(missing, self.window.get())
+        missing.with_limit(larger).used()
     }
+}
+
+/// `level * by / of`, rounded by `divide`. In two parts, since the product may exceed 128 bits.
+fn times_ratio(level: u128, by: u64, of: u64, divide: fn(u128, u128) -> u128) -> u128 {
+    let (by, of) = (u128::from(by), u128::from(of));
+    level / of * by + divide(level % of * by, of)
 }
 
 /// `ceil(level / by)`, which fits 64 bits.
@@ -128,7 +133,7 @@ fn div_ceil(level: u128, by: u64) -> u64 {
 
 /// A bucket in 32 bytes, whatever its figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedBucket {
     /// From bit 53 on the upper seven bits of the window, from bit 60 on the source.
     last: u64,
     limit: u64,
@@ -138,23 +143,18 @@ pub struct Packed {
     window: u32,
 }
 
-const _: () = assert!(size_of::<Packed>() == 32);
+const _: () = assert!(size_of::<PackedBucket>() == 32);
 const _: () = assert!(WindowMs::MAX.get() >> 39 == 0);
 
 const WINDOW_SHIFT: u32 = 53;
 const SOURCE_SHIFT: u32 = 60;
 
-impl Packed {
+impl PackedBucket {
     #[inline(always)]
-    fn pack(bucket: &Bucket, source: TimeSource) -> Packed {
+    fn pack(bucket: &Bucket, source: TimeSource) -> PackedBucket {
         let Bucket { window, last, limit, level } = *bucket;
-        let source = match source {
-            TimeSource::Loaded => 0,
-            TimeSource::Clock => 1,
-            TimeSource::Given => 2,
-        };
-        Packed {
-            last: last.get() | window.get() >> 32 << WINDOW_SHIFT | source << SOURCE_SHIFT,
+        PackedBucket {
+            last: last.get() | window.get() >> 32 << WINDOW_SHIFT | (source as u64) << SOURCE_SHIFT,
             limit,
             level: level as u64,
             level_upper: (level >> 64) as u32,
@@ -187,32 +187,33 @@ impl Packed {
         match self.last >> SOURCE_SHIFT {
             0 => TimeSource::Loaded,
             1 => TimeSource::Clock,
-            _ => TimeSource::Given,
+            2 => TimeSource::Given,
+            _ => TimeSource::SteppedBack,
         }
     }
 
     fn set_source(&mut self, source: TimeSource) {
         if let Some(bucket) = self.unpack() {
-            *self = Packed::pack(&bucket, source);
+            *self = PackedBucket::pack(&bucket, source);
         }
     }
 }
 
 /// What holds buckets: a limiter, with one in an allocation or a list of up to eight.
-pub trait Holder {
+pub trait BucketHolder {
     /// The buckets, shortest window first; or one that is empty.
-    fn slots(&self) -> &[Packed];
+    fn slots(&self) -> &[PackedBucket];
 
-    /// The same, to change.
-    fn slots_mut(&mut self) -> &mut [Packed];
+    /// The buckets, for changing.
+    fn slots_mut(&mut self) -> &mut [PackedBucket];
 
     /// Replaces all buckets.
-    fn replace(&mut self, slots: Vec<Packed>);
+    fn replace(&mut self, slots: Vec<PackedBucket>);
 }
 
-/// Restores buckets for a [`Holder`]. `None` if there are none or too many, if windows are equal or out of order, or if a
+/// Restores buckets for a [`BucketHolder`]. `None` if there are none or too many, if windows are equal or out of order, or if a
 /// figure is impossible.
-pub fn restore(buckets: &[Bucket]) -> Option<Vec<Packed>> {
+pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
     let is_valid = |bucket: &Bucket| {
         (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
             && bucket.last <= UnixMs::MAX
@@ -223,12 +224,12 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<Packed>> {
     valid.then(|| packed(buckets, TimeSource::Loaded))
 }
 
-fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<Packed> {
-    buckets.iter().map(|bucket| Packed::pack(bucket, source)).collect()
+fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<PackedBucket> {
+    buckets.iter().map(|bucket| PackedBucket::pack(bucket, source)).collect()
 }
 
 /// Moves a list of buckets, for active defrag.
-pub fn relocate(list: Box<Vec<Packed>>, mover: &mut impl Mover) -> Box<Vec<Packed>> {
+pub fn relocate(list: Box<Vec<PackedBucket>>, mover: &mut impl Mover) -> Box<Vec<PackedBucket>> {
     let mut list = mover.move_box(list);
     *list = mover.move_vec(std::mem::take(&mut *list));
     list
@@ -237,10 +238,10 @@ pub fn relocate(list: Box<Vec<Packed>>, mover: &mut impl Mover) -> Box<Vec<Packe
 /// The buckets of a key, wherever they are held.
 pub struct Buckets<H>(pub H);
 
-impl<H: Deref<Target: Holder>> Buckets<H> {
+impl<H: Deref<Target: BucketHolder>> Buckets<H> {
     /// The buckets as they were counted in last, shortest window first.
     pub fn iter(&self) -> impl Iterator<Item = Bucket> + '_ {
-        self.0.slots().iter().filter_map(Packed::unpack)
+        self.0.slots().iter().filter_map(PackedBucket::unpack)
     }
 
     #[inline(always)]
@@ -259,7 +260,7 @@ impl<H: Deref<Target: Holder>> Buckets<H> {
     }
 }
 
-impl<H: Deref<Target: Holder>> State for Buckets<H> {
+impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
     /// The bucket of the window, refilled until the time, with the limit of the quota unless that is 0.
     type Place = Bucket;
 
@@ -298,19 +299,21 @@ impl<H: Deref<Target: Holder>> State for Buckets<H> {
     }
 
     fn source(&self) -> TimeSource {
-        self.0.slots().first().map_or(TimeSource::Loaded, Packed::source)
+        self.0.slots().first().map_or(TimeSource::Loaded, PackedBucket::source)
     }
 
     fn is_empty(&self) -> bool {
         self.iter().next().is_none()
     }
 
-    /// The lifetime of the bucket that is full last. None is more than two windows from that at its own time.
+    /// The lifetime of the bucket that is full last.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let lifetime = |bucket: Bucket| {
-            Lifetime::ending(bucket.full(), bucket.ends(), now, 2 * bucket.window.get() + slack_ms)
+            let rounded = bucket.ends();
+            let most_ms = rounded.since(bucket.last) + slack_ms;
+            Lifetime::ending(bucket.last, bucket.full(), rounded, now, most_ms)
         };
-        self.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
+        self.iter().map(lifetime).fold(Lifetime::NONE, Lifetime::of_both)
     }
 
     /// Buckets are kept until they are full.
@@ -330,19 +333,22 @@ impl<H: Deref<Target: Holder>> State for Buckets<H> {
     }
 }
 
-impl<H: DerefMut<Target: Holder>> Buckets<H> {
+impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
     /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.0.slots_mut().iter_mut().for_each(|slot| slot.set_source(source));
     }
 
-    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved.
+    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved. If the key
+    /// may expire early, each unit may move it, whatever step of an eighth the bucket is full in.
     #[inline(always)]
     fn put(&mut self, bucket: &Bucket, now: UnixMs) -> bool {
         for slot in self.0.slots_mut() {
             if let Some(old) = slot.if_window(bucket.window) {
-                *slot = Packed::pack(bucket, slot.source());
-                return old.ends() != bucket.ends();
+                let source = slot.source();
+                *slot = PackedBucket::pack(bucket, source);
+                let may_expire_early = bucket.last > now || source == TimeSource::SteppedBack;
+                return may_expire_early || old.ends() != bucket.ends();
             }
         }
         self.insert(bucket, now);
@@ -362,13 +368,13 @@ impl<H: DerefMut<Target: Holder>> Buckets<H> {
     fn replace(&mut self, buckets: &[Bucket]) {
         let source = self.source();
         match (self.0.slots_mut(), buckets) {
-            ([slot], [bucket]) => *slot = Packed::pack(bucket, source),
+            ([slot], [bucket]) => *slot = PackedBucket::pack(bucket, source),
             _ => self.0.replace(packed(buckets, source)),
         }
     }
 }
 
-impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
+impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Bucket>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
@@ -387,14 +393,8 @@ impl<H: DerefMut<Target: Holder>> StateMut for Buckets<H> {
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
         let (mut left, mut units): (Vec<Bucket>, _) = (self.iter().collect(), 0);
         for quota in quotas.iter().filter(|quota| quota.limit() > 0) {
-            let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) else {
-                continue;
-            };
-            let mut fuller = bucket.with_limit(quota.limit());
-            let refunded = fuller.refund(refund.units, refund.as_of);
-            if refunded > 0 {
-                *bucket = fuller;
-                units = units.max(refunded);
+            if let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) {
+                units = units.max(bucket.refund(refund.units, quota.limit(), refund.as_of));
             }
         }
         left.retain(|bucket| bucket.level > 0);

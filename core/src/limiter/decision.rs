@@ -8,7 +8,7 @@ use std::{fmt, slice};
 use arrayvec::ArrayVec;
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::lifetime::{ExpiryFacts, Lifetime, TimeSource};
+use super::lifetime::{Change, Lifetime, Outcome, TimeSource};
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
 
 /// How long until a request fits. `Never` compares greatest.
@@ -100,53 +100,6 @@ impl fmt::Display for TakeError {
 }
 
 impl Error for TakeError {}
-
-/// What a request counted or gave back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    /// Units counted or given back, in the tier with the most.
-    pub units: u64,
-    /// Whether the time at which nothing counts any more has moved, or may have.
-    pub end_moved: bool,
-    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
-    pub forgot: bool,
-}
-
-/// What a request changed, apart from its reply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// What it changed.
-    pub change: Change,
-    /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
-    pub as_of: UnixMs,
-    /// Whether it gave back the last units that counted. Then the state still holds them: the key is to be deleted as it
-    /// is, so that nobody sees a limiter that holds nothing.
-    pub emptied: bool,
-    /// Whether the key is in a window, or has a timestamp, later than the request's time.
-    pub ahead: bool,
-    /// Where the time that set the key's expiry came from, before this request.
-    pub source: TimeSource,
-    /// Whether the key keeps its units for less time than a window of the request.
-    pub retention_too_short: bool,
-}
-
-impl Outcome {
-    /// Whether anything was counted or given back.
-    pub fn changed(&self) -> bool {
-        self.change.units > 0
-    }
-
-    /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
-    pub fn may_expire_early(&self) -> bool {
-        self.ahead | self.retention_too_short | (self.source == TimeSource::Loaded)
-    }
-
-    /// The facts that the key's expiry depends on.
-    pub fn expiry_facts(&self, time: Time) -> ExpiryFacts {
-        let Outcome { change: Change { end_moved, .. }, ahead, source, .. } = *self;
-        ExpiryFacts { time, changed: self.changed(), end_moved, ahead, source }
-    }
-}
 
 /// A decided request about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! What a request did to a key, and how a copy of the key does the same: without deciding again.
 
 use super::algorithm::Algorithm;
-use super::decision::{Outcome, TakeError};
-use super::lifetime::TimeSource;
+use super::decision::TakeError;
+use super::lifetime::{Outcome, TimeSource};
 use super::quota::{Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, WindowMs};
 use super::state::Limiter;
 

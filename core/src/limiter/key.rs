@@ -5,9 +5,9 @@
 //! stores a fresh limiter that has changed, and sets an expiry that moved. Copies learn of a deletion after it.
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::decision::{Decision, Outcome, TakeError, Verdict};
+use super::decision::{Decision, TakeError, Verdict};
 use super::effect::{Applied, Effect};
-use super::lifetime::{ExpiryFacts, TimeSource};
+use super::lifetime::{Outcome, TimeSource};
 use super::quota::{Cost, Quota, Time, UnixMs};
 use super::state::Limiter;
 
@@ -161,7 +161,7 @@ pub struct Info {
 /// What RL.INFO shows of a key; `None` if it is empty.
 pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
     let limiter = key.limiter()?;
-    let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() == TimeSource::Loaded;
+    let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() != TimeSource::Clock;
     let longest_wait_ms = if may_expire_early { ms_until(key.expires_at(), clock) } else { u64::MAX };
     let mut windows = limiter.windows(clock);
     for window in &mut windows {
@@ -193,18 +193,23 @@ pub(super) fn applied(
     time: Time,
     outcome: &Outcome,
 ) -> Applied {
-    let (changed, emptied, facts) = (outcome.changed(), outcome.emptied, outcome.expiry_facts(time));
-    let moved = if emptied || !facts.may_move_expiry() { None } else { new_expiry(key, fresh, facts) };
-    Applied { changed, emptied, moved }
+    let (changed, emptied) = (outcome.changed(), outcome.emptied);
+    let may_move = !emptied && outcome.may_move_expiry(time);
+    Applied { changed, emptied, moved: if may_move { new_expiry(key, fresh, time, outcome) } else { None } }
 }
 
 /// The time that the expiry moves to; `None` if it does not.
 #[cold]
 #[inline(never)]
-fn new_expiry(key: &mut impl Key, fresh: Option<&mut Limiter>, facts: ExpiryFacts) -> Option<UnixMs> {
+fn new_expiry(
+    key: &mut impl Key,
+    fresh: Option<&mut Limiter>,
+    time: Time,
+    outcome: &Outcome,
+) -> Option<UnixMs> {
     let current = key.expires_at();
     let limiter = key.limiter_mut().or(fresh)?;
-    let expiry = facts.expiry(current, |now, slack_ms| limiter.lifetime(now, slack_ms));
+    let expiry = outcome.expiry(time, current, |now, slack_ms| limiter.lifetime(now, slack_ms));
     limiter.set_source(expiry.source);
     expiry.moves_to
 }

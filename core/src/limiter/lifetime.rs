@@ -1,9 +1,10 @@
-//! When a key must expire: the whole rule, including clock steps and AT.
+//! What a request changed in a key, and when the key must expire: the whole rule, including clock steps and AT.
 //!
 //! A key lives until nothing in it counts any more, so that a clock that steps back frees nothing early. The time to
-//! live is looked up only when a request may have to move it, and then only extended, with one exception: a key that
-//! is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. It expires one
-//! lifetime from now, and that is never extended.
+//! live is looked up only when a request may have to move it, and then only extended, with one exception: a key whose
+//! own time is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. It
+//! expires one lifetime from now. Only what moves the end of what counts extends that: a unit taken from a bucket, but
+//! nothing in a window or a log, since their time stands still.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
 //! [`Counted::expires`](super::Counted::expires).
@@ -21,80 +22,128 @@ pub enum TimeSource {
     Loaded,
     /// The server's clock: the key lives no longer than it counts.
     Clock,
-    /// A caller's AT: the key may live a minute longer.
+    /// A caller's AT, or perhaps one: the key may live a minute longer.
     Given,
+    /// The server's clock, far behind the key: the key may expire before a wait is over.
+    SteppedBack,
 }
 
 /// How long a key still counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// Milliseconds.
+    /// Milliseconds, with the slack, and rounded up so that few requests move the expiry.
     pub ms: u64,
+    /// Milliseconds after which nothing counts.
+    pub exact_ms: u64,
     /// Whether it is cut short because the key is too far ahead of the clock.
     pub expires_early: bool,
 }
 
 impl Lifetime {
     /// The lifetime of an empty key.
-    pub(super) const NONE: Lifetime = Lifetime { ms: 0, expires_early: false };
+    pub(super) const NONE: Lifetime = Lifetime { ms: 0, exact_ms: 0, expires_early: false };
 
-    /// The lifetime from `now` of what was counted at `own` and counts until `ends`. `most_ms` is the longest
-    /// time that it can count, plus the slack.
-    pub(super) fn ending(own: UnixMs, ends: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
-        let expires_early = own.since(now) > most_ms;
-        Lifetime { ms: if expires_early { most_ms } else { ends.since(now) }, expires_early }
+    /// The lifetime from `now` of what was counted at `own` and counts until `ends`, which is rounded up to `rounded`.
+    /// `most_ms` is the longest time from `own` until then, plus the slack.
+    pub(super) fn ending(own: UnixMs, ends: UnixMs, rounded: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
+        if own.since(now) > most_ms {
+            Lifetime { ms: most_ms, exact_ms: ends.since(own), expires_early: true }
+        } else {
+            Lifetime { ms: rounded.since(now), exact_ms: ends.since(now), expires_early: false }
+        }
+    }
+
+    /// The lifetime of a key with several windows, of which this is that of one.
+    pub(super) fn of_both(self, other: Lifetime) -> Lifetime {
+        let longer = if self.ms > other.ms { self } else { other };
+        Lifetime { exact_ms: self.exact_ms.max(other.exact_ms), ..longer }
     }
 }
 
-/// The facts about a request that its key's expiry depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpiryFacts {
-    /// When it was decided.
-    pub time: Time,
-    /// Whether it counted or gave back anything.
-    pub changed: bool,
+/// What a request counted or gave back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Units counted or given back, in the tier with the most.
+    pub units: u64,
     /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
-    /// Whether the key is ahead of the request's time.
+    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    pub forgot: bool,
+}
+
+/// What a request changed, apart from its reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What it changed.
+    pub change: Change,
+    /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
+    pub as_of: UnixMs,
+    /// Whether it gave back the last units that counted. Then the state still holds them: the key is to be deleted as it
+    /// is, so that nobody sees a limiter that holds nothing.
+    pub emptied: bool,
+    /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
     /// Where the time that set the key's expiry came from, before this request.
     pub source: TimeSource,
+    /// Whether the key keeps its units for less time than a window of the request.
+    pub retention_too_short: bool,
 }
 
-impl ExpiryFacts {
+impl Outcome {
+    /// Whether anything was counted or given back.
+    pub fn changed(&self) -> bool {
+        self.change.units > 0
+    }
+
+    /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
+    pub fn may_expire_early(&self) -> bool {
+        self.ahead | self.retention_too_short | (self.source != TimeSource::Clock)
+    }
+
     /// Whether the time to live must be looked up. It need not be for nearly every request.
-    pub fn may_move_expiry(&self) -> bool {
-        self.needs_end() || self.is_ahead_of_clock()
+    pub fn may_move_expiry(&self, time: Time) -> bool {
+        self.needs_end(time) || (self.ahead && time.at.is_none())
     }
 
     /// Whether the key must live until what was just counted ends.
-    fn needs_end(&self) -> bool {
-        self.changed && (self.end_moved || self.time.at.is_some() || self.source == TimeSource::Loaded)
-    }
-
-    fn is_ahead_of_clock(&self) -> bool {
-        self.ahead && self.time.at.is_none()
+    fn needs_end(&self, time: Time) -> bool {
+        self.changed() && (self.change.end_moved || time.at.is_some() || self.source == TimeSource::Loaded)
     }
 
     /// Returns the key's new expiry, given the `current` one. `lifetime` maps a time and a slack in milliseconds
     /// to how long the key still counts.
-    pub fn expiry(&self, current: Option<UnixMs>, lifetime: impl Fn(UnixMs, u64) -> Lifetime) -> Expiry {
-        let (lifetime, extra_ms) = match self.time.at {
+    pub fn expiry(
+        &self,
+        time: Time,
+        current: Option<UnixMs>,
+        lifetime: impl Fn(UnixMs, u64) -> Lifetime,
+    ) -> Expiry {
+        let (lifetime, extra_ms) = match time.at {
             Some(at) => (lifetime(at, 0), EXTRA_WITH_AT_MS),
-            None if self.source == TimeSource::Clock => (lifetime(self.time.clock, 0), 0),
+            None if matches!(self.source, TimeSource::Clock | TimeSource::SteppedBack) => {
+                (lifetime(time.clock, 0), 0)
+            }
             // If it was written with AT, it may also be ahead by the extra time.
-            None => (lifetime(self.time.clock, EXTRA_WITH_AT_MS), 0),
+            None => (lifetime(time.clock, EXTRA_WITH_AT_MS), 0),
         };
-        let early = lifetime.expires_early && self.time.at.is_none();
-        let end = self.time.clock.plus_up_to_max(lifetime.ms + extra_ms);
+        let early = lifetime.expires_early && time.at.is_none();
+        let after = |ms| time.clock.plus_up_to_max(ms + extra_ms);
+        let end = after(lifetime.ms);
         let moves = match current {
-            Some(current) if early => end < current,
-            Some(current) => self.needs_end() && end > current,
+            Some(current) if early => {
+                end < current || (self.needs_end(time) && after(lifetime.exact_ms) > current)
+            }
+            Some(current) => self.needs_end(time) && end > current,
             // After PERSIST the key stays until the end of what counts moves, also if it was loaded since.
-            None => self.changed && self.end_moved,
+            None => self.changed() && self.change.end_moved,
         };
-        let source = match self.time.at {
-            _ if early || !self.needs_end() => self.source,
+        let source = match time.at {
+            _ if early => match self.source {
+                TimeSource::Clock => TimeSource::SteppedBack,
+                TimeSource::Loaded if self.changed() => TimeSource::Given,
+                known => known,
+            },
+            _ if !self.needs_end(time) => self.source,
             Some(_) => TimeSource::Given,
             None if self.ahead => self.source,
             None => TimeSource::Clock,
@@ -122,11 +171,15 @@ mod tests {
 
     #[test]
     fn a_key_expires_early_only_if_it_is_ahead_by_more_than_its_whole_lifetime() {
-        let (own, ends, most_ms) = (at(10_000), at(11_000), 1_000);
-        let lifetime = |now| Lifetime::ending(own, ends, at(now), most_ms);
-        assert_eq!(lifetime(11_000), Lifetime { ms: 0, expires_early: false });
-        assert_eq!(lifetime(10_001), Lifetime { ms: 999, expires_early: false });
-        assert_eq!(lifetime(9_000), Lifetime { ms: 2_000, expires_early: false });
-        assert_eq!(lifetime(8_999), Lifetime { ms: 1_000, expires_early: true });
+        let (own, ends, rounded) = (at(10_000), at(10_900), at(11_000));
+        let lifetime = |now| {
+            let Lifetime { ms, exact_ms, expires_early } =
+                Lifetime::ending(own, ends, rounded, at(now), 1_000);
+            (ms, exact_ms, expires_early)
+        };
+        assert_eq!(lifetime(11_000), (0, 0, false));
+        assert_eq!(lifetime(10_001), (999, 899, false));
+        assert_eq!(lifetime(9_000), (2_000, 1_900, false));
+        assert_eq!(lifetime(8_999), (1_000, 900, true));
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! - `quota`: times, windows, quotas and costs, each within its bounds.
 //! - `algorithm`: the algorithms, and how a limiter shows itself.
-//! - `lifetime`: when a key must expire.
+//! - `lifetime`: what a request changed, and when the key must expire.
 //! - `decision`: what is decided about one key, by the same steps for every algorithm.
 //! - [`counters`]: the state of RL.FIXED and RL.SLIDING.
 //! - [`log`]: the state of RL.LOG.
@@ -29,10 +29,10 @@ pub mod several;
 pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
-pub use decision::{Change, Decision, Outcome, RowVerdict, TakeError, Verdict, Wait};
+pub use decision::{Decision, RowVerdict, TakeError, Verdict, Wait};
 pub use effect::{Applied, Counted, Effect};
 pub use key::{Key, Mode};
-pub use lifetime::{ExpiryFacts, Lifetime, TimeSource};
+pub use lifetime::{Change, Lifetime, Outcome, TimeSource};
 pub use quota::{
     Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
     leading_integer,

@@ -17,19 +17,18 @@ pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 /// ```
 #[inline(always)]
 pub fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
-    let (mut value, mut rest) = (0_u64, arg);
-    while let [byte, after @ ..] = rest {
+    let (mut value, mut digits) = (0, 0);
+    // 17 digits cannot overflow, and are refused below however many more follow.
+    for byte in &arg[..arg.len().min(17)] {
         let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));
         if digit > 9 {
             break;
         }
-        // Up to 16 digits cannot overflow; more are refused below.
-        value = value.wrapping_mul(10).wrapping_add(digit);
-        rest = after;
+        value = value * 10 + digit;
+        digits += 1;
     }
-    let digits = arg.len() - rest.len();
     let valid = (1..=16).contains(&digits) && value <= MAX_SAFE_INTEGER && (digits == 1 || arg[0] != b'0');
-    valid.then_some((value, rest))
+    valid.then(|| (value, &arg[digits..]))
 }
 
 /// The decimal digits of an integer, at the end of `buffer`.
@@ -206,7 +205,7 @@ impl Cost {
         self.0
     }
 
-    /// The same, but at most `units` either way.
+    /// This cost, but at most `units` either way.
     #[inline(always)]
     pub const fn at_most(self, units: u64) -> Cost {
         if units < self.0.unsigned_abs() { Cost(self.0.signum() * units as i64) } else { self }

@@ -6,9 +6,10 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 
 use super::algorithm::Algorithm;
-use super::decision::{Outcome, RowVerdict, TakeError, Verdict, Wait};
+use super::decision::{RowVerdict, TakeError, Verdict, Wait};
 use super::effect::{Applied, Counted, Effect};
 use super::key::{self, Key};
+use super::lifetime::Outcome;
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
 use super::state::Limiter;
 
@@ -202,7 +203,7 @@ fn commit_if<N, K: Key>(
     (retry_after, at)
 }
 
-/// The same for a key with several rows.
+/// Commits what concerns a key with several rows, if it `counts`. Returns what [`commit_if`] does.
 #[cold]
 fn commit_tiers_if<N, K: Key>(
     rows: &mut [Part<N, K, Row>],

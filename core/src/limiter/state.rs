@@ -5,10 +5,10 @@ use std::slice;
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
-use super::decision::{Claim, Decision, Outcome, RowVerdict, State, TakeError};
-use super::lifetime::{Lifetime, TimeSource};
+use super::decision::{Claim, Decision, RowVerdict, State, TakeError};
+use super::lifetime::{Lifetime, Outcome, TimeSource};
 use super::log::large::Large;
-use super::log::short::{self, Holder, LEAST_BYTES, MOST_BYTES, Short};
+use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
 use super::log::{Entries, Entry};
 use super::quota::{Cost, Quota, QuotaList, Time, UnixMs, WindowMs};
 
@@ -31,9 +31,9 @@ pub enum Limiter {
     /// A short log in 256 bytes.
     Short256(Box<[u8; 256]>),
     /// RL.BUCKET with one window.
-    Bucket(Box<bucket::Packed>),
+    Bucket(Box<bucket::PackedBucket>),
     /// RL.BUCKET with several windows. In a box, since a list would make `Limiter` larger.
-    Buckets(Box<Vec<bucket::Packed>>),
+    Buckets(Box<Vec<bucket::PackedBucket>>),
 }
 
 /// Matches a short log of any size.
@@ -111,7 +111,7 @@ macro_rules! change {
 
 const _: () = assert!(size_of::<Limiter>() == 16);
 
-impl Holder for Limiter {
+impl LogHolder for Limiter {
     fn allocate(bytes: &[u8], size: usize) -> Limiter {
         fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
             let mut filled = Box::new([0; N]);
@@ -153,9 +153,9 @@ impl Holder for Limiter {
     }
 }
 
-impl bucket::Holder for Limiter {
+impl bucket::BucketHolder for Limiter {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn slots(&self) -> &[bucket::Packed] {
+    fn slots(&self) -> &[bucket::PackedBucket] {
         match self {
             Limiter::Bucket(bucket) => slice::from_ref(bucket),
             Limiter::Buckets(buckets) => buckets,
@@ -164,7 +164,7 @@ impl bucket::Holder for Limiter {
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn slots_mut(&mut self) -> &mut [bucket::Packed] {
+    fn slots_mut(&mut self) -> &mut [bucket::PackedBucket] {
         match self {
             Limiter::Bucket(bucket) => slice::from_mut(bucket),
             Limiter::Buckets(buckets) => buckets,
@@ -172,7 +172,7 @@ impl bucket::Holder for Limiter {
         }
     }
 
-    fn replace(&mut self, mut slots: Vec<bucket::Packed>) {
+    fn replace(&mut self, mut slots: Vec<bucket::PackedBucket>) {
         *self = match slots.as_slice() {
             [only] => Limiter::Bucket(Box::new(*only)),
             _ => {
@@ -284,8 +284,8 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
     }
 
-    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: apart, so that
-    /// other requests keep their state in registers.
+    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm. This is not inlined, so
+    /// that the compiler keeps the state of all other requests in registers.
     #[cold]
     #[inline(never)]
     fn decide_then_commit(
@@ -453,7 +453,7 @@ impl Limiter {
     /// A limiter of these buckets; `None` if they cannot be those of one.
     pub(crate) fn of_buckets(buckets: &[Bucket]) -> Option<Limiter> {
         let mut limiter = Limiter::new(Algorithm::Bucket);
-        bucket::Holder::replace(&mut limiter, bucket::restore(buckets)?);
+        bucket::BucketHolder::replace(&mut limiter, bucket::restore(buckets)?);
         Some(limiter)
     }
 
@@ -491,7 +491,9 @@ impl Limiter {
             Limiter::Large(large) => large.heap_bytes(),
             any_short!(_) => self.bytes().len(),
             Limiter::Bucket(bucket) => size_of_val(&**bucket),
-            Limiter::Buckets(list) => size_of_val(&**list) + list.capacity() * size_of::<bucket::Packed>(),
+            Limiter::Buckets(list) => {
+                size_of_val(&**list) + list.capacity() * size_of::<bucket::PackedBucket>()
+            }
         }
     }
 

@@ -20,9 +20,9 @@ use std::hash::{BuildHasher, RandomState};
 
 use crate::limiter::key::{self, Take};
 use crate::limiter::several::{self, Parts};
-use crate::limiter::{Algorithm, Time, UnixMs};
+use crate::limiter::{Algorithm, Mode, Time, UnixMs};
 use crate::reply::{self, Reply};
-use crate::request::{self, Options, Refusal, Request, Verb};
+use crate::request::{self, Refusal, Request, Verb};
 use resp::Resp;
 use room::{Needed, Room};
 use table::Table;
@@ -113,7 +113,7 @@ impl Memory {
         args: &[W],
         now: UnixMs,
     ) -> Result<(), Refusal> {
-        let Request { quotas, cost, mode, at } = Request::parse(args, Options::CostAndMode)?;
+        let Request { quotas, cost, mode, at } = Request::parse(args, Verb::Take(algorithm))?;
         let take = Take { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
         let may_grow = self.table.reserve(1).is_ok();
         let (mut key, mut fresh) = (self.table.get(name, now), None);
@@ -146,7 +146,7 @@ impl Memory {
             }
         }
         let taken = if (may_grow || !has_new) && self.room.open(&needed) {
-            several::take(&mut rows, options.force, time).map_err(Refusal::from)
+            several::take(&mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
         } else {
             Err(OOM)
         };
@@ -164,7 +164,7 @@ impl Memory {
     }
 
     fn peek<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W], now: UnixMs) -> Result<(), Refusal> {
-        let Request { quotas, cost, at, .. } = Request::parse(args, Options::Cost)?;
+        let Request { quotas, cost, at, .. } = Request::parse(args, Verb::Peek)?;
         let verdict = key::peek(&self.table.get(name, now), &quotas, cost, Time { clock: now, at })?;
         reply::verdict(&mut self.reply, &verdict);
         Ok(())

@@ -8,10 +8,10 @@ use std::ops::Deref;
 pub use counter::{Counter, Method};
 
 use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
-use super::decision::{Change, Refund, Refunded, State, StateMut, Tier, Usage};
-use super::lifetime::{Lifetime, TimeSource};
+use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
+use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
-use packed::Packed;
+use packed::PackedCounter;
 
 /// The counters of one key, at most [`MAX_TIERS`], shortest window first.
 ///
@@ -22,8 +22,8 @@ pub struct Counters(Store);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
-    Fixed(Packed),
-    Sliding(Packed),
+    Fixed(PackedCounter),
+    Sliding(PackedCounter),
     Many(Box<Many>),
     None(Method),
 }
@@ -80,7 +80,7 @@ impl Counters {
     }
 
     /// The packed counter, if there is only one and it is small.
-    fn packed(&self) -> Option<&Packed> {
+    fn packed(&self) -> Option<&PackedCounter> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => Some(packed),
             Store::Many(_) | Store::None(_) => None,
@@ -89,7 +89,7 @@ impl Counters {
 
     /// The counters as they were last written, shortest window first.
     pub fn iter(&self) -> impl Iterator<Item = Counter> + '_ {
-        let one = self.packed().and_then(Packed::unpack);
+        let one = self.packed().and_then(PackedCounter::unpack);
         let many = if let Store::Many(many) = &self.0 { many.counters.as_slice() } else { &[] };
         one.into_iter().chain(many.iter().copied())
     }
@@ -193,7 +193,7 @@ impl Counters {
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => {
                 if let Some(old) = packed.if_window(counter.window)
-                    && let Some(new) = Packed::pack(&counter, packed.source)
+                    && let Some(new) = PackedCounter::pack(&counter, packed.source)
                 {
                     *packed = new;
                     return end_moved(&old);
@@ -221,23 +221,14 @@ impl Counters {
         self.replace(all);
     }
 
-    /// Replaces the counter of the same window, or removes it if `counter` is zero.
-    fn put_or_remove(&mut self, counter: Counter) {
-        let others = self.iter().filter(|other| other.window != counter.window);
-        let mut all: Vec<Counter> = others.chain((!counter.is_zero()).then_some(counter)).collect();
-        all.sort_unstable_by_key(|counter| counter.window);
-        self.replace(all);
-    }
-
-    /// Replaces all counters.
+    /// Replaces all counters, of which there is at least one.
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let (method, source) = (self.method(), self.source());
         let packed = match counters.as_slice() {
-            [only] => Packed::pack(only, source),
+            [only] => PackedCounter::pack(only, source),
             _ => None,
         };
         self.0 = match (packed, method) {
-            _ if counters.is_empty() => Store::None(method),
             (Some(packed), Method::Fixed) => Store::Fixed(packed),
             (Some(packed), Method::Sliding) => Store::Sliding(packed),
             (None, _) => {
@@ -310,10 +301,10 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let method = self.method;
         let lifetime = |counter: Counter| {
-            let most_ms = method.windows() * counter.window.get() + slack_ms;
-            Lifetime::ending(counter.start(), counter.ends(method), now, most_ms)
+            let (ends, most_ms) = (counter.ends(method), method.windows() * counter.window.get() + slack_ms);
+            Lifetime::ending(counter.start(), ends, ends, now, most_ms)
         };
-        self.counters.iter().map(lifetime).max().unwrap_or(Lifetime::NONE)
+        self.counters.iter().map(lifetime).fold(Lifetime::NONE, Lifetime::of_both)
     }
 
     /// Counters live exactly as long as they count.
@@ -354,19 +345,17 @@ impl StateMut for ByMethod<&mut Counters> {
     }
 
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
-        let method = self.method;
-        let (mut left, mut units) = (self.counters.clone(), 0);
+        let (mut left, mut units): (Vec<Counter>, _) = (self.counters.iter().collect(), 0);
         for quota in quotas {
-            let Some(mut counter) = left.find(quota.window()) else { continue };
-            let refunded = counter.refund(method, refund.units, refund.as_of);
-            if refunded > 0 {
-                left.put_or_remove(counter);
-                units = units.max(refunded);
+            if let Some(counter) = left.iter_mut().find(|counter| counter.window == quota.window()) {
+                units = units.max(counter.refund(self.method, refund.units, refund.as_of));
             }
         }
-        let emptied = units > 0 && left.live(refund.ended_by).next().is_none();
-        if !emptied {
-            *self.counters = left;
+        left.retain(|counter| !counter.is_zero());
+        let emptied =
+            units > 0 && !left.iter().any(|counter| self.counters.is_live(counter, refund.ended_by));
+        if units > 0 && !emptied {
+            self.counters.replace(left);
         }
         Refunded { units, emptied }
     }

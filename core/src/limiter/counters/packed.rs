@@ -9,7 +9,7 @@ use super::counter::Counter;
 ///
 /// Stored as little-endian bytes, so that it needs no alignment and leaves room for an enum tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedCounter {
     window: [u8; 4],
     number: [u8; 4],
     current: Count24,
@@ -32,14 +32,14 @@ impl Count24 {
     }
 }
 
-impl Packed {
+impl PackedCounter {
     /// Packs a counter; `None` if a number is too large.
-    pub fn pack(counter: &Counter, source: TimeSource) -> Option<Packed> {
+    pub fn pack(counter: &Counter, source: TimeSource) -> Option<PackedCounter> {
         let Counter { window, number, current, previous } = *counter;
         if (current | previous) >> 24 != 0 || (window.get() | number) >> 32 != 0 {
             return None;
         }
-        Some(Packed {
+        Some(PackedCounter {
             window: (window.get() as u32).to_le_bytes(),
             number: (number as u32).to_le_bytes(),
             current: Count24::new(current),
@@ -87,7 +87,7 @@ mod tests {
         let (count, word) = ((1 << 24) - 1, (1 << 32) - 1);
         let window = WindowMs::new(word).expect("49 days");
         let most = Counter { window, number: word, current: count, previous: count };
-        let packed = Packed::pack(&most, TimeSource::Given).expect("it fits");
+        let packed = PackedCounter::pack(&most, TimeSource::Given).expect("it fits");
         assert_eq!((packed.unpack(), packed.source), (Some(most), TimeSource::Given));
         assert_eq!(packed.start_ms(), word * word);
         let larger = [
@@ -97,7 +97,7 @@ mod tests {
             Counter { previous: count + 1, ..most },
         ];
         for counter in larger {
-            assert_eq!(Packed::pack(&counter, TimeSource::Clock), None, "{counter:?}");
+            assert_eq!(PackedCounter::pack(&counter, TimeSource::Clock), None, "{counter:?}");
         }
     }
 
@@ -105,7 +105,7 @@ mod tests {
     fn a_packed_counter_is_that_of_its_window_only() {
         let minute = WindowMs::new(60_000).expect("a minute");
         let counter = Counter { window: minute, number: 7, current: 1, previous: 0 };
-        let packed = Packed::pack(&counter, TimeSource::Clock).expect("it fits");
+        let packed = PackedCounter::pack(&counter, TimeSource::Clock).expect("it fits");
         assert_eq!(packed.if_window(minute), Some(counter));
         assert_eq!(packed.if_window(WindowMs::MIN), None);
     }

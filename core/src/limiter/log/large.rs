@@ -1,8 +1,8 @@
 //! A log of many units.
 
 use super::super::algorithm::Mover;
-use super::super::decision::{Change, Refund, Refunded, StateMut, Tier, Usage};
-use super::super::lifetime::TimeSource;
+use super::super::decision::{Refund, Refunded, StateMut, Tier, Usage};
+use super::super::lifetime::{Change, TimeSource};
 use super::super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::entry::{Cursor, Entry, Mark};
 use super::starts::RunWithStarts;

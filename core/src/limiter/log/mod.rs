@@ -151,8 +151,9 @@ impl<L: Entries> State for L {
     /// of an eighth of the window, so that it moves eight times a window, not at every request.
     fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
         let Some(retention) = self.retention().filter(|_| !self.is_empty()) else { return Lifetime::NONE };
-        let end = rounded_end(self.newest(), retention);
-        Lifetime::ending(self.newest(), end, now, end.since(self.newest()) + slack_ms)
+        let newest = self.newest();
+        let rounded = rounded_end(newest, retention);
+        Lifetime::ending(newest, newest + retention, rounded, now, rounded.since(newest) + slack_ms)
     }
 
     fn retention_too_short_for(&self, quota: Quota) -> bool {

@@ -23,8 +23,8 @@
 
 use std::ops::Deref;
 
-use super::super::decision::{Change, Refund, Refunded, StateMut, Tier, Usage};
-use super::super::lifetime::TimeSource;
+use super::super::decision::{Refund, Refunded, StateMut, Tier, Usage};
+use super::super::lifetime::{Change, TimeSource};
 use super::super::quota::{Quota, UnixMs, WindowMs};
 use super::entry::{self, Cursor, Entry, FIRST_SINCE, MOST_BYTES as ENTRY_BYTES, Mark};
 use super::large::Large;
@@ -40,9 +40,9 @@ const HEAD_BYTES: usize = 22;
 const BITS_32: u64 = (1 << 32) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
 
-/// By the number stored in two bits. The last repeats, so that every number has one.
+/// By the number stored in two bits.
 const SOURCES: [TimeSource; 4] =
-    [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::Given];
+    [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
 
 /// The header, unpacked.
 #[derive(Clone, Copy, Default)]
@@ -138,7 +138,7 @@ impl Head {
 }
 
 /// What holds the allocation of a short log: a limiter, whose variant is the size of the allocation.
-pub trait Holder: Sized {
+pub trait LogHolder: Sized {
     /// The smallest that holds `size` bytes, beginning with `bytes`; the rest is 0.
     fn allocate(bytes: &[u8], size: usize) -> Self;
     /// The allocation.
@@ -153,7 +153,7 @@ pub struct Short<H> {
     head: Head,
 }
 
-impl<H: Deref<Target: Holder>> Short<H> {
+impl<H: Deref<Target: LogHolder>> Short<H> {
     /// The short log in `holder`.
     #[inline(always)]
     pub fn new(holder: H) -> Short<H> {
@@ -168,7 +168,7 @@ impl<H: Deref<Target: Holder>> Short<H> {
     }
 }
 
-impl<H: Deref<Target: Holder>> Entries for Short<H> {
+impl<H: Deref<Target: LogHolder>> Entries for Short<H> {
     fn retention(&self) -> Option<WindowMs> {
         WindowMs::new(self.head.retention_ms)
     }
@@ -225,7 +225,7 @@ impl<H: Deref<Target: Holder>> Entries for Short<H> {
     }
 }
 
-impl<H: Holder> Short<&mut H> {
+impl<H: LogHolder> Short<&mut H> {
     /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.head.source = source;
@@ -291,12 +291,12 @@ impl<H: Holder> Short<&mut H> {
 // The two functions below do not take the header by reference, so that a request keeps it in registers.
 
 /// Moves the first `kept` bytes to the smallest allocation that holds `size`.
-fn resize<H: Holder>(holder: &mut H, kept: usize, size: usize) {
+fn resize<H: LogHolder>(holder: &mut H, kept: usize, size: usize) {
     *holder = H::allocate(&holder.bytes()[..kept], size);
 }
 
 /// Drops all entries before a place with this offset, time and units.
-fn drop_before(holder: &mut impl Holder, offset: usize, at_ms: u64, units: u64) {
+fn drop_before(holder: &mut impl LogHolder, offset: usize, at_ms: u64, units: u64) {
     let bytes = holder.bytes_mut();
     let head = Head::read(bytes);
     let mut new = Head { units: head.units - units, ..head.emptied() };
@@ -315,7 +315,7 @@ fn drop_before(holder: &mut impl Holder, offset: usize, at_ms: u64, units: u64) 
     new.write(bytes);
 }
 
-impl<H: Holder> StateMut for Short<&mut H> {
+impl<H: LogHolder> StateMut for Short<&mut H> {
     /// There must be room: see [`Short::make_room`].
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
@@ -352,7 +352,7 @@ impl<H: Holder> StateMut for Short<&mut H> {
     }
 }
 
-impl<H: Holder> EntriesMut for Short<&mut H> {
+impl<H: LogHolder> EntriesMut for Short<&mut H> {
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>) {
         let before = self.iter().take(from.mark.entries as usize);
         let after = self.iter().skip(to.mark.entries as usize);
@@ -372,7 +372,7 @@ pub fn lengthened(short: &impl Entries) -> Box<Large> {
 
 /// Returns `log` as a short log; `None` if it is too large. One that `has_shrunk` must fit half of the largest
 /// size.
-pub fn shortened<H: Holder>(log: &Large, has_shrunk: bool) -> Option<H> {
+pub fn shortened<H: LogHolder>(log: &Large, has_shrunk: bool) -> Option<H> {
     let (most_bytes, most_units) =
         if has_shrunk { (MOST_BYTES / 2, BITS_32 / 2) } else { (MOST_BYTES, BITS_32) };
     if log.units() == 0 || log.units() > most_units || log.bytes_up_to(MOST_BYTES) + HEAD_BYTES >= most_bytes
@@ -405,6 +405,6 @@ fn is_wasteful(size: usize, allocated: usize) -> bool {
 }
 
 /// An empty short log.
-pub fn empty<H: Holder>() -> H {
+pub fn empty<H: LogHolder>() -> H {
     H::allocate(&[], LEAST_BYTES)
 }

@@ -48,7 +48,7 @@ pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     }
 }
 
-/// As [`get`], for integers of any length.
+/// Decodes an integer of any length: see [`get`].
 fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(MAX_LEN).enumerate() {

@@ -1,0 +1,259 @@
+//! The clock steps back and runs on. In true time no limit lets more pass than it should, no wait is over early, and copies are
+//! equal.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::TestCaseResult;
+use redis_rl_core::encoding::encode;
+use redis_rl_core::limiter::key::{Take, Taken};
+use redis_rl_core::limiter::{Algorithm, Cost, Counted, Limiter, Mode, Quota, Time, UnixMs, WindowMs};
+
+use crate::calls::{MemoryKey, apply, quota};
+use crate::cases;
+
+/// A key with a time to live, and a copy that gets only effects.
+#[derive(Clone)]
+struct Host {
+    algorithm: Algorithm,
+    limiter: Limiter,
+    expires_at: Option<UnixMs>,
+    copy: Limiter,
+    copy_expires_at: Option<UnixMs>,
+    clock: u64,
+}
+
+impl Host {
+    fn new(algorithm: Algorithm, clock: u64) -> Host {
+        let (limiter, copy) = (Limiter::new(algorithm), Limiter::new(algorithm));
+        Host { algorithm, limiter, expires_at: None, copy, copy_expires_at: None, clock }
+    }
+
+    /// Sets the clock. A key is still served in the millisecond that it expires in.
+    fn set_clock(&mut self, clock: u64) {
+        self.clock = clock;
+        if self.expires_at.is_some_and(|end| end.get() < clock) {
+            *self = Host::new(self.algorithm, clock);
+        }
+    }
+
+    fn take(&mut self, quotas: &[Quota], cost: i64, mode: Mode, at: Option<u64>) -> Taken {
+        let time = Time { clock: UnixMs::saturating(self.clock), at: at.map(UnixMs::saturating) };
+        let (algorithm, cost) = (self.algorithm, Cost::new(cost).expect("a cost"));
+        let take = Take { algorithm, quotas, cost, mode, time };
+        let mut key = MemoryKey { limiter: &mut self.limiter, expires_at: &mut self.expires_at };
+        let mut fresh = None;
+        let taken = take.run(&mut key, &mut fresh).expect("the windows fit");
+        if taken.applied.is_any() {
+            let effect = taken.applied.effect(|| Counted::of(algorithm, quotas, cost, &taken.outcome));
+            apply(&mut self.copy, &mut self.copy_expires_at, &effect);
+        }
+        key.carry_out(fresh, taken.applied);
+        assert_eq!(encode(&self.copy), encode(&self.limiter), "the copy is equal");
+        assert_eq!(self.copy_expires_at, self.expires_at, "the copy expires at the same time");
+        taken
+    }
+
+    /// Whether a request would be refused after `ms` in which nothing touches the key.
+    fn refuses(&self, quotas: &[Quota], cost: i64, clock: u64) -> bool {
+        let mut later = self.clone();
+        later.set_clock(clock);
+        let time = Time { clock: UnixMs::saturating(clock), at: None };
+        let cost = Cost::new(cost).expect("a cost");
+        later.limiter.peek(quotas, cost, time).expect("the windows fit").verdict.limited
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Take(i64),
+    Partial(i64),
+    /// With FORCE, unless a bucket could not count all of it.
+    Force(i64),
+    /// Gives back the newest units.
+    GiveBack(i64),
+    /// Gives back units as of the time that they were counted at.
+    Settle(i64, Index),
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    pass_ms: u64,
+    /// How far the clock steps back meanwhile.
+    back_ms: u64,
+    act: Act,
+}
+
+#[derive(Clone, Debug)]
+struct Story {
+    algorithm: Algorithm,
+    quotas: Vec<Quota>,
+    start: u64,
+    steps: Vec<Step>,
+}
+
+const WINDOW_MS: u64 = 800;
+
+fn story() -> impl Strategy<Value = Story> {
+    let tiers = (1..=12u64, prop::option::weighted(0.3, (1..=12u64, 1..=2 * WINDOW_MS)));
+    let pass = prop_oneof![
+        2 => Just(0),
+        4 => 1..=20u64,
+        4 => 0..=WINDOW_MS / 4,
+        2 => 0..=2 * WINDOW_MS,
+    ];
+    let back = prop_oneof![
+        6 => Just(0),
+        1 => Just(1),
+        1 => 1..=WINDOW_MS / 2,
+        2 => 1..=3 * WINDOW_MS,
+    ];
+    let units = || prop_oneof![4 => 1..=3i64, 1 => 4..=12i64];
+    let act = prop_oneof![
+        8 => units().prop_map(Act::Take),
+        2 => units().prop_map(Act::Partial),
+        1 => units().prop_map(Act::Force),
+        1 => units().prop_map(Act::GiveBack),
+        1 => (units(), any::<Index>()).prop_map(|(units, of)| Act::Settle(units, of)),
+    ];
+    let step = (pass, back, act).prop_map(|(pass_ms, back_ms, act)| Step { pass_ms, back_ms, act });
+    let start = 1_000_000..1_000_000 + WINDOW_MS;
+    (prop::sample::select(&Algorithm::ALL[..]), tiers, start, vec(step, 1..60)).prop_map(
+        |(algorithm, (limit, other), start, steps)| {
+            let mut quotas = vec![quota(limit, WindowMs::new(WINDOW_MS).expect("a window"))];
+            if let Some((limit, window)) = other.filter(|(_, window)| *window != WINDOW_MS) {
+                quotas.push(quota(limit, WindowMs::new(window).expect("a window")));
+            }
+            Story { algorithm, quotas, start, steps }
+        },
+    )
+}
+
+/// Units that were counted and not given back.
+#[derive(Debug)]
+struct Passed {
+    true_ms: u64,
+    /// The key's own time then.
+    at: u64,
+    units: u64,
+    forced: bool,
+    /// Whether the key has been there since.
+    is_held: bool,
+}
+
+fn nothing_is_free_early(story: &Story) -> TestCaseResult {
+    let Story { algorithm, quotas, start, steps } = story;
+    let mut host = Host::new(*algorithm, *start);
+    let (mut true_ms, mut passed, mut was_far_ahead) = (0, Vec::<Passed>::new(), false);
+    let mut begun = quotas.iter().map(|_| Vec::new()).collect::<Vec<Vec<u64>>>();
+    for Step { pass_ms, back_ms, act } in steps {
+        for (quota, begun) in quotas.iter().zip(&mut begun) {
+            let is_start = |ms: &u64| (host.clock + ms).is_multiple_of(quota.window().get());
+            begun.extend((1..=*pass_ms).filter(is_start).map(|ms| true_ms + ms));
+        }
+        true_ms += pass_ms;
+        host.set_clock(host.clock + pass_ms);
+        // It may have ended while the clock ran on.
+        host.set_clock(host.clock.saturating_sub(*back_ms));
+        if host.limiter.is_empty() {
+            // By a clock that runs through the same time again, nobody can tell that a unit is of an earlier key.
+            passed.iter_mut().for_each(|passed| passed.is_held = false);
+        }
+        was_far_ahead |= host.limiter.lifetime(UnixMs::saturating(host.clock), 0).expires_early;
+        let mut count = |host: &Host, units: u64, forced| {
+            let at = host.limiter.newest_in(quotas).get().max(host.clock);
+            passed.push(Passed { true_ms, at, units, forced, is_held: true });
+        };
+        match act {
+            Act::Take(units) => {
+                let reply = host.take(quotas, *units, Mode::AllOrNothing, None).reply();
+                if !reply.limited {
+                    count(&host, *units as u64, false);
+                } else if let Some(wait) = reply.retry_after_ms {
+                    for back in [0, 1, *back_ms, 3 * WINDOW_MS] {
+                        let clock = (host.clock + wait - 1).saturating_sub(back);
+                        prop_assert!(host.refuses(quotas, *units, clock), "{act:?} before {wait} ms");
+                    }
+                    prop_assert!(!host.refuses(quotas, *units, host.clock + wait), "{act:?} after {wait} ms");
+                }
+            }
+            Act::Partial(units) => {
+                let taken = host.take(quotas, *units, Mode::Partial, None).partial.expect("PARTIAL").taken;
+                if taken.get() > 0 {
+                    count(&host, taken.taken(), false);
+                }
+            }
+            Act::Force(units) => {
+                let now = UnixMs::saturating(host.clock);
+                let is_counted =
+                    |quota: &Quota| host.limiter.used(*quota, now) + *units as u64 <= 2 * quota.limit();
+                if *algorithm != Algorithm::Bucket || quotas.iter().all(is_counted) {
+                    host.take(quotas, *units, Mode::Force, None);
+                    count(&host, *units as u64, true);
+                }
+            }
+            Act::GiveBack(units) => {
+                let mut back = host.take(quotas, -units, Mode::AllOrNothing, None).outcome.change.units;
+                for Passed { units, .. } in passed.iter_mut().rev() {
+                    let less = back.min(*units);
+                    *units -= less;
+                    back -= less;
+                }
+            }
+            // A single time that is as of any of several windows ahead of the clock does not exist.
+            Act::Settle(units, of) if quotas.len() == 1 && passed.iter().any(|passed| passed.is_held) => {
+                let mut held: Vec<_> = passed.iter_mut().filter(|passed| passed.is_held).collect();
+                let entry = of.index(held.len());
+                let entry = &mut held[entry];
+                let units = (*units).min(entry.units as i64);
+                let taken = host.take(quotas, -units, Mode::AllOrNothing, Some(entry.at));
+                entry.units -= taken.outcome.change.units;
+            }
+            Act::Settle(..) => {}
+        }
+    }
+    for (quota, begun) in quotas.iter().zip(&begun) {
+        bounded(*algorithm, *quota, &passed, begun, was_far_ahead)?;
+    }
+    Ok(())
+}
+
+/// Checks what passed in every span. Of aligned windows, those that have `begun` in it let a limit pass each, beside the one
+/// that it begins in. A key far ahead of the clock expires one lifetime from then, and lets one more limit pass; a bucket not
+/// even that.
+fn bounded(
+    algorithm: Algorithm,
+    quota: Quota,
+    passed: &[Passed],
+    begun: &[u64],
+    was_far_ahead: bool,
+) -> TestCaseResult {
+    let (limit, window) = (quota.limit(), quota.window().get());
+    for (i, first) in passed.iter().enumerate() {
+        let mut units = 0;
+        for last in passed[i..].iter().filter(|passed| !passed.forced) {
+            units += last.units;
+            let span = last.true_ms - first.true_ms;
+            let most = match algorithm {
+                Algorithm::Bucket => limit + limit * span / window,
+                _ if span >= window => break,
+                Algorithm::Log => limit * (1 + u64::from(was_far_ahead)),
+                Algorithm::Fixed | Algorithm::Sliding => {
+                    let begun = begun.iter().filter(|ms| (first.true_ms + 1..=last.true_ms).contains(ms));
+                    limit * (1 + begun.count() as u64 + u64::from(was_far_ahead))
+                }
+            };
+            prop_assert!(units <= most, "{} units, not {}, of {:?} in {} ms", units, most, quota, span);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(3000))]
+
+    #[test]
+    fn nothing_passes_early_in_true_time_however_the_clock_steps_back(story in story()) {
+        nothing_is_free_early(&story)?;
+    }
+}
