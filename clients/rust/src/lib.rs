@@ -42,6 +42,9 @@ pub mod keys;
 #[cfg(feature = "leases")]
 mod leases;
 #[cfg(feature = "leases")]
+#[doc(hidden)]
+pub mod lines;
+#[cfg(feature = "leases")]
 mod link;
 #[cfg(feature = "memory")]
 mod memory;

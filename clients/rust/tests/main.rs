@@ -4,6 +4,7 @@ mod acquire;
 mod burst;
 mod cases;
 mod connections;
+mod counted;
 mod guard;
 mod histories;
 mod joint;
