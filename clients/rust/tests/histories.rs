@@ -78,7 +78,14 @@ fn line(random: &mut Random) -> Json {
             _ => {
                 let ticks =
                     if is_up { random.any(&[1, 2, 19, 20, 21]) } else { random.any(&[3, 21, 99, 101]) };
-                (0..ticks).map(|_| happens(json!(["tick"]), line.tick())).last().expect("a tick")
+                let mut state = State::GoOn;
+                for _ in 0..ticks {
+                    state = happens(json!(["tick"]), line.tick());
+                    if state != State::GoOn {
+                        break;
+                    }
+                }
+                state
             }
         };
         if state != State::GoOn {
@@ -138,7 +145,7 @@ fn policy(random: &mut Random) -> Json {
     json!({
         "algorithm": random.any(&["log", "fixed", "sliding", "bucket"]),
         "limits": limits,
-        "units": random.any(&[0, 2, 4, 8, 8]),
+        "units": random.any(&[0, 2, 4, 8, 8, 8]),
         "for_ms": random.any(&[10, 100]),
     })
 }
@@ -159,7 +166,6 @@ fn reply(random: &mut Random, words: &str, now: u64) -> Json {
         return json!([limited, limit, left, wait, random.any(&[40, 60_000]), taken, at]);
     }
     let rows = words[1..].chunks_exact(5).filter(|row| number_or_none(row[2]).is_some());
-    let is_forced = words.contains(&"FORCE");
     let (mut longest, mut told) = (None, Vec::new());
     for row in rows {
         let (limit, cost) = (number(row[2]), number(row[4]));
@@ -172,7 +178,6 @@ fn reply(random: &mut Random, words: &str, now: u64) -> Json {
         let wait = if limited { wait } else { -1 };
         told.push(json!([i64::from(limited), limit, left, wait, random.any(&[40, 60_000])]));
     }
-    let _ = is_forced;
     let wait = longest.filter(|wait| *wait < i64::MAX).unwrap_or(-1);
     json!([i64::from(longest.is_some()), wait, at, told])
 }
@@ -192,13 +197,13 @@ fn keys(random: &mut Random) -> Json {
     let (mut now, mut requests, mut answered) =
         (0, Vec::<(String, usize)>::new(), Vec::<(String, usize)>::new());
     let mut steps = Vec::new();
-    let length = 10 + random.below(12);
+    let length = 12 + random.below(16);
     for turn in 0..length {
         now += random.any(&[0, 0, 0, 1, 2, 5, 12, 60, 110]);
         let mut event = Event { at: now, ..Event::default() };
         let mut sent = process.sent();
-        let kind = random.below(12);
-        if kind < 5 && (turn < length - 3 || sent.is_empty()) {
+        let kind = random.below(13);
+        if kind < 5 && (turn < length - 4 || sent.is_empty()) {
             event.event = "take".into();
             event.name = (requests.len() + 1).to_string();
             let mut left: Vec<_> = KEYS.to_vec();
@@ -221,16 +226,16 @@ fn keys(random: &mut Random) -> Json {
             event.event = if is_lost { "error" } else { "reply" }.into();
             event.reply = if is_lost { Json::Null } else { reply(random, &to, now) };
             event.to = to;
-        } else if kind == 9 && !answered.is_empty() {
+        } else if kind == 10 && !answered.is_empty() {
             let (name, shares) = answered[random.below(answered.len())].clone();
             event.event = "settle".into();
             event.name = name;
             event.used =
                 (0..shares).map(|_| random.any(&[None, Some(0), Some(1), Some(2), Some(4)])).collect();
-        } else if kind == 10 && !requests.is_empty() {
+        } else if kind == 11 && !requests.is_empty() {
             event.event = "give_back".into();
             event.name = requests[random.below(requests.len())].0.clone();
-        } else if random.below(12) == 0 {
+        } else if random.below(8) == 0 {
             event.event = "close".into();
         } else {
             event.event = "tick".into();
