@@ -143,6 +143,11 @@ impl Process {
         self.sent.iter().map(words).collect()
     }
 
+    /// Whether a key was forgotten while a command of it was in flight.
+    pub fn has_leaving_keys(&self) -> bool {
+        !format!("{:?}", self.keys).contains("leaving: {}")
+    }
+
     fn step(&mut self, event: &Event) -> Step {
         let now = Duration::from_millis(event.at);
         let id = self.requests.iter().position(|name| *name == event.name).unwrap_or_default() as u64;
