@@ -203,10 +203,10 @@ fn keys(random: &mut Random) -> Option<Json> {
     let mut steps = Vec::new();
     let length = 12 + random.below(16);
     for turn in 0..length {
-        now += random.any(&[0, 0, 0, 1, 2, 5, 12, 60, 110]);
+        now += random.any(&[0, 0, 0, 1, 2, 5, 10, 10, 60, 100]);
         let mut event = Event { at: now, ..Event::default() };
         let mut sent = process.sent();
-        let kind = random.below(13);
+        let kind = random.below(14);
         if kind < 5 && (turn < length - 4 || sent.is_empty()) {
             event.event = "take".into();
             event.name = (requests.len() + 1).to_string();
@@ -230,13 +230,13 @@ fn keys(random: &mut Random) -> Option<Json> {
             event.event = if is_lost { "error" } else { "reply" }.into();
             event.reply = if is_lost { Json::Null } else { reply(random, &to, now) };
             event.to = to;
-        } else if kind == 10 && !answered.is_empty() {
+        } else if (10..12).contains(&kind) && !answered.is_empty() {
             let (name, shares) = answered[random.below(answered.len())].clone();
             event.event = "settle".into();
             event.name = name;
             event.used =
                 (0..shares).map(|_| random.any(&[None, Some(0), Some(1), Some(2), Some(4)])).collect();
-        } else if kind == 11 && !requests.is_empty() {
+        } else if kind == 12 && !requests.is_empty() {
             event.event = "give_back".into();
             event.name = requests[random.below(requests.len())].0.clone();
         } else if random.below(8) == 0 {

@@ -50,6 +50,11 @@ pub const ERRORS: &[Known] = &[
     Known { starts: "CLUSTERDOWN", means: Cannot, log: "the cluster has slots that no node serves: see CLUSTER INFO" },
 ];
 
+/// Whether an error is a reply of the server.
+pub(crate) fn is_reply(error: &RedisError) -> bool {
+    error.code().is_some()
+}
+
 /// What an error says about the server; none if it is the request's own, or no reply.
 #[must_use]
 pub fn known(error: &RedisError) -> Option<&'static Known> {
@@ -59,4 +64,9 @@ pub fn known(error: &RedisError) -> Option<&'static Known> {
         (_, code) => format!("{} {}", code?, error.detail().unwrap_or_default()),
     };
     ERRORS.iter().find(|known| reply.starts_with(known.starts))
+}
+
+/// Whether Redis is away by this error: it says so, or there was no reply.
+pub(crate) fn is_away(error: &RedisError) -> bool {
+    !is_reply(error) || known(error).is_some()
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 use redis::RedisError;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 
-use crate::clock::Clock;
-use crate::request::write_at;
-use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
+use super::clock::Clock;
+use super::request::write_at;
+use super::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
 
 /// How to wait for units: how many, and at most how long. A number is a cost, without a timeout.
 ///

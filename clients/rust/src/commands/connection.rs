@@ -2,8 +2,8 @@
 
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
-use crate::acquire::Asked;
-use crate::{Acquire, Algorithm, All, Decision, Info, Quota, Take, Verdict, cmd};
+use super::acquire::Asked;
+use super::{Acquire, Algorithm, All, Decision, Info, Quota, Take, Verdict, cmd};
 
 /// The methods of both traits: those that take or look for units, and the others.
 macro_rules! commands {

@@ -7,8 +7,21 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use redis::RedisError;
 use serde_json::json;
 
-use crate::web::answer::{Told, fields_of, seconds, violated};
-use crate::{Decision, Invalid};
+use super::answer::{Told, fields_of, seconds, violated};
+use super::policy::Policy;
+use crate::commands::{Decision, Invalid};
+
+/// The header fields of a response to a request that these policies decided on, or its refusal.
+pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
+    let mut rows = decision.rows.iter().copied();
+    let policies = policies.as_ref();
+    let told = |policy: &Policy| Told {
+        policy: policy.clone(),
+        rows: rows.by_ref().take(policy.quotas().len()).collect(),
+    };
+    let told: Vec<Told> = policies.iter().map(told).collect();
+    if decision.limited { Err(Refusal::limited(&told, decision)) } else { Ok(fields_of(&told, false)) }
+}
 
 /// The response to a request that may not go on: a status, header fields, and problem details of RFC 9457.
 ///
@@ -135,12 +148,5 @@ impl std::error::Error for Refusal {}
 impl<B: From<String>> From<Refusal> for Response<B> {
     fn from(refusal: Refusal) -> Response<B> {
         refusal.response().map(B::from)
-    }
-}
-
-#[cfg(feature = "axum")]
-impl axum::response::IntoResponse for Refusal {
-    fn into_response(self) -> axum::response::Response {
-        self.into()
     }
 }
