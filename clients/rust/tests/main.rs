@@ -9,6 +9,7 @@ mod guard;
 mod histories;
 mod joint;
 mod keys;
+mod layers;
 mod leases;
 mod limits;
 mod memory;

@@ -10,8 +10,10 @@ use redis::RedisError;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 
 use super::clock::Clock;
-use super::request::write_at;
-use super::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
+use super::cmd;
+use super::quota::Quota;
+use super::reply::{Decision, Verdict};
+use super::request::{Algorithm, All, Take, write_at};
 
 /// How to wait for units: how many, and at most how long. A number is a cost, without a timeout.
 ///

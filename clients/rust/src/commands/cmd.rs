@@ -15,8 +15,8 @@
 
 use redis::{Cmd, ToSingleRedisArg};
 
-use super::request::with_room;
-use super::{Algorithm, All, Quota, Take};
+use super::quota::Quota;
+use super::request::{Algorithm, All, Take, with_room};
 
 macro_rules! takes {
     ($($(#[$doc:meta])* $command:ident = $algorithm:ident;)*) => {$(

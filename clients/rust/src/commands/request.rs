@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
 
-use super::Quota;
+use super::quota::Quota;
 
 /// How a key counts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -1,6 +1,6 @@
 //! Whether a connection is worth waiting for.
 
-use super::Means;
+use super::errors::Means;
 
 /// Ticks in a timeout.
 pub const TICKS: u32 = 20;
