@@ -9,9 +9,8 @@ mod reply;
 mod request;
 
 pub use acquire::Acquire;
-pub(crate) use clock::Clock;
 #[cfg(feature = "leases")]
-pub(crate) use clock::Time;
+pub(crate) use clock::{Clock, Time};
 #[cfg(feature = "aio")]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;

@@ -263,7 +263,8 @@ impl Guard {
         self.with(|settings| settings.on_decision = Some(Arc::new(tell)))
     }
 
-    /// Is told of each request that Redis did not decide why, in place of a warning at most once a second.
+    /// Is told of each request that Redis did not decide why. Without it, an error of a request's own is a warning, at most
+    /// once a second.
     pub fn on_error(self, tell: impl Fn(&RedisError) + Send + Sync + 'static) -> Guard {
         self.with(|settings| settings.teller.on_error = Some(Arc::new(tell)))
     }

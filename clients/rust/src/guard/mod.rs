@@ -1,4 +1,8 @@
 //! Who decides on a request: by leases and by policies of web services.
+#![cfg_attr(
+    not(all(feature = "axum", feature = "actix")),
+    allow(dead_code, unused_imports, reason = "each adapter uses its part")
+)]
 
 #[cfg(feature = "web")]
 mod answer;
@@ -30,8 +34,8 @@ pub use self::{
     refusal::{Refusal, answer},
     reservation::{Costs, Requester, Reservation},
 };
-#[cfg(feature = "actix")]
+#[cfg(feature = "web")]
 pub(crate) use client::Pattern;
 pub use leases::Leases;
-#[cfg(feature = "tower")]
+#[cfg(feature = "web")]
 pub(crate) use refusal::Refused;
