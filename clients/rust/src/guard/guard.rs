@@ -484,7 +484,7 @@ impl Guard {
                 }
                 response
             }
-            (Err(refusal), _) => refusal.into(),
+            (Err(refusal), _) => refusal.answer(head),
         };
         response.extensions_mut().insert(Refused);
         Some(response)

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use redis::RedisError;
 use serde_json::json;
@@ -92,6 +93,30 @@ impl Refusal {
         *response.status_mut() = self.0.status;
         *response.headers_mut() = self.0.fields.clone();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response.extensions_mut().insert(Refused);
+        response
+    }
+
+    /// What middleware answers: to a client of gRPC a status of its own, in header fields alone.
+    pub(crate) fn answer(&self, head: &Parts) -> Response<String> {
+        let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+        if !kind.starts_with(b"application/grpc") {
+            return self.response();
+        }
+        let (status, message) = match &self.0.why {
+            Why::Limited(_) => ("8", "rate limit exceeded"),
+            Why::Away(_) => ("14", "the rate limiter is away"),
+            Why::Misused => ("13", "a rate limit that cannot be"),
+        };
+        let mut response = Response::new(String::new());
+        let fields = response.headers_mut();
+        *fields = self.0.fields.clone();
+        fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        fields.insert("grpc-status", HeaderValue::from_static(status));
+        fields.insert("grpc-message", HeaderValue::from_static(message));
+        if let Some(wait) = self.decision().and_then(|decision| decision.retry_after) {
+            fields.insert("grpc-retry-pushback-ms", (wait.as_millis() as u64).into());
+        }
         response.extensions_mut().insert(Refused);
         response
     }
