@@ -139,6 +139,21 @@ async fn the_log_says_once_that_redis_is_away_and_once_that_it_is_back_however_m
 }
 
 #[tokio::test]
+async fn the_first_request_without_an_address_is_told_of_and_what_to_do() {
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let guard = Guard::new(MemoryLimiter::new(), "2/1h").expect("a policy");
+    let (limit, (head, ())) = (guard.limit("5/1h").expect("a policy"), http::Request::new(()).into_parts());
+    for _ in 0..2 {
+        guard.take(&head, 1).await.expect("it passes");
+        let _ = limit.take(&head, 1).await;
+    }
+    let warnings = warnings.0.lock().expect("no panic").clone();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("into_make_service_with_connect_info"), "{warnings:?}");
+}
+
+#[tokio::test]
 async fn a_server_that_answers_errors_is_away_and_the_log_says_what_to_do_about_it() {
     let server = Server::without_module();
     let warnings = Warnings::default();

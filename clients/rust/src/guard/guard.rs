@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +12,7 @@ use redis::{RedisError, RedisResult};
 
 use super::asker::{Asker, Held};
 use super::away;
-use super::client::{client_address, peer, route};
+use super::client::{UNKNOWN, client_address, peer, route};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy};
 use super::refusal::{Refusal, Refused};
@@ -53,6 +54,8 @@ struct Settings {
     on_limited: Option<OnLimited>,
     on_away: Option<OnAway>,
     teller: Teller,
+    /// Whether a request without an address was told of.
+    knows_unknown: Arc<AtomicBool>,
 }
 
 /// What is decided by itself: by which policies for whom, and what is asked for.
@@ -368,7 +371,16 @@ impl Guard {
         if cost < 0 {
             return Err(Refusal::misused("the cost of a request is negative"));
         }
-        let (prefix, name) = (&self.settings.prefix, policy.name());
+        let Settings { prefix, knows_unknown, .. } = &*self.settings;
+        let is_unknown = matches!(client, Client::Address(address) if address == UNKNOWN);
+        if is_unknown && !knows_unknown.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "requests without a network address share one limit: serve axum by \
+                 into_make_service_with_connect_info::<SocketAddr>(), add a SocketAddr to the request's extensions, \
+                 or give the guard a key"
+            );
+        }
+        let name = policy.name();
         // Nothing but addresses stands in braces: a name that users choose chooses no slot.
         let key = match client {
             Client::Everybody(key) | Client::Key(key) => format!("{prefix}{name}:{key}"),

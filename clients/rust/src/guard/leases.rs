@@ -92,7 +92,7 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// If the server answers one, or nothing for the [timeout](Redis::timeout).
+    /// If the server answers one, or nothing for the [timeout](Redis::timeout); at once while it is known to be away.
     pub async fn take(&self, key: impl AsRef<[u8]>, cost: i64) -> RedisResult<Verdict> {
         let key = key.as_ref();
         if let Some(verdict) = self.asker.known(key, &self.rules, cost) {

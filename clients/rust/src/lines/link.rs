@@ -117,7 +117,9 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         };
         self.is_lost.store(state != State::GoOn, Ordering::Relaxed);
         if let (State::GiveUp, Err(error)) = (state, &reply) {
-            life.end(error);
+            // To others it is no reply: what they sent may have been carried out, and is not sent again.
+            let why = if is_reply(error) { given_up(error) } else { error.clone() };
+            life.end(&why);
         }
         reply
     }
@@ -247,6 +249,10 @@ impl Link<MultiplexedConnection> {
         })
         .await
     }
+}
+
+fn given_up(error: &RedisError) -> RedisError {
+    (ErrorKind::Io, "the connection is given up", error.to_string()).into()
 }
 
 pub(crate) fn io_error(why: &'static str) -> RedisError {

@@ -51,7 +51,7 @@ impl Drop for Running {
 }
 
 async fn run(timer: Running) {
-    let length = timer.0.1 / TICKS;
+    let length = (timer.0.1 / TICKS).max(Duration::from_micros(1));
     let mut ticks = interval_at(Instant::now() + length, length);
     // One that comes late counts once.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
