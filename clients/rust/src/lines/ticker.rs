@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
 use tokio::task::yield_now;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::sleep;
 
 use super::line::TICKS;
 use crate::locked;
@@ -52,11 +52,9 @@ impl Drop for Running {
 
 async fn run(timer: Running) {
     let length = (timer.0.1 / TICKS).max(Duration::from_micros(1));
-    let mut ticks = interval_at(Instant::now() + length, length);
-    // One that comes late counts once.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
-        ticks.tick().await;
+        // From when the last one was told: one that comes late counts once.
+        sleep(length).await;
         for _ in 0..LAPS {
             yield_now().await;
         }
