@@ -28,45 +28,35 @@
 //! lost connection, and may so count or give back twice; guards and leases do not.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
-mod acquire;
+mod commands;
+#[cfg(feature = "web")]
+mod frameworks;
 #[cfg(feature = "leases")]
-mod asker;
-mod clock;
-#[cfg(feature = "leases")]
-mod cluster;
-pub mod cmd;
-mod connection;
+mod guard;
 #[cfg(feature = "leases")]
 #[doc(hidden)]
 pub mod keys;
 #[cfg(feature = "leases")]
-mod leases;
-#[cfg(feature = "leases")]
-mod link;
+#[doc(hidden)]
+pub mod lines;
 #[cfg(feature = "memory")]
 mod memory;
-mod quota;
-mod reply;
-mod request;
-#[cfg(feature = "leases")]
-mod server;
 #[cfg(feature = "web")]
 pub mod web;
 
-pub use acquire::Acquire;
 #[cfg(feature = "aio")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
-pub use connection::RlAsyncCommands;
-pub use connection::RlCommands;
+pub use commands::RlAsyncCommands;
+pub use commands::{
+    Acquire, Algorithm, All, Decision, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, WindowInfo,
+    cmd,
+};
 #[cfg(feature = "leases")]
-pub use leases::Leases;
+pub use guard::Leases;
+#[cfg(feature = "leases")]
+pub use lines::Redis;
 #[cfg(feature = "memory")]
 pub use memory::MemoryLimiter;
-pub use quota::{Invalid, Quota, Quotas};
-pub use reply::{Decision, Info, Verdict, WindowInfo};
-pub use request::{Algorithm, All, Take};
-#[cfg(feature = "leases")]
-pub use server::Redis;
 
 #[cfg(any(feature = "leases", feature = "memory"))]
 fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -44,10 +44,10 @@ impl Threads {
         }
     }
 
-    /// Keeps all of them busy at once.
-    async fn work(self) {
-        let together = Arc::new(Barrier::new(self.count()));
-        let work = (0..self.count()).map(|_| {
+    /// Keeps so many of them busy at once.
+    async fn work(self, busy: usize) {
+        let together = Arc::new(Barrier::new(busy));
+        let work = (0..busy).map(|_| {
             let together = together.clone();
             tokio::spawn(async move {
                 together.wait();
@@ -102,12 +102,12 @@ impl App {
 }
 
 /// With connections that are yet to be made, and with those that are there then.
-fn exactly_the_limit_passes(threads: Threads, requests: &[usize], is_busy: bool) {
+fn exactly_the_limit_passes(threads: Threads, requests: &[usize], busy: usize) {
     let server = Server::start();
     threads.runtime().block_on(async {
         let apps = [Fail::Open, Fail::Closed].map(|fail| App::new(&server, fail, TIMEOUT));
         for connection in ["cold", "warm"] {
-            exactly_the_limit_passes_in(&apps, connection, threads, requests, is_busy).await;
+            exactly_the_limit_passes_in(&apps, connection, threads, requests, busy).await;
         }
     });
 }
@@ -117,7 +117,7 @@ async fn exactly_the_limit_passes_in(
     connection: &str,
     threads: Threads,
     requests: &[usize],
-    is_busy: bool,
+    busy: usize,
 ) {
     let mut bursts = JoinSet::new();
     for (app, requests) in apps.iter().flat_map(|app| requests.iter().map(move |n| (app, *n))) {
@@ -128,16 +128,14 @@ async fn exactly_the_limit_passes_in(
     }
     // Until each has sent its requests.
     tokio::task::yield_now().await;
-    if is_busy {
-        threads.work().await;
-    }
+    threads.work(busy).await;
     bursts.join_all().await;
 }
 
 #[test]
 fn of_many_requests_at_once_exactly_the_limit_passes() {
-    exactly_the_limit_passes(Threads::One, &[20, 200, 1_000], false);
-    exactly_the_limit_passes(Threads::Two, &[20, 200, 1_000], false);
+    exactly_the_limit_passes(Threads::One, &[20, 200, 1_000], 0);
+    exactly_the_limit_passes(Threads::Two, &[20, 200, 1_000], 0);
 }
 
 #[test]
@@ -168,12 +166,27 @@ fn exactly_the_limit_passes_with_leases_and_remembered_refusals_too() {
 
 #[test]
 fn exactly_the_limit_passes_while_the_only_thread_is_busy_for_longer_than_the_timeout() {
-    exactly_the_limit_passes(Threads::One, &[20, 200], true);
+    exactly_the_limit_passes(Threads::One, &[20, 200], 1);
 }
 
 #[test]
-fn exactly_the_limit_passes_while_all_threads_are_busy_for_longer_than_the_timeout() {
-    exactly_the_limit_passes(Threads::Two, &[20, 200], true);
+fn exactly_the_limit_passes_while_one_thread_or_all_are_busy_for_longer_than_the_timeout() {
+    exactly_the_limit_passes(Threads::Two, &[20, 200], 1);
+    exactly_the_limit_passes(Threads::Two, &[20, 200], 2);
+}
+
+#[test]
+fn of_ten_thousand_requests_at_once_exactly_the_limit_passes_beside_other_work() {
+    let server = Server::start();
+    for (threads, busy) in [(Threads::One, 1), (Threads::Two, 1)] {
+        threads.runtime().block_on(async {
+            let apps = [App::new(&server, Fail::Closed, TIMEOUT)];
+            for connection in ["cold", "warm"] {
+                let name = format!("{}-{connection}", threads.count());
+                exactly_the_limit_passes_in(&apps, &name, threads, &[10_000], busy).await;
+            }
+        });
+    }
 }
 
 #[test]
@@ -183,7 +196,7 @@ fn exactly_the_limit_passes_on_a_cluster_too() {
         threads.runtime().block_on(async {
             let apps = [Fail::Open, Fail::Closed].map(|fail| App::on(cluster.redis(), fail, TIMEOUT));
             let name = format!("cluster-{}", threads.count());
-            exactly_the_limit_passes_in(&apps, &name, threads, &[20, 200], true).await;
+            exactly_the_limit_passes_in(&apps, &name, threads, &[20, 200], threads.count()).await;
         });
     }
 }

@@ -132,6 +132,35 @@ async fn a_503_asks_to_come_again_in_a_second_and_names_the_reason() {
     assert!(refusal.error().expect("a reason").is_connection_refusal(), "{:?}", refusal.error());
 }
 
+#[tokio::test]
+async fn a_client_of_grpc_is_refused_by_a_status_of_its_own_and_told_the_wait() {
+    let mut server = Server::start();
+    let grpc = |app: Router| async move {
+        let request = Request::post("/a.Service/Call").header("content-type", "application/grpc+proto");
+        let request = request.body(axum::body::Body::empty()).expect("a request");
+        let answer = app.oneshot(request).await.expect("a response");
+        let (head, body) = answer.into_parts();
+        assert!(axum::body::to_bytes(body, 10).await.expect("a body").is_empty());
+        let field =
+            |name: &str| head.headers.get(name).map(|value| value.to_str().expect("ASCII").to_owned());
+        (head.status.as_u16(), field("grpc-status"), field("grpc-retry-pushback-ms"), field("retry-after"))
+    };
+    let app = |guard: Guard| {
+        let call = axum::routing::post(async || [("grpc-status", "0")]);
+        Router::new().route("/a.Service/Call", call).layer(guard.layer())
+    };
+    let limited = app(guard(&server, policy("calls", "0/1h")));
+    assert_eq!(grpc(limited).await, (200, Some("8".into()), None, None), "no wait helps");
+    let limited = app(guard(&server, policy("few", "1/1h")));
+    assert_eq!(grpc(limited.clone()).await, (200, Some("0".into()), None, None));
+    let (_, status, pushback, wait) = grpc(limited).await;
+    assert_eq!((status.as_deref(), wait.as_deref()), (Some("8"), Some("3600")));
+    assert!(pushback.expect("a wait").parse::<u64>().expect("a number") > 3_500_000);
+    let closed = guard(&server, policy("calls", "5/1h")).fail(Fail::Closed);
+    server.kill();
+    assert_eq!(grpc(app(closed)).await, (200, Some("14".into()), None, Some("1".into())));
+}
+
 mod in_actix {
     use std::future::ready;
     use std::net::SocketAddr;

@@ -1,29 +1,25 @@
-//! Random histories of requests by several policies, against an exact server of two slots.
+//! Random histories of what is pure, `clients/histories.json`, which all packages replay.
 //!
-//! Two processes run the real machine. Commands and replies overtake one another, requests are cancelled, settled and
-//! refused further in, commands fail before they arrive or after. In the end the server counts what passed: nothing that
-//! did not, and nothing of others has been given back.
+//! With `WRITE_HISTORIES` set the test writes the file, else it compares: so a change to the rules is seen in it.
 
-use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fmt::Write;
+use std::{env, fs};
 
-use redis::{ErrorKind, RedisError};
-use redis_rl_client::keys::{Command, Keys, Rules, Share, Step, slot};
-use redis_rl_client::{Algorithm, Decision, Quota, Verdict};
+use redis_rl_client::lines::{Ask, Away, Line, Means, State};
+use serde_json::{Map, Value as Json, json};
 
-use crate::server::words::words;
-
-const LIMIT: u64 = 12;
-/// The first two are leased, and no two are in one slot but the last.
-const KEYS: [&str; 5] = ["everybody", "team", "plan", "{a}route", "{a}tokens"];
+use crate::keys::{Asked, Event, Process};
+use crate::server::{repository, table};
 
 /// A generator of numbers.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub fn new(seed: u64) -> Random {
+        Random(seed * 0x9e37_79b9)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -31,252 +27,265 @@ impl Random {
     }
 
     /// Takes any of these.
-    fn pick<T>(&mut self, from: &mut Vec<T>) -> Option<T> {
+    pub fn pick<T>(&mut self, from: &mut Vec<T>) -> Option<T> {
         if from.is_empty() { None } else { Some(from.swap_remove(self.below(from.len()))) }
     }
+
+    /// Any of these.
+    fn any<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
 }
 
-/// Units by key and time. Windows are longer than any history.
-#[derive(Default)]
-struct Server(BTreeMap<Vec<u8>, BTreeMap<u64, u64>>);
-
-impl Server {
-    fn used(&self, key: &[u8]) -> u64 {
-        self.0.get(key).map_or(0, |log| log.values().sum())
+fn line(random: &mut Random) -> Json {
+    let (mut line, mut events, mut verdicts) = (Line::new(), Vec::new(), Vec::new());
+    let mut happens = |event: Json, state: State| {
+        events.push(event);
+        verdicts.push(match state {
+            State::GoOn => "go on",
+            State::Late => "late",
+            State::GiveUp => "give up",
+        });
+        state
+    };
+    // After the end some more, which change nothing.
+    let (mut due, mut left, mut is_up) = (0, 60, random.below(4) > 0);
+    if is_up {
+        happens(json!(["up"]), line.up());
     }
-
-    fn take(&mut self, key: &[u8], units: u64, now_ms: u64) {
-        *self.0.entry(key.to_vec()).or_default().entry(now_ms).or_default() += units;
-    }
-
-    fn give_back(&mut self, key: &[u8], mut units: u64, at: SystemTime) {
-        let log = self.0.entry(key.to_vec()).or_default();
-        for (_, counted) in log.range_mut(..=ms(at)).rev() {
-            let back = units.min(*counted);
-            *counted -= back;
-            units -= back;
-        }
-        assert_eq!(units, 0, "units are given back that nobody has taken");
-    }
-
-    /// By its words.
-    fn carry_out(&mut self, command: &Command, now_ms: u64) -> Decision {
-        let words = words(&command.cmd(None));
-        let has = |word: &str| words.iter().any(|other| other == word);
-        let after = |word: &str| words.iter().position(|other| other == word).map(|place| &words[place + 1]);
-        let number = |word: &String| word.parse::<i64>().expect("a number");
-        let at = after("AT").map(|at| time(number(at) as u64));
-        let shares: Vec<(&[u8], i64)> = if words[0] == "RL.ALL" {
-            let rows = words[1..].chunks_exact(5).filter(|row| row[1] == "LOG");
-            rows.map(|row| (row[0].as_bytes(), number(&row[4]))).collect()
-        } else {
-            vec![(words[1].as_bytes(), after("COST").map_or(1, number))]
+    while left > 0 {
+        left -= 1;
+        let state = match random.below(8) {
+            0 if !is_up => {
+                is_up = true;
+                happens(json!(["up"]), line.up())
+            }
+            0..=2 => {
+                due += 1;
+                happens(json!(["sent"]), line.sent())
+            }
+            3..=4 if due > 0 && is_up => {
+                due -= 1;
+                let (kind, means) = match random.below(12) {
+                    0 => ("elsewhere", Some(Means::Elsewhere)),
+                    1 => ("refused", Some(Means::Refused)),
+                    2 => ("cannot", Some(Means::Cannot)),
+                    _ => ("ok", None),
+                };
+                happens(json!(["replied", kind]), line.replied(means))
+            }
+            5 if random.below(10) == 0 => happens(json!(["closed"]), line.closed()),
+            _ => {
+                let ticks =
+                    if is_up { random.any(&[1, 2, 19, 20, 21]) } else { random.any(&[3, 21, 99, 101]) };
+                let mut state = State::GoOn;
+                for _ in 0..ticks {
+                    state = happens(json!(["tick"]), line.tick());
+                    if state != State::GoOn {
+                        break;
+                    }
+                }
+                state
+            }
         };
-        let limit = |key: &[u8]| LIMIT.saturating_sub(self.used(key)) as i64;
-        let refuses: Vec<bool> = shares.iter().map(|(key, cost)| *cost > 0 && *cost > limit(key)).collect();
-        let limited = refuses.contains(&true);
-        let is_taken = !limited || has("FORCE");
-        let taken: Vec<i64> = shares
-            .iter()
-            .map(|(key, cost)| match is_taken {
-                true => *cost,
-                false if has("PARTIAL") => (*cost).min(limit(key)),
-                false => 0,
-            })
-            .collect();
-        let mut rows = Vec::new();
-        for (((key, _), refuses), taken) in shares.iter().zip(refuses).zip(taken) {
-            match at {
-                Some(at) if taken < 0 => self.give_back(key, taken.unsigned_abs(), at),
-                _ => self.take(key, taken.unsigned_abs(), now_ms),
-            }
-            rows.push(Verdict {
-                limited: refuses,
-                limit: LIMIT,
-                remaining: LIMIT.saturating_sub(self.used(key)),
-                retry_after: refuses.then(|| Duration::from_secs(60)),
-                reset_after: Duration::from_secs(3_600),
-                taken: has("PARTIAL").then_some(taken),
-                at: has("PARTIAL").then(|| time(now_ms)),
-            });
-        }
-        let retry_after = limited.then(|| Duration::from_secs(60));
-        Decision { limited, retry_after, at: time(now_ms), rows }
-    }
-}
-
-fn ms(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64
-}
-
-fn time(ms: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(ms)
-}
-
-enum Message {
-    Command(Command),
-    Reply(Command, Option<Decision>),
-}
-
-struct Process {
-    keys: Keys,
-    network: Vec<Message>,
-    /// Requests that are not answered.
-    open: Vec<u64>,
-    /// Requests that passed.
-    passed: Vec<u64>,
-    /// What is counted of each share.
-    taken: BTreeMap<u64, Vec<i64>>,
-}
-
-impl Process {
-    fn carry_out(&mut self, step: Step) {
-        self.network.extend(step.commands.into_iter().map(Message::Command));
-        for (id, answer) in step.answers {
-            let was_open = self.open.contains(&id);
-            self.open.retain(|open| *open != id);
-            if was_open && answer.as_ref().is_ok_and(|answer| !answer.limited) {
-                self.passed.push(id);
-            }
-            match answer {
-                Ok(answer) => {
-                    self.taken.insert(id, answer.taken);
-                }
-                // It fails closed.
-                Err(_) if was_open => {
-                    let step = self.keys.give_back(Duration::ZERO, id);
-                    self.carry_out(step);
-                }
-                Err(_) => {}
-            }
+        if state != State::GoOn {
+            left = left.min(4);
         }
     }
+    json!({"line": events, "verdicts": verdicts})
 }
 
-fn processes() -> [Process; 2] {
-    [(), ()].map(|()| {
-        let max = NonZeroUsize::new(3).expect("some keys");
-        let keys = Keys::new(Duration::from_millis(5), max, true);
-        Process { keys, network: vec![], open: vec![], passed: vec![], taken: BTreeMap::new() }
+fn away(random: &mut Random) -> Json {
+    let (mut away, mut events, mut verdicts) = (Away::default(), Vec::new(), Vec::new());
+    let mut now = 0;
+    for _ in 0..50 {
+        now += random.any(&[0, 1, 10, 100, 249, 250, 251]);
+        let (event, verdict) = match random.below(8) {
+            0 => (json!(["failed", now]), if away.failed(now) { "begins" } else { "" }),
+            1..=3 => {
+                let is_answered = random.below(3) > 0;
+                let is_back = away.probed(is_answered);
+                (json!(["probed", now, is_answered]), if is_back { "ends" } else { "" })
+            }
+            _ => {
+                let verdict = match away.ask(now) {
+                    Ask::Ask => "ask",
+                    Ask::Away => "away",
+                    Ask::Probe => "probe",
+                };
+                (json!(["ask", now]), verdict)
+            }
+        };
+        events.push(event);
+        verdicts.push(verdict);
+    }
+    json!({"away": events, "verdicts": verdicts})
+}
+
+/// Keys of a history, by its policies. Names but the last two are in slots of their own.
+const KEYS: [(&str, &str); 7] =
+    [("k", "a"), ("k", "b"), ("m", "a"), ("m", "c"), ("n", "b"), ("{s}x", "b"), ("{s}y", "c")];
+
+fn settings(random: &mut Random) -> Map<String, Json> {
+    let settings = json!({
+        "remember_ms": random.any(&[0, 20, 1_000]),
+        "max_keys": random.any(&[3, 3, 4, 100]),
+        "cluster": random.below(2) == 0,
+    });
+    settings.as_object().expect("a map").clone()
+}
+
+fn policy(random: &mut Random, algorithms: &[&str]) -> Json {
+    let limits = random.any(&[
+        &[(100, "1m")][..],
+        &[(100, "1m")],
+        &[(4, "1s")],
+        &[(0, "1h")],
+        &[(50, "400ms"), (100, "1h")],
+    ]);
+    json!({
+        "algorithm": random.any(algorithms),
+        "limits": limits,
+        "units": random.any(&[0, 2, 4, 8, 8, 8]),
+        "for_ms": random.any(&[10, 100]),
     })
 }
 
-/// `loses` tells whether commands may fail. One that fails after it was counted leaves its units counted.
-fn history(seed: u64, loses: bool) {
-    let (mut random, mut server, mut now_ms, mut lost) = (Random(seed), Server::default(), 1_000, false);
-    let mut processes = processes();
-    let hour = Quota::new(LIMIT, Duration::from_secs(3_600));
-    let rules = |key| {
-        let units = if key < 2 { 4 } else { 0 };
-        Arc::new(Rules::new(Algorithm::Log, &[hour], Duration::from_millis(20), units))
-    };
-    let rules: Vec<Arc<Rules>> = (0..KEYS.len()).map(rules).collect();
-    let mut keys_of = BTreeMap::new();
-    let mut last_id = 0;
-    for turn in 0..400 {
-        let is_ending = turn >= 300;
-        let now = Duration::from_millis(now_ms);
-        let process = &mut processes[random.below(2)];
-        let step = match random.below(11) {
-            0..=2 if !is_ending => {
-                last_id += 1;
-                let mut left: Vec<usize> = (0..KEYS.len()).collect();
-                let places: Vec<usize> =
-                    (0..=random.below(KEYS.len())).filter_map(|_| random.pick(&mut left)).collect();
-                let share = |key: &usize| {
-                    let cost = 1 + random.below(2) as i64;
-                    Share { key: KEYS[*key].as_bytes().into(), rules: rules[*key].clone(), cost }
-                };
-                let shares = places.iter().map(share).collect();
-                keys_of.insert(last_id, places);
-                process.open.push(last_id);
-                process.keys.take(now, last_id, shares)
-            }
-            3 if !is_ending => {
-                let cancelled = random.pick(&mut process.open);
-                cancelled.map_or_else(Step::default, |id| process.keys.give_back(now, id))
-            }
-            4 if !is_ending => {
-                let refused = random.pick(&mut process.passed);
-                refused.map_or_else(Step::default, |id| process.keys.give_back(now, id))
-            }
-            5 if !is_ending && !process.passed.is_empty() => {
-                let id = process.passed[random.below(process.passed.len())];
-                process.keys.settle(id, [(0, random.below(4) as i64)])
-            }
-            6 => {
-                now_ms += random.below(6) as u64;
-                Step::default()
-            }
-            7 => process.keys.tick(now),
-            _ => {
-                let fails = loses && random.below(10) == 0;
-                match random.pick(&mut process.network) {
-                    Some(Message::Command(command)) => {
-                        let reply = (!fails).then(|| server.carry_out(&command, now_ms));
-                        lost |= fails;
-                        if command.awaits_reply() {
-                            process.network.push(Message::Reply(command, reply));
-                        }
-                        Step::default()
-                    }
-                    Some(Message::Reply(command, reply)) => {
-                        lost |= fails;
-                        process.keys.reply(now, &command, reply.filter(|_| !fails).ok_or_else(away))
-                    }
-                    None => Step::default(),
-                }
-            }
-        };
-        process.carry_out(step);
+/// What a server may say to a command: whatever its counts are, others take and give back units too.
+fn reply(random: &mut Random, words: &str, now: u64) -> Json {
+    let at = 10_000 + now + random.any(&[0, 0, 1, 2]);
+    let words: Vec<&str> = words.split(' ').collect();
+    let after = |name: &str| words.iter().position(|word| *word == name).map(|place| words[place + 1]);
+    let number = |word: &str| word.parse::<i64>().expect("a number");
+    if words[0] != "RL.ALL" {
+        let (cost, limit) = (after("COST").map_or(1, number), number(words[2]));
+        let taken = if random.below(3) > 0 { cost } else { random.below(cost.max(1) as usize) as i64 };
+        let taken = taken.min(limit);
+        let limited = i64::from(taken < cost);
+        let left = if limited == 1 { 0 } else { random.below((limit - taken) as usize + 1) as i64 };
+        let wait = if limited == 0 || limit == 0 { -1 } else { random.any(&[3, 30, 60_000]) };
+        return json!([limited, limit, left, wait, random.any(&[40, 60_000]), taken, at]);
     }
-    // All arrives, and all leases go back.
-    now_ms += 100;
-    let now = Duration::from_millis(now_ms);
-    for process in &mut processes {
-        let step = process.keys.close();
-        process.carry_out(step);
-        while let Some(message) = random.pick(&mut process.network) {
-            match message {
-                Message::Command(command) => {
-                    let reply = server.carry_out(&command, now_ms);
-                    if command.awaits_reply() {
-                        process.network.push(Message::Reply(command, Some(reply)));
-                    }
-                }
-                Message::Reply(command, reply) => {
-                    let step = process.keys.reply(now, &command, reply.ok_or_else(away));
-                    process.carry_out(step);
-                }
-            }
+    let rows = words[1..].chunks_exact(5).filter(|row| number_or_none(row[2]).is_some());
+    let (mut longest, mut told) = (None, Vec::new());
+    for row in rows {
+        let (limit, cost) = (number(row[2]), number(row[4]));
+        let limited = cost > 0 && (cost > limit || random.below(4) == 0);
+        let wait = if cost > limit { -1 } else { random.any(&[3, 30, 60_000]) };
+        if limited {
+            longest = longest.max(Some(if wait < 0 { i64::MAX } else { wait }));
         }
-        assert!(process.open.is_empty(), "every request is answered: seed {seed}");
+        let left = random.below(if limited { cost.min(limit) as usize } else { limit as usize + 1 }.max(1));
+        let wait = if limited { wait } else { -1 };
+        told.push(json!([i64::from(limited), limit, left, wait, random.any(&[40, 60_000])]));
     }
-    for (place, key) in KEYS.iter().enumerate() {
-        let units = |process: &Process| {
-            let of = |id: &u64| {
-                let share = keys_of[id].iter().position(|key| *key == place);
-                share.map_or(0, |share| process.taken[id][share])
-            };
-            process.passed.iter().map(of).sum::<i64>()
-        };
-        let (passed, used) = (processes.iter().map(units).sum::<i64>() as u64, server.used(key.as_bytes()));
-        let holds = if lost { passed <= used } else { passed == used };
-        assert!(holds, "{passed} units of {key} passed and {used} are counted: seed {seed}");
-    }
+    let wait = longest.filter(|wait| *wait < i64::MAX).unwrap_or(-1);
+    json!([i64::from(longest.is_some()), wait, at, told])
 }
 
-fn away() -> RedisError {
-    (ErrorKind::Io, "away").into()
+fn number_or_none(word: &str) -> Option<i64> {
+    word.parse().ok()
+}
+
+/// None if a key leaves while its command is in flight: what each package then knows of it is its own.
+fn keys(random: &mut Random) -> Option<Json> {
+    let settings = settings(random);
+    // Different ones, since a key is known by its algorithm and limits, whatever else its policies say.
+    let algorithms = [("a", &["fixed", "bucket"][..]), ("b", &["log"]), ("c", &["sliding"])];
+    let named = |(name, algorithms): (&str, _)| (name.to_owned(), policy(random, algorithms));
+    let policies: Map<String, Json> = algorithms.into_iter().map(named).collect();
+    let own = policies
+        .iter()
+        .map(|(name, policy)| (Some(name.clone()), policy.as_object().expect("a map").clone()));
+    let mut process = Process::new(&settings, own);
+    let (mut now, mut requests, mut answered) =
+        (0, Vec::<(String, usize)>::new(), Vec::<(String, usize)>::new());
+    let mut steps = Vec::new();
+    let length = 12 + random.below(16);
+    for turn in 0..length {
+        now += random.any(&[0, 0, 0, 1, 2, 5, 10, 10, 60, 100]);
+        let mut event = Event { at: now, ..Event::default() };
+        let mut sent = process.sent();
+        let kind = random.below(14);
+        if kind < 5 && (turn < length - 4 || sent.is_empty()) {
+            event.event = "take".into();
+            event.name = (requests.len() + 1).to_string();
+            let mut left: Vec<_> = KEYS.to_vec();
+            let shares = random.any(&[1, 1, 1, 2, 3]);
+            for place in 0..shares {
+                // Most ask for the first, which is hot.
+                let place = if place == 0 && random.below(3) > 0 { 0 } else { random.below(left.len()) };
+                let (key, policy) = left.remove(place);
+                // One command names a key once.
+                left.retain(|(other, _)| *other != key);
+                let cost = random.any(&[1, 1, 1, 1, 2, 3, 5, 0, 9, -1]);
+                let cost = Some(cost).filter(|cost| *cost != 1);
+                event.shares.push(Asked { key: key.into(), cost, policy: Some(policy.into()) });
+            }
+            requests.push((event.name.clone(), event.shares.len()));
+        } else if kind < 9
+            && let Some(to) = random.pick(&mut sent)
+        {
+            let is_lost = random.below(10) == 0;
+            event.event = if is_lost { "error" } else { "reply" }.into();
+            event.reply = if is_lost { Json::Null } else { reply(random, &to, now) };
+            event.to = to;
+        } else if (10..12).contains(&kind) && !answered.is_empty() {
+            let (name, shares) = answered[random.below(answered.len())].clone();
+            event.event = "settle".into();
+            event.name = name;
+            event.used =
+                (0..shares).map(|_| random.any(&[None, Some(0), Some(1), Some(2), Some(4)])).collect();
+        } else if kind == 12 && !requests.is_empty() {
+            event.event = "give_back".into();
+            event.name = requests[random.below(requests.len())].0.clone();
+        } else if random.below(8) == 0 {
+            event.event = "close".into();
+        } else {
+            event.event = "tick".into();
+        }
+        (event.sends, event.answers) = process.happens(&event);
+        if process.has_leaving_keys() {
+            return None;
+        }
+        answered.extend(requests.iter().filter(|(name, _)| event.answers.contains_key(name)).cloned());
+        steps.push(event);
+    }
+    Some(json!({"keys": {"settings": settings, "policies": policies, "steps": steps}}))
 }
 
 #[test]
-fn in_the_end_the_server_counts_what_passed() {
-    assert!(slot(b"everybody") != slot(b"plan") && slot(b"plan") != slot(b"{a}"));
-    (1..=500).for_each(|seed| history(seed * 0x9e37_79b9, false));
+fn the_file_is_what_the_seeds_make() {
+    let mut made = String::from("[");
+    let by =
+        |make: fn(&mut Random) -> Option<Json>| (1..).filter_map(move |seed| make(&mut Random::new(seed)));
+    let lines = by(|random| Some(line(random))).take(100);
+    let aways = by(|random| Some(away(random))).take(100);
+    for history in by(keys).take(300).chain(lines).chain(aways) {
+        let separator = if made.len() == 1 { "\n" } else { ",\n" };
+        write!(made, "{separator}{history}").expect("memory");
+    }
+    made.push_str("\n]\n");
+    let path = repository("clients/histories.json");
+    if env::var_os("WRITE_HISTORIES").is_some() {
+        fs::write(&path, &made).expect("the file");
+    }
+    let written = fs::read_to_string(&path).expect("the file");
+    let differs = made.lines().zip(written.lines()).position(|(made, written)| made != written);
+    assert_eq!(differs, None, "this line of clients/histories.json is not what the seeds make");
+    assert_eq!(made.len(), written.len());
+    assert!(made.len() < 1_000_000, "{} bytes", made.len());
 }
 
 #[test]
-fn when_commands_and_replies_are_lost_it_counts_no_less() {
-    (1..=500).for_each(|seed| history(seed * 0x9e37_79b9, true));
+fn errors_are_those_of_the_table() {
+    let means = |means| match means {
+        Means::Elsewhere => "elsewhere",
+        Means::Refused => "refused",
+        Means::Cannot => "cannot",
+    };
+    let own = redis_rl_client::lines::ERRORS
+        .iter()
+        .map(|known| json!({"starts": known.starts, "means": means(known.means), "log": known.log}));
+    assert_eq!(own.collect::<Vec<_>>(), table::<Vec<Json>>("errors"));
 }

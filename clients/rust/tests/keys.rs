@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisResult, Value};
 use redis_rl_client::keys::{Answer, Command, Keys, Rules, Share, Step, slot};
 use redis_rl_client::{Algorithm, Quota, Verdict};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 
 use crate::server;
@@ -33,38 +33,39 @@ struct Case {
     steps: Vec<Event>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Event {
-    at: u64,
-    event: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    shares: Vec<Asked>,
-    #[serde(default)]
-    used: Vec<Option<i64>>,
-    #[serde(default)]
-    to: String,
-    #[serde(default)]
-    reply: Json,
-    #[serde(default)]
-    sends: Vec<String>,
-    #[serde(default)]
-    answers: BTreeMap<String, Json>,
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Event {
+    pub at: u64,
+    pub event: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Asked>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub used: Vec<Option<i64>>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub to: String,
+    #[serde(skip_serializing_if = "Json::is_null")]
+    pub reply: Json,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sends: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub answers: BTreeMap<String, Json>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
-    key: String,
-    cost: Option<i64>,
-    policy: Option<String>,
+pub struct Asked {
+    pub key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<i64>,
+    pub policy: Option<String>,
 }
 
 /// What is given last counts.
-fn merged<'a>(given: &[&'a Map<String, Json>]) -> BTreeMap<&'a str, &'a Json> {
-    given.iter().flat_map(|given| given.iter()).map(|(name, value)| (name.as_str(), value)).collect()
+fn merged(given: &[&Map<String, Json>]) -> Map<String, Json> {
+    given.iter().flat_map(|given| given.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 fn number(value: &Json) -> u64 {
@@ -77,17 +78,12 @@ fn algorithm(name: &Json) -> Algorithm {
     *Algorithm::EVERY.iter().find(named).expect("an algorithm")
 }
 
-impl Case {
-    fn share(&self, table: &Table, asked: &Asked) -> Share {
-        let policy = asked.policy.as_ref().map_or(&self.policy, |name| &self.policies[name]);
-        let policy = merged(&[&table.policy, policy]);
-        let limits: Vec<(u64, String)> = serde_json::from_value(policy["limits"].clone()).expect("limits");
-        let quota = |(limit, window): &(u64, String)| format!("{limit}/{window}").parse().expect("a quota");
-        let quotas: Vec<Quota> = limits.iter().map(quota).collect();
-        let lasting = Duration::from_millis(number(policy["for_ms"]));
-        let rules = Rules::new(algorithm(policy["algorithm"]), &quotas, lasting, number(policy["units"]));
-        Share { key: asked.key.as_bytes().into(), rules: Arc::new(rules), cost: asked.cost.unwrap_or(1) }
-    }
+fn rules(policy: &Map<String, Json>) -> Rules {
+    let limits: Vec<(u64, String)> = serde_json::from_value(policy["limits"].clone()).expect("limits");
+    let quota = |(limit, window): &(u64, String)| format!("{limit}/{window}").parse().expect("a quota");
+    let quotas: Vec<Quota> = limits.iter().map(quota).collect();
+    let lasting = Duration::from_millis(number(&policy["for_ms"]));
+    Rules::new(algorithm(&policy["algorithm"]), &quotas, lasting, number(&policy["units"]))
 }
 
 /// This package leaves out a cost of 1.
@@ -122,54 +118,93 @@ fn figures(answer: &RedisResult<Answer>) -> Json {
     json!([u64::from(answer.limited), wait_ms(answer.retry_after), rows])
 }
 
+/// A process that is told what happens, and what it has sent.
+pub struct Process {
+    keys: Keys,
+    policies: BTreeMap<Option<String>, Arc<Rules>>,
+    requests: Vec<String>,
+    sent: Vec<Command>,
+}
+
+impl Process {
+    pub fn new(
+        settings: &Map<String, Json>,
+        policies: impl Iterator<Item = (Option<String>, Map<String, Json>)>,
+    ) -> Process {
+        let remember = Duration::from_millis(number(&settings["remember_ms"]));
+        let max_keys = NonZeroUsize::new(number(&settings["max_keys"]) as usize).expect("some keys");
+        let keys = Keys::new(remember, max_keys, settings["cluster"] == true);
+        let policies = policies.map(|(name, policy)| (name, Arc::new(rules(&policy)))).collect();
+        Process { keys, policies, requests: Vec::new(), sent: Vec::new() }
+    }
+
+    /// Commands whose replies are to come, the oldest first.
+    pub fn sent(&self) -> Vec<String> {
+        self.sent.iter().map(words).collect()
+    }
+
+    /// Whether a key was forgotten while a command of it was in flight.
+    pub fn has_leaving_keys(&self) -> bool {
+        !format!("{:?}", self.keys).contains("leaving: {}")
+    }
+
+    fn step(&mut self, event: &Event) -> Step {
+        let now = Duration::from_millis(event.at);
+        let id = self.requests.iter().position(|name| *name == event.name).unwrap_or_default() as u64;
+        match event.event.as_str() {
+            "take" => {
+                let share = |asked: &Asked| Share {
+                    key: asked.key.as_bytes().into(),
+                    rules: self.policies[&asked.policy].clone(),
+                    cost: asked.cost.unwrap_or(1),
+                };
+                let shares = event.shares.iter().map(share).collect();
+                self.requests.push(event.name.clone());
+                self.keys.take(now, self.requests.len() as u64 - 1, shares)
+            }
+            "reply" | "error" => {
+                let to = without_cost_of_one(&event.to);
+                let position = self.sent.iter().position(|command| words(command) == to);
+                let command = self.sent.remove(position.unwrap_or_else(|| panic!("{to} was not sent")));
+                let is_reply = event.event == "reply";
+                let away = || Err((ErrorKind::Io, "away").into());
+                let reply = if is_reply { command.read(value(&event.reply)) } else { away() };
+                self.keys.reply(now, &command, reply)
+            }
+            "settle" => {
+                let used = event.used.iter().enumerate();
+                self.keys.settle(id, used.filter_map(|(place, used)| Some((place, (*used)?))))
+            }
+            "give_back" => self.keys.give_back(now, id),
+            "tick" => self.keys.tick(now),
+            "close" => self.keys.close(),
+            other => panic!("{other} is no event"),
+        }
+    }
+
+    /// What is sent and answered.
+    pub fn happens(&mut self, event: &Event) -> (Vec<String>, BTreeMap<String, Json>) {
+        let Step { commands, answers } = self.step(event);
+        let sends = commands.iter().map(words).collect();
+        self.sent.extend(commands.into_iter().filter(Command::awaits_reply));
+        let name = |id: u64| self.requests[id as usize].clone();
+        (sends, answers.iter().map(|(id, answer)| (name(*id), figures(answer))).collect())
+    }
+}
+
 #[test]
 fn every_case_holds() {
     let table: Table = server::table("local");
     assert!(table.cases.len() >= 60);
     for case in &table.cases {
-        let settings = merged(&[&table.settings, &case.settings]);
-        let remember = Duration::from_millis(number(settings["remember_ms"]));
-        let max_keys = NonZeroUsize::new(number(settings["max_keys"]) as usize).expect("some keys");
-        let mut keys = Keys::new(remember, max_keys, settings["cluster"] == true);
-        let mut requests: Vec<&str> = Vec::new();
-        let mut sent: Vec<Command> = Vec::new();
+        let own = case.policies.iter().map(|(name, policy)| (Some(name.clone()), policy));
+        let policies = own.chain([(None, &case.policy)]);
+        let policies = policies.map(|(name, policy)| (name, merged(&[&table.policy, policy])));
+        let mut process = Process::new(&merged(&[&table.settings, &case.settings]), policies);
         for event in &case.steps {
+            let sends = event.sends.iter().map(|words| without_cost_of_one(words)).collect();
             let what = format!("{} {} at {} ms: {}", event.event, event.name, event.at, case.name);
-            let now = Duration::from_millis(event.at);
-            let id = requests.iter().position(|name| *name == event.name).unwrap_or_default() as u64;
-            let Step { commands, answers } = match event.event.as_str() {
-                "take" => {
-                    let shares = event.shares.iter().map(|asked| case.share(&table, asked)).collect();
-                    requests.push(&event.name);
-                    keys.take(now, requests.len() as u64 - 1, shares)
-                }
-                "reply" | "error" => {
-                    let to = without_cost_of_one(&event.to);
-                    let position = sent.iter().position(|command| words(command) == to);
-                    let command =
-                        sent.remove(position.unwrap_or_else(|| panic!("{what}: {to} was not sent")));
-                    let away = || Err((ErrorKind::Io, "away").into());
-                    let is_reply = event.event == "reply";
-                    let reply = if is_reply { command.read(value(&event.reply)) } else { away() };
-                    keys.reply(now, &command, reply)
-                }
-                "settle" => {
-                    let used = event.used.iter().enumerate();
-                    keys.settle(id, used.filter_map(|(place, used)| Some((place, (*used)?))))
-                }
-                "give_back" => keys.give_back(now, id),
-                "tick" => keys.tick(now),
-                "close" => keys.close(),
-                other => panic!("{other} is no event"),
-            };
-            let sends: Vec<String> = event.sends.iter().map(|words| without_cost_of_one(words)).collect();
-            assert_eq!(commands.iter().map(words).collect::<Vec<_>>(), sends, "{what}");
-            let answers: BTreeMap<_, _> = answers
-                .iter()
-                .map(|(id, answer)| (requests[*id as usize].to_owned(), figures(answer)))
-                .collect();
-            assert_eq!(answers, event.answers, "{what}");
-            sent.extend(commands.into_iter().filter(Command::awaits_reply));
+            assert_eq!(process.happens(event), (sends, event.answers.clone()), "{what}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::HeaderMap;
@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::limits::{ask, guard, policy};
-use crate::server::Server;
+use crate::server::{PATIENCE, Server};
 
 #[tokio::test]
 async fn no_cost_is_a_way_around_a_limit() {
@@ -115,20 +115,61 @@ impl Subscriber for Warnings {
 }
 
 #[tokio::test]
-async fn while_redis_is_away_there_is_one_warning_a_second_however_many_requests_come() {
-    let server = Server::start();
-    let guard = guard(&server, policy("requests", "5/1h"));
-    drop(server);
+async fn the_log_says_once_that_redis_is_away_and_once_that_it_is_back_however_many_requests_come() {
+    let mut server = Server::start();
     let warnings = Warnings::default();
     let _subscribed = tracing::subscriber::set_default(warnings.clone());
-    let start = Instant::now();
-    for _ in 0..500 {
-        guard.take("a", 1).await.expect("an admission");
+    let told = || std::mem::take(&mut *warnings.0.lock().expect("no panic"));
+    for (fail, begins) in [(Fail::Open, ""), (Fail::Closed, ""), (Fail::Local, "limits are local: ")] {
+        let guard = Guard::new(server.client("resp3"), "5/1h").expect("a policy").fail(fail);
+        server.kill();
+        for _ in 0..500 {
+            let _ = guard.take("a", 0).await;
+        }
+        assert_eq!(told(), [format!("{begins}Redis is away: Connection refused (os error 111)")]);
+        server.restart();
+        let back_since = Instant::now();
+        while server.calls("RL.ALL") < 3 && back_since.elapsed() < PATIENCE {
+            let _ = guard.take("a", 0).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(back_since.elapsed() < Duration::from_secs(1), "{:?}", back_since.elapsed());
+        assert_eq!(told(), ["Redis decides again"]);
     }
-    let warnings = warnings.0.lock().expect("no panic");
-    assert!(warnings.len() as u64 <= 1 + start.elapsed().as_secs(), "{warnings:?}");
-    assert!(warnings[0].starts_with("cannot ask for the limit: "), "{warnings:?}");
-    assert!(warnings[0].ends_with(" (requests: 1)"), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn the_first_request_without_an_address_is_told_of_and_what_to_do() {
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let guard = Guard::new(MemoryLimiter::new(), "2/1h").expect("a policy");
+    let (limit, (head, ())) = (guard.limit("5/1h").expect("a policy"), http::Request::new(()).into_parts());
+    for _ in 0..2 {
+        guard.take(&head, 1).await.expect("it passes");
+        let _ = limit.take(&head, 1).await;
+    }
+    let warnings = warnings.0.lock().expect("no panic").clone();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("into_make_service_with_connect_info"), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_answers_errors_is_away_and_the_log_says_what_to_do_about_it() {
+    let server = Server::without_module();
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Local);
+    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
+    for passes in [true, true, true, true, true, false, false] {
+        assert_eq!(guard.take("a", 1).await.is_ok(), passes);
+    }
+    let warnings = warnings.0.lock().expect("no panic").clone();
+    let [begins] = &warnings[..] else { panic!("{warnings:?}") };
+    let expected = "limits are local: Redis is away: the server has not loaded the redis-rl module: load it";
+    assert!(begins.starts_with(expected), "{begins}");
+    assert_eq!(*told.lock().expect("no panic"), [true]);
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lru::LruCache;
 
-use super::request::{RequestId, Rules, Share, longest_wait};
-use crate::{Decision, Verdict};
+use super::share::{RequestId, Rules, Share, longest_wait};
+use crate::commands::{Decision, Verdict};
 
 /// Units that are counted and not yet used.
 #[derive(Clone, Debug)]

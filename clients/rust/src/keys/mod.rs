@@ -4,8 +4,10 @@
 //! Pure: [`Keys`] is told the time and what happens, and says which commands to send and what to answer.
 //! `clients/README.md` has the rules, `clients/local.json` the cases.
 
+mod command;
 mod key;
 mod request;
+mod share;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -16,13 +18,15 @@ use std::time::{Duration, SystemTime};
 
 use redis::{RedisError, RedisResult};
 
-use crate::request::MAX_COST;
-use crate::{Decision, Verdict};
+use crate::commands::{Decision, MAX_COST, Verdict};
 
 use key::{Known, Lease, Refusal};
-use request::{Request, longest_wait};
+use request::Request;
+use share::longest_wait;
 
-pub use request::{Answer, Command, RequestId, Rules, Share, Step, slot};
+pub use crate::commands::slot;
+pub use command::{Answer, Command, Step};
+pub use share::{RequestId, Rules, Share};
 
 /// Keys that a process remembers.
 pub const MAX_KEYS: usize = 10_000;

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ pub struct Forwarder {
 }
 
 struct Shared {
-    server: u16,
+    server: AtomicU16,
     /// One way.
     delay: Duration,
     /// Connections so far, and those of them that carry nothing any more.
@@ -31,7 +31,7 @@ impl Forwarder {
     /// On a port that was chosen before.
     pub fn on(listener: TcpListener, server: u16, delay: Duration) -> Forwarder {
         let shared = Arc::new(Shared {
-            server,
+            server: server.into(),
             delay,
             connections: AtomicUsize::new(0),
             silent: AtomicUsize::new(0),
@@ -53,6 +53,11 @@ impl Forwarder {
 
     pub fn client(&self) -> redis::Client {
         redis::Client::open(self.url()).expect("an address")
+    }
+
+    /// New connections lead to another server. Those that there are stay as they are.
+    pub fn lead_to(&self, server: u16) {
+        self.shared.server.store(server, Ordering::SeqCst);
     }
 
     /// From now on the connections that there are carry nothing. New ones work.
@@ -77,7 +82,9 @@ impl Forwarder {
 
 impl Shared {
     fn connect(self: &Arc<Shared>, client: TcpStream) {
-        let Ok(server) = TcpStream::connect(("127.0.0.1", self.server)) else { return };
+        let Ok(server) = TcpStream::connect(("127.0.0.1", self.server.load(Ordering::SeqCst))) else {
+            return;
+        };
         let number = self.connections.fetch_add(1, Ordering::SeqCst);
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("a socket");

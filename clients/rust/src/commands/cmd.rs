@@ -15,7 +15,8 @@
 
 use redis::{Cmd, ToSingleRedisArg};
 
-use crate::{Algorithm, All, Quota, Take};
+use super::quota::Quota;
+use super::request::{Algorithm, All, Take, with_room};
 
 macro_rules! takes {
     ($($(#[$doc:meta])* $command:ident = $algorithm:ident;)*) => {$(
@@ -70,9 +71,4 @@ pub fn reset(key: impl ToSingleRedisArg) -> Cmd {
 
 fn keyed(name: &str, key: impl ToSingleRedisArg) -> Cmd {
     with_room(name).arg(key).take()
-}
-
-/// A command that seldom has to grow.
-pub(crate) fn with_room(name: &str) -> Cmd {
-    Cmd::with_capacity(16, 128).arg(name).take()
 }

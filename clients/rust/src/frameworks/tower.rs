@@ -8,8 +8,7 @@ use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::web::Guard;
-use crate::web::refusal::Refused;
+use crate::guard::{Guard, Refused};
 
 impl Guard {
     /// Middleware, of services whose response body can be made of a `String`, as that of axum can.

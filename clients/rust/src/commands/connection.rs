@@ -2,8 +2,11 @@
 
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
-use crate::acquire::Asked;
-use crate::{Acquire, Algorithm, All, Decision, Info, Quota, Take, Verdict, cmd};
+use super::acquire::{Acquire, Asked};
+use super::cmd;
+use super::quota::Quota;
+use super::reply::{Decision, Info, Verdict};
+use super::request::{Algorithm, All, Take};
 
 /// The methods of both traits: those that take or look for units, and the others.
 macro_rules! commands {

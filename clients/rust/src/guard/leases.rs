@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
 
-use crate::asker::Asker;
-use crate::clock::Clock;
+use super::asker::Asker;
+use super::away::Teller;
+use crate::commands::{Algorithm, Clock, Quota, Verdict, check};
 use crate::keys::{Rules, Share};
-use crate::quota::check;
-use crate::{Algorithm, Quota, Redis, Verdict};
+use crate::lines::Redis;
 
 /// A limiter for hot keys and floods: it leases units, and remembers refusals.
 ///
@@ -54,14 +54,15 @@ impl Leases {
             clock: Clock::default(),
             rules: Arc::new(Rules::new(algorithm, &quotas, lasting, units)),
             quotas,
-            asker: Asker::new(client.into(), Clock::default(), remember),
+            asker: Asker::new(client.into(), Clock::default(), remember, Teller::default()),
         }
     }
 
     /// With other settings nothing is known yet.
     fn anew(self) -> Leases {
         let rules = Rules::new(self.algorithm, &self.quotas, self.lasting, self.units);
-        let asker = Asker::new(self.asker.redis().clone(), self.clock.clone(), self.remember);
+        let asker =
+            Asker::new(self.asker.redis().clone(), self.clock.clone(), self.remember, Teller::default());
         Leases { rules: Arc::new(rules), asker, ..self }
     }
 
@@ -91,7 +92,7 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// If the server answers one, or nothing for the [timeout](Redis::timeout).
+    /// If the server answers one, or nothing for the [timeout](Redis::timeout); at once while it is known to be away.
     pub async fn take(&self, key: impl AsRef<[u8]>, cost: i64) -> RedisResult<Verdict> {
         let key = key.as_ref();
         if let Some(verdict) = self.asker.known(key, &self.rules, cost) {

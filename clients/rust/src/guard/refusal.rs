@@ -3,12 +3,26 @@
 use std::fmt;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use redis::RedisError;
 use serde_json::json;
 
-use crate::web::answer::{Told, fields_of, seconds, violated};
-use crate::{Decision, Invalid};
+use super::answer::{Told, fields_of, seconds, violated};
+use super::policy::Policy;
+use crate::commands::{Decision, Invalid};
+
+/// The header fields of a response to a request that these policies decided on, or its refusal.
+pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
+    let mut rows = decision.rows.iter().copied();
+    let policies = policies.as_ref();
+    let told = |policy: &Policy| Told {
+        policy: policy.clone(),
+        rows: rows.by_ref().take(policy.quotas().len()).collect(),
+    };
+    let told: Vec<Told> = policies.iter().map(told).collect();
+    if decision.limited { Err(Refusal::limited(&told, decision)) } else { Ok(fields_of(&told, false)) }
+}
 
 /// The response to a request that may not go on: a status, header fields, and problem details of RFC 9457.
 ///
@@ -83,6 +97,30 @@ impl Refusal {
         response
     }
 
+    /// What middleware answers: to a client of gRPC a status of its own, in header fields alone.
+    pub(crate) fn answer(&self, head: &Parts) -> Response<String> {
+        let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+        if !kind.starts_with(b"application/grpc") {
+            return self.response();
+        }
+        let (status, message) = match &self.0.why {
+            Why::Limited(_) => ("8", "rate limit exceeded"),
+            Why::Away(_) => ("14", "the rate limiter is away"),
+            Why::Misused => ("13", "a rate limit that cannot be"),
+        };
+        let mut response = Response::new(String::new());
+        let fields = response.headers_mut();
+        *fields = self.0.fields.clone();
+        fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        fields.insert("grpc-status", HeaderValue::from_static(status));
+        fields.insert("grpc-message", HeaderValue::from_static(message));
+        if let Some(wait) = self.decision().and_then(|decision| decision.retry_after) {
+            fields.insert("grpc-retry-pushback-ms", (wait.as_millis() as u64).into());
+        }
+        response.extensions_mut().insert(Refused);
+        response
+    }
+
     /// 429, or 403 if no wait helps, or 503 while Redis is away, or 500 if the application asked for what cannot be: a
     /// negative cost, say.
     #[must_use]
@@ -135,12 +173,5 @@ impl std::error::Error for Refusal {}
 impl<B: From<String>> From<Refusal> for Response<B> {
     fn from(refusal: Refusal) -> Response<B> {
         refusal.response().map(B::from)
-    }
-}
-
-#[cfg(feature = "axum")]
-impl axum::response::IntoResponse for Refusal {
-    fn into_response(self) -> axum::response::Response {
-        self.into()
     }
 }

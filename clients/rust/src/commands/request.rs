@@ -5,8 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
 
-use crate::Quota;
-use crate::cmd::with_room;
+use super::quota::Quota;
 
 /// How a key counts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -226,4 +225,26 @@ pub(crate) fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTim
             out.write_arg_fmt(format_args!("-{}", before.duration().as_nanos().div_ceil(1_000_000)))
         }
     }
+}
+
+/// A command that seldom has to grow.
+pub(crate) fn with_room(name: &str) -> Cmd {
+    Cmd::with_capacity(16, 128).arg(name).take()
+}
+
+/// The slot of a key on a cluster: the CRC16 of its hash tag, or of all of it.
+#[cfg(feature = "leases")]
+#[must_use]
+pub fn slot(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|start| {
+        let rest = &key[start + 1..];
+        rest.iter().position(|byte| *byte == b'}').filter(|length| *length > 0).map(|length| &rest[..length])
+    });
+    let crc = tag.unwrap_or(key).iter().fold(0u16, |crc, byte| {
+        (0..8).fold(
+            crc ^ u16::from(*byte) << 8,
+            |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 },
+        )
+    });
+    crc % 16_384
 }

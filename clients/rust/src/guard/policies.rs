@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::Invalid;
-use crate::web::Policy;
+use super::policy::Policy;
+use crate::commands::Invalid;
 
 /// Rows that `RL.ALL` accepts.
 const MAX_ROWS: usize = 64;

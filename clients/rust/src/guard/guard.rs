@@ -2,26 +2,26 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use crate::asker::{Asker, Held};
-use crate::clock::Clock;
+use super::asker::{Asker, Held};
+use super::away;
+use super::client::{UNKNOWN, client_address, peer, route};
+use super::policies::{Policies, Source, checked};
+use super::policy::{Key, KeyOf, Policy};
+use super::refusal::{Refusal, Refused};
+use super::reservation::{Client, Costs, Part, Requester, Reservation};
+use super::teller::Teller;
+use crate::commands::{Clock, Decision, Invalid, MAX_COST};
 use crate::keys::{Answer, Share};
-use crate::request::MAX_COST;
-use crate::web::away::Teller;
-use crate::web::client::{client_address, peer, route};
-use crate::web::local::{Local, OnLocal};
-use crate::web::policies::{Source, checked};
-use crate::web::policy::{Key, KeyOf};
-use crate::web::refusal::Refused;
-use crate::web::reservation::{Client, Costs, Part, Requester};
-use crate::web::{Policies, Policy, Refusal, Reservation};
-use crate::{Decision, Invalid, Redis};
+use crate::lines::Redis;
+use crate::memory::MemoryLimiter;
 
 /// Policies, and the Redis that counts by them: what is said once for a service. Clones share it.
 ///
@@ -31,7 +31,8 @@ use crate::{Decision, Invalid, Redis};
 #[must_use]
 pub struct Guard {
     asker: Asker,
-    local: Option<Local>,
+    /// Decides while Redis is away, if it is said so.
+    local: Option<Asker>,
     policies: Policies,
     /// Where policies without a name stand, once a request has come that way.
     stands: Arc<OnceLock<String>>,
@@ -52,8 +53,9 @@ struct Settings {
     on_decision: Option<OnDecision>,
     on_limited: Option<OnLimited>,
     on_away: Option<OnAway>,
-    on_local: Option<Arc<OnLocal>>,
     teller: Teller,
+    /// Whether a request without an address was told of.
+    knows_unknown: Arc<AtomicBool>,
 }
 
 /// What is decided by itself: by which policies for whom, and what is asked for.
@@ -112,7 +114,7 @@ impl Guard {
         Invalid: From<P::Error>,
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO);
+        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, away::Teller::default());
         Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
@@ -142,9 +144,18 @@ impl Guard {
     /// With another memory nothing is known yet.
     fn anew(self, redis: Redis) -> Guard {
         let Settings { clock, remember, .. } = &*self.settings;
-        let local = self.local.map(|_| Local::new(clock.clone(), *remember));
-        let asker = Asker::new(redis, clock.clone(), *remember);
-        Guard { asker, local, ..self }
+        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().teller());
+        Guard { asker, ..self }.with_local()
+    }
+
+    /// The limits of this process, if they are to decide while Redis is away.
+    fn with_local(self) -> Guard {
+        let Settings { clock, remember, fail, .. } = &*self.settings;
+        let local = (*fail == Some(Fail::Local)).then(|| {
+            let memory = MemoryLimiter::new().into();
+            Asker::new(memory, clock.clone(), *remember, away::Teller::default())
+        });
+        Guard { local, ..self }
     }
 
     /// Says by the request's head whose quotas they are, for policies that have no key of their own.
@@ -198,15 +209,15 @@ impl Guard {
     /// If [`on_away`](Guard::on_away) says that already.
     pub fn fail(self, fail: Fail) -> Guard {
         let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
-        let Settings { clock, remember, .. } = &*guard.settings;
-        let local = (fail == Fail::Local).then(|| Local::new(clock.clone(), *remember));
-        Guard { local, ..guard }
+        guard.asker.nodes().tell_by(|teller| teller.is_local |= fail == Fail::Local);
+        guard.with_local()
     }
 
     /// Is told why limits are local from now on, or by `None` that Redis decides again, with [`Fail::Local`]. The log says
     /// so too.
     pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
-        self.with(|settings| settings.on_local = Some(Arc::new(tell)))
+        self.asker.nodes().tell_by(|teller| teller.on_local = Some(Arc::new(tell)));
+        self
     }
 
     /// Answers a request while Redis is away, or with `None` lets it pass.
@@ -255,7 +266,8 @@ impl Guard {
         self.with(|settings| settings.on_decision = Some(Arc::new(tell)))
     }
 
-    /// Is told of each request that Redis did not decide why, in place of a warning at most once a second.
+    /// Is told of each request that Redis did not decide why. Without it, an error of a request's own is a warning, at most
+    /// once a second.
     pub fn on_error(self, tell: impl Fn(&RedisError) + Send + Sync + 'static) -> Guard {
         self.with(|settings| settings.teller.on_error = Some(Arc::new(tell)))
     }
@@ -264,7 +276,7 @@ impl Guard {
     pub async fn close(&self) {
         self.asker.close().await;
         if let Some(local) = &self.local {
-            local.asker.close().await;
+            local.close().await;
         }
     }
 
@@ -359,7 +371,16 @@ impl Guard {
         if cost < 0 {
             return Err(Refusal::misused("the cost of a request is negative"));
         }
-        let (prefix, name) = (&self.settings.prefix, policy.name());
+        let Settings { prefix, knows_unknown, .. } = &*self.settings;
+        let is_unknown = matches!(client, Client::Address(address) if address == UNKNOWN);
+        if is_unknown && !knows_unknown.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "requests without a network address share one limit: serve axum by \
+                 into_make_service_with_connect_info::<SocketAddr>(), add a SocketAddr to the request's extensions, \
+                 or give the guard a key"
+            );
+        }
+        let name = policy.name();
         // Nothing but addresses stands in braces: a name that users choose chooses no slot.
         let key = match client {
             Client::Everybody(key) | Client::Key(key) => format!("{prefix}{name}:{key}"),
@@ -369,27 +390,18 @@ impl Guard {
         Ok(Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) })
     }
 
-    /// By Redis, or while it is away by this process.
+    /// By Redis, or if that does not decide, by this process.
     fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
         let local = self.local.clone().map(|local| (local, shares.clone()));
-        let asks = local
-            .as_ref()
-            .map_or_else(|| Some(Instant::now()), |(local, _)| local.asks(self.asker.redis().is_cluster()));
-        let asked = asks.map(|since| (since, self.asker.take(shares)));
-        let settings = self.settings.clone();
+        let (asked, settings) = (self.asker.take(shares), self.settings.clone());
         async move {
-            if let Some((since, asked)) = asked {
-                let (held, answer) = asked.await;
-                let Some((local, _)) = &local else { return (held, answer) };
-                local.note(since, answer.as_ref().err(), settings.on_local.as_deref());
-                match (&answer, &settings.teller.on_error) {
-                    (Ok(_), _) => return (held, answer),
-                    (Err(error), Some(tell)) => tell(error),
-                    (Err(_), None) => {}
+            match (asked.await, local) {
+                ((_, Err(error)), Some((local, shares))) => {
+                    settings.teller.tell(Some(&error));
+                    local.take(shares).await
                 }
+                (answered, _) => answered,
             }
-            let (local, shares) = local.expect("else it is asked");
-            local.asker.take(shares).await
         }
     }
 
@@ -484,7 +496,7 @@ impl Guard {
                 }
                 response
             }
-            (Err(refusal), _) => refusal.into(),
+            (Err(refusal), _) => refusal.answer(head),
         };
         response.extensions_mut().insert(Refused);
         Some(response)

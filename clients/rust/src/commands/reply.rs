@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{FromRedisValue, ParsingError, Value, from_redis_value};
 
-use crate::Algorithm;
+use super::request::Algorithm;
 
 /// What was decided of a request.
 ///

@@ -11,9 +11,7 @@ use actix_web::{Error, FromRequest, HttpMessage, HttpRequest, HttpResponse, Resp
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Response};
 
-use crate::web::client::Pattern;
-use crate::web::refusal::Refused;
-use crate::web::{Guard, Refusal, Requester, Reservation};
+use crate::guard::{Guard, Pattern, Refusal, Refused, Requester, Reservation};
 
 /// By the service or by a limit.
 type Answered<B> = ServiceResponse<EitherBody<B>>;

@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use http::request::Parts;
 
+use crate::commands::{Algorithm, Invalid, MAX_COST, Quota, Quotas, check};
 use crate::keys::Rules;
-use crate::quota::check;
-use crate::request::MAX_COST;
-use crate::{Algorithm, Invalid, Quota, Quotas};
 
 /// The largest integer of a structured field.
 const MAX_LIMIT: u64 = 999_999_999_999_999;

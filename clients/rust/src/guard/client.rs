@@ -31,6 +31,9 @@ pub(crate) fn route(head: &Parts) -> Option<(&str, String)> {
     Some((method, pattern.replace('{', ":").replace('}', "")))
 }
 
+/// In place of an address that nobody has told.
+pub(crate) const UNKNOWN: &str = "unknown";
+
 /// The network address that the outermost of so many proxies of your own saw; with none, the peer's.
 ///
 /// It is counted from the right in `X-Forwarded-For`: what stands further left is the client's own claim. With too
@@ -46,7 +49,7 @@ pub fn client_address(peer: impl Into<Option<IpAddr>>, headers: &HeaderMap, prox
     let hops = claims.rsplit(',').map(str::trim).filter(|hop| !hop.is_empty());
     match hops.take(proxies).last() {
         Some(hop) => address(hop).map_or_else(|| hop.to_owned(), network),
-        None => peer.into().map_or_else(|| "unknown".to_owned(), network),
+        None => peer.into().map_or_else(|| UNKNOWN.to_owned(), network),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is told while Redis cannot be asked, however many requests meet that.
+//! What is told of requests that Redis does not decide.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use redis::RedisError;
 
+use crate::lines::is_away;
 use crate::locked;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Tells the application each error, or else warns at most once a second, with the number of requests since the last
-/// warning.
+/// warning. That Redis is away is told once, when it begins.
 #[derive(Clone, Default)]
 pub(crate) struct Teller {
     pub on_error: Option<OnError>,
@@ -33,6 +34,7 @@ impl Teller {
         match (error, &self.on_error) {
             (None, _) => self.log.warn(0, None),
             (Some(error), Some(tell)) => tell(error),
+            (Some(error), None) if is_away(error) => {}
             (Some(error), None) => self.log.warn(1, Some(error)),
         }
     }
@@ -52,7 +54,7 @@ impl Log {
         if warned.is_none_or(|warned| now.duration_since(warned) >= INTERVAL) {
             *warned = Some(now);
             let requests = self.requests.swap(0, Ordering::Relaxed);
-            tracing::warn!("cannot ask for the limit: {reason} (requests: {requests})");
+            tracing::warn!("Redis does not decide: {reason} (requests: {requests})");
         }
     }
 }

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 use redis::RedisError;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 
-use crate::clock::Clock;
-use crate::request::write_at;
-use crate::{Algorithm, All, Decision, Quota, Take, Verdict, cmd};
+use super::clock::Clock;
+use super::cmd;
+use super::quota::Quota;
+use super::reply::{Decision, Verdict};
+use super::request::{Algorithm, All, Take, write_at};
 
 /// How to wait for units: how many, and at most how long. A number is a cost, without a timeout.
 ///

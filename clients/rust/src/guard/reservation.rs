@@ -9,14 +9,14 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap};
 use redis::{RedisError, RedisResult};
 
-use crate::asker::Held;
+use super::answer::{Told, fields_of};
+use super::asker::Held;
+use super::policy::Policy;
+use super::refusal::Refusal;
+use super::teller::Teller;
+use crate::commands::{Decision, Invalid, MAX_COST, Verdict};
 use crate::keys::Answer;
 use crate::locked;
-use crate::request::MAX_COST;
-use crate::web::answer::{Told, fields_of};
-use crate::web::away::Teller;
-use crate::web::{Policy, Refusal};
-use crate::{Decision, Invalid, Verdict};
 
 /// What guards have taken for a request that may go on. Clones are the same one.
 ///
@@ -179,15 +179,6 @@ impl Reservation {
         }
         // A refusal by a limit tells of all.
         if is_refused && has_fields { HeaderMap::new() } else { fields_of(&self.told(false), is_refused) }
-    }
-}
-
-#[cfg(feature = "axum")]
-impl<S: Sync> axum::extract::FromRequestParts<S> for Reservation {
-    type Rejection = Refusal;
-
-    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Reservation, Refusal> {
-        Reservation::of(&head.extensions).ok_or_else(Refusal::of_no_limit)
     }
 }
 

@@ -9,18 +9,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult};
+use redis::{RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::clock::{Clock, Time};
-use crate::connection::explained;
+use super::away::{Node, Nodes, NotAsked, Teller};
+use crate::commands::{Clock, Decision, Time, Verdict, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
-use crate::link::{ENDED, io_error};
+use crate::lines::{ENDED, Redis, io_error, is_away};
 use crate::locked;
-use crate::{Decision, Redis, Verdict};
 
 /// Timeouts after which what is in flight is left to itself at the end.
 const CLOSING: u32 = 5;
@@ -36,6 +35,7 @@ pub(crate) struct Asker {
 struct Shared {
     time: Time,
     state: Mutex<State>,
+    nodes: Nodes,
     /// How many commands are on their way.
     tasks: watch::Sender<usize>,
 }
@@ -55,17 +55,22 @@ impl fmt::Debug for Asker {
 
 impl Asker {
     /// Repeats refusals until they are so old.
-    pub fn new(redis: Redis, clock: Clock, remember: Duration) -> Asker {
+    pub fn new(redis: Redis, clock: Clock, remember: Duration, teller: Teller) -> Asker {
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
-        let shared = Shared { time, state: Mutex::new(state), tasks: watch::Sender::new(0) };
+        let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(teller), watch::Sender::new(0));
+        let shared = Shared { time, state, nodes, tasks };
         Asker { redis, clock, shared: Arc::new(shared) }
     }
 
     pub fn redis(&self) -> &Redis {
         &self.redis
+    }
+
+    pub fn nodes(&self) -> &Nodes {
+        &self.shared.nodes
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -146,6 +151,63 @@ impl Asker {
                 sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
                 if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
             }));
+        }
+    }
+
+    /// The reply to a command. While its node is away it is told so at once, and a probe may be sent for it.
+    async fn ask(&self, command: &Command) -> RedisResult<Value> {
+        self.may_ask(&None, command)?;
+        let node = self.redis.node(command.first_key()).await;
+        let node = node.inspect_err(|error| self.nodes().failed(&None, error))?;
+        self.may_ask(&node, command)?;
+        let words = command.cmd(self.clock.at());
+        let reply = self.redis.ask(command.first_key(), &words).await;
+        reply.inspect_err(|error| {
+            if is_away(error) {
+                self.nodes().failed(&node, error);
+            }
+        })
+    }
+
+    fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
+        self.nodes().ask(node).map_err(|NotAsked { why, probes }| {
+            if probes && let Ok(runtime) = Handle::try_current() {
+                runtime.spawn(self.clone().probe(node.clone(), command.at_no_cost()));
+            }
+            why
+        })
+    }
+
+    /// Finds out whether a node is back. After a probe that is answered a second one follows.
+    async fn probe(self, node: Node, command: Command) {
+        loop {
+            // It waits for one timeout, also if the connection is new; the line is told of a later reply.
+            let asked = tokio::spawn(self.clone().answers(node.clone(), command.clone()));
+            let is_answered = timeout(self.redis.patience(), asked).await;
+            let is_answered = is_answered.is_ok_and(|asked| asked.unwrap_or_default());
+            let Some(wait) = self.nodes().probed(&node, is_answered) else { return };
+            sleep(wait).await;
+            if !matches!(self.nodes().ask(&node), Err(NotAsked { probes: true, .. })) {
+                return;
+            }
+        }
+    }
+
+    async fn answers(self, node: Node, command: Command) -> bool {
+        match self.redis.node(command.first_key()).await {
+            Err(_) => false,
+            Ok(found) if found != node => {
+                // Its key is elsewhere by now, or the slots are known again.
+                if node.is_some() {
+                    self.nodes().moved(&node);
+                }
+                true
+            }
+            Ok(_) => {
+                let words = command.cmd(self.clock.at());
+                let reply = self.redis.ask(command.first_key(), &words).await;
+                reply.as_ref().err().is_none_or(|error| !is_away(error))
+            }
         }
     }
 
@@ -233,8 +295,7 @@ impl InFlight {
     }
 
     async fn send(mut self) {
-        let words = self.command.cmd(self.asker.clock.at());
-        let reply = self.asker.redis.ask(self.command.first_key(), &words).await;
+        let reply = self.asker.ask(&self.command).await;
         let reply = reply.and_then(|reply| self.command.read(reply));
         self.replied(reply.map_err(explained));
     }

@@ -12,7 +12,7 @@ use redis::{
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::link::{ENDED, Link, io_error};
+use super::link::{ENDED, Link, io_error};
 use crate::locked;
 
 /// How often a command is sent that no node has carried out, and how long it waits in between.
@@ -35,7 +35,7 @@ struct Nodes {
 }
 
 /// A host and a port.
-type Address = (String, u16);
+pub(crate) type Address = (String, u16);
 /// The last slot of each range, and its node.
 type Slots = BTreeMap<u16, Address>;
 
@@ -50,9 +50,14 @@ impl Cluster {
         Cluster { nodes, slots }
     }
 
+    /// The node of a slot.
+    pub async fn node(&self, slot: u16) -> RedisResult<Address> {
+        self.find(slot).await.map(|(_, node)| node)
+    }
+
     /// What a node has not carried out, since the key is elsewhere or on its way, is sent to the node that has it.
     pub async fn ask(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
-        let (mut slots, mut to) = self.node(slot).await?;
+        let (mut slots, mut to) = self.find(slot).await?;
         for _ in 0..TRIES {
             let reply = self.nodes.link(&to).ask(command, false).await;
             let Err(error) = &reply else { return reply };
@@ -69,7 +74,7 @@ impl Cluster {
                 (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
                     self.forget(&slots);
                     sleep(PAUSE).await;
-                    (slots, to) = self.node(slot).await?;
+                    (slots, to) = self.find(slot).await?;
                 }
                 (ErrorKind::Server(_), _) => return reply,
                 _ => {
@@ -82,7 +87,7 @@ impl Cluster {
         Err(io_error("no node has the slot"))
     }
 
-    async fn node(&self, slot: u16) -> RedisResult<(Arc<Slots>, Address)> {
+    async fn find(&self, slot: u16) -> RedisResult<(Arc<Slots>, Address)> {
         let slots = self.slots.by(async |slots| Ok(slots)).await?;
         let node = slots.range(slot..).next().map(|(_, node)| node.clone());
         let node = node.ok_or_else(|| io_error("no node has the slot"))?;
@@ -118,7 +123,7 @@ impl Nodes {
     async fn slots(&self) -> RedisResult<Slots> {
         let mut nodes: Vec<Address> = {
             let links = locked(&self.links);
-            let well = links.iter().filter(|(_, link)| !link.is_away());
+            let well = links.iter().filter(|(_, link)| !link.is_lost());
             well.map(|(node, _)| node.clone()).take(ASKED_FOR_SLOTS).collect()
         };
         nodes.extend(self.seeds.iter().filter_map(|seed| match seed.get_connection_info().addr() {
@@ -140,7 +145,11 @@ impl Nodes {
         let mut error = io_error("no node answers");
         while let Some(answered) = asked.join_next().await {
             match answered.unwrap_or_else(|_| Err(io_error(ENDED))) {
-                Ok(slots) if !slots.is_empty() => return Ok(slots),
+                Ok(slots) if !slots.is_empty() => {
+                    // What others answer is waited for: their lines are told of each reply.
+                    asked.detach_all();
+                    return Ok(slots);
+                }
                 Ok(_) => {}
                 Err(why) => error = why,
             }

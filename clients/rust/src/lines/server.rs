@@ -7,10 +7,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
 
-use crate::clock::Clock;
-use crate::cluster::Cluster;
-use crate::keys::slot;
-use crate::link::Link;
+use super::cluster::{Address, Cluster};
+use super::link::Link;
+use crate::commands::{Clock, slot};
 
 /// The longest timeout, in place of any longer one: so no time overflows.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
@@ -126,6 +125,14 @@ impl Redis {
                 Clock::new(move || memory.time())
             }
             _ => Clock::default(),
+        }
+    }
+
+    /// The node of a cluster that has a key; none of one server.
+    pub(crate) async fn node(&self, key: &[u8]) -> RedisResult<Option<Address>> {
+        match &*self.servers {
+            Servers::Cluster(cluster) => cluster.node(slot(key)).await.map(Some),
+            _ => Ok(None),
         }
     }
 

@@ -5,23 +5,11 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::web::{Policy, Refusal};
-use crate::{Decision, Quota, Verdict};
+use super::policy::Policy;
+use crate::commands::{Quota, Verdict};
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-
-/// The header fields of a response to a request that these policies decided on, or its refusal.
-pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
-    let mut rows = decision.rows.iter().copied();
-    let policies = policies.as_ref();
-    let told = |policy: &Policy| Told {
-        policy: policy.clone(),
-        rows: rows.by_ref().take(policy.quotas().len()).collect(),
-    };
-    let told: Vec<Told> = policies.iter().map(told).collect();
-    if decision.limited { Err(Refusal::limited(&told, decision)) } else { Ok(fields_of(&told, false)) }
-}
 
 /// A policy and its figures: of each quota, or of the tightest alone, as leases tell them.
 #[derive(Clone, Debug)]

@@ -1,0 +1,27 @@
+//! The commands: their words, what they answer, and methods that send them.
+
+mod acquire;
+mod clock;
+pub mod cmd;
+mod connection;
+mod quota;
+mod reply;
+mod request;
+
+pub use acquire::Acquire;
+#[cfg(feature = "leases")]
+pub(crate) use clock::{Clock, Time};
+#[cfg(feature = "aio")]
+pub use connection::RlAsyncCommands;
+pub use connection::RlCommands;
+#[cfg(feature = "leases")]
+pub(crate) use connection::explained;
+#[cfg(feature = "leases")]
+pub(crate) use quota::check;
+pub use quota::{Invalid, Quota, Quotas};
+pub use reply::{Decision, Info, Verdict, WindowInfo};
+#[cfg(feature = "leases")]
+pub(crate) use request::MAX_COST;
+#[cfg(feature = "leases")]
+pub use request::slot;
+pub use request::{Algorithm, All, Take};

@@ -1,0 +1,21 @@
+//! What handlers of axum take and return.
+
+use axum::extract::FromRequestParts;
+use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+
+use crate::guard::{Refusal, Reservation};
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        self.into()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Reservation {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Reservation, Refusal> {
+        Reservation::of(&head.extensions).ok_or_else(Refusal::of_no_limit)
+    }
+}

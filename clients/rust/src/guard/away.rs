@@ -1,0 +1,128 @@
+//! Nodes that are away, and who is told of it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::RedisError;
+use tokio::time::Instant;
+
+use crate::lines::{Address, Ask, Away};
+use crate::locked;
+
+/// Of a cluster, one of its nodes, or none before its slots are known.
+pub(crate) type Node = Option<Address>;
+/// Is told why limits are local from now on, or by none that Redis decides again.
+pub(crate) type OnLocal = dyn Fn(Option<&RedisError>) + Send + Sync;
+
+/// The nodes that are away now.
+pub(crate) struct Nodes {
+    started: Instant,
+    away: Mutex<HashMap<Node, (Away, RedisError)>>,
+    teller: Mutex<Teller>,
+}
+
+/// What is said of a node that is away.
+#[derive(Clone, Default)]
+pub(crate) struct Teller {
+    /// Whether this process limits meanwhile.
+    pub is_local: bool,
+    pub on_local: Option<Arc<OnLocal>>,
+}
+
+/// Why a request is not asked, and whether a probe is to be sent for it.
+pub(crate) struct NotAsked {
+    pub why: RedisError,
+    pub probes: bool,
+}
+
+impl Nodes {
+    pub fn new(teller: Teller) -> Nodes {
+        Nodes { started: Instant::now(), away: Mutex::default(), teller: Mutex::new(teller) }
+    }
+
+    pub fn teller(&self) -> Teller {
+        locked(&self.teller).clone()
+    }
+
+    #[cfg(feature = "web")]
+    pub fn tell_by(&self, change: impl FnOnce(&mut Teller)) {
+        change(&mut locked(&self.teller));
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Whether a request may be asked.
+    pub fn ask(&self, node: &Node) -> Result<(), NotAsked> {
+        match locked(&self.away).get_mut(node) {
+            None => Ok(()),
+            Some((away, why)) => match away.ask(self.now()) {
+                Ask::Ask => Ok(()),
+                asked => Err(NotAsked { why: why.clone(), probes: asked == Ask::Probe }),
+            },
+        }
+    }
+
+    /// A request that was asked could not be answered.
+    pub fn failed(&self, node: &Node, why: &RedisError) {
+        let is_news = {
+            let mut away = locked(&self.away);
+            let (away, _) = away.entry(node.clone()).or_insert_with(|| (Away::default(), why.clone()));
+            away.failed(self.now())
+        };
+        if is_news {
+            self.teller().tell(node, Some(why));
+        }
+    }
+
+    /// What became of a probe. If another is to follow, tells in how long.
+    pub fn probed(&self, node: &Node, is_answered: bool) -> Option<Duration> {
+        let next = {
+            let mut nodes = locked(&self.away);
+            let (away, _) = nodes.get_mut(node)?;
+            let is_back = away.probed(is_answered);
+            let next = away.next_probe().filter(|_| is_answered && !is_back);
+            if is_back {
+                nodes.remove(node);
+            }
+            (is_back, next)
+        };
+        if next.0 {
+            self.teller().tell(node, None);
+        }
+        next.1.map(|next| Duration::from_millis(next.saturating_sub(self.now())))
+    }
+
+    /// The key that found it away is on another node by now.
+    pub fn moved(&self, node: &Node) {
+        let was_away = locked(&self.away).remove(node).is_some();
+        if was_away {
+            self.teller().tell(node, None);
+        }
+    }
+}
+
+impl Teller {
+    /// Once when it begins, with the reason, and once when it ends.
+    fn tell(&self, node: &Node, why: Option<&RedisError>) {
+        #[cfg(feature = "web")]
+        {
+            let redis =
+                node.as_ref().map_or_else(|| "Redis".to_owned(), |(host, port)| format!("{host}:{port}"));
+            match why {
+                None => tracing::warn!("{redis} decides again"),
+                Some(why) => {
+                    let begins = if self.is_local { "limits are local: " } else { "" };
+                    let help = crate::lines::known(why).map(|known| format!("{}: ", known.log));
+                    tracing::warn!("{begins}{redis} is away: {}{why}", help.unwrap_or_default());
+                }
+            }
+        }
+        let _ = node;
+        if let Some(tell) = self.on_local.as_ref().filter(|_| self.is_local) {
+            tell(why);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Who decides on a request: by leases and by policies of web services.
+#![cfg_attr(
+    not(all(feature = "axum", feature = "actix")),
+    allow(dead_code, unused_imports, reason = "each adapter uses its part")
+)]
+
+#[cfg(feature = "web")]
+mod answer;
+mod asker;
+mod away;
+#[cfg(feature = "web")]
+mod client;
+#[cfg(feature = "web")]
+#[expect(clippy::module_inception, reason = "the room is named after what it holds")]
+mod guard;
+mod leases;
+#[cfg(feature = "web")]
+mod policies;
+#[cfg(feature = "web")]
+mod policy;
+#[cfg(feature = "web")]
+mod refusal;
+#[cfg(feature = "web")]
+mod reservation;
+#[cfg(feature = "web")]
+mod teller;
+
+#[cfg(feature = "web")]
+pub use self::{
+    client::client_address,
+    guard::{Fail, Guard},
+    policies::Policies,
+    policy::Policy,
+    refusal::{Refusal, answer},
+    reservation::{Costs, Requester, Reservation},
+};
+#[cfg(feature = "web")]
+pub(crate) use client::Pattern;
+pub use leases::Leases;
+#[cfg(feature = "web")]
+pub(crate) use refusal::Refused;

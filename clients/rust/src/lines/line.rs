@@ -1,0 +1,97 @@
+//! Whether a connection is worth waiting for.
+
+use super::errors::Means;
+
+/// Ticks in a timeout.
+pub const TICKS: u32 = 20;
+/// Timeouts in which a new line may come up: that is several round trips.
+const CONNECTING: u32 = 5;
+
+/// A connection, from its making to its end.
+///
+/// Time is counted in ticks, and a tick is told after all that has arrived was read. So time in which the process was
+/// busy counts as one tick at most, and a reply that waits to be read is never late.
+#[derive(Clone, Debug, Default)]
+pub struct Line {
+    is_up: bool,
+    /// Replies that are to come.
+    due: usize,
+    /// Ticks since something was heard.
+    silent: u32,
+    state: State,
+}
+
+/// What the owner of a line does next. One that is over stays so: what was due has failed, and the connection is closed.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum State {
+    /// Keeps it.
+    #[default]
+    GoOn,
+    /// It is over: nothing was heard for too long.
+    Late,
+    /// It is over: the connection is lost, or leads to a server that does not decide.
+    GiveUp,
+}
+
+impl Line {
+    /// It is being connected.
+    #[must_use]
+    pub fn new() -> Line {
+        Line::default()
+    }
+
+    /// It has connected, handshake included.
+    pub fn up(&mut self) -> State {
+        if self.state == State::GoOn {
+            (self.is_up, self.silent) = (true, 0);
+        }
+        self.state
+    }
+
+    /// A command has left, or waits for the line to come up.
+    pub fn sent(&mut self) -> State {
+        if self.state == State::GoOn {
+            self.silent = if self.due == 0 { 0 } else { self.silent };
+            self.due += 1;
+        }
+        self.state
+    }
+
+    /// The oldest reply that was due came in, with what its error means for the server.
+    pub fn replied(&mut self, means: Option<Means>) -> State {
+        if self.state == State::GoOn {
+            (self.due, self.silent) = (self.due.saturating_sub(1), 0);
+            if means == Some(Means::Elsewhere) {
+                self.state = State::GiveUp;
+            }
+        }
+        self.state
+    }
+
+    /// A twentieth of the timeout has passed, in which this process read what arrived.
+    pub fn tick(&mut self) -> State {
+        if self.state == State::GoOn && self.is_ticking() {
+            self.silent += 1;
+            // The first tick may have begun before the command left.
+            let timeouts = if self.is_up { 1 } else { CONNECTING };
+            if self.silent > timeouts * TICKS {
+                self.state = State::Late;
+            }
+        }
+        self.state
+    }
+
+    /// The connection was lost, or could not be made.
+    pub fn closed(&mut self) -> State {
+        if self.state == State::GoOn {
+            self.state = State::GiveUp;
+        }
+        self.state
+    }
+
+    /// Whether ticks count.
+    #[must_use]
+    pub fn is_ticking(&self) -> bool {
+        self.state == State::GoOn && (!self.is_up || self.due > 0)
+    }
+}

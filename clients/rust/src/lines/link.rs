@@ -1,0 +1,260 @@
+//! A connection that is made when it is needed, and given up when its line says so.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::errors::{is_reply, known};
+use super::line::{Line, State};
+use super::ticker::{self, Ticks};
+use crate::locked;
+
+pub(crate) const ENDED: &str = "the runtime that asked has ended";
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What is made when it is needed, and again when it is over: a connection, or the table of a cluster's slots.
+pub(crate) struct Link<T> {
+    timeout: Duration,
+    make: Box<dyn Fn() -> BoxFuture<RedisResult<T>> + Send + Sync>,
+    life: Mutex<Option<Arc<Life<T>>>>,
+    /// Whether nothing was heard since the last one ended.
+    is_lost: AtomicBool,
+}
+
+/// One connection, from its making to its end.
+struct Life<T> {
+    timeout: Duration,
+    runtime: Handle,
+    stage: watch::Sender<Stage<T>>,
+    line: Mutex<Ticked>,
+}
+
+/// A line, and whether a timer tells it ticks.
+#[derive(Default)]
+struct Ticked {
+    line: Line,
+    is_told: bool,
+}
+
+#[derive(Clone)]
+enum Stage<T> {
+    Making,
+    Made(T),
+    Over(RedisError),
+}
+
+impl<T: Clone + Send + Sync + 'static> Link<T> {
+    pub fn new<F>(timeout: Duration, make: impl Fn() -> F + Send + Sync + 'static) -> Link<T>
+    where
+        F: Future<Output = RedisResult<T>> + Send + 'static,
+    {
+        let make = Box::new(move || -> BoxFuture<_> { Box::pin(make()) });
+        Link { timeout, make, life: Mutex::default(), is_lost: AtomicBool::new(false) }
+    }
+
+    /// The one that is there, or a new one.
+    fn life(&self) -> RedisResult<Arc<Life<T>>> {
+        let mut life = locked(&self.life);
+        if let Some(life) = life.as_ref().filter(|life| !life.is_over()) {
+            return Ok(life.clone());
+        }
+        let runtime = Handle::try_current().map_err(|_| io_error("there is no tokio runtime"))?;
+        let (timeout, stage) = (self.timeout, watch::Sender::new(Stage::Making));
+        let new = Arc::new(Life { timeout, runtime, stage, line: Mutex::default() });
+        new.runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), new.stage.subscribe()));
+        new.happens(|_| State::GoOn);
+        Ok(life.insert(new).clone())
+    }
+
+    /// Whether nothing was heard since the last one ended.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Has the next requests use a new one, if the one that there is has made something of which this is true.
+    pub fn forget_made(&self, is_old: impl Fn(&T) -> bool) {
+        let is_old = |life: &Life<T>| matches!(&*life.stage.borrow(), Stage::Made(made) if is_old(made));
+        locked(&self.life).take_if(|life| is_old(life));
+    }
+
+    /// What `send` answers, or why it does not.
+    pub async fn by<R, F>(&self, send: impl FnOnce(T) -> F) -> RedisResult<R>
+    where
+        F: Future<Output = RedisResult<R>>,
+    {
+        let life = self.life()?;
+        let (mut made, mut over) = (life.stage.subscribe(), life.stage.subscribe());
+        let sent = async {
+            let stage = made.wait_for(|stage| !matches!(stage, Stage::Making)).await;
+            match stage.map(|stage| stage.clone()) {
+                Ok(Stage::Made(made)) => send(made).await,
+                Ok(Stage::Over(error)) => Err(error),
+                Ok(Stage::Making) | Err(_) => Err(io_error(ENDED)),
+            }
+        };
+        life.happens(Line::sent);
+        let reply = tokio::select! {
+            biased;
+            reply = sent => reply,
+            stage = over.wait_for(|stage| matches!(stage, Stage::Over(_))) => Err(match stage.as_deref() {
+                Ok(Stage::Over(error)) => error.clone(),
+                _ => io_error(ENDED),
+            }),
+        };
+        let state = match &reply {
+            Err(error) if !is_reply(error) => life.happens(Line::closed),
+            Err(error) => life.happens(|line| line.replied(known(error).map(|known| known.means))),
+            Ok(_) => life.happens(|line| line.replied(None)),
+        };
+        self.is_lost.store(state != State::GoOn, Ordering::Relaxed);
+        if let (State::GiveUp, Err(error)) = (state, &reply) {
+            // To others it is no reply: what they sent may have been carried out, and is not sent again.
+            let why = if is_reply(error) { given_up(error) } else { error.clone() };
+            life.end(&why);
+        }
+        reply
+    }
+}
+
+impl<T> Life<T> {
+    fn is_over(&self) -> bool {
+        matches!(*self.stage.borrow(), Stage::Over(_))
+    }
+
+    /// What was due fails for this reason, unless it is over already.
+    fn end(&self, error: &RedisError) {
+        self.stage.send_if_modified(|stage| {
+            let is_news = !matches!(stage, Stage::Over(_));
+            if is_news {
+                *stage = Stage::Over(error.clone());
+            }
+            is_news
+        });
+    }
+}
+
+impl<T: Send + Sync + 'static> Life<T> {
+    /// Tells the line, and the timer if ticks count from now on.
+    fn happens(self: &Arc<Self>, event: impl FnOnce(&mut Line) -> State) -> State {
+        let (state, starts) = {
+            let Ticked { line, is_told } = &mut *locked(&self.line);
+            let state = event(line);
+            let starts = line.is_ticking() && !*is_told;
+            *is_told |= starts;
+            (state, starts)
+        };
+        if starts {
+            let line: Weak<Self> = Arc::downgrade(self);
+            ticker::start(&self.runtime, self.timeout, line);
+        }
+        state
+    }
+}
+
+impl<T: Send + Sync> Ticks for Life<T> {
+    fn tick(&self) -> bool {
+        let (state, is_ticking) = {
+            let Ticked { line, is_told } = &mut *locked(&self.line);
+            let state = line.tick();
+            *is_told = line.is_ticking();
+            (state, *is_told)
+        };
+        if state == State::Late {
+            let late = format!("no answer in {:?}", self.timeout);
+            self.end(&io::Error::new(io::ErrorKind::TimedOut, late).into());
+        }
+        is_ticking
+    }
+}
+
+/// Ends a connection with its runtime.
+struct Keeper<T>(Weak<Life<T>>);
+
+impl<T> Drop for Keeper<T> {
+    fn drop(&mut self) {
+        if let Some(life) = self.0.upgrade() {
+            life.end(&io_error(ENDED));
+        }
+    }
+}
+
+/// Makes a connection, and is there until it is over.
+async fn keep<T: Send + Sync + 'static>(
+    life: Keeper<T>,
+    making: BoxFuture<RedisResult<T>>,
+    mut stage: watch::Receiver<Stage<T>>,
+) {
+    let mut over = stage.clone();
+    let made = tokio::select! {
+        biased;
+        made = making => made,
+        _ = over.wait_for(|stage| matches!(stage, Stage::Over(_))) => return,
+    };
+    if let Some(life) = life.0.upgrade() {
+        match made {
+            Ok(made) => {
+                life.happens(Line::up);
+                life.stage.send_if_modified(|stage| {
+                    let is_making = matches!(stage, Stage::Making);
+                    if is_making {
+                        *stage = Stage::Made(made);
+                    }
+                    is_making
+                });
+            }
+            Err(error) => {
+                life.happens(Line::closed);
+                life.end(&error);
+            }
+        }
+    }
+    let _ = stage.wait_for(|stage| matches!(stage, Stage::Over(_))).await;
+}
+
+impl Link<MultiplexedConnection> {
+    /// Connections to the server of this client.
+    pub fn to<F>(
+        timeout: Duration,
+        config: AsyncConnectionConfig,
+        client: impl Fn() -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = RedisResult<Client>> + Send + 'static,
+    {
+        Link::new(timeout, move || {
+            let (client, config) = (client(), config.clone());
+            async move { client.await?.get_multiplexed_async_connection_with_config(&config).await }
+        })
+    }
+
+    /// The reply to a command; if `asking`, from a node that is about to get its slot.
+    pub async fn ask(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
+        self.by(async |mut connection| {
+            if !asking {
+                return command.query_async(&mut connection).await;
+            }
+            let mut both = redis::pipe();
+            both.cmd("ASKING").ignore().add_command(command.clone());
+            let (reply,) = both.query_async(&mut connection).await?;
+            Ok(reply)
+        })
+        .await
+    }
+}
+
+fn given_up(error: &RedisError) -> RedisError {
+    (ErrorKind::Io, "the connection is given up", error.to_string()).into()
+}
+
+pub(crate) fn io_error(why: &'static str) -> RedisError {
+    (ErrorKind::Io, why).into()
+}

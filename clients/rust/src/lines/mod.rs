@@ -1,0 +1,20 @@
+//! Connections, and what is known of them and of servers.
+//!
+//! Pure are [`Line`] and [`Away`]: they are told what happens, and say what follows. `clients/README.md` has the rules,
+//! `clients/errors.json` the errors, `clients/histories.json` random histories.
+
+mod away;
+mod cluster;
+mod errors;
+mod line;
+mod link;
+mod server;
+mod ticker;
+
+pub use away::{Ask, Away};
+pub(crate) use cluster::Address;
+pub(crate) use errors::is_away;
+pub use errors::{ERRORS, Known, Means, known};
+pub use line::{Line, State};
+pub(crate) use link::{ENDED, io_error};
+pub use server::Redis;
