@@ -32,7 +32,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits
 from redis_rl import asgi
-from redis_rl._guard import VISIT
+from redis_rl._guard.guard import VISIT
 
 TASKS = 50
 ROUNDS, DECISIONS, CLIENTS = 400, 50, 1000

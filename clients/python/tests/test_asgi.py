@@ -28,7 +28,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl import RateLimiter
-from redis_rl._guard import VISIT
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Message, Policy, Receive, Scope, Send, Taken, client_address
 from redis_rl.http import Standing
 

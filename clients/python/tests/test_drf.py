@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from collections import Counter
@@ -47,7 +46,6 @@ from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
 from redis_rl import Leases, RateLimiter, drf  # noqa: E402
-from redis_rl._away import AwayLog  # noqa: E402
 from redis_rl.testing import Clock  # noqa: E402
 
 
@@ -105,11 +103,6 @@ urlpatterns = [
     path("unscoped", Unscoped.as_view()),
     path("costly", Costly.as_view()),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drf, "_away", AwayLog(logging.getLogger(drf.__name__)))
 
 
 @pytest.fixture
@@ -173,7 +166,7 @@ def test_any_client_that_cannot_connect_is_redis_away(
         assert [site.get("/anon").status for _ in range(3)] == [200, 200, 429]
         own_server.stop()
         assert site.get("/anon").status == 200
-        assert "cannot ask for the limit" in caplog.text
+        assert "Redis is away" in caplog.text
 
 
 def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +188,8 @@ def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, monkeypat
         told = [pool.submit(request) for _ in range(threads)]
         start.wait()
         wait_for(
-            "all to have asked or failed",
-            lambda: raw.info("clients")["blocked_clients"] + sum(map(Future.done, told)) >= threads,
+            "all connections to wait",
+            lambda: raw.info("clients")["blocked_clients"] + sum(map(Future.done, told)) >= 32,
         )
         raw.execute_command("CLIENT", "UNPAUSE")
         assert Counter(each.result() for each in told) == {200: 2, 429: threads - 2}

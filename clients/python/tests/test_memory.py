@@ -22,7 +22,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
-from redis_rl._guard import VISIT
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
@@ -186,7 +186,7 @@ async def test_while_redis_is_away_this_process_decides_by_the_same_policies(
         assert asyncio.get_running_loop().time() - begun < 10
         await guard.close()
     told = [message.rpartition("; ")[2] for message in caplog.messages]
-    assert told == ["this process decides meanwhile", "Redis decides again"]
+    assert told == ["limits are local meanwhile", "Redis decides again"]
 
 
 async def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis_rl._asking import driver
+from redis_rl._visit import Visit
 
 from redis_rl import Decision
-from redis_rl._asking import driver
-from redis_rl._guard import VISIT
-from redis_rl._visit import Visit
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.testing import Clock
 

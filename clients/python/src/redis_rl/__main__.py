@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from . import _wire
+from ._commands import wire
 
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
@@ -75,9 +75,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def _quotas(text: str) -> tuple[_wire.Pair, ...]:
+def _quotas(text: str) -> tuple[wire.Pair, ...]:
     try:
-        return _wire.checked_pairs([text])
+        return wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -142,7 +142,7 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
         try:
             node.execute_command("RL.INFO", key)
         except ResponseError as error:
-            if (explained := _wire.explained(error)) is not error:
+            if (explained := wire.explained(error)) is not error:
                 raise explained from error
 
 
@@ -158,7 +158,7 @@ def table(rows: Iterable[Row]) -> int:
     return number
 
 
-def rows_of(client: Any, keys: list[bytes], quotas: tuple[_wire.Pair, ...] | None) -> Iterator[Row]:
+def rows_of(client: Any, keys: list[bytes], quotas: tuple[wire.Pair, ...] | None) -> Iterator[Row]:
     """What limiters count; those that are gone meanwhile count nothing."""
     asked = client.pipeline(transaction=False)
     for key in keys:
@@ -172,8 +172,8 @@ def rows_of(client: Any, keys: list[bytes], quotas: tuple[_wire.Pair, ...] | Non
         said, *peeks = [next(replies) for _ in range(1 + 2 * len(quotas or ()))]
         for reply in (said, *peeks):
             if isinstance(reply, Exception):
-                raise _wire.explained(reply)
-        if info := _wire.info(said):
+                raise wire.explained(reply)
+        if info := wire.info(said):
             for (limit, length), told, whole in zip(quotas or (), peeks[::2], peeks[1::2], strict=True):
                 _, _, left, _, reset, *_ = told
                 used = limit - left if info.algorithm == "bucket" else _MOST - whole[2]
@@ -181,7 +181,7 @@ def rows_of(client: Any, keys: list[bytes], quotas: tuple[_wire.Pair, ...] | Non
             for each in () if quotas else info.windows:
                 rest = None if each.limit is None else max(each.limit - each.used, 0)
                 window = f"{each.window.total_seconds():g}s"
-                yield key, info.algorithm, window, each.used, rest, _seconds(each.reset_after // _wire.MILLISECOND)
+                yield key, info.algorithm, window, each.used, rest, _seconds(each.reset_after // wire.MILLISECOND)
 
 
 def _seconds(milliseconds: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,12 @@ def is_mistake(error: Exception) -> bool:
 def is_reply(error: Exception) -> bool:
     """Whether the server has answered by it."""
     return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuses what is no time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
 
 
 class Row(NamedTuple):
