@@ -57,6 +57,7 @@ class _Leased(Generic[_Limiter]):
         where: Any = InThreads if isinstance(client, MemoryLimiter) else self._where
         self._asking = asking_of(limiter, where, remember)
 
+
 class AsyncLeases(_Leased[AsyncRateLimiter]):
     """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from copy import copy
 from time import monotonic
 from typing import NamedTuple
 
@@ -51,7 +52,8 @@ class Nodes:
         with self._lock:
             if node in self._away:
                 return
-            self._away[node] = entry = _Entry(error, share._replace(cost=0))
+            # A copy, without the frames of a request that the original leads to.
+            self._away[node] = entry = _Entry(copy(error), share._replace(cost=0))
             entry.away.failed(_now_ms())
             is_first = len(self._away) == 1
         if is_first:
@@ -68,7 +70,8 @@ class Nodes:
             for node in nodes & self._away.keys():
                 entry = self._away[node]
                 if node_of(entry.share.key) == node:
-                    found.append(Found(node, entry.error, entry.share, entry.away.ask(_now_ms()) == "probe"))
+                    is_probed = entry.away.ask(_now_ms()) == "probe"
+                    found.append(Found(node, copy(entry.error), entry.share, is_probed))
                     continue
                 # Another has taken over.
                 del self._away[node]
@@ -80,7 +83,7 @@ class Nodes:
     def error_of(self, node: Node) -> Exception | None:
         """Why a node is away, if it is."""
         entry = self._away.get(node)
-        return entry and entry.error
+        return entry and copy(entry.error)
 
     def probed(self, node: Node, answered: bool) -> float | None:
         """A probe was answered in time, or not. Returns in how many seconds another is due if nobody asks before."""

@@ -343,6 +343,8 @@ class _Connection:
         if self.is_over:
             return
         self.is_over = True
+        if self._lines.loop.is_closed():
+            return
         for task in (self.task, self._writer):
             if task and task is not asyncio.current_task(self._lines.loop):
                 task.cancel()

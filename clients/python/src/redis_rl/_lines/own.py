@@ -43,6 +43,8 @@ class Library:
             raise TypeError(f"{NO_CLIENT}: {client!r}")
         self.name, self.client_name, home = name, name.capitalize(), f"{name}.asyncio" if is_async else name
         self.errors = import_module(f"{name}.exceptions")
+        # Those of a library, and of sockets: what a signal handler raises is none of them.
+        self.failures: tuple[type[Exception], ...] = (getattr(self.errors, f"{self.client_name}Error"), OSError)
         self.connections = import_module(f"{home}.connection")
         self.sentinel = import_module(f"{home}.sentinel")
         self.cluster = import_module(f"{home}.cluster")

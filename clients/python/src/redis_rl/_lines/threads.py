@@ -151,6 +151,9 @@ class _Connections:
 
     def __init__(self, library: Library, client: Any, node: Node, patience: float | None) -> None:
         self._library, self._client, self._node, self._patience = library, client, node, patience
+        # Of new connections: of a provider of credentials any error is one.
+        has_provider = client.get_connection_kwargs().get("credential_provider")
+        self._failures: Any = Exception if has_provider else library.failures
         # Make new connections, by how long one may take.
         self._pools: dict[float | None, Any] = {}
         self._lock = threading.Lock()
@@ -162,21 +165,16 @@ class _Connections:
         """Has sent them when it returns, or failed."""
         try:
             connection = self._taken(patience or self._patience)
-        except Exception as error:
+        except self._failures as error:
             return _Exchange(None, len(commands), error)
         try:
-            packed = connection.pack_commands(commands)
-        except Exception as error:
-            # A word that cannot be sent is no fault of the connection.
-            self._free(connection)
-            return _Exchange(None, len(commands), error)
-        try:
-            connection.send_packed_command(packed, check_health=False)
-        except BaseException as error:
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        except self._library.failures as error:
             self._give_up(connection, error)
-            if not isinstance(error, Exception):
-                raise
             return _Exchange(None, len(commands), error)
+        except BaseException:
+            self._give_up(connection, None)
+            raise
         return _Exchange(connection, len(commands))
 
     def receive(self, exchange: _Exchange, timeout: float | None) -> list[Any]:
@@ -194,11 +192,12 @@ class _Connections:
                     replies.append(connection.read_response())
                 except errors.ResponseError as error:
                     replies.append(error)
-        except BaseException as error:
+        except self._library.failures as error:
             self._give_up(connection, error)
-            if not isinstance(error, Exception):
-                raise
             return replies + [error] * (exchange.number - len(replies))
+        except BaseException:
+            self._give_up(connection, None)
+            raise
         state = state_of(replies[-1])
         if state and state.means == "elsewhere":
             self._give_up(connection, replies[-1])
@@ -229,8 +228,11 @@ class _Connections:
                 connection.disconnect()
             connection = self._pool(patience).make_connection()
             connection.connect()
-        except BaseException as error:
+        except self._failures as error:
             self._give_up(connection, error)
+            raise
+        except BaseException:
+            self._give_up(connection, None)
             raise
         return connection
 
@@ -279,21 +281,23 @@ class _Connections:
             if connection is not None:
                 self._idle.append(connection)
 
-    def _give_up(self, connection: Any, error: BaseException) -> None:
-        """Those that rest may be silent too, and who waits is not to find that out in turn."""
+    def _give_up(self, connection: Any, error: Exception | None) -> None:
+        """For this reason; then those that rest may be as bad, and who waits is not to find that out in turn.
+
+        Or because the thread was interrupted; then another may go on in its place.
+        """
         told: list[_Turn] = []
         idle: list[Any] = []
         with self._lock:
             self._in_use -= 1
-            if isinstance(error, Exception):
+            if error:
                 idle, self._idle = self._idle, idle
                 told, self._waiting = list(self._waiting), deque()
             elif self._waiting:
-                # It was interrupted, so another may go on in its place.
                 self._in_use += 1
                 told = [self._waiting.popleft()]
         for turn in told:
-            turn.error = error if isinstance(error, Exception) else None
+            turn.error = error
             turn.asleep.release()
         for each in (connection, *idle):
             with suppress(Exception):
