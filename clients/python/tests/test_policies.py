@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis_rl._asking import driver
-from redis_rl._visit import Visit
 
 from redis_rl import Decision
+from redis_rl._guard import loops
 from redis_rl._guard.guard import VISIT
+from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.testing import Clock
 
@@ -563,7 +563,7 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     # Replies come late in one millisecond, the next request early in another.
     now_ns = 10**9 + 900_000
 
-    monkeypatch.setattr(driver, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(loops, "monotonic_ns", lambda: now_ns)
     async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)
