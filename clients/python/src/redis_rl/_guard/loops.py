@@ -105,6 +105,9 @@ class InLoop:
                 self._under_way.add(command)
             key = command.shares[0].key
             end = partial(self._end, command, self.lines.node_of(key))
+            if self._nodes.are_away and (error := self._nodes.error_of(self.lines.node_of(key))):
+                self._loop.call_soon(end, error)
+                continue
             self.lines.send(key, command.words(None if self._clock is None else self._clock()), end, command.is_wanted)
         if self.keys.next_tick_ms is not None:
             self._set_timer(self.keys.next_tick_ms)

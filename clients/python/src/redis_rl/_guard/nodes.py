@@ -67,9 +67,10 @@ class Nodes:
         nodes = {node_of(share.key) for share in shares}
         is_back = False
         with self._lock:
-            for node in nodes & self._away.keys():
-                entry = self._away[node]
+            for node, entry in list(self._away.items()):
                 if node_of(entry.share.key) == node:
+                    if node not in nodes:
+                        continue
                     is_probed = entry.away.ask(_now_ms()) == "probe"
                     found.append(Found(node, copy(entry.error), entry.share, is_probed))
                     continue

@@ -124,12 +124,12 @@ class LoopLines:
             self.loop.call_soon(done, error)
             return
         if self.slot_of is None:
-            self._to(None).put(words, done, is_wanted, is_probe)
+            self.to(None).put(words, done, is_wanted, is_probe)
         elif self._cluster is None:
             self._unrouted.append((key, words, done, is_wanted, is_probe))
             self.renew()
         elif node := self.node_of(key):
-            self._to(node).put(words, done, is_wanted, is_probe)
+            self.to(node).put(words, done, is_wanted, is_probe)
         else:
             self.renew()
             error = self.library.errors.SlotNotCoveredError("no node of the cluster has the slot")
@@ -146,7 +146,8 @@ class LoopLines:
             return None
         return node.host, node.port
 
-    def _to(self, node: Node) -> _Connection:
+    def to(self, node: Node) -> _Connection:
+        """The connection to a node, a new one if that there was is over."""
         connection = self._connections.get(node)
         if connection is None or connection.is_over:
             connection = self._connections[node] = _Connection(self, node)
@@ -202,7 +203,7 @@ class LoopLines:
         """Closes the connections that rest. Others are made if more is sent."""
         idle = [each for each in self._connections.values() if not each.is_busy]
         for connection in idle:
-            connection.end(ConnectionError("closed"))
+            connection.end(None)
         await asyncio.gather(*(each.task for each in idle), return_exceptions=True)
         # Transports are closed in the next turn.
         await asyncio.sleep(0)
@@ -248,7 +249,7 @@ class _Connection:
     def is_busy(self) -> bool:
         return bool(self._queue or self._due)
 
-    def put(self, words: Words, done: Done, is_wanted: Wanted, is_probe: bool) -> None:
+    def put(self, words: Words, done: Done, is_wanted: Wanted, is_probe: bool = False) -> None:
         if is_probe and self._lines.ticker:
             self._probes[done] = TICKS + 1
             done = self._probed(done)
@@ -286,7 +287,7 @@ class _Connection:
     async def _read(self) -> None:
         response_error, line, due = self._lines.library.errors.ResponseError, self._line, self._due
         read = self._own.read_response
-        error: Exception = ConnectionError("closed")
+        error: Exception | None = None
         try:
             await self._own.connect()
             line.up()
@@ -321,6 +322,10 @@ class _Connection:
                 if not self._queue:
                     self._waking = loop.create_future()
                     await self._waking
+                    if not due:
+                        # It may have been closed meanwhile: that is read first, in the next turns of the loop.
+                        await asyncio.sleep(0)
+                        await asyncio.sleep(0)
                 queue, self._queue = self._queue, []
                 commands = []
                 for words, done, is_wanted in queue:
@@ -338,8 +343,8 @@ class _Connection:
         except Exception as error:
             self.end(error)
 
-    def end(self, error: Exception) -> None:
-        """It is not used any more, and what is due on it has failed."""
+    def end(self, error: Exception | None) -> None:
+        """It is not used any more, and what is due on it has failed. None: it is closed."""
         if self.is_over:
             return
         self.is_over = True
@@ -348,12 +353,18 @@ class _Connection:
         for task in (self.task, self._writer):
             if task and task is not asyncio.current_task(self._lines.loop):
                 task.cancel()
-        failed = [done for _, done, *_ in (*self._due, *self._queue)]
+        due, queue = list(self._due), self._queue
         self._due.clear()
-        self._queue.clear()
-        self._lines.renew(self._node)
-        for done in failed:
-            done(error)
+        self._queue = []
+        if error and self._writer and not due:
+            # It was closed while it rested: what has not left goes to a new one.
+            for words, done, is_wanted in queue:
+                self._lines.to(self._node).put(words, done, is_wanted)
+            return
+        if error:
+            self._lines.renew(self._node)
+        for _, done, *_ in (*due, *queue):
+            done(error or ConnectionError("closed"))
 
 
 async def _close(client: Any) -> None:
