@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any
 from weakref import WeakSet
@@ -73,6 +74,10 @@ class _HereLines:
 
     def close(self) -> None:
         pass
+
+
+def _reply(now_ms: int, command: Command, said: Any, keys: Keys) -> Step:
+    return keys.reply(now_ms, command, said)
 
 
 class _Process:
@@ -168,7 +173,9 @@ class InThreads:
         now_ms = self.now_ms()
         here.calls.add(call)
         try:
-            call.commands += self._step(here, call, lambda keys: keys.tick(now_ms))
+            next_tick_ms = here.keys.next_tick_ms
+            if next_tick_ms is not None and next_tick_ms <= now_ms:
+                call.commands += self._step(here, call, lambda keys: keys.tick(now_ms))
             todo = call.requests
             while todo:
                 for request in todo:
@@ -185,6 +192,8 @@ class InThreads:
             self._abandon(here, call)
             raise
         finally:
+            for request in call.requests:
+                request.waiter = None
             here.calls.discard(call)
             if here.closing:
                 with here.lock:
@@ -214,40 +223,38 @@ class InThreads:
         """Sends commands, and what follows from their replies."""
         while call.commands:
             with here.lock:
-                commands, call.commands = call.commands, []
-            call.sent = list(commands)
-            nodes = [here.lines.node_of(command.shares[0].key) for command in commands]
-            if self._nodes.are_away and not call.is_probe:
-                replies = [self._nodes.error_of(node) for node in nodes]
-                open_ = [index for index, reply in enumerate(replies) if reply is None]
-            else:
-                replies, open_ = [None] * len(commands), range(len(commands))
-            as_of = None if self._clock is None else self._clock()
-            words = [(commands[index].shares[0].key, commands[index].words(as_of)) for index in open_]
-            if words:
-                told = here.lines.exchange(words, timeout, is_probe=call.is_probe)
-                for index, reply in zip(open_, told, strict=True):
-                    replies[index] = reply
+                call.sent, call.commands = call.commands, []
+            replies = self._exchange(here, call, call.sent, timeout)
             # Rounded up: a wait that is counted from it is not told a millisecond too short.
             now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
-            away: dict[Node, bool] = {}
-            for command, node, reply in zip(commands, nodes, replies, strict=True):
-                if is_away(reply):
-                    self._nodes.failed(reply, node, command.shares[0])
-                away[node] = away.get(node, False) or is_away(reply)
-                call.commands += self._told(here, call, now_ms, command, reply)
-            if call.is_probe:
-                call.is_probe = False
-                for node, is_node_away in away.items():
-                    self._nodes.probed(node, not is_node_away)
+            for reply in replies:
+                command = call.sent.pop(0)
+                if command.awaits_reply:
+                    said = wire.explained(reply) if isinstance(reply, Exception) else command.read(reply)
+                    call.commands += self._step(here, call, partial(_reply, now_ms, command, said))
 
-    def _told(self, here: _Process, call: _Call, now_ms: int, command: Command, reply: Any) -> list[Command]:
-        """What follows from a reply."""
-        call.sent.remove(command)
-        if not command.awaits_reply:
-            return []
-        said = wire.explained(reply) if isinstance(reply, Exception) else command.read(reply)
-        return self._step(here, call, lambda keys: keys.reply(now_ms, command, said))
+    def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
+        """The replies, or why there is none. What a node that is away would be asked for has failed, but for probes."""
+        as_of = None if self._clock is None else self._clock()
+        words = [(command.shares[0].key, command.words(as_of)) for command in commands]
+        # On a cluster another may have taken over when the replies are there.
+        nodes = [here.lines.node_of(key) for key, _ in words] if here.lines.slot_of else [None] * len(words)
+        replies: list[Any] = [None] * len(words)
+        if self._nodes.are_away and not call.is_probe:
+            replies = [self._nodes.error_of(node) for node in nodes]
+        to_send = [index for index, reply in enumerate(replies) if reply is None]
+        if to_send:
+            told = here.lines.exchange([words[index] for index in to_send], timeout, is_probe=call.is_probe)
+            for index, reply in zip(to_send, told, strict=True):
+                replies[index] = reply
+                if isinstance(reply, Exception) and is_away(reply):
+                    self._nodes.failed(reply, nodes[index], commands[index].shares[0])
+        if call.is_probe:
+            call.is_probe = False
+            for node in set(nodes):
+                of_node = [reply for reply, other in zip(replies, nodes, strict=True) if other == node]
+                self._nodes.probed(node, not any(map(is_away, of_node)))
+        return replies
 
     def _step(self, here: _Process, call: _Call, event: Callable[[Keys], Step]) -> list[Command]:
         """Tells answers to the threads that wait for them, and returns what this one is to send."""
@@ -263,8 +270,9 @@ class InThreads:
                         other.commands.append(command)
                         other.wake()
                 for request, answer in step.answers:
-                    request.waiter.answers[request] = answer
-                    request.waiter.wake()
+                    if waiter := request.waiter:
+                        waiter.answers[request] = answer
+                        waiter.wake()
             except BaseException:
                 self._forget(here)
                 raise

@@ -54,15 +54,12 @@ class ThreadLines:
     ) -> list[Any]:
         """Sends commands, each with a key of it, and returns the reply to each, or why there is none.
 
-        ``timeout`` is instead of the usual one, also for a new connection. A probe waits for that no longer than for a
-        reply.
+        ``timeout`` is instead of the usual one. A probe waits for a new connection no longer than for a reply.
         """
-        patience = (self._timeout if timeout is None else timeout), None
-        if timeout is not None or is_probe:
-            patience = patience[0], patience[0]
+        patience = timeout, 1 if is_probe or timeout is not None else CONNECTING
         if self.slot_of is None:
             of_server = self._of(None)
-            return of_server.receive(of_server.send([words for _, words in commands], *patience), patience[0])
+            return of_server.receive(of_server.send([words for _, words in commands], *patience), timeout)
         replies: list[Any] = [None] * len(commands)
         if self._cluster is None and (error := self._learn()):
             return [error] * len(commands)
@@ -81,7 +78,7 @@ class ThreadLines:
             for index in indices:
                 replies[index] = self._library.errors.SlotNotCoveredError("no node of the cluster has the slot")
         for node, indices, connections, exchange in sent:
-            of_node = connections.receive(exchange, patience[0])
+            of_node = connections.receive(exchange, timeout)
             for index, reply in zip(indices, of_node, strict=True):
                 replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
             if isinstance(of_node[-1], self._lost):
@@ -91,8 +88,7 @@ class ThreadLines:
     def _of(self, node: Node) -> _Connections:
         connections = self._nodes.get(node)
         if connections is None:
-            patience = None if self._timeout is None else CONNECTING * self._timeout
-            made = _Connections(self._library, self._client, node, patience)
+            made = _Connections(self._library, self._client, node, self._timeout)
             connections = self._nodes.setdefault(node, made)
         return connections
 
@@ -149,26 +145,28 @@ class _Turn:
 class _Connections:
     """Those to one server or one node of a cluster."""
 
-    def __init__(self, library: Library, client: Any, node: Node, patience: float | None) -> None:
-        self._library, self._client, self._node, self._patience = library, client, node, patience
+    def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
+        self._library, self._client, self._node, self._timeout = library, client, node, timeout
         # Of new connections: of a provider of credentials any error is one.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
-        # Make new connections, by how long one may take.
+        # Make new connections, by their timeout.
         self._pools: dict[float | None, Any] = {}
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._in_use = self._freed = 0
         self._waiting: deque[_Turn] = deque()
 
-    def send(self, commands: Sequence[Words], timeout: float | None, patience: float | None) -> _Exchange:
+    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> _Exchange:
         """Has sent them when it returns, or failed."""
         try:
-            connection = self._taken(patience or self._patience)
+            connection = self._taken(timeout, attempts)
         except self._failures as error:
             return _Exchange(None, len(commands), error)
         try:
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            is_one = len(commands) == 1
+            packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
+            connection.send_packed_command(packed, check_health=False)
         except self._library.failures as error:
             self._give_up(connection, error)
             return _Exchange(None, len(commands), error)
@@ -185,27 +183,31 @@ class _Connections:
         errors = self._library.errors
         try:
             while len(replies) < exchange.number:
-                # Looks once more: this process may have been busy with something else.
-                if timeout is not None and not connection.can_read(timeout) and not connection.can_read(0):
-                    raise errors.TimeoutError("no answer in time")
                 try:
-                    replies.append(connection.read_response())
+                    if timeout is not None and not connection.can_read(timeout):
+                        raise errors.TimeoutError("no answer in time")
+                    replies.append(connection.read_response(disconnect_on_error=False))
                 except errors.ResponseError as error:
                     replies.append(error)
+                except errors.TimeoutError:
+                    # Looks once more: this process may have been busy with something else.
+                    if not connection.can_read(0):
+                        raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
             self._give_up(connection, error)
             return replies + [error] * (exchange.number - len(replies))
         except BaseException:
             self._give_up(connection, None)
             raise
-        state = state_of(replies[-1])
+        last = replies[-1]
+        state = state_of(last) if isinstance(last, Exception) else None
         if state and state.means == "elsewhere":
-            self._give_up(connection, replies[-1])
+            self._give_up(connection, last)
         else:
             self._free(connection)
         return replies
 
-    def _taken(self, patience: float | None) -> Any:
+    def _taken(self, timeout: float | None, attempts: int) -> Any:
         """A connection that is up, and on which nothing is due."""
         turn: _Turn | None = None
         connection = None
@@ -222,23 +224,35 @@ class _Connections:
         try:
             # One that has been closed meanwhile can be read, and so can one on which something unasked has come.
             if connection is not None:
-                with suppress(Exception):
+                with suppress(*self._library.failures):
                     if not connection.can_read(0):
                         return connection
                 connection.disconnect()
-            connection = self._pool(patience).make_connection()
-            connection.connect()
+            return self._connected(self._timeout if timeout is None else timeout, attempts)
         except self._failures as error:
             self._give_up(connection, error)
             raise
         except BaseException:
             self._give_up(connection, None)
             raise
-        return connection
+
+    def _connected(self, timeout: float | None, attempts: int) -> Any:
+        """A new one. Each of its steps has the timeout: what this process was too busy for is tried again."""
+        until = time.monotonic() + attempts * (timeout or 0)
+        while True:
+            connection = self._pool(timeout).make_connection()
+            try:
+                connection.connect()
+                return connection
+            except self._library.errors.TimeoutError:
+                connection.disconnect()
+                attempts -= 1
+                if not attempts or time.monotonic() > until:
+                    raise
 
     def _wait(self, turn: _Turn) -> Any:
         """Until another thread is done. If none is for longer than one may take, a thread was lost."""
-        timeout = -1 if self._patience is None else 2 * self._patience
+        timeout = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
         try:
             has_come, freed = False, -1
             while not has_come and freed != self._freed:
@@ -263,10 +277,10 @@ class _Connections:
                 return True
         return False
 
-    def _pool(self, patience: float | None) -> Any:
-        pool = self._pools.get(patience)
+    def _pool(self, timeout: float | None) -> Any:
+        pool = self._pools.get(timeout)
         if pool is None:
-            pool = self._pools[patience] = own_pool(self._library, self._client, self._node, timeout=patience)
+            pool = self._pools[timeout] = own_pool(self._library, self._client, self._node, timeout=timeout)
         return pool
 
     def _free(self, connection: Any) -> None:
