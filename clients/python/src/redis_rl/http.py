@@ -106,7 +106,7 @@ class Policy:
         """Its name and quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
 
-    def share(self, key: str, cost: int) -> Share:
+    def share(self, key: str | bytes, cost: int) -> Share:
         """What a request takes."""
         return Share(key, self._rules, cost)
 

@@ -61,7 +61,7 @@ def _check_keys(charges: Sequence[Charge]) -> None:
     """Refuses two policies that would count in one key: the server does, which would count as Redis being away."""
     if len({charge.key for charge in charges}) == len(charges):
         return
-    names: dict[str, str] = {}
+    names: dict[Any, str] = {}
     for charge in charges:
         name = charge.policy.name
         if (other := names.setdefault(charge.key, name)) != name:
@@ -243,7 +243,8 @@ class Guard:
                 whose = whose.union(charge.whose for charge in charges if charge.whose is not None)
         if before or len(limits) > 1:
             check_together([*(policy for taken in before for policy in taken.policies), *policies])
-        _check_keys([*(charge for taken in before for part in taken.parts for charge in part.charges), *charges])
+        if before or len(charges) > 1:
+            _check_keys([*(charge for taken in before for part in taken.parts for charge in part.charges), *charges])
         if isinstance(cost, Mapping):
             check_exist(limits, cost)
         elif cost is not None and len(policies) > 1:
@@ -294,7 +295,11 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             http.check_cost(units)
-            charges.append(Charge(policy, f"{self._prefix}{policy.name}:{key}", units, whose))
+            name: str | bytes = f"{self._prefix}{policy.name}:{key}"
+            if not key.isascii():
+                # Also what is no proper text has a key of its own.
+                name = name.encode(errors="surrogatepass")
+            charges.append(Charge(policy, name, units, whose))
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:

@@ -104,7 +104,7 @@ class InLoop:
             if command.size or not command.awaits_reply:
                 self._under_way.add(command)
             key = command.shares[0].key
-            end = partial(self._end, command, self.lines.node_of(key))
+            end = partial(self._end, command, self.lines.node_of(key) if self.lines.slot_of else None)
             if self._nodes.are_away and (error := self._nodes.error_of(self.lines.node_of(key))):
                 self._loop.call_soon(end, error)
                 continue

@@ -17,7 +17,7 @@ class Charge(NamedTuple):
     """What a request takes of one policy."""
 
     policy: Policy
-    key: str
+    key: str | bytes
     cost: int
     # What a limit further in may count by too: None for a key that the policy names for all.
     whose: Any

@@ -65,14 +65,13 @@ class Command:
         at = at if self.at is None else self.at
         if self._is_single:
             share = self.shares[0]
-            return wire.take(
-                f"RL.{share.rules.algorithm.upper()}",
-                share.key,
-                share.rules.quotas,
-                share.cost + self.size,
-                at=at,
-                partial=self.awaits_reply,
-            )
+            words: list[Name | int] = [share.rules.command, share.key, *share.rules.words]
+            cost = share.cost + self.size
+            if cost != 1:
+                words += ("COST", cost)
+            if self.awaits_reply:
+                words.append("PARTIAL")
+            return words if at is None else [*words, "AT", at]
         return wire.take_all([row for share in self.shares for row in share.rows()], self.force, at)
 
     def read(self, reply: Any) -> Decision:

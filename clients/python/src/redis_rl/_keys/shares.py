@@ -22,13 +22,18 @@ class Rules:
     for_ms: int
     units: int
     smallest_limit: int
+    # How the single command begins, before and after its key.
+    command: str
+    words: tuple[Name | int, ...]
 
     @staticmethod
     @lru_cache(maxsize=1024)
     def of(algorithm: Algorithm, quotas: tuple[Pair, ...], for_ms: int, units: int) -> Rules:
         """Leases of at most ``units`` last for ``for_ms``, at most for a twentieth of the shortest window."""
         longest_ms = min(wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
-        return Rules(algorithm, quotas, min(for_ms, longest_ms), units, min(limit for limit, _ in quotas))
+        command, _, *words = wire.take(f"RL.{algorithm.upper()}", "", quotas, 1)
+        smallest = min(limit for limit, _ in quotas)
+        return Rules(algorithm, quotas, min(for_ms, longest_ms), units, smallest, str(command), tuple(words))
 
 
 class Share(NamedTuple):

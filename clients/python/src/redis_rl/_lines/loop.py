@@ -115,14 +115,6 @@ class LoopLines:
 
     def send(self, key: Name, words: Words, done: Done, is_wanted: Wanted = always, *, is_probe: bool = False) -> None:
         """Sends a command with all that wait, if it is wanted when it can leave. A probe waits for one timeout."""
-        try:
-            for word in words:
-                if isinstance(word, str) and not word.isascii():
-                    word.encode()
-        except UnicodeEncodeError as error:
-            # Of this command alone.
-            self.loop.call_soon(done, error)
-            return
         if self.slot_of is None:
             self.to(None).put(words, done, is_wanted, is_probe)
         elif self._cluster is None:
