@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from .errors import is_moved, state_of
 from .line import TICKS, Line
-from .own import Library, Node, is_cluster, own_cluster_client, own_pool
+from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
 from .threads import Name, Words
 
 _Made = TypeVar("_Made")
@@ -306,6 +306,8 @@ class _Connection:
             self.end(error)
             with suppress(Exception):
                 await self._own.disconnect(nowait=True)
+            for sentinel in sentinels_of(self._pool):
+                await _close(sentinel)
 
     async def _write(self) -> None:
         loop, own, due, line = self._lines.loop, self._own, self._due, self._line

@@ -101,6 +101,11 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
     return connections.ConnectionPool(connection_class=kind, **options)
 
 
+def sentinels_of(pool: Any) -> list[Any]:
+    """The clients by which it asks Sentinels. Their connections are not closed with it."""
+    return list(pool.sentinel_manager.sentinels) if hasattr(pool, "sentinel_manager") else []
+
+
 def _is_ssl(given: dict[str, Any]) -> bool:
     kind = given.get("connection_class")
     return bool(given.get("ssl")) or (kind is not None and "SSL" in kind.__name__)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from .errors import is_moved, state_of
 from .line import CONNECTING
-from .own import Library, Node, is_cluster, own_cluster_client, own_pool
+from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
 
 Name: TypeAlias = str | bytes
 Words: TypeAlias = Sequence[Name | int]
@@ -320,6 +320,9 @@ class _Connections:
     def close_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for each in (
+            *idle,
+            *(sentinel.connection_pool for pool in self._pools.values() for sentinel in sentinels_of(pool)),
+        ):
             with suppress(Exception):
-                connection.disconnect()
+                each.disconnect()
