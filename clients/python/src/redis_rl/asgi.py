@@ -152,7 +152,7 @@ class Route(Limit):
         return self._take(request)
 
     async def _take(self, request: HTTPConnection) -> Taken:
-        taken = await self.guard.take_route(self, request.scope)
+        taken: Taken = await self.guard.take_route(self, request.scope)
         if taken.refused:
             raise Refused(taken)
         return taken

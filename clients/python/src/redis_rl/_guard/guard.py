@@ -65,7 +65,7 @@ def _check_keys(charges: Sequence[Charge]) -> None:
     for charge in charges:
         name = charge.policy.name
         if (other := names.setdefault(charge.key, name)) != name:
-            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key}")
+            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key!s}")
 
 
 # Instead of a key: the network address, which each limit writes in its own way.
@@ -295,10 +295,9 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             http.check_cost(units)
-            name: str | bytes = f"{self._prefix}{policy.name}:{key}"
-            if not key.isascii():
-                # Also what is no proper text has a key of its own.
-                name = name.encode(errors="surrogatepass")
+            text = f"{self._prefix}{policy.name}:{key}"
+            # Also what is no proper text has a key of its own.
+            name = text if text.isascii() else text.encode(errors="surrogatepass")
             charges.append(Charge(policy, name, units, whose))
         return charges
 

@@ -67,9 +67,9 @@ class InLoop:
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
         if self._is_elsewhere():
-            work = self.settle(request, used)
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        return await self._ask(self.keys.settle, request, used)
+            return asyncio.run_coroutine_threadsafe(self.settle(request, used), self._loop).result()
+        told: Outcome | Exception = await self._ask(self.keys.settle, request, used)
+        return told
 
     def give_back(self, request: Request) -> None:
         """What it took, and what it takes."""

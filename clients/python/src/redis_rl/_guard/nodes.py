@@ -84,7 +84,7 @@ class Nodes:
     def error_of(self, node: Node) -> Exception | None:
         """Why a node is away, if it is."""
         entry = self._away.get(node)
-        return entry and copy(entry.error)
+        return copy(entry.error) if entry else None
 
     def probed(self, node: Node, answered: bool) -> float | None:
         """A probe was answered in time, or not. Returns in how many seconds another is due if nobody asks before."""

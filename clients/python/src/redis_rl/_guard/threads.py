@@ -6,7 +6,6 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any
 from weakref import WeakSet
@@ -74,10 +73,6 @@ class _HereLines:
 
     def close(self) -> None:
         pass
-
-
-def _reply(now_ms: int, command: Command, said: Any, keys: Keys) -> Step:
-    return keys.reply(now_ms, command, said)
 
 
 class _Process:
@@ -153,39 +148,39 @@ class InThreads:
                 return [error] * len(requests)
             is_probe = bool(away)
         call = _Call(requests, is_probe=is_probe)
-        self._run(here, call, lambda keys, now_ms, request: keys.take(now_ms, request))
+        self._run(here, call, Keys.take)
         return [call.answers[request] for request in requests]
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
         call = _Call([request])
-        self._run(self._here(), call, lambda keys, now_ms, each: keys.settle(now_ms, each, used))
+        self._run(self._here(), call, Keys.settle, used)
         return call.answers[request]
 
     def give_back(self, request: Request) -> None:
         """What it took."""
         here, call = self._here(), _Call()
-        call.commands += self._step(here, call, lambda keys: keys.give_back(self.now_ms(), request))
+        call.commands += self._step(here, call, Keys.give_back, self.now_ms(), request)
         self._carry_out(here, call)
 
-    def _run(self, here: _Process, call: _Call, event: Callable[[Keys, int, Request], Step]) -> None:
+    def _run(self, here: _Process, call: _Call, event: Callable[..., Step], *more: Any) -> None:
         """Until all its requests are answered."""
         now_ms = self.now_ms()
         here.calls.add(call)
         try:
             next_tick_ms = here.keys.next_tick_ms
             if next_tick_ms is not None and next_tick_ms <= now_ms:
-                call.commands += self._step(here, call, lambda keys: keys.tick(now_ms))
+                call.commands += self._step(here, call, Keys.tick, now_ms)
             todo = call.requests
             while todo:
                 for request in todo:
                     request.waiter = call
-                    call.commands += self._step(here, call, lambda keys, each=request: event(keys, now_ms, each))
+                    call.commands += self._step(here, call, event, now_ms, request, *more)
                 self._wait(here, call)
                 todo = [each for each in todo if isinstance(call.answers[each], _AbandonedError)]
                 for request in todo:
                     # It waited for a thread that was interrupted. What else it took goes back, and it asks again.
-                    call.commands += self._step(here, call, lambda keys, each=request: keys.give_back(now_ms, each))
+                    call.commands += self._step(here, call, Keys.give_back, now_ms, request)
                     request.begin()
                     del call.answers[request]
         except BaseException:
@@ -231,7 +226,7 @@ class InThreads:
                 command = call.sent.pop(0)
                 if command.awaits_reply:
                     said = wire.explained(reply) if isinstance(reply, Exception) else command.read(reply)
-                    call.commands += self._step(here, call, partial(_reply, now_ms, command, said))
+                    call.commands += self._step(here, call, Keys.reply, now_ms, command, said)
 
     def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
         """The replies, or why there is none. What a node that is away would be asked for has failed, but for probes."""
@@ -256,14 +251,14 @@ class InThreads:
                 self._nodes.probed(node, not any(map(is_away, of_node)))
         return replies
 
-    def _step(self, here: _Process, call: _Call, event: Callable[[Keys], Step]) -> list[Command]:
+    def _step(self, here: _Process, call: _Call, event: Callable[..., Step], *arguments: Any) -> list[Command]:
         """Tells answers to the threads that wait for them, and returns what this one is to send."""
         mine: list[Command] = []
         with here.lock:
             try:
-                step = event(here.keys)
+                step = event(here.keys, *arguments)
                 for command in step.commands:
-                    other = command.request and command.request.waiter
+                    other = command.request.waiter if command.request else None
                     if other is None or other is call:
                         mine.append(command)
                     else:
@@ -292,11 +287,9 @@ class InThreads:
         unanswered = [command for command in (*call.sent, *call.commands) if command.awaits_reply]
         call.commands, call.sent = [], []
         for request in call.requests:
-            call.commands += self._step(here, call, lambda keys, each=request: keys.give_back(now_ms, each))
+            call.commands += self._step(here, call, Keys.give_back, now_ms, request)
         for command in unanswered:
-            call.commands += self._step(
-                here, call, lambda keys, each=command: keys.reply(now_ms, each, _AbandonedError())
-            )
+            call.commands += self._step(here, call, Keys.reply, now_ms, command, _AbandonedError())
         self._carry_out(here, call)
 
     async def close(self, timeout: float) -> None:
@@ -317,7 +310,7 @@ class InThreads:
             here.closing.append(waits)
             under_way &= here.calls
         call = _Call()
-        call.commands += self._step(here, call, lambda keys: keys.close())
+        call.commands += self._step(here, call, Keys.close)
         self._carry_out(here, call, timeout)
         if under_way:
             asleep.acquire(timeout=max(0, until - monotonic()))

@@ -357,8 +357,8 @@ class _Connection:
             return
         if error:
             self._lines.renew(self._node)
-        for _, done, *_ in (*due, *queue):
-            done(error or ConnectionError("closed"))
+        for told in [done for _, done in due] + [done for _, done, _ in queue]:
+            told(error or ConnectionError("closed"))
 
 
 async def _close(client: Any) -> None:
