@@ -22,8 +22,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import limits
@@ -283,7 +284,7 @@ def print_requests(arguments: argparse.Namespace) -> None:
     url = arguments.url
     sides = flask_bare(), flask_by_hand(url), flask_guarded(url)
     for threads in (1, 8):
-        print_cpu(f"Flask, threads: {threads}", [lambda app=app, n=threads: flask_requests(app, n) for app in sides])
+        print_cpu(f"Flask, threads: {threads}", [partial(flask_requests, app, threads) for app in sides])
     loop = asyncio.new_event_loop()
     apps = asgi_by_hand(url), asgi.Guard(redis.asyncio.Redis.from_url(url), REQUEST_QUOTA, timeout=5).middleware(hello)
     for at_once in (1, 50):
@@ -291,7 +292,7 @@ def print_requests(arguments: argparse.Namespace) -> None:
         print_cpu(f"ASGI, at once: {at_once}", work)
 
 
-def print_cpu(row: str, sides: list[Callable[[], object]]) -> None:
+def print_cpu(row: str, sides: Sequence[Callable[[], object]]) -> None:
     """In microseconds, the last two beside each other."""
     cpu: list[list[float]] = [[] for _ in sides]
     for _ in range(REQUEST_ROUNDS + 1):
@@ -344,9 +345,12 @@ def flask_requests(app: Flask, threads: int) -> None:
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "SERVER_NAME": "x", "SERVER_PORT": "80"}
     environ.update({"wsgi.url_scheme": "http", "REMOTE_ADDR": "192.0.2.1"})
 
+    def start(*_: Any) -> Any:
+        pass
+
     def work(_: int) -> None:
         for _ in range(REQUESTS // threads):
-            list(app(dict(environ), lambda *_: None))
+            list(app(dict(environ), start))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))

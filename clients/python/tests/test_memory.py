@@ -253,3 +253,10 @@ def test_threads_are_limited_here_too(own_server: Server) -> None:
         assert [ask("GET", "/search", {}).status for _ in range(3)] == [200, 200, 429]
         own_server.start_again()
         wait_for("Redis to decide again", lambda: ask("GET", "/search", {}).status == 200)
+
+
+async def test_a_guard_that_decides_in_this_process_anyway_may_do_so_while_redis_is_away_too() -> None:
+    for fail in ("open", "closed", "local"):
+        guard = Guard(MemoryLimiter(), "2/m", fail=fail)
+        assert [(await guard.take(dict(SCOPE))).refused for _ in range(3)] == [False, False, True]
+        await guard.close()

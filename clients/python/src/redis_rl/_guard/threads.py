@@ -128,12 +128,14 @@ class InThreads:
 
     def known(self, key: Key, rules: Any, cost: int) -> wire.Verdict | None:
         """What a request of one share is told without asking."""
-        process, now_ms = self._here(), self.now_ms()
+        process = self._process
+        if process is None or process.pid != os.getpid():
+            process = self._here()
+        now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
         with process.lock:
-            next_tick_ms = process.keys.next_tick_ms
-            if next_tick_ms is not None and next_tick_ms <= now_ms:
-                return None
-            return process.keys.known(now_ms, key, rules, cost)
+            keys = process.keys
+            # What is over goes back first.
+            return None if keys.is_due(now_ms) else keys.known(now_ms, key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """As :meth:`ask`, for who can await."""
@@ -168,8 +170,7 @@ class InThreads:
         now_ms = self.now_ms()
         here.calls.add(call)
         try:
-            next_tick_ms = here.keys.next_tick_ms
-            if next_tick_ms is not None and next_tick_ms <= now_ms:
+            if here.keys.is_due(now_ms):
                 call.commands += self._step(here, call, Keys.tick, now_ms)
             todo = call.requests
             while todo:

@@ -355,6 +355,10 @@ class Keys:
                 self._end_lease(key, step)
         return step
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether a tick is."""
+        return bool(self._ends) and self._ends[0][0] <= now_ms
+
     @property
     def next_tick_ms(self) -> int | None:
         """When the next tick is due, if any is."""
