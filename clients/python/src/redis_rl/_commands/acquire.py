@@ -46,7 +46,6 @@ class Acquisition:
         return wire.take_all([Row(self.key, self._algorithm, *pair, self._cost) for pair in self._quotas], at=at)
 
     def read(self, reply: Any) -> Verdict:
-        """The reply to that."""
         if self._cost == 1:
             return wire.verdict(reply)
         verdict = wire.decision(reply).verdict()

@@ -182,11 +182,9 @@ class Guard:
         return isinstance(self._client, MemoryLimiter)
 
     def state(self, request: Any) -> MutableMapping[str, Any]:
-        """Where a request keeps its visit."""
         raise NotImplementedError
 
     def address(self, request: Any) -> str | None:
-        """Who is connected."""
         raise NotImplementedError
 
     def route(self, request: Any, limit: Limit) -> str | None:
@@ -194,7 +192,6 @@ class Guard:
         raise NotImplementedError
 
     def visit_of(self, request: Any) -> Visit:
-        """What a route needs."""
         visit: Visit | None = self.state(request).get(VISIT)
         if visit is None:
             raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
@@ -215,7 +212,6 @@ class Guard:
         return await self.take_of([limit], request, visit=visit)
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        """Where a handler asks."""
         state = self.state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
@@ -419,11 +415,9 @@ class SyncGuard(Guard):
         return True
 
     def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """See :meth:`AsyncGuard.take`."""
         return run(self.take_by_hand(request, policies, cost))
 
     def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """See :meth:`AsyncGuard.settle`."""
         return run(self.settle_by_hand(request, used))
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:

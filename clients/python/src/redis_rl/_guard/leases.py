@@ -79,13 +79,11 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         await self._asking.close(timeout)
 
     async def __aenter__(self) -> AsyncLeases:
-        """Itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Closes it."""
         await self.close()
 
 
@@ -109,11 +107,9 @@ class Leases(_Leased[RateLimiter]):
         self._asking.close_now(timeout)
 
     def __enter__(self) -> Leases:
-        """Itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Closes it."""
         self.close()
 
 
@@ -152,7 +148,6 @@ def _verdict(request: Request, answer: Outcome | Exception) -> Verdict:
 
 
 def _check_cost(cost: int) -> None:
-    """Refuses what the server would."""
     if not wire.is_whole(cost):
         raise TypeError(f"a cost must be a whole number: {cost!r}")
     if not -MAX_COST <= cost <= MAX_COST:

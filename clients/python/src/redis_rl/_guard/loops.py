@@ -177,7 +177,6 @@ class InLoops(EachLoop[InLoop]):
     def __init__(
         self, client: Any, nodes: Nodes, *, remember: float, timeout: float | None, clock: Clock | None
     ) -> None:
-        """As :class:`InLoop`."""
         self._is_closed = False
 
         def make(loop: Loop) -> InLoop:

@@ -37,14 +37,12 @@ class Nodes:
     """The servers that are away, for all threads and event loops. Tells the log once of the beginning and the end."""
 
     def __init__(self, meanwhile: str) -> None:
-        """``meanwhile`` says what becomes of requests."""
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
         self._away: dict[Node, _Entry] = {}
 
     @property
     def are_away(self) -> bool:
-        """Whether any is."""
         return bool(self._away)
 
     def failed(self, error: Exception, node: Node, share: Share) -> None:

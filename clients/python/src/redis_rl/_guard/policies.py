@@ -43,7 +43,6 @@ class Limit:
     """Policies that limit requests: those of an application or of a route."""
 
     def __init__(self, guard: Routes, policies: Policies, *, is_route: bool = True) -> None:
-        """Checks those that are fixed."""
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
         self.guard: Any = guard
@@ -59,7 +58,6 @@ class Limit:
         self.known: dict[Any, tuple[Any, str | None]] = {}
 
     async def of(self, request: Any) -> tuple[Policy, ...]:
-        """Those of this request."""
         if self._text:
             return self._of_route(self._text, request)
         if self.fixed is not None:
@@ -85,7 +83,6 @@ class Limit:
         return self.fixed
 
     def unnamed(self, cause: str) -> ValueError:
-        """Why a text has no name."""
         return ValueError(f'{cause}: give the limit a name, Policy("search", "{self._text}")')
 
 
@@ -115,7 +112,6 @@ def _requests(quotas: str) -> Policy:
 
 
 def check_together(policies: Sequence[Policy]) -> None:
-    """Refuses what one request cannot pass."""
     names = [policy.name for policy in policies]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -148,6 +144,5 @@ def with_limit(view: _View, limit: Limit) -> _View:
 
 
 def limits_of(view: Any) -> list[Limit]:
-    """Of a view, the outermost first."""
     limits: list[Limit] = getattr(view, LIMITS, [])
     return limits

@@ -90,7 +90,6 @@ class _Process:
         self.begin(is_closed)
 
     def begin(self, is_closed: bool) -> None:
-        """With no keys."""
         self.keys = Keys(self.remember_ms, slot_of=self.lines.slot_of)
         if is_closed:
             self.keys.close()
@@ -113,7 +112,6 @@ class InThreads:
         _all.add(self)
 
     def here(self) -> InThreads:
-        """Itself, whatever event loop runs."""
         return self
 
     def _here(self) -> _Process:
@@ -123,7 +121,6 @@ class InThreads:
         return process
 
     def now_ms(self) -> int:
-        """The time by which leases end."""
         return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
 
     def known(self, key: Key, rules: Any, cost: int) -> wire.Verdict | None:
@@ -138,7 +135,6 @@ class InThreads:
             return None if keys.is_due(now_ms) else keys.known(now_ms, key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
-        """As :meth:`ask`, for who can await."""
         return self.ask(requests)
 
     def ask(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
@@ -160,13 +156,11 @@ class InThreads:
         return call.answers[request]
 
     def give_back(self, request: Request) -> None:
-        """What it took."""
         here, call = self._here(), _Call()
         call.commands += self._step(here, call, Keys.give_back, self.now_ms(), request)
         self._carry_out(here, call)
 
     def _run(self, here: _Process, call: _Call, event: Callable[..., Step], *more: Any) -> None:
-        """Until all its requests are answered."""
         now_ms = self.now_ms()
         here.calls.add(call)
         try:
@@ -294,7 +288,6 @@ class InThreads:
         self._carry_out(here, call)
 
     async def close(self, timeout: float) -> None:
-        """As :meth:`close_now`."""
         self.close_now(timeout)
 
     def close_now(self, timeout: float) -> None:

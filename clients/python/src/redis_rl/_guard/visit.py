@@ -23,7 +23,6 @@ class Charge(NamedTuple):
     whose: Any
 
     def share(self) -> Share:
-        """To ask for."""
         return self.policy.share(self.key, self.cost)
 
 
@@ -87,7 +86,6 @@ class Taken:
     """What a step took, or why it did not."""
 
     def __init__(self, limits: Sequence[Limit], parts: Sequence[Part]) -> None:
-        """By these limits."""
         self.limits, self.parts = limits, parts
         self.refusal: Answer | None = None
 
@@ -103,17 +101,14 @@ class Taken:
 
     @property
     def policies(self) -> list[Policy]:
-        """Those that limit the request."""
         return [policy for part in self.parts for policy in part.policies]
 
     @property
     def whose(self) -> set[Any]:
-        """By what they count."""
         return {charge.whose for part in self.parts for charge in part.charges if charge.whose is not None}
 
     @property
     def standings(self) -> list[Standing]:
-        """What is known, without dry runs."""
         return [part.standing for part in self.parts if part.standing and not part.policies[0].dry_run]
 
     @property
@@ -143,7 +138,6 @@ class Visit:
         state[key] = self
 
     def end(self) -> None:
-        """The request is over."""
         self._state[self._key] = None
 
     def add(self, taken: Taken) -> None:
@@ -159,7 +153,6 @@ class Visit:
                 each.release()
 
     def fields(self) -> Mapping[str, str]:
-        """For the answer of the application."""
         return _fields([standing for taken in self.taken for standing in taken.standings])
 
 

@@ -75,7 +75,6 @@ class Command:
         return wire.take_all([row for share in self.shares for row in share.rows()], self.force, at)
 
     def read(self, reply: Any) -> Decision:
-        """What the reply says."""
         return Decision.of(wire.verdict(reply)) if self._is_single else wire.decision(reply)
 
 

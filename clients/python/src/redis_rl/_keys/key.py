@@ -27,7 +27,6 @@ class Key:
         self.since_ms, self.asked, self.before = now_ms, 0, 0
 
     def serves(self, now_ms: int, cost: int) -> bool:
-        """Whether the lease has the units."""
         lease = self.lease
         return lease is not None and cost <= lease.left and now_ms < lease.ends_ms
 

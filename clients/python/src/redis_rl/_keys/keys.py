@@ -49,7 +49,6 @@ class Keys:
         return None if rows is None else tightest(rows)
 
     def take(self, now_ms: int, request: Request) -> Step:
-        """A request comes."""
         step = Step([], [])
         keys = [self._used(share) for share in request.shares]
         if self._refuse(now_ms, request, keys):
@@ -356,7 +355,6 @@ class Keys:
         return step
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether a tick is."""
         return bool(self._ends) and self._ends[0][0] <= now_ms
 
     @property

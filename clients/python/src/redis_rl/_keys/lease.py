@@ -18,7 +18,6 @@ class Lease:
     __slots__ = ("at", "beyond", "ends_ms", "granted", "left", "limit", "reset_after", "told_ms")
 
     def __init__(self, reply: Verdict, left: int, now_ms: int, for_ms: int) -> None:
-        """Of the ``reply`` to ``PARTIAL``."""
         self.left = self.granted = left
         self.at = reply.at or 0
         self.ends_ms = now_ms + for_ms
@@ -27,7 +26,6 @@ class Lease:
         self.reset_after, self.told_ms = reply.reset_after, now_ms
 
     def serve(self, now_ms: int, cost: int) -> Verdict:
-        """Takes units of it."""
         self.left -= cost
         if now_ms != self.told_ms:
             self.reset_after = less(self.reset_after, now_ms - self.told_ms)

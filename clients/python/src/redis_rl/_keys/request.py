@@ -34,7 +34,6 @@ class Request:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is taken for it yet."""
         shares = self.shares
         self.rows: list[tuple[Verdict, ...] | None] = [None] * len(shares)
         # The units that are counted of each share, by when they were, the newest last; and the lease that they are of.

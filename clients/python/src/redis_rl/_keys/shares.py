@@ -45,11 +45,9 @@ class Share(NamedTuple):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no wait helps."""
         return self.cost > 0 and self.cost > self.rules.smallest_limit
 
     def rows(self) -> list[Row]:
-        """For RL.ALL."""
         return [Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.quotas]
 
 
@@ -72,7 +70,6 @@ def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
 
 
 def refuses(rows: Sequence[Verdict]) -> bool:
-    """Whether any does."""
     return any(row.limited for row in rows)
 
 

@@ -17,20 +17,17 @@ class Away:
     """Lets the requests to a server pass, tells them at once that it is away, or chooses one to find out."""
 
     def __init__(self) -> None:
-        """The server is not away."""
         self._is_away = False
         self._answered = 0
         self._next_ms = 0.0
 
     def failed(self, now_ms: float) -> Change:
-        """A request could not be answered."""
         if self._is_away:
             return ""
         self._is_away, self._answered, self._next_ms = True, 0, now_ms
         return "begins"
 
     def ask(self, now_ms: float) -> Ask:
-        """A request comes."""
         if not self._is_away:
             return "ask"
         if now_ms < self._next_ms:
@@ -39,7 +36,6 @@ class Away:
         return "probe"
 
     def probed(self, now_ms: float, answered: bool) -> Change:
-        """What has become of a probe."""
         if not self._is_away:
             return ""
         self._answered = self._answered + 1 if answered else 0

@@ -23,51 +23,34 @@ class State(NamedTuple):
     log: str
 
 
-TABLE = (
-    State("READONLY", "elsewhere", "this server is a replica: use an address that follows the master, or Sentinel"),
-    State(
-        "MASTERDOWN",
-        "elsewhere",
-        "this server is a replica without its master: use an address that follows the master, or Sentinel",
-    ),
-    State("LOADING", "elsewhere", "the server is still loading its data"),
-    State("NOAUTH", "refused", "the server asks for a password: name one in the client's address or options"),
-    State("WRONGPASS", "refused", "the user or the password is wrong, or the user is disabled"),
-    State("ERR AUTH", "refused", "a password is given, and the server has none: leave it out, or set requirepass"),
-    State("NOPERM", "refused", "the user lacks a right that the reply names: add it by ACL SETUSER"),
-    State("DENIED", "refused", "the server is in protected mode: give it a password, or bind it to an address"),
-    State(
-        "ERR max number of clients reached",
-        "refused",
-        "the server has too many connections: raise maxclients, or find who holds them",
-    ),
-    State(
-        "ERR unknown command 'RL.BUCKET'",
-        "refused",
-        "the server has not loaded the redis-rl module, or one older than this package: load the newest",
-    ),
-    State(
-        "ERR unknown command",
-        "refused",
-        "the server has not loaded the redis-rl module: load it, also on replicas that may become masters",
-    ),
-    State(
-        "ERR This instance has cluster support disabled",
-        "refused",
-        "the server is not part of a cluster: use a client for one server",
-    ),
-    State("MOVED", "refused", "the server is part of a cluster: use a client for clusters"),
-    State("CROSSSLOT", "refused", "the server is part of a cluster: use a client for clusters"),
-    State("OOM", "cannot", "the server has reached maxmemory: raise it, or free memory"),
-    State("MISCONF", "cannot", "the server cannot write to its disk: make room, and see its log"),
-    State(
-        "NOREPLICAS",
-        "cannot",
-        "the server has fewer replicas than min-replicas-to-write: bring them back, or lower it",
-    ),
-    State("BUSY ", "cannot", "a script keeps the server busy: SCRIPT KILL or FUNCTION KILL ends it"),
-    State("CLUSTERDOWN", "cannot", "the cluster has slots that no node serves: see CLUSTER INFO"),
-)
+_TABLE: dict[Kind, dict[str, str]] = {
+    "elsewhere": {
+        "READONLY": "this server is a replica: use an address that follows the master, or Sentinel",
+        "MASTERDOWN": "this server is a replica without its master: use an address that follows the master, or Sentinel",
+        "LOADING": "the server is still loading its data",
+    },
+    "refused": {
+        "NOAUTH": "the server asks for a password: name one in the client's address or options",
+        "WRONGPASS": "the user or the password is wrong, or the user is disabled",
+        "ERR AUTH": "a password is given, and the server has none: leave it out, or set requirepass",
+        "NOPERM": "the user lacks a right that the reply names: add it by ACL SETUSER",
+        "DENIED": "the server is in protected mode: give it a password, or bind it to an address",
+        "ERR max number of clients reached": "the server has too many connections: raise maxclients, or find who holds them",
+        "ERR unknown command 'RL.BUCKET'": "the server has not loaded the redis-rl module, or one older than this package: load the newest",
+        "ERR unknown command": "the server has not loaded the redis-rl module: load it, also on replicas that may become masters",
+        "ERR This instance has cluster support disabled": "the server is not part of a cluster: use a client for one server",
+        "MOVED": "the server is part of a cluster: use a client for clusters",
+        "CROSSSLOT": "the server is part of a cluster: use a client for clusters",
+    },
+    "cannot": {
+        "OOM": "the server has reached maxmemory: raise it, or free memory",
+        "MISCONF": "the server cannot write to its disk: make room, and see its log",
+        "NOREPLICAS": "the server has fewer replicas than min-replicas-to-write: bring them back, or lower it",
+        "BUSY ": "a script keeps the server busy: SCRIPT KILL or FUNCTION KILL ends it",
+        "CLUSTERDOWN": "the cluster has slots that no node serves: see CLUSTER INFO",
+    },
+}
+TABLE = [State(starts, means, log) for means, of_kind in _TABLE.items() for starts, log in of_kind.items()]
 
 # The classes of errors for which redis-py and valkey-py leave out the code.
 _CODES = {

@@ -21,13 +21,11 @@ class Line:
     """
 
     def __init__(self) -> None:
-        """Is being connected."""
         self._is_up = False
         self._due = self._silent = 0
         self._end: Verdict = "go on"
 
     def up(self) -> Verdict:
-        """The handshake is over."""
         self._is_up, self._silent = True, 0
         return self._end
 

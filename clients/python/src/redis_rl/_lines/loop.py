@@ -42,12 +42,10 @@ class EachLoop(Generic[_Made]):
     """Has one for each event loop."""
 
     def __init__(self, make: Callable[[Loop], _Made]) -> None:
-        """``make`` is called in the loop."""
         self._make = make
         self._of: dict[Loop, _Made] = {}
 
     def here(self) -> _Made:
-        """That of the loop which runs."""
         loop = asyncio.get_running_loop()
         return self._of.get(loop) or self._new(loop)
 
@@ -201,7 +199,6 @@ class LoopLines:
         await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Closes all."""
         replaced, self._replaced = self._replaced, []
         cluster, self._cluster = self._cluster, None
         for client in (*replaced, cluster):
@@ -262,7 +259,6 @@ class _Connection:
             self._lines.ticker.watch(self)
 
     def tick(self) -> bool:
-        """Whether to go on counting."""
         for done, ticks in list(self._probes.items()):
             self._probes[done] = ticks - 1
             if not ticks:

@@ -65,7 +65,6 @@ class Library:
 
 
 def is_cluster(client: Any) -> bool:
-    """Whether it is for a cluster."""
     return hasattr(client, "nodes_manager")
 
 

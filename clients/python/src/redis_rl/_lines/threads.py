@@ -270,7 +270,6 @@ class _Connections:
         return turn.connection
 
     def _leaves(self, turn: _Turn) -> bool:
-        """Whether nothing has come for it."""
         with self._lock:
             if turn in self._waiting:
                 self._waiting.remove(turn)
