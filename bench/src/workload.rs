@@ -95,14 +95,15 @@ impl Algorithm {
 
     /// Requests that come first, so that no shortcut for a new key is measured: some units in the previous window
     /// of every tier, or for a log in the first half of the current one. The last is by the clock, as most keys are
-    /// written.
+    /// written; after an effect, it alone decides when a log expires.
     fn history(self, key: &str, tiers: &[Tier], now_ms: u64) -> Vec<String> {
         let take = |tier: &Tier| {
             let ago = if self == Algorithm::LOG { tier.window_ms / 2 } else { tier.window_ms };
             format!("{} {key} {} COST 1000 AT {}", self.command, words(tiers), now_ms - ago)
         };
+        let effect = (self == Algorithm::LOG).then(|| format!("RL.APPLY {key} L1:{now_ms}/1m"));
         let by_clock = format!("{} {key} {}", self.command, words(tiers));
-        tiers.iter().rev().map(take).chain([by_clock]).collect()
+        tiers.iter().rev().map(take).chain(effect).chain([by_clock]).collect()
     }
 
     /// The same for one tier of several keys.

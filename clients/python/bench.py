@@ -10,6 +10,8 @@ does falls on both; the rate is that of the median round. The CPU time is that o
 
 Plans: a `Guard` with a limit for everybody, leased or not, beside a plan for each customer, on one server and on a
 cluster: the run in the middle, and each server's CPU time for a decision.
+
+Requests: the CPU time of this process for a request through a `Guard`, beside a call by hand with the same fields.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import limits
@@ -28,11 +32,12 @@ import limits.aio.strategies
 import limits.strategies
 import redis
 import redis.asyncio
+from flask import Flask, Response, request
 from limits.storage import storage_from_string
 
 import redis_rl.limits
-from redis_rl import asgi
-from redis_rl._guard import VISIT
+from redis_rl import asgi, flask
+from redis_rl._guard.guard import VISIT
 
 TASKS = 50
 ROUNDS, DECISIONS, CLIENTS = 400, 50, 1000
@@ -45,6 +50,9 @@ LEASED_ROUNDS = 20
 DIRECT_DECISIONS, LEASED_DECISIONS = 2_000, 100_000
 HOT, FLOOD = 10**9, 100
 
+REQUESTS, REQUEST_ROUNDS = 500, 15
+REQUEST_QUOTA, REQUEST_POLICY = "1000000000/h", '"requests-1h";q=1000000000;w=3600'
+
 PLAN_LEASE, PLAN_RUNS = 1_000, 3
 PLAN_DECISIONS, PLAN_CUSTOMERS = 20_000, 100_000
 
@@ -53,7 +61,7 @@ Run: TypeAlias = Callable[[list[str]], object]
 
 
 def main() -> None:
-    tables = {"storages": print_storages, "leases": print_leases, "plans": print_plans}
+    tables = {"storages": print_storages, "leases": print_leases, "plans": print_plans, "requests": print_requests}
     parser = argparse.ArgumentParser(description="The tables of benchmarks.md. Empties the servers.")
     parser.add_argument("url", help="of a server")
     parser.add_argument("--cluster", help="the URL of a node, for plans on a cluster too")
@@ -267,6 +275,120 @@ async def plans(client: Any, servers: list[redis.Redis], lease: int) -> Plans:
     await guard.close()
     await client.aclose()
     return Plans(rate, sorted((each / PLAN_DECISIONS * 1e6 for each in cpu), reverse=True))
+
+
+# Requests
+
+
+def print_requests(arguments: argparse.Namespace) -> None:
+    url = arguments.url
+    sides = flask_bare(), flask_by_hand(url), flask_guarded(url)
+    for threads in (1, 8):
+        print_cpu(f"Flask, threads: {threads}", [partial(flask_requests, app, threads) for app in sides])
+    loop = asyncio.new_event_loop()
+    apps = asgi_by_hand(url), asgi.Guard(redis.asyncio.Redis.from_url(url), REQUEST_QUOTA, timeout=5).middleware(hello)
+    for at_once in (1, 50):
+        work = [lambda app=app, n=at_once: loop.run_until_complete(asgi_requests(app, n)) for app in apps]
+        print_cpu(f"ASGI, at once: {at_once}", work)
+
+
+def print_cpu(row: str, sides: Sequence[Callable[[], object]]) -> None:
+    """In microseconds, the last two beside each other."""
+    cpu: list[list[float]] = [[] for _ in sides]
+    for _ in range(REQUEST_ROUNDS + 1):
+        for side, of_side in zip(sides, cpu, strict=True):
+            before = time.process_time()
+            side()
+            of_side.append((time.process_time() - before) / REQUESTS * 1e6)
+    told = [statistics.median(of_side[1:]) for of_side in cpu]
+    print_row(row, *(f"{each:.0f}" for each in told), f"{told[-1] / told[-2]:.2f}")
+
+
+def flask_bare() -> Flask:
+    app = Flask(__name__)
+    app.get("/")(lambda: "hello")
+    return app
+
+
+def flask_guarded(url: str) -> Flask:
+    app = flask_bare()
+    flask.Guard(redis.Redis.from_url(url), REQUEST_QUOTA, timeout=5).middleware(app)
+    return app
+
+
+def flask_by_hand(url: str) -> Flask:
+    app, limiter = flask_bare(), redis_rl.RateLimiter(redis.Redis.from_url(url))
+
+    @app.before_request
+    def before() -> Response | None:
+        verdict = limiter.log(f"requests:{{{request.remote_addr}}}", REQUEST_QUOTA)
+        request.environ["verdict"] = verdict
+        return Response(status=429) if verdict.limited else None
+
+    @app.after_request
+    def after(response: Response) -> Response:
+        response.headers.update(fields(request.environ["verdict"]))
+        return response
+
+    return app
+
+
+def fields(verdict: redis_rl.Verdict) -> dict[str, str]:
+    seconds = -(-verdict.reset_after.total_seconds() // 1)
+    return {
+        "RateLimit-Policy": REQUEST_POLICY,
+        "RateLimit": f'"requests-1h";r={verdict.remaining};t={seconds:.0f}',
+    }
+
+
+def flask_requests(app: Flask, threads: int) -> None:
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "SERVER_NAME": "x", "SERVER_PORT": "80"}
+    environ.update({"wsgi.url_scheme": "http", "REMOTE_ADDR": "192.0.2.1"})
+
+    def start(*_: Any) -> Any:
+        pass
+
+    def work(_: int) -> None:
+        for _ in range(REQUESTS // threads):
+            list(app(dict(environ), start))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def asgi_by_hand(url: str) -> Any:
+    limiter = redis_rl.AsyncRateLimiter(redis.asyncio.Redis.from_url(url))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        verdict = await limiter.log(f"requests:{{{scope['client'][0]}}}", REQUEST_QUOTA)
+
+        async def send_with_fields(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                told = [(name.lower().encode(), value.encode()) for name, value in fields(verdict).items()]
+                message = {**message, "headers": [*message["headers"], *told]}
+            await send(message)
+
+        await hello(scope, receive, send_with_fields)
+
+    return app
+
+
+async def asgi_requests(app: Any, at_once: int) -> None:
+    scope = {"type": "http", "client": ("192.0.2.1", 1), "headers": [], "path": "/"}
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    async def work() -> None:
+        for _ in range(REQUESTS // at_once):
+            await app(dict(scope), nothing, nothing)
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import gc
 import inspect
-import logging
 import warnings
 from collections.abc import Iterator
 
 import pytest
 import redis
-
-from redis_rl import _guard
-from redis_rl._away import AwayLog
 
 from . import servers
 from .rights import Rights
@@ -31,12 +27,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     servers.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
-
-
-@pytest.fixture(autouse=True)
-def _warnings_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One a second: what an earlier test logged is not to keep this one's back."""
-    monkeypatch.setattr(_guard, "_away", AwayLog(logging.getLogger("redis_rl")))
 
 
 @pytest.fixture(scope="session")

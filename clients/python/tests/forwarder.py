@@ -48,6 +48,10 @@ class Forwarder:
         self._loop.call_soon_threadsafe(silence_all)
         done.wait()
 
+    def move(self, server_port: int) -> None:
+        """New connections lead to another server, and those that there are stay."""
+        self._server_port = server_port
+
     def lose_replies(self, number: int) -> None:
         """So many replies do not arrive: their connections are cut instead."""
         self.replies_to_lose = number

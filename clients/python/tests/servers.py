@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import ctypes
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import redis
-
-from redis_rl import testing
 
 REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
@@ -65,12 +68,102 @@ def run(test: Awaitable[Any]) -> Any:
     return asyncio.run(within_patience())
 
 
-class Server(testing.Server):
+class _Server:
+    """A server on a free port of the loopback interface and in a temporary folder, without persistence.
+
+    It ends with :meth:`stop` or with a ``with`` block, and at the latest with the process that started it.
+    """
+
+    def __init__(self, program: str, module: str | None, *settings: str) -> None:
+        """``settings`` are words for the server's command line, such as ``"--maxmemory", "10mb"``."""
+        self._command = [program, "--bind", "127.0.0.1", "--save", "", *settings]
+        if module:
+            self._command += ["--loadmodule", module]
+        for _ in range(5):
+            self.port = free_port()
+            self._folder = tempfile.mkdtemp()
+            said = self._start()
+            if not said:
+                return
+            shutil.rmtree(self._folder)
+            # Somebody else has taken the port meanwhile.
+            if "Address already in use" not in said:
+                break
+        raise RuntimeError(f"{' '.join(self._command)} has ended: {said}")
+
+    def _start(self) -> str:
+        """What the server said if it ended at once."""
+        log = Path(self._folder) / "log"
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [*self._command, "--port", str(self.port), "--dir", self._folder],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            )
+        atexit.register(self._process.kill)
+        give_up = time.monotonic() + PATIENCE
+        while self._process.poll() is None and not self._answers():
+            if time.monotonic() > give_up:
+                self.stop()
+                raise TimeoutError(f"{' '.join(self._command)} does not answer")
+            time.sleep(0.01)
+        return "" if self._process.poll() is None else log.read_text(errors="replace") or "it said nothing"
+
+    @property
+    def url(self) -> str:
+        """As a client takes it."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def empty(self) -> None:
+        """Forgets all keys."""
+        with redis.Redis(port=self.port) as client:
+            client.flushall()
+
+    def stop(self) -> None:
+        """Ends it, and removes its folder."""
+        self._process.kill()
+        self._process.wait()
+        atexit.unregister(self._process.kill)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> _Server:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Stops it."""
+        self.stop()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port) as client:
+            # Not the server of somebody else who was faster.
+            return bool(client.info("server")["process_id"] == self._process.pid)
+        return False
+
+
+def free_port() -> int:
+    """One whose cluster bus port, 10000 above, exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port <= 55_000:
+            return port
+
+
+def end_with_parent() -> None:
+    """For Linux: also if the parent is killed. That is when the thread ends that has started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Server(_Server):
     """A server that a test may freeze, kill and start again."""
 
     def __init__(self, *settings: str, module: bool = True, tls: Sequence[str] = ()) -> None:
         """With the settings of TLS, that is on a port of its own."""
-        self.tls_port = testing._free_port() if tls else 0
+        self.tls_port = free_port() if tls else 0
         super().__init__(REDIS_SERVER, MODULE if module else None, *settings, "--tls-port", str(self.tls_port), *tls)
 
     def keys(self) -> list[str]:
@@ -153,7 +246,7 @@ class Monitor:
 @contextlib.contextmanager
 def sentinel(master: Server, *tls: str) -> Iterator[int]:
     """The port of a Sentinel that knows a master as ``mine``."""
-    port = testing._free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "sentinel.conf"
         settings.write_text(
@@ -163,7 +256,7 @@ def sentinel(master: Server, *tls: str) -> Iterator[int]:
         process = subprocess.Popen(
             [REDIS_SERVER, str(settings), "--sentinel", *tls],
             stdout=subprocess.DEVNULL,
-            preexec_fn=testing._end_with_parent,
+            preexec_fn=end_with_parent,
         )
         try:
             with redis.Redis(port=port) as client:

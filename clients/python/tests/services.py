@@ -368,6 +368,8 @@ def django_async(client: Any, **options: Any) -> Iterator[Ask]:
         try:
             yield ask
         finally:
+            loop.run_until_complete(guard.aclose())
+            loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
 

@@ -19,7 +19,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
 from redis_rl import Leases, RateLimiter
-from redis_rl._guard import VISIT
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
 from .rights import APP, ON_A_CLUSTER, Rights

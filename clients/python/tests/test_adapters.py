@@ -24,7 +24,8 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision
-from redis_rl._guard import VISIT, route_name
+from redis_rl._guard.guard import VISIT
+from redis_rl._guard.policies import route_name
 from redis_rl.http import Answer, Policy
 
 from .servers import Monitor, Server, until, wait_for

@@ -1,66 +1,182 @@
-"""Warnings on a clock of their own."""
+"""Servers that are away in ways of their own, for tasks and for threads."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
 
-from redis_rl._away import AwayLog
+from redis_rl import Leases, RateLimiter
+from redis_rl._guard.guard import SyncGuard
+from redis_rl.asgi import Guard, Policy
 
+from .forwarder import forwarding
+from .servers import Server, wait_for
+from .test_policies import SCOPE
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+TIMEOUT = 0.1
 
 
-@pytest.fixture
-def log(clock: Clock) -> AwayLog:
-    return AwayLog(logging.getLogger("away"), clock)
+class ThreadGuard(SyncGuard):
+    """Of no framework."""
+
+    def state(self, request: Any) -> Any:
+        return request
+
+    def address(self, request: Any) -> str | None:
+        return "192.0.2.1"
 
 
-def test_one_warning_a_second_tells_how_many_requests_it_speaks_of(
-    log: AwayLog, clock: Clock, caplog: pytest.LogCaptureFixture
+@contextlib.contextmanager
+def deciding(kind: str, port: int, **options: Any) -> Iterator[Callable[[], Any]]:
+    """Takes a unit, in an event loop that goes on meanwhile or in this thread, and returns what was decided."""
+    if kind == "threads":
+        guard: Any = ThreadGuard(redis.Redis(port=port), Policy("q", "100000/h"), timeout=TIMEOUT, **options)
+        yield lambda: guard.take(dict(SCOPE)).decision
+        guard.close()
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    guard = Guard(redis.asyncio.Redis(port=port), Policy("q", "100000/h"), timeout=TIMEOUT, **options)
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    yield lambda: run(guard.take(dict(SCOPE))).decision
+    run(guard.close())
+    run(loop.shutdown_asyncgens())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+kinds = pytest.mark.parametrize("kind", ["tasks", "threads"])
+
+
+@kinds
+@pytest.mark.parametrize("fail", ["open", "local"])
+def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
+    kind: str, fail: str, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(100):
-        log.failed("refused")
-        clock.now += 0.03
-    assert caplog.messages == [
-        "cannot ask for the limit: refused (requests: 1)",
-        "cannot ask for the limit: refused (requests: 34)",
-        "cannot ask for the limit: refused (requests: 34)",
-    ]
+    old = Server()
+    with forwarding(old.port) as network, deciding(kind, network.port, fail=fail) as decide:
+        for _ in range(3):
+            assert not decide().is_local
+        # The old master stays up, and so do its connections.
+        with old.client() as raw:
+            raw.replicaof("127.0.0.1", str(server.port))
+            wait_for("it to be a replica", lambda: raw.info("replication").get("master_link_status") == "up")
+        network.move(server.port)
+        begun, in_a_row = time.monotonic(), 0
+        while in_a_row < 20:
+            decision = decide()
+            in_a_row = in_a_row + 1 if decision and not decision.is_local else 0
+            time.sleep(0.01)
+        assert time.monotonic() - begun < 2 + 20 * 0.02
+    old.stop()
+    meanwhile = "limits are local meanwhile" if fail == "local" else "requests pass meanwhile"
+    why = "this server is a replica: use an address that follows the master, or Sentinel"
+    assert len(caplog.messages) == 2, "the beginning and the end"
+    assert caplog.messages[0].startswith(f"Redis is away: {why} (READONLY")
+    assert caplog.messages[0].endswith(f"; {meanwhile}")
+    assert caplog.messages[1] == "Redis decides again"
 
 
-def test_the_first_that_asks_again_tells_the_rest_and_the_end(
-    log: AwayLog, clock: Clock, caplog: pytest.LogCaptureFixture
+@kinds
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (["ACL", "SETUSER", "default", "-rl.log"], "the user lacks a right that the reply names"),
+        (["CONFIG", "SET", "maxmemory", "1"], "the server has reached maxmemory"),
+        (["CONFIG", "SET", "min-replicas-to-write", "3"], "the server has fewer replicas than min-replicas-to-write"),
+    ],
+    ids=["right", "memory", "replicas"],
+)
+def test_the_log_says_once_what_a_person_should_do(
+    kind: str, spoil: list[str], says: str, own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(5):
-        log.failed("refused")
-    log.worked()
-    clock.now += 1
-    log.worked()
-    log.worked()
-    assert [message.rpartition(" ")[2] for message in caplog.messages] == ["1)", "4)", "again"]
+    with own_server.client() as raw, deciding(kind, own_server.port) as decide:
+        assert decide()
+        raw.execute_command(*spoil)
+        assert [decide() for _ in range(5)] == [None] * 5
+        raw.execute_command("ACL", "SETUSER", "default", "+rl.log")
+        raw.execute_command("CONFIG", "SET", "maxmemory", "0")
+        raw.execute_command("CONFIG", "SET", "min-replicas-to-write", "0")
+        wait_for("the end to be told", lambda: bool(decide()) and len(caplog.messages) > 1)
+    assert says in caplog.messages[0]
+    assert caplog.messages[1:] == ["Redis decides again"]
 
 
-def test_the_end_is_told_once_and_only_when_none_has_failed_for_a_second(
-    log: AwayLog, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    log.worked()
-    for _ in range(3):
-        log.failed("refused")
-        clock.now += 0.5
-        log.worked()
-    assert "Redis decides again" not in caplog.messages
-    clock.now += 0.5
-    for _ in range(3):
-        log.worked()
-    assert caplog.messages.count("Redis decides again") == 1
+def test_a_server_without_the_module_is_named(server_without_module: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with deciding("threads", server_without_module.port) as decide:
+        assert decide() is None
+    assert "the server has not loaded the redis-rl module: load it" in caplog.messages[0]
+
+
+def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_server: Server) -> None:
+    with deciding("threads", own_server.port, fail="local") as decide:
+        assert not decide().is_local
+        own_server.freeze()
+        assert decide().is_local
+        seconds = []
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            begun = time.perf_counter()
+            assert decide().is_local
+            seconds.append(time.perf_counter() - begun)
+            time.sleep(0.005)
+        assert sum(each > TIMEOUT * 0.9 for each in seconds) <= 7, "a probe each 250 ms"
+        assert sorted(seconds)[len(seconds) // 2] < TIMEOUT / 2
+        own_server.thaw()
+        begun = time.monotonic()
+        while decide().is_local:
+            time.sleep(0.01)
+        assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("threads", [100, 400])
+def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, threads: int) -> None:
+    guard: Any = ThreadGuard(redis.Redis(port=server.port), Policy("q", "5/h"), timeout=60, fail="closed")
+    start = threading.Barrier(threads)
+
+    def refused(_: int) -> bool:
+        start.wait()
+        told: bool = guard.take(dict(SCOPE)).refused
+        return told
+
+    with ThreadPoolExecutor(threads) as pool:
+        assert sum(pool.map(refused, range(threads))) == threads - 5
+    assert all(not each for each in [thread.name.startswith("redis_rl") for thread in threading.enumerate()])
+    guard.close()
+
+
+def test_leases_are_not_decided_while_redis_is_away_and_keep_no_frames(own_server: Server) -> None:
+    with (
+        redis.Redis(port=own_server.port, socket_timeout=0.1) as client,
+        Leases(RateLimiter(client), "log", "5/h") as leases,
+    ):
+        assert leases.take("k")
+        own_server.kill()
+        errors = []
+        for _ in range(3):
+            with pytest.raises(redis.ConnectionError) as told:
+                leases.take("k")
+            errors.append(told.value)
+        assert len({id(error) for error in errors}) == 3, "each its own, without the frames of another request"
+        own_server.start_again()
+        wait_for("Redis to decide", lambda: is_decided(leases))
+
+
+def is_decided(leases: Leases) -> bool:
+    with contextlib.suppress(redis.ConnectionError):
+        return leases.take("k").allowed
+    return False

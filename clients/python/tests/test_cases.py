@@ -15,7 +15,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict, _wire
+from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict
+from redis_rl._commands import wire
 from redis_rl._keys import Outcome
 from redis_rl.asgi import Guard, Policy, client_address
 from redis_rl.http import Item, Standing
@@ -128,9 +129,9 @@ async def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
 def test_quotas(case: Any) -> None:
     if case.get("error"):
         with pytest.raises(ValueError, match=rf'^"[^"]*" {re.escape(CASES["quota_error"])}$'):
-            _wire.pairs([case["text"]])
+            wire.pairs([case["text"]])
     else:
-        assert _wire.pairs([case["text"]]) == tuple(map(tuple, case["quotas"]))
+        assert wire.pairs([case["text"]]) == tuple(map(tuple, case["quotas"]))
 
 
 @named(CASES["http"])

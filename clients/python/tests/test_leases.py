@@ -90,13 +90,27 @@ def test_close_gives_back_what_is_left_and_every_request_is_asked_for_then(
     assert commands(raw) == 10
 
 
-def test_a_lease_that_is_over_goes_back_in_the_background(limiter: RateLimiter, raw: redis.Redis) -> None:
+def test_a_lease_that_is_over_goes_back_with_the_next_request(limiter: RateLimiter, raw: redis.Redis) -> None:
     leases = leases_of(limiter, duration=0.2)
     taken = 0
     while counted(raw) == taken:
         leases.take("k")
         taken += 1
-    wait_for("the lease to go back", lambda: counted(raw) == taken)
+
+    def is_back() -> bool:
+        leases.take("another")
+        return counted(raw) == taken
+
+    wait_for("the lease to go back", is_back)
+
+
+async def test_a_lease_of_tasks_that_is_over_goes_back_without_a_request(server: Server, raw: redis.Redis) -> None:
+    async with async_leases(server, duration=0.2) as leases:
+        taken = 0
+        while counted(raw) == taken:
+            await leases.take("k")
+            taken += 1
+        await until(lambda: counted(raw) == taken)
 
 
 def test_a_refusal_is_repeated_without_asking(limiter: RateLimiter, raw: redis.Redis) -> None:
@@ -130,7 +144,7 @@ def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
 
 
 def waiting(leases: Leases, key: str) -> int:
-    known = leases._asking.thread.driver.keys._keys if leases._asking.thread else {}
+    known = leases._asking._here().keys._keys
     return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
 
 
@@ -195,15 +209,13 @@ def take_until_asked(leases: Leases, raw: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_a_take_that_is_interrupted_leaves_no_trace(limiter: RateLimiter, raw: redis.Redis) -> None:
+def test_a_take_that_is_interrupted_costs_its_unit_at_most(limiter: RateLimiter, raw: redis.Redis) -> None:
     leases = leases_of(limiter)
     with paused(raw):
         take_until_asked(leases, raw)
-    wait_for("the unit to go back", lambda: commands(raw) == 2)
-    assert counted(raw) == 0
-    assert leases.take("k").remaining == LIMIT - 1
+    assert not leases.take("k").limited
     leases.close()
-    assert counted(raw) == 1
+    assert 1 <= counted(raw) <= 2
 
 
 @pytest.mark.usefixtures("interrupts")
@@ -216,16 +228,15 @@ def test_a_take_that_is_interrupted_leaves_the_others_to_ask(limiter: RateLimite
             wait_for("the others to wait", lambda: waiting(leases, "k") == 2)
         assert allowed(other.result() for other in others) == 3
     leases.close()
-    assert counted(raw) == 3
+    assert 3 <= counted(raw) <= 4
 
 
 # The handler may also interrupt what the garbage collector calls.
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("interrupts")
 def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw: redis.Redis) -> None:
     passed = interrupted = 0
     leases = leases_of(limiter, 100_000, units=10)
-    # Its thread runs.
     passed += allowed([leases.take("k0")])
     moments = random.Random(1)
     for number in range(1000):
@@ -242,7 +253,8 @@ def test_interrupts_anywhere_end_no_take_and_no_close(limiter: RateLimiter, raw:
         passed += allowed(pool.map(leases.take, ["k0", "k1", "k2"]))
     leases.close(PATIENCE)
     total = sum(counted(raw, f"k{number}", 100_000) for number in range(3))
-    assert passed <= total <= passed + interrupted
+    # Of what is interrupted the unit is lost, or the lease.
+    assert passed <= total <= passed + 11 * interrupted
 
 
 def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw: redis.Redis) -> None:
@@ -332,17 +344,19 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def test_no_lease_keeps_a_process_alive(server: Server, raw: redis.Redis) -> None:
-    with script("for _ in range(50): leases.take('k')", server.port, "log", LIMIT, "3650d", 100) as process:
+def test_a_lease_goes_back_when_the_process_ends(server: Server, raw: redis.Redis) -> None:
+    text = "for _ in range(50): leases.take('k')\nprint(leases._asking.has_leases)"
+    with script(text, server.port, "log", LIMIT, "3650d", 100) as process:
+        assert process.communicate(timeout=PATIENCE)[0] == "True\n"
         assert process.wait(PATIENCE) == 0
-    assert counted(raw) > 50, "it had a lease"
+    assert counted(raw) == 50
 
 
 FORK = """
 import os
 for _ in range(50): leases.take("k")
 child = os.fork()
-print(leases._asking.thread is not None, not leases.take("k").limited)
+print(leases._asking.has_leases, not leases.take("k").limited)
 sys.stdout.flush()
 if child:
     os.waitpid(child, 0)
@@ -352,9 +366,7 @@ leases.close()
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_process_that_is_forked_starts_with_no_lease(server: Server, raw: redis.Redis) -> None:
-    # Python 3.12 warns of a fork beside threads.
-    text = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)" + FORK
-    with script(text, server.port, "log", LIMIT, "3650d", 100) as process:
+    with script(FORK, server.port, "log", LIMIT, "3650d", 100) as process:
         told, _ = process.communicate(timeout=PATIENCE)
     assert sorted(told.splitlines()) == ["False True", "True True"]
     assert counted(raw) == 52, "each gave back its own"
@@ -404,7 +416,7 @@ def test_close_waits_for_what_is_in_flight(limiter: RateLimiter, raw: redis.Redi
             last = pool.submit(leases.take, "k")
             wait_for("it to ask", lambda: blocked(raw) == 1)
             closed = pool.submit(close_and_count)
-            wait_for("it to close", lambda: leases._is_closed)
+            wait_for("it to close", lambda: leases._asking._is_closed)
         assert closed.result() == taken + 1
         assert not last.result().limited
 

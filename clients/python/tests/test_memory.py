@@ -22,7 +22,7 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
-from redis_rl._guard import VISIT
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
@@ -186,7 +186,7 @@ async def test_while_redis_is_away_this_process_decides_by_the_same_policies(
         assert asyncio.get_running_loop().time() - begun < 10
         await guard.close()
     told = [message.rpartition("; ")[2] for message in caplog.messages]
-    assert told == ["this process decides meanwhile", "Redis decides again"]
+    assert told == ["limits are local meanwhile", "Redis decides again"]
 
 
 async def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> None:
@@ -253,3 +253,10 @@ def test_threads_are_limited_here_too(own_server: Server) -> None:
         assert [ask("GET", "/search", {}).status for _ in range(3)] == [200, 200, 429]
         own_server.start_again()
         wait_for("Redis to decide again", lambda: ask("GET", "/search", {}).status == 200)
+
+
+async def test_a_guard_that_decides_in_this_process_anyway_may_do_so_while_redis_is_away_too() -> None:
+    for fail in ("open", "closed", "local"):
+        guard = Guard(MemoryLimiter(), "2/m", fail=fail)
+        assert [(await guard.take(dict(SCOPE))).refused for _ in range(3)] == [False, False, True]
+        await guard.close()

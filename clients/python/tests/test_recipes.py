@@ -18,7 +18,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from redis_rl._guard import VISIT
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
 from .servers import Server

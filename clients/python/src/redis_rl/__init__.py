@@ -6,9 +6,9 @@ Adapters: ``redis_rl.asgi`` for Starlette, FastAPI, Litestar and other ASGI appl
 """
 
 from . import cmd
-from ._client import AsyncRateLimiter, RateLimiter
-from ._leases import AsyncLeases, Leases
-from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from ._commands.limiter import AsyncRateLimiter, RateLimiter
+from ._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from ._guard.leases import AsyncLeases, Leases
 from .memory import MemoryLimiter
 
 __all__ = [

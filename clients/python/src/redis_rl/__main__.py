@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
-from . import _wire
+from ._commands import wire
 
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
@@ -86,10 +86,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _quotas(text: str) -> tuple[_Quota, ...]:
     try:
-        pairs = _wire.checked_pairs([text])
+        pairs = wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return tuple((limit, _length(_wire.timedelta_of(window) // _wire.MILLISECOND)) for limit, window in pairs)
+    return tuple((limit, _length(wire.timedelta_of(window) // wire.MILLISECOND)) for limit, window in pairs)
 
 
 def connect(options: argparse.Namespace) -> Any:
@@ -158,7 +158,7 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
         try:
             node.execute_command("RL.INFO", key)
         except ResponseError as error:
-            if (explained := _wire.explained(error)) is not error:
+            if (explained := wire.explained(error)) is not error:
                 raise explained from error
 
 
@@ -201,7 +201,7 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
         pipeline.execute_command(*words)
     for reply in pipeline.execute(raise_on_error=False):
         if isinstance(reply, Exception):
-            raise _wire.explained(reply)
+            raise wire.explained(reply)
         yield reply
 
 

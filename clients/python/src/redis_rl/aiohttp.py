@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from ._address import behind
-from ._guard import VISIT, AsyncGuard, Limit, Policies, limits_of, route_name, with_limit
-from ._visit import Visit
+from ._guard.address import behind
+from ._guard.guard import VISIT, AsyncGuard
+from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
+from ._guard.visit import Visit
 from .http import Answer, Policy
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]

@@ -18,9 +18,10 @@ from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
-from ._address import behind
-from ._guard import VISIT, AsyncGuard, Chosen, Cost, Limit, Policies, route_name
-from ._visit import Taken, Visit
+from ._guard.address import behind
+from ._guard.guard import VISIT, AsyncGuard
+from ._guard.policies import Chosen, Cost, Limit, Policies, route_name
+from ._guard.visit import Taken, Visit
 from .http import Answer, Policy
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Route(Limit):
         return self._take(request)
 
     async def _take(self, request: HTTPConnection) -> Taken:
-        taken = await self.guard.take_route(self, request.scope)
+        taken: Taken = await self.guard.take_route(self, request.scope)
         if taken.refused:
             raise Refused(taken)
         return taken

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ._wire import Algorithm, Key, Quota, Window, decision, info, take, take_all, verdict
+from ._commands.wire import Algorithm, Key, Quota, Window, decision, info, take, take_all, verdict
 
 __all__ = ["all", "bucket", "decision", "fixed", "info", "log", "peek", "sliding", "verdict"]
 

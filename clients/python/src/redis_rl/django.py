@@ -18,10 +18,11 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 
-from ._address import behind
-from ._asking import CLOSE_SECONDS, run
-from ._guard import VISIT, Cost, Limit, Policies, SyncGuard, limits_of, route_name, with_limit
-from ._visit import Taken, Visit
+from ._guard.address import behind
+from ._guard.guard import VISIT, SyncGuard, blocking, run
+from ._guard.policies import Cost, Limit, Policies, limits_of, route_name, with_limit
+from ._guard.threads import CLOSE_SECONDS
+from ._guard.visit import Taken, Visit
 from .http import Answer, Policy
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
@@ -38,7 +39,13 @@ def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
 
 
 class Guard(SyncGuard):
-    """Limits the requests of a project of Django. In asynchronous views it is ``atake``, ``asettle``, ``aclose``."""
+    """Limits the requests of a project of Django. In asynchronous views it is ``atake``, ``asettle``, ``aclose``.
+
+    What an event loop asks has leases of its own.
+    """
+
+    def _blocks(self) -> bool:
+        return super(SyncGuard, self)._blocks() or blocking.get()
 
     @sync_and_async_middleware
     def middleware(self, get_response: Any) -> Any:

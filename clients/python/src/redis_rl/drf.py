@@ -12,7 +12,6 @@ tiers, and a window of several units::
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from datetime import timedelta
@@ -29,12 +28,14 @@ from redis.retry import Retry
 from rest_framework import throttling
 from rest_framework.exceptions import APIException
 
-from . import _wire, http
-from ._asking import check_seconds
-from ._away import AwayLog
-from ._client import RateLimiter
-from ._leases import Leases
-from ._wire import Algorithm, Pair, Verdict
+from . import http
+from ._commands import wire
+from ._commands.limiter import RateLimiter
+from ._commands.wire import Algorithm, Pair, check_seconds
+from ._guard.leases import asking_of, take
+from ._guard.threads import InThreads
+from ._keys import Rules
+from ._lines.errors import is_away
 from .memory import MemoryLimiter
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AnonRateThrottle", "RedisRLThrottle", "ScopedRateThrottle", "Unavailable", "UserRateThrottle"]
 
+# How long a lease lasts.
+_LEASE_MS = 100
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_away = AwayLog(logging.getLogger(__name__))
 
 
 class Unavailable(APIException):
@@ -96,25 +98,18 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             return True
         limiter = self.limiter or _limiter_of_settings()
         http.check_cost(cost := self.get_cost(request, view))
+        rules = Rules.of(self.algorithm, tuple(self.tiers), _LEASE_MS, self.lease)
         try:
-            verdict = self._take(limiter, key, cost)
+            verdict = take(_asking(limiter, self.remember), key, rules, cost)
         except Exception as error:
-            if _wire.is_mistake(error):
+            if wire.is_mistake(error) and not is_away(error):
                 raise
             # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
-            _away.failed(str(error) or repr(error))
             if _settings()["FAIL"] == "closed":
                 raise Unavailable from error
             return True
-        _away.worked()
         self._retry_after = verdict.retry_after
         return not verdict.limited
-
-    def _take(self, limiter: RateLimiter, key: str, cost: int) -> Verdict:
-        if self.lease or self.remember:
-            return _leases(limiter, self.algorithm, tuple(self.tiers), self.lease, self.remember).take(key, cost)
-        verdict: Verdict = getattr(limiter, self.algorithm)(key, *self.tiers, cost=cost)
-        return verdict
 
     def wait(self) -> float | None:
         """The exact wait, in whole seconds; None if no wait can help."""
@@ -148,9 +143,9 @@ def _settings() -> dict[str, Any]:
 
 
 @cache
-def _leases(limiter: RateLimiter, algorithm: Algorithm, tiers: tuple[Pair, ...], lease: int, remember: float) -> Leases:
-    """For all throttles that count alike."""
-    return Leases(limiter, algorithm, *tiers, units=lease, remember=remember)
+def _asking(limiter: RateLimiter, remember: float) -> InThreads:
+    """For all throttles that share a limiter."""
+    return asking_of(limiter, InThreads, remember)  # type: ignore[no-any-return]
 
 
 @cache

@@ -16,10 +16,10 @@ from typing import Any
 
 from flask import Flask, Request, Response, current_app, request
 
-from ._address import behind
-from ._asking import run
-from ._guard import VISIT, Limit, Policies, SyncGuard, limits_of, route_name, with_limit
-from ._visit import Visit
+from ._guard.address import behind
+from ._guard.guard import VISIT, SyncGuard, run
+from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
+from ._guard.visit import Visit
 from .http import Answer, Policy
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from . import _wire
+from ._commands import wire
+from ._commands.wire import MAX_COST, Algorithm, Decision, Quota, Verdict, Window, timedelta_of
 from ._keys import Outcome, Rules, Share, without
-from ._wire import MAX_COST, Algorithm, Decision, Quota, Verdict, Window, timedelta_of
 
 __all__ = ["Answer", "Policy"]
 
@@ -40,7 +40,7 @@ class Item:
 
     def __post_init__(self) -> None:
         """Refuses what the header field cannot say."""
-        if not _wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
+        if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window % _SECOND or not self.window:
             raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
@@ -80,19 +80,19 @@ class Policy:
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
         self.name = name
         # What only the server would refuse would count as Redis being away, and might let every request pass.
-        self.quotas = _wire.checked_pairs(quotas)
+        self.quotas = wire.checked_pairs(quotas)
         self.algorithm: Algorithm = algorithm
         self.cost = cost
         self.key = key
         self.items = tuple(
             Item(f"{name}-{_name(window)}", limit, timedelta_of(window), unit) for limit, window in self.quotas
         )
-        _wire.check_algorithm(algorithm)
+        wire.check_algorithm(algorithm)
         if not callable(cost):
             check_cost(cost)
         if key is not None and not callable(key) and not isinstance(key, str):
             raise TypeError(f"a key is a function of the request, or a text: {key!r}")
-        if not _wire.is_whole(lease) or lease < 0:
+        if not wire.is_whole(lease) or lease < 0:
             raise ValueError(f"the units of a lease are a whole number from 0: {lease!r}")
         if lease and len({limit for limit, _ in self.quotas}) < len(self.quotas):
             # What is told of a lease names its quota by the limit.
@@ -106,7 +106,7 @@ class Policy:
         """Its name and quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
 
-    def share(self, key: str, cost: int) -> Share:
+    def share(self, key: str | bytes, cost: int) -> Share:
         """What a request takes."""
         return Share(key, self._rules, cost)
 
@@ -199,7 +199,7 @@ def together(standings: Sequence[Standing]) -> Standing:
 
 def check_cost(cost: int) -> None:
     """Refuses a cost that no request can have. A negative one would give back what others took."""
-    if not _wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
+    if not wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
         raise ValueError(f"a cost must be a whole number from 0 to {MAX_COST}: {cost!r}")
 
 

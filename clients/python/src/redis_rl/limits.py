@@ -26,10 +26,11 @@ from limits.storage.base import TimestampedSlidingWindow
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from . import _wire
-from ._asking import EachLoop, Loop, Sender, run
-from ._asking.own import socket_timeout
-from ._wire import MAX_COST, Clock, Key
+from ._commands import wire
+from ._commands.wire import MAX_COST, Clock, Key
+from ._guard.guard import run
+from ._lines.loop import EachLoop, Loop, LoopLines
+from ._lines.own import socket_timeout
 from .memory import MemoryLimiter
 
 __all__ = [
@@ -114,7 +115,7 @@ def _whole(amount: float) -> int:
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     """The count of the window before and the seconds that it lasts, and the same of this one."""
     length_ms = 1000 * expiry
-    for window in _wire.windows(reply):
+    for window in wire.windows(reply):
         if window["window_ms"] == length_ms and window["used"]:
             current, previous = window["current"], window["previous"]
             left_ms = _ms_until_window_ends(window["reset_after_ms"], length_ms, current, previous)
@@ -232,12 +233,12 @@ class _Windows(TimestampedSlidingWindow):
         await self._forget("RL.SLIDING", _sliding(key), expiry)
 
     async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
-        words = _wire.take(command, self.prefixed_key(key), [(limit, expiry)], _whole(amount), at=self._as_of())
+        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], _whole(amount), at=self._as_of())
         return (await self._call(*words))[0] == 0  # type: ignore[no-any-return]
 
     async def _peek(self, key: str, limit: int, expiry: int, cost: int = 1, at: int | None = None) -> list[int]:
         reply: list[int] = await self._call(
-            *_wire.take("RL.PEEK", self.prefixed_key(key), [(limit, expiry)], cost, at=at)
+            *wire.take("RL.PEEK", self.prefixed_key(key), [(limit, expiry)], cost, at=at)
         )
         return reply
 
@@ -276,9 +277,9 @@ class _Windows(TimestampedSlidingWindow):
         current = MAX_COST - (await self._peek(_sliding(key), MAX_COST, expiry, at=start + length_ms))[2]
         return _told(both - current, current, start + length_ms - now, expiry)
 
-    async def _forget(self, command: str, key: str, window: _wire.Window) -> None:
+    async def _forget(self, command: str, key: str, window: wire.Window) -> None:
         """By a command that whoever counts may use, where DEL may be kept from applications."""
-        await self._call(*_wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST, at=self._as_of()))
+        await self._call(*wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST, at=self._as_of()))
 
     @_of_storage
     async def clear(self, key: str) -> None:
@@ -333,7 +334,7 @@ class _AsyncWindows(_Windows):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage, with redis-py as the implementation."""
         self.clock = clock
-        self._senders = EachLoop(self._new_sender)
+        self._lines = EachLoop(self._new_lines)
         options = {"implementation": "redispy", **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
@@ -341,12 +342,16 @@ class _AsyncWindows(_Windows):
         reply: Future[Any] = get_running_loop().create_future()
         # A script's key stands behind its text and the number of keys.
         key = str(words[3 if words[0] in ("EVAL", "EVALSHA") else 1])
-        self._senders.here().send(key, words, partial(_end, reply))
+        for word in words:
+            if isinstance(word, str) and not word.isascii():
+                # What cannot be sent is an error of this command alone.
+                word.encode()
+        self._lines.here().send(key, words, partial(_end, reply))
         return await reply
 
-    def _new_sender(self, loop: Loop) -> Sender:
+    def _new_lines(self, loop: Loop) -> LoopLines:
         client = self.bridge.get_connection()
-        return Sender(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
+        return LoopLines(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
 
     def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
         return coroutine

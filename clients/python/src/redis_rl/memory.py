@@ -12,17 +12,13 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import redis
 from redis.exceptions import OutOfMemoryError
-
-from . import _wire
-from ._asking import Loop
-from ._wire import Clock, Key
 
 __all__ = ["MemoryLimiter"]
 
@@ -54,9 +50,9 @@ class MemoryLimiter:
     It has the commands of the module, and DEL, EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Threads may share it.
     """
 
-    def __init__(self, *, clock: Clock | None = None, max_keys: int = 100_000) -> None:
+    def __init__(self, *, clock: Callable[[], int] | None = None, max_keys: int = 100_000) -> None:
         """``clock`` returns the Unix time in milliseconds. Beyond ``max_keys``, what expires first is forgotten."""
-        if not _wire.is_whole(max_keys) or not 1 <= max_keys <= _MOST_KEYS:
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or not 1 <= max_keys <= _MOST_KEYS:
             raise ValueError(f"max_keys is a whole number from 1 to {_MOST_KEYS}: {max_keys!r}")
         if clock is not None and not callable(clock):
             raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
@@ -74,7 +70,7 @@ class MemoryLimiter:
         self._failed: Exception | None = None
         self._resize(_BYTES)
 
-    def execute_command(self, *words: Key | int) -> Any:
+    def execute_command(self, *words: str | bytes | int) -> Any:
         """The reply as redis-py has it, or its ``ResponseError``."""
         encoded = [_encoded(word) for word in words]
         sizes = list(map(len, encoded))
@@ -120,34 +116,6 @@ class MemoryLimiter:
 
     def _address(self) -> int:
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + self._at
-
-    def sender(self, loop: Loop) -> Sender:
-        """What guards and leases send by."""
-        return Sender(self, loop)
-
-
-class Sender:
-    """In the place of connections. All keys are in one slot."""
-
-    slot_of = None
-
-    def __init__(self, limiter: MemoryLimiter, loop: Loop) -> None:
-        """Answers in the next turn of the event loop."""
-        self._limiter, self._loop = limiter, loop
-
-    def send(self, key: Key, words: Sequence[Key | int], done: Any, is_wanted: Any = None) -> None:
-        """Decides at once."""
-        try:
-            reply = self._limiter.execute_command(*words)
-        except Exception as error:
-            reply = error
-        self._loop.call_soon(partial(done, reply))
-
-    async def close_idle(self) -> None:
-        """Nothing is open."""
-
-    async def close(self) -> None:
-        """The same."""
 
 
 def _encoded(word: Any) -> bytes:

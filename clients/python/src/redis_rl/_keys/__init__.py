@@ -4,7 +4,9 @@ Pure: it is told the time and what happens, and says which commands to send and 
 the repository has the rules, ``clients/local.json`` the cases.
 """
 
+from .command import Command, Step
 from .keys import Keys
-from .request import Command, Outcome, Request, Rules, Share, Step, without
+from .request import Request
+from .shares import Outcome, Rules, Share, without
 
 __all__ = ["Command", "Keys", "Outcome", "Request", "Rules", "Share", "Step", "without"]

@@ -6,10 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 
-from .._wire import MAX_COST, Decision, Verdict, tightest
-from .._wire import Key as Name
-from .key import Key, Lease, Refusal
-from .request import Command, Request, Rules, Share, Step, refuses
+from .._commands.wire import MAX_COST, Decision, Verdict, tightest
+from .._commands.wire import Key as Name
+from .command import Command, Step
+from .key import Key
+from .lease import Lease, Refusal
+from .request import Request
+from .shares import Rules, Share, refuses
 
 MAX_KEYS = 10_000
 LONGEST_BYTES = 256
@@ -46,7 +49,6 @@ class Keys:
         return None if rows is None else tightest(rows)
 
     def take(self, now_ms: int, request: Request) -> Step:
-        """A request comes."""
         step = Step([], [])
         keys = [self._used(share) for share in request.shares]
         if self._refuse(now_ms, request, keys):
@@ -103,7 +105,7 @@ class Keys:
         self._end_lease(key, step)
         share = request.shares[index]
         command = Command([share], request, [index], key=key if size else None, size=min(size, MAX_COST - share.cost))
-        key.in_flight = command if size else None
+        key.in_flight = size > 0
         step.commands.append(command)
 
     def reply(self, now_ms: int, command: Command, reply: Decision | Exception) -> Step:
@@ -115,7 +117,7 @@ class Keys:
             self._note_settled(now_ms, request, command, reply, step)
             return step
         if key:
-            key.in_flight = None
+            key.in_flight = False
         if isinstance(reply, Exception):
             self._fail(now_ms, command, request, reply, step)
         elif command.size and key:
@@ -179,8 +181,8 @@ class Keys:
             self._answer_if_whole(now_ms, request, step)
         else:
             self._end_lease(key, step)
-            key.in_flight = Command([share], request, [index], key=key)
-            step.commands.append(key.in_flight)
+            key.in_flight = True
+            step.commands.append(Command([share], request, [index], key=key))
         self._serve_waiting(now_ms, key, refusal, step)
         if key.lease is lease:
             is_kept = not self._is_closed and self._keys.get((key.name, key.rules)) is key
@@ -351,6 +353,9 @@ class Keys:
             if key.lease is lease:
                 self._end_lease(key, step)
         return step
+
+    def is_due(self, now_ms: int) -> bool:
+        return bool(self._ends) and self._ends[0][0] <= now_ms
 
     @property
     def next_tick_ms(self) -> int | None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from time import monotonic_ns
 from typing import Any
 
-from . import _wire
-from ._wire import MAX_COST, MILLISECOND, Algorithm, Clock, Key, Quota, Row, Verdict
+from . import wire
+from .wire import MAX_COST, MILLISECOND, Algorithm, Clock, Key, Quota, Row, Verdict
 
 
 class Acquisition:
@@ -23,14 +23,14 @@ class Acquisition:
         clock: Clock | None,
     ) -> None:
         """``timeout`` is in seconds, from now on."""
-        _wire.check_algorithm(algorithm)
-        if not _wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
+        wire.check_algorithm(algorithm)
+        if not wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
             raise ValueError(f"a cost that is waited for is a whole number from 0 to {MAX_COST}: {cost!r}")
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is in seconds, 0 or more: {timeout!r}")
         self.key = key
         self._algorithm: Algorithm = algorithm
-        self._quotas = _wire.checked_pairs(quotas)
+        self._quotas = wire.checked_pairs(quotas)
         self._cost = cost
         self._clock = clock
         self._until_ms = None if timeout is None else self._now_ms() + timeout * 1000
@@ -42,14 +42,13 @@ class Acquisition:
         """A command that tells as of when units are taken, so that they can be given back."""
         at = None if self._clock is None else self._clock()
         if self._cost == 1:
-            return _wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, 1, at=at, partial=True)
-        return _wire.take_all([Row(self.key, self._algorithm, *pair, self._cost) for pair in self._quotas], at=at)
+            return wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, 1, at=at, partial=True)
+        return wire.take_all([Row(self.key, self._algorithm, *pair, self._cost) for pair in self._quotas], at=at)
 
     def read(self, reply: Any) -> Verdict:
-        """The reply to that."""
         if self._cost == 1:
-            return _wire.verdict(reply)
-        verdict = _wire.decision(reply).verdict()
+            return wire.verdict(reply)
+        verdict = wire.decision(reply).verdict()
         return verdict._replace(taken=0 if verdict.limited else self._cost)
 
     def wait_after(self, verdict: Verdict) -> float | None:
@@ -65,4 +64,4 @@ class Acquisition:
         """What undoes it, if it took anything."""
         if not verdict.taken:
             return None
-        return _wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, -verdict.taken, at=verdict.at)
+        return wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, -verdict.taken, at=verdict.at)

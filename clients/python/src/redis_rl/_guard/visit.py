@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from . import http
-from ._keys import Outcome, Request, Share
-from ._wire import Decision
-from .http import Answer, Policy, Standing
-
-if TYPE_CHECKING:
-    from ._guard import Cost, Guard, Limit
+from .. import http
+from .._commands.wire import Decision
+from .._keys import Outcome, Request, Share
+from ..http import Answer, Policy, Standing
+from .policies import Cost, Limit, check_exist
 
 
 class Charge(NamedTuple):
     """What a request takes of one policy."""
 
     policy: Policy
-    key: str
+    key: str | bytes
     cost: int
     # What a limit further in may count by too: None for a key that the policy names for all.
     whose: Any
 
     def share(self) -> Share:
-        """To ask for."""
         return self.policy.share(self.key, self.cost)
+
+
+class Asking(Protocol):
+    """Decides requests."""
+
+    async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
+        """Corrects what is counted of shares, by their index, to what was used."""
+
+    def give_back(self, request: Request) -> None:
+        """What it took."""
 
 
 class Part:
     """What was decided together: all policies of a step, or one of a dry run."""
 
     def __init__(
-        self, guard: Guard, asking: Any, charges: Sequence[Charge], request: Request, outcome: Outcome | Exception
+        self,
+        asking: Asking,
+        charges: Sequence[Charge],
+        request: Request,
+        outcome: Outcome | Exception,
+        *,
+        is_local: bool,
+        failed: Callable[[Exception], object],
     ) -> None:
-        """``request`` knows what was taken."""
-        self._guard, self.asking, self.charges, self.request = guard, asking, charges, request
+        """``request`` knows what was taken. ``failed`` is told why it was not settled."""
+        self._asking, self._is_local, self._failed = asking, is_local, failed
+        self.charges, self.request = charges, request
         self.policies = [charge.policy for charge in charges]
         self.error = outcome if isinstance(outcome, Exception) else None
         self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome)
@@ -44,24 +59,25 @@ class Part:
     @property
     def decision(self) -> Decision | None:
         """What was decided; None while Redis is away."""
-        is_local = self.asking is not self._guard.asking
-        return replace(self.standing.decision, is_local=is_local) if self.standing else None
+        return replace(self.standing.decision, is_local=self._is_local) if self.standing else None
 
     async def settle(self, used: Mapping[str, int]) -> None:
         """Of these names. What has gone back stays back, so that who keeps trying is let in."""
         if self.request.gives_back:
             return
         of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
-        outcome = await self._guard.settled(self, of_index)
-        if outcome is not None:
+        outcome = await self._asking.settle(self.request, of_index)
+        if not isinstance(outcome, Exception):
             self.standing = Standing(self.policies, outcome)
+        else:
+            self._failed(outcome)
 
     def release(self) -> None:
         """Gives back all that was taken, once."""
         if self.request.gives_back:
             return
         units = [sum(counted.values()) for counted in self.request.counted]
-        self.asking.give_back(self.request)
+        self._asking.give_back(self.request)
         if self.standing:
             self.standing = self.standing.without(units)
 
@@ -70,7 +86,6 @@ class Taken:
     """What a step took, or why it did not."""
 
     def __init__(self, limits: Sequence[Limit], parts: Sequence[Part]) -> None:
-        """By these limits."""
         self.limits, self.parts = limits, parts
         self.refusal: Answer | None = None
 
@@ -86,17 +101,14 @@ class Taken:
 
     @property
     def policies(self) -> list[Policy]:
-        """Those that limit the request."""
         return [policy for part in self.parts for policy in part.policies]
 
     @property
     def whose(self) -> set[Any]:
-        """By what they count."""
         return {charge.whose for part in self.parts for charge in part.charges if charge.whose is not None}
 
     @property
     def standings(self) -> list[Standing]:
-        """What is known, without dry runs."""
         return [part.standing for part in self.parts if part.standing and not part.policies[0].dry_run]
 
     @property
@@ -126,7 +138,6 @@ class Visit:
         state[key] = self
 
     def end(self) -> None:
-        """The request is over."""
         self._state[self._key] = None
 
     def add(self, taken: Taken) -> None:
@@ -142,7 +153,6 @@ class Visit:
                 each.release()
 
     def fields(self) -> Mapping[str, str]:
-        """For the answer of the application."""
         return _fields([standing for taken in self.taken for standing in taken.standings])
 
 
@@ -167,14 +177,3 @@ async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
     if missing:
         check_exist([limit for each in taken for limit in each.limits], missing)
     return _fields([standing for each in taken for standing in each.standings])
-
-
-def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
-    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
-    known: set[str] = set()
-    for limit in limits:
-        if limit.fixed is None:
-            return
-        known.update(policy.name for policy in limit.fixed)
-    if unknown := names.keys() - known:
-        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")

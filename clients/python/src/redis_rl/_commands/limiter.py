@@ -17,9 +17,9 @@ from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
 from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 
-from . import _wire
-from ._acquire import Acquisition
-from ._wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
+from . import wire
+from .acquire import Acquisition
+from .wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
@@ -40,7 +40,7 @@ def check_client(client: Any) -> None:
     if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
         raise TypeError("a pipeline replies later: send it the words of redis_rl.cmd with execute_command")
     if not hasattr(client, "execute_command"):
-        raise TypeError(f"{_wire.NO_CLIENT}: {client!r}")
+        raise TypeError(f"{wire.NO_CLIENT}: {client!r}")
 
 
 class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
@@ -70,7 +70,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return self._call(_wire.take("RL.FIXED", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
+        return self._call(wire.take("RL.FIXED", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
 
     def sliding(
         self,
@@ -82,7 +82,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return self._call(_wire.take("RL.SLIDING", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
+        return self._call(wire.take("RL.SLIDING", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
 
     def log(
         self,
@@ -94,7 +94,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return self._call(_wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
+        return self._call(wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
 
     def bucket(
         self,
@@ -106,11 +106,11 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         at: int | None = None,
     ) -> _Verdict:
         """Takes units from a bucket that refills evenly, from empty to full in one window: RL.BUCKET."""
-        return self._call(_wire.take("RL.BUCKET", key, quotas, cost, force, self._as_of(at), partial), _wire.verdict)
+        return self._call(wire.take("RL.BUCKET", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
 
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return self._call(_wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), _wire.verdict)
+        return self._call(wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), wire.verdict)
 
     def all(
         self,
@@ -124,11 +124,11 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
         hash tag.
         """
-        return self._call(_wire.take_all(rows, force, self._as_of(at)), _wire.decision)
+        return self._call(wire.take_all(rows, force, self._as_of(at)), wire.decision)
 
     def info(self, key: Key) -> _Info:
         """What is counted in a key, None if nothing is: RL.INFO."""
-        return self._call(["RL.INFO", key], _wire.info)
+        return self._call(["RL.INFO", key], wire.info)
 
     def reset(self, key: Key) -> _Bool:
         """Forgets what is counted in a key, and tells whether there was one: DEL."""
@@ -177,7 +177,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
         try:
             return read(self.client.execute_command(*words))
         except Exception as error:
-            if (explained := _wire.explained(error)) is not error:
+            if (explained := wire.explained(error)) is not error:
                 raise explained from error
             raise
 
@@ -225,7 +225,7 @@ class AsyncRateLimiter(
             # What decides in this process has answered.
             return read(await reply if isawaitable(reply) else reply)
         except Exception as error:
-            if (explained := _wire.explained(error)) is not error:
+            if (explained := wire.explained(error)) is not error:
                 raise explained from error
             raise
 
@@ -247,7 +247,7 @@ class AsyncRateLimiter(
         if asked.cancelled() or asked.exception():
             return
         if words := acquisition.give_back_words(asked.result()):
-            self._giving_back.add(task := asyncio.ensure_future(self._call(words, _wire.verdict)))
+            self._giving_back.add(task := asyncio.ensure_future(self._call(words, wire.verdict)))
             task.add_done_callback(self._end_give_back)
 
     def _end_give_back(self, task: asyncio.Task[Verdict]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ def is_reply(error: Exception) -> bool:
     return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
 
 
+def check_seconds(name: str, seconds: float) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
+
+
 class Row(NamedTuple):
     """One limit of a decision over several keys. A plain tuple in this order does as well."""
 
@@ -104,7 +110,6 @@ class Verdict(NamedTuple):
         return not self.limited
 
     def __bool__(self) -> bool:
-        """Whether it is allowed."""
         return not self.limited
 
 
@@ -128,7 +133,6 @@ class Decision:
         return not self.limited
 
     def __bool__(self) -> bool:
-        """Whether it is allowed."""
         return not self.limited
 
     @classmethod
@@ -179,7 +183,6 @@ class Info:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuses one that does not exist."""
     if algorithm not in get_args(Algorithm):
         raise ValueError(f"an algorithm is fixed, sliding, log or bucket: {algorithm!r}")
 
@@ -260,7 +263,6 @@ def take(
 def take_all(
     rows: Iterable[tuple[Key, Algorithm, int, Window, int]], force: bool = False, at: int | None = None
 ) -> list[Key | int]:
-    """RL.ALL."""
     words: list[Key | int] = ["RL.ALL"]
     for row in rows:
         try:
@@ -287,7 +289,6 @@ def _window(window: Window) -> str | int:
 
 
 def timedelta_of(window: Window) -> timedelta:
-    """How long a window is."""
     milliseconds = 0
     if isinstance(window, timedelta):
         milliseconds = 0 if window % MILLISECOND else window // MILLISECOND
@@ -302,14 +303,12 @@ def timedelta_of(window: Window) -> timedelta:
 
 
 def verdict(reply: Sequence[int]) -> Verdict:
-    """The five integers, with PARTIAL seven."""
     limited, limit, remaining, retry_after, reset_after, *taken_and_at = reply
     reset = timedelta(milliseconds=reset_after)
     return Verdict(limited == 1, limit, remaining, _wait(retry_after), reset, *taken_and_at)
 
 
 def decision(reply: Sequence[Any]) -> Decision:
-    """The four parts of RL.ALL's reply."""
     limited, retry_after, at, rows = reply
     return Decision(limited == 1, _wait(retry_after), at, tuple(verdict(row) for row in rows))
 

@@ -6,150 +6,66 @@ An adapter says where a request keeps its :class:`Visit`, what its network addre
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import lru_cache, partial
-from inspect import isawaitable
-from string import punctuation
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from time import monotonic
-from typing import Any, Literal, TypeAlias, TypeVar
-from urllib.parse import quote
+from typing import Any, Literal, TypeVar
 
-from . import _wire, http
-from ._address import network
-from ._asking import CLOSE_SECONDS, Driver, InThread, Loop, PerLoop, check_seconds, run
-from ._away import AwayLog
-from ._client import check_client
-from ._keys import Outcome, Request
-from ._local import Local
-from ._visit import Charge, Part, Taken, Visit, check_exist, settle
-from ._wire import Clock, Decision
-from .http import Answer, Policy, RoutePolicy
-from .memory import MemoryLimiter
+from .. import http
+from .._commands.limiter import check_client
+from .._commands.wire import Clock, Decision, check_seconds, is_mistake
+from .._keys import Request
+from .._lines.errors import is_away
+from ..http import Answer, Policy
+from ..memory import MemoryLimiter
+from .address import network
+from .loops import InLoops
+from .nodes import Nodes
+from .policies import Cost, KeyOf, Limit, Policies, check_exist, check_together, resolved
+from .threads import CLOSE_SECONDS, InThreads
+from .visit import Charge, Part, Taken, Visit, settle
 
-Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
-"""What limits a request."""
-Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Any], Chosen | Awaitable[Chosen]]
-"""One policy, several, or a function of the request that chooses. A text of quotas is a policy named ``requests``, of a
-route after that: ``GET /search``."""
-Cost: TypeAlias = int | Mapping[str, int]
-"""Units; by the name of the policy where there are several."""
-KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
-"""Whose quotas a request takes."""
+_Result = TypeVar("_Result")
 
-_View = TypeVar("_View")
-
-# Where a request has its visit, and a handler the limits of its route.
+# Where a request has its visit.
 VISIT = "redis_rl.visit"
-LIMITS = "redis_rl_limits"
-_MAX_ROWS = 64
 # For so long this process repeats what it has refused itself: nobody else gives back.
 _LOCAL_SECONDS = 60.0
 _FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
 
-_away = AwayLog(logging.getLogger("redis_rl"))
+_MEANWHILE = {
+    "open": "requests pass meanwhile",
+    "closed": "requests are answered 503 meanwhile",
+    "local": "limits are local meanwhile",
+}
+_log = logging.getLogger("redis_rl")
+# Whether the caller blocks its thread, in a framework that has both kinds of handlers.
+blocking = ContextVar("blocking", default=False)
 
 
-class Limit:
-    """Policies that limit requests: those of an application or of a route."""
-
-    def __init__(self, guard: Guard, policies: Policies, *, is_route: bool = True) -> None:
-        """Checks those that are fixed."""
-        if policies is None:
-            raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self.guard = guard
-        self._function = policies if callable(policies) else None
-        self._text = policies if is_route and isinstance(policies, str) else None
-        # What is wrong with a text is an error now, not at the first request.
-        checked = None if callable(policies) else _checked(policies)
-        self.fixed = None if self._text else checked
-        if is_route and self.fixed and guard.all.fixed:
-            check_together([*guard.all.fixed, *self.fixed])
-        # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
-        self._route: str | None = None
-        self.known: dict[Any, tuple[Any, str | None]] = {}
-
-    async def of(self, request: Any) -> tuple[Policy, ...]:
-        """Those of this request."""
-        if self._text:
-            return self._of_route(self._text, request)
-        if self.fixed is not None:
-            return self.fixed
-        assert self._function
-        return _checked(await resolved(self._function(request)))
-
-    def _of_route(self, quotas: str, request: Any) -> tuple[Policy, ...]:
-        name = self.guard.route(request, self)
-        if name != self._route:
-            cause = None
-            if not name:
-                cause = "the framework does not tell the route"
-            elif self._route:
-                cause = f"it stands on {self._route} and {name}"
-            elif self.guard.routes.setdefault(name, self) is not self:
-                cause = f"there is another on {name}"
-            if cause:
-                raise self.unnamed(cause)
-            assert name
-            self._route, self.fixed = name, (RoutePolicy(name, quotas),)
-        assert self.fixed
-        return self.fixed
-
-    def unnamed(self, cause: str) -> ValueError:
-        """Why a text has no name."""
-        return ValueError(f'{cause}: give the limit a name, Policy("search", "{self._text}")')
-
-
-def route_name(methods: Iterable[str], pattern: str) -> str:
-    """``GET /items/:item``: as ASCII without braces, which Redis would take for a hash tag."""
-    told = sorted(set(methods) - {"HEAD", "OPTIONS"}) or sorted(set(methods))
-    text = re.sub(r"\{(\w+)[^{}]*\}", r":\1", pattern)
-    return f"{','.join(told)} {quote(text, safe=re.sub('[{}]', '', punctuation))}".strip()
-
-
-def _checked(chosen: Chosen) -> tuple[Policy, ...]:
-    if chosen is None:
-        return ()
-    if isinstance(chosen, str):
-        return (_requests(chosen),)
-    policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
-    for policy in policies:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"a Policy is needed: {policy!r}")
-    check_together(policies)
-    return policies
-
-
-@lru_cache(maxsize=256)
-def _requests(quotas: str) -> Policy:
-    return Policy("requests", quotas)
-
-
-def check_together(policies: Sequence[Policy]) -> None:
-    """Refuses what one request cannot pass."""
-    names = [policy.name for policy in policies]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"each policy of a request needs a name of its own: {', '.join(twice)}")
-    # The server would refuse it, which would count as Redis being away.
-    if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
-        raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
+def run(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """What comes of a coroutine that never waits for an event loop."""
+    token = blocking.set(True)
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    finally:
+        blocking.reset(token)
+    work.close()
+    raise RuntimeError("what a function of the request awaits needs an asynchronous view")
 
 
 def _check_keys(charges: Sequence[Charge]) -> None:
     """Refuses two policies that would count in one key: the server does, which would count as Redis being away."""
     if len({charge.key for charge in charges}) == len(charges):
         return
-    names: dict[str, str] = {}
+    names: dict[Any, str] = {}
     for charge in charges:
         name = charge.policy.name
         if (other := names.setdefault(charge.key, name)) != name:
-            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key}")
-
-
-async def resolved(value: Any) -> Any:
-    # Most are text, and to ask whether that is awaitable takes longer.
-    return value if isinstance(value, str) or not isawaitable(value) else await value
+            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key!s}")
 
 
 # Instead of a key: the network address, which each limit writes in its own way.
@@ -195,8 +111,6 @@ class Guard:
     ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
     """
 
-    _where: type[PerLoop] | type[InThread] = PerLoop
-
     def __init__(
         self,
         client: Any,
@@ -236,32 +150,41 @@ class Guard:
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
         self._timeout, self._remember, self._clock = timeout, remember, clock
-        self._is_ended = False
-        self.asking: Any = self._where(partial(self._new_driver, client))
+        self._nodes = Nodes(_MEANWHILE["open" if on_away else fail])
+        self._made: dict[bool, Any] = {}
+        self._client = client
         # While Redis is away.
-        self.local: Local | None = None
+        self._local: InThreads | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
-            here = self._where(partial(self._new_driver, memory, remember=_LOCAL_SECONDS))
-            self.local = Local(here, logs=on_error is None)
+            self._local = InThreads(memory, Nodes(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
         self._on_decision = on_decision
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
+        # When the next warning of a request that is not decided may come, though Redis is not away.
+        self._next_warning = 0.0
 
-    def _new_driver(self, client: Any, loop: Loop, remember: float | None = None) -> Driver:
-        remember = self._remember if remember is None else remember
-        driver = Driver(client, loop, remember=remember, timeout=self._timeout, clock=self._clock)
-        if self._is_ended:
-            driver.keys.close()
-        return driver
+    @property
+    def asking(self) -> Any:
+        """Decides requests: in this thread, or in the event loop that runs."""
+        blocks = self._blocks()
+        made = self._made.get(blocks)
+        if made is None:
+            # Two threads at once may make two, of which one is kept.
+            where: Any = InThreads if blocks else InLoops
+            options = {"remember": self._remember, "timeout": self._timeout, "clock": self._clock}
+            made = self._made.setdefault(blocks, where(self._client, self._nodes, **options))
+        return made.here()
+
+    def _blocks(self) -> bool:
+        """Whether nothing is awaited; nor is what decides in this process."""
+        return isinstance(self._client, MemoryLimiter)
 
     def state(self, request: Any) -> MutableMapping[str, Any]:
-        """Where a request keeps its visit."""
         raise NotImplementedError
 
     def address(self, request: Any) -> str | None:
-        """Who is connected."""
         raise NotImplementedError
 
     def route(self, request: Any, limit: Limit) -> str | None:
@@ -269,7 +192,6 @@ class Guard:
         raise NotImplementedError
 
     def visit_of(self, request: Any) -> Visit:
-        """What a route needs."""
         visit: Visit | None = self.state(request).get(VISIT)
         if visit is None:
             raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
@@ -290,7 +212,6 @@ class Guard:
         return await self.take_of([limit], request, visit=visit)
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        """Where a handler asks."""
         state = self.state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
@@ -318,7 +239,8 @@ class Guard:
                 whose = whose.union(charge.whose for charge in charges if charge.whose is not None)
         if before or len(limits) > 1:
             check_together([*(policy for taken in before for policy in taken.policies), *policies])
-        _check_keys([*(charge for taken in before for part in taken.parts for charge in part.charges), *charges])
+        if before or len(charges) > 1:
+            _check_keys([*(charge for taken in before for part in taken.parts for charge in part.charges), *charges])
         if isinstance(cost, Mapping):
             check_exist(limits, cost)
         elif cost is not None and len(policies) > 1:
@@ -369,7 +291,10 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             http.check_cost(units)
-            charges.append(Charge(policy, f"{self._prefix}{policy.name}:{key}", units, whose))
+            text = f"{self._prefix}{policy.name}:{key}"
+            # Also what is no proper text has a key of its own.
+            name = text if text.isascii() else text.encode(errors="surrogatepass")
+            charges.append(Charge(policy, name, units, whose))
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
@@ -397,56 +322,37 @@ class Guard:
 
     async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
         """By Redis, or in this process while a node that has one of the keys is away."""
-        local, begun = self.local, monotonic()
-        if local and (error := local.away(self.asking, {self.asking.node_of(each.key) for g in groups for each in g})):
-            if self._on_error:
-                self._on_error(error)
-            return await self._decided_by(local.asking, groups)
         parts = await self._decided_by(self.asking, groups)
         error = next((part.error for part in parts if part.error), None)
-        if parts:
-            self._note(error)
-        if not local or not error:
-            return parts
-        for part in parts:
-            part.release()
-            for share, rows in zip(part.request.shares, part.request.rows, strict=True):
-                if part.error and not rows:
-                    local.failed(part.error, self.asking.node_of(share.key), share, begun)
-        return await self._decided_by(local.asking, groups)
+        if error:
+            self._undecided(error)
+            if self._local:
+                for part in parts:
+                    part.release()
+                return await self._decided_by(self._local, groups)
+        return parts
 
     async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]]) -> list[Part]:
         requests = [Request([charge.share() for charge in group]) for group in groups]
-        # All are on their way before the first is waited for.
-        asked = [asking.ask(request) for request in requests]
-        parts = []
-        try:
-            for group, request, each in zip(groups, requests, asked, strict=True):
-                parts.append(Part(self, asking, group, request, await _outcome(each)))
-        except BaseException:
-            for request in requests:
-                asking.give_back(request)
-            raise
-        return parts
+        outcomes = await asking.decide(requests)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and is_mistake(outcome) and not is_away(outcome):
+                for request in requests:
+                    asking.give_back(request)
+                raise outcome
+        is_local = asking is self._local
+        return [
+            Part(asking, group, request, outcome, is_local=is_local, failed=self._undecided)
+            for group, request, outcome in zip(groups, requests, outcomes, strict=True)
+        ]
 
-    def _note(self, error: Exception | None) -> None:
-        """Whether Redis has decided a request."""
-        if error is None:
-            _away.worked()
-            if self.local:
-                self.local.worked(self.asking)
-        elif self._on_error:
+    def _undecided(self, error: Exception) -> None:
+        """Redis has not decided a request: it is away, or this is an error of the request's own."""
+        if self._on_error:
             self._on_error(error)
-        elif not self.local or _wire.is_reply(error):
-            meanwhile = "; this process decides meanwhile" if self.local else ""
-            _away.failed((str(error) or repr(error)) + meanwhile)
-
-    async def settled(self, part: Part, used: Mapping[int, int]) -> Outcome | None:
-        """Corrects what is counted of shares; None if Redis is away."""
-        outcome = await _outcome(part.asking.settle(part.request, used))
-        if part.asking is self.asking:
-            self._note(outcome if isinstance(outcome, Exception) else None)
-        return None if isinstance(outcome, Exception) else outcome
+        elif not self._nodes.are_away and monotonic() >= self._next_warning:
+            self._next_warning = monotonic() + 1
+            _log.warning("a request was not decided: %s", str(error) or repr(error))
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
         """The same of all that was taken for a request."""
@@ -458,34 +364,13 @@ class Guard:
         return await settle(visit.taken, used)
 
     async def end(self, timeout: float) -> None:
-        """Gives back what is left of leases."""
-        self._is_ended = True
-        await self.asking.close(timeout)
-        if self.local:
-            await self.local.asking.close(timeout)
-
-
-async def _outcome(asked: Awaitable[Outcome]) -> Outcome | Exception:
-    """What Redis decided, or why it did not."""
-    try:
-        return await asked
-    except Exception as error:
-        if _wire.is_mistake(error):
-            raise
-        # There is no common base class: redis-py's cluster client and valkey-py have errors of their own.
-        return error
-
-
-def with_limit(view: _View, limit: Limit) -> _View:
-    """Lets the guard in front of the application know of it."""
-    view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
-    return view
-
-
-def limits_of(view: Any) -> list[Limit]:
-    """Of a view, the outermost first."""
-    limits: list[Limit] = getattr(view, LIMITS, [])
-    return limits
+        """Gives back what is left of leases, of threads and of this event loop."""
+        self.asking  # noqa: B018 - there is one from now on, and it is closed
+        for blocks, asking in self._made.items():
+            if blocks or not blocking.get():
+                await asking.close(timeout)
+        if self._local:
+            await self._local.close(timeout)
 
 
 def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
@@ -524,18 +409,17 @@ class AsyncGuard(Guard):
 
 
 class SyncGuard(Guard):
-    """For frameworks with threads: a thread of its own asks."""
+    """For frameworks with threads: asks in the thread of the request."""
 
-    _where = InThread
+    def _blocks(self) -> bool:
+        return True
 
     def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """See :meth:`AsyncGuard.take`."""
         return run(self.take_by_hand(request, policies, cost))
 
     def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """See :meth:`AsyncGuard.settle`."""
         return run(self.settle_by_hand(request, used))
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """See :meth:`AsyncGuard.close`."""
+        """See :meth:`AsyncGuard.close`. The end of the process gives back too, unless it is killed."""
         run(self.end(timeout))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from . import _wire
-from ._asking import CLOSE_SECONDS, Driver, InThread, Loop, PerLoop, check_seconds, run
-from ._asking.own import socket_timeout
-from ._client import AsyncRateLimiter, RateLimiter
-from ._keys import Outcome, Request, Rules, Share
-from ._wire import MAX_COST, Algorithm, Key, Quota, Verdict
+from .._commands import wire
+from .._commands.limiter import AsyncRateLimiter, RateLimiter
+from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Verdict, check_seconds
+from .._keys import Outcome, Request, Rules, Share
+from .._lines.own import socket_timeout
+from ..memory import MemoryLimiter
+from .loops import InLoops
+from .nodes import Nodes
+from .threads import CLOSE_SECONDS, InThreads
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -42,121 +44,111 @@ class _Leased(Generic[_Limiter]):
         """
         if not isinstance(limiter, self._asks):
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
-        _wire.check_algorithm(algorithm)
-        pairs = _wire.checked_pairs(quotas)
+        wire.check_algorithm(algorithm)
+        pairs = wire.checked_pairs(quotas)
         if units is None:
             units = min(limit for limit, _ in pairs) // 100
-        if not _wire.is_whole(units) or units < 0:
+        if not wire.is_whole(units) or units < 0:
             raise ValueError(f"the units of a lease are a whole number from 0: {units!r}")
         check_seconds("duration", duration)
         check_seconds("remember", remember)
-        self._client: Any = limiter.client
-        self._clock = limiter.clock
+        client: Any = limiter.client
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
-        self._remember = remember
-        self._timeout = socket_timeout(self._client) or _TIMEOUT_SECONDS
-        self._is_closed = False
-        self._asking = self._where(self._new_driver)
-
-    def _new_driver(self, loop: Loop) -> Driver:
-        driver = Driver(self._client, loop, remember=self._remember, timeout=self._timeout, clock=self._clock)
-        if self._is_closed:
-            driver.keys.close()
-        return driver
-
-    def _known(self, driver: Driver, key: Key, cost: int) -> Verdict | None:
-        if type(cost) is not int:
-            _check_cost(cost)
-        now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
-        return driver.keys.known(now_ms, key, self._rules, cost)
-
-    def _request(self, key: Key, cost: int) -> Request:
-        _check_cost(cost)
-        return Request([Share(key, self._rules, cost)])
+        where: Any = InThreads if isinstance(client, MemoryLimiter) else self._where
+        self._asking = asking_of(limiter, where, remember)
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
     """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
 
-    _asks, _where = AsyncRateLimiter, PerLoop
+    _asks, _where = AsyncRateLimiter, InLoops
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
-        driver = self._asking.here()
-        verdict = self._known(driver, key, cost)
+        if type(cost) is not int:
+            _check_cost(cost)
+        here = self._asking.here()
+        verdict: Verdict | None = here.known(key, self._rules, cost)
         if verdict is not None:
             return verdict
-        request = self._request(key, cost)
-        try:
-            return _verdict(request, await driver.ask(request))
-        except BaseException:
-            driver.give_back(request)
-            raise
+        request = _request(key, self._rules, cost)
+        return _verdict(request, (await here.decide([request]))[0])
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
-        self._is_closed = True
         await self._asking.close(timeout)
 
     async def __aenter__(self) -> AsyncLeases:
-        """Itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Closes it."""
         await self.close()
 
 
 class Leases(_Leased[RateLimiter]):
     """A limiter for keys that are asked for often: it takes units in advance, and repeats refusals.
 
-    So most decisions need no command, and at most ``units`` of a key are counted and not used. Threads may share it: a
-    thread of its own asks for them, with an event loop and connections of its own.
-    ``close`` gives back what is left; so does the end of a ``with`` block. A key has one lease if it is always named
-    as text, or always as bytes.
+    So most decisions need no command, and at most ``units`` of a key are counted and not used. Threads may share it.
+    It asks in the thread that takes, on connections of its own. A lease that is over goes back with the next request.
+    ``close`` gives back what is left; so does the end of a ``with`` block, and of the process unless it is killed.
+    A key has one lease if it is always named as text, or always as bytes.
     """
 
-    _asks, _where = RateLimiter, InThread
+    _asks, _where = RateLimiter, InThreads
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, of the lease if it has them."""
-        thread = self._asking.thread or self._asking.started()
-        with thread.lock:
-            verdict = self._known(thread.driver, key, cost)
-        if verdict is not None:
-            return verdict
-        request = self._request(key, cost)
-        try:
-            return _verdict(request, self._asking.ask(request).wait())
-        except BaseException:
-            self._asking.give_back(request)
-            raise
+        return take(self._asking, key, self._rules, cost)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
-        self._is_closed = True
-        run(self._asking.close(timeout))
+        self._asking.close_now(timeout)
 
     def __enter__(self) -> Leases:
-        """Itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Closes it."""
         self.close()
 
 
-def _verdict(request: Request, answer: Outcome) -> Verdict:
+def asking_of(limiter: RateLimiter | AsyncRateLimiter, where: Any, remember: float) -> Any:
+    """Asks as a limiter would, on connections of its own."""
+    timeout = socket_timeout(limiter.client) or _TIMEOUT_SECONDS
+    nodes = Nodes("requests are not decided meanwhile")
+    return where(limiter.client, nodes, remember=remember, timeout=timeout, clock=limiter.clock)
+
+
+def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
+    """Takes units in this thread, of a lease if that has them."""
+    if type(cost) is not int:
+        _check_cost(cost)
+    verdict = asking.known(key, rules, cost)
+    if verdict is not None:
+        return verdict
+    request = _request(key, rules, cost)
+    return _verdict(request, asking.ask([request])[0])
+
+
+def _request(key: Key, rules: Rules, cost: int) -> Request:
+    _check_cost(cost)
+    if isinstance(key, str) and not key.isascii():
+        # What cannot be sent is an error of this request alone.
+        key.encode()
+    return Request([Share(key, rules, cost)])
+
+
+def _verdict(request: Request, answer: Outcome | Exception) -> Verdict:
+    if isinstance(answer, Exception):
+        raise answer
     [rows], [share] = answer.rows, request.shares
     assert rows
-    return _wire.tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
+    return wire.tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
 
 
 def _check_cost(cost: int) -> None:
-    """Refuses what the server would."""
-    if not _wire.is_whole(cost):
+    if not wire.is_whole(cost):
         raise TypeError(f"a cost must be a whole number: {cost!r}")
     if not -MAX_COST <= cost <= MAX_COST:
         raise ValueError(f"a cost must be a whole number from {-MAX_COST} to {MAX_COST}: {cost!r}")

@@ -1,0 +1,193 @@
+"""Does what :class:`Keys` says, in event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import Context
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+from .._commands import wire
+from .._commands.wire import Clock, Key, Verdict
+from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step
+from .._lines.errors import is_away
+from .._lines.loop import EachLoop, Loop, LoopLines
+from .._lines.own import Node
+from .nodes import Nodes
+
+
+class InLoop:
+    """The keys of one event loop, and the connections on which it asks for them."""
+
+    def __init__(
+        self, client: Any, nodes: Nodes, loop: Loop, *, remember: float, timeout: float | None, clock: Clock | None
+    ) -> None:
+        """``remember`` and ``timeout`` are in seconds. ``clock`` decides instead of the server's and this process's."""
+        self._loop, self._nodes, self._clock = loop, nodes, clock or getattr(client, "clock", None)
+        self.lines = LoopLines(client, loop, timeout)
+        self.keys = Keys(int(remember * 1000), slot_of=self.lines.slot_of)
+        # Those that give back, or may bring a lease.
+        self._under_way: set[Command] = set()
+        self._landed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+
+    def _now_ms(self) -> int:
+        return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
+
+    def known(self, key: Key, rules: Rules, cost: int) -> Verdict | None:
+        """What a request of one share is told without asking."""
+        return self.keys.known(self._now_ms(), key, rules, cost)
+
+    async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
+        """What requests are told, or why they are not decided. What is cancelled gives back."""
+        if self._nodes.are_away:
+            shares = [share for request in requests for share in request.shares]
+            if away := self._nodes.ask(shares, self.lines.node_of):
+                for found in away:
+                    if found.is_probed:
+                        self._probe(found.node, found.share)
+                # Whoever asks again at once lets the probe be answered.
+                await asyncio.sleep(0)
+                return [away[0].error] * len(requests)
+        if self._clock is not None:
+            self._tick()
+        # All are on their way before the first is waited for.
+        asked = [self._ask(self.keys.take, request) for request in requests]
+        try:
+            return [await each for each in asked]
+        except BaseException:
+            for request in requests:
+                self.give_back(request)
+            raise
+
+    async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
+        """Corrects what is counted of shares, by their index, to what was used."""
+        if self._is_elsewhere():
+            return asyncio.run_coroutine_threadsafe(self.settle(request, used), self._loop).result()
+        told: Outcome | Exception = await self._ask(self.keys.settle, request, used)
+        return told
+
+    def give_back(self, request: Request) -> None:
+        """What it took, and what it takes."""
+        if self._is_elsewhere():
+            self._loop.call_soon_threadsafe(self.give_back, request)
+            return
+        self._tell(self.keys.give_back, self._now_ms(), request)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a thread for code that is not asynchronous, of a request that this loop has decided."""
+        try:
+            return asyncio.get_running_loop() is not self._loop
+        except RuntimeError:
+            return True
+
+    def _ask(self, event: Callable[..., Step], request: Request, *arguments: Any) -> asyncio.Future[Any]:
+        waiter: asyncio.Future[Any] = self._loop.create_future()
+        if request.waiter is None:
+            request.waiter = [waiter]
+        else:
+            request.waiter.append(waiter)
+        self._tell(event, self._now_ms(), request, *arguments)
+        return waiter
+
+    def _tell(self, event: Callable[..., Step], *arguments: Any) -> None:
+        """Tells what happens, and does what follows."""
+        step = event(*arguments)
+        for request, answer in step.answers:
+            waiters, request.waiter = request.waiter or (), None
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(answer)
+        for command in step.commands:
+            if command.size or not command.awaits_reply:
+                self._under_way.add(command)
+            key = command.shares[0].key
+            end = partial(self._end, command, self.lines.node_of(key) if self.lines.slot_of else None)
+            if self._nodes.are_away and (error := self._nodes.error_of(self.lines.node_of(key))):
+                self._loop.call_soon(end, error)
+                continue
+            self.lines.send(key, command.words(None if self._clock is None else self._clock()), end, command.is_wanted)
+        if self.keys.next_tick_ms is not None:
+            self._set_timer(self.keys.next_tick_ms)
+
+    def _end(self, command: Command, node: Node, reply: Any) -> None:
+        if command in self._under_way:
+            self._under_way.discard(command)
+            self._landed.set()
+        if isinstance(reply, Exception):
+            if is_away(reply) and command.is_wanted():
+                self._nodes.failed(reply, node, command.shares[0])
+            reply = wire.explained(reply)
+        elif command.awaits_reply:
+            reply = command.read(reply)
+        if command.awaits_reply:
+            # Rounded up: a wait that is counted from it is not told a millisecond too short.
+            now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
+            self._tell(self.keys.reply, now_ms, command, reply)
+
+    def _probe(self, node: Node, share: Share) -> None:
+        """Asks a node that is away for nothing. Nobody waits for it."""
+        words = Command([share]).words(None if self._clock is None else self._clock())
+        self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
+
+    def _end_probe(self, node: Node, share: Share, reply: Any) -> None:
+        seconds = self._nodes.probed(node, not is_away(reply))
+        if seconds is not None:
+            self._loop.call_later(max(seconds, 0), self._probe_again, node, share, context=Context())
+
+    def _probe_again(self, node: Node, share: Share) -> None:
+        for found in self._nodes.ask([share], self.lines.node_of):
+            if found.is_probed:
+                self._probe(node, share)
+
+    def _tick(self) -> None:
+        self._tell(self.keys.tick, self._now_ms())
+
+    def _set_timer(self, next_tick_ms: int) -> None:
+        if self._clock or (self._timer and next_tick_ms >= self._timer_ms):
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._timer_ms = next_tick_ms
+        seconds = (next_tick_ms - self._now_ms()) / 1000
+        self._timer = self._loop.call_later(seconds, self._end_timer, context=Context())
+
+    def _end_timer(self) -> None:
+        self._timer = None
+        self._tick()
+
+    async def close(self, timeout: float) -> None:
+        """Gives back all leases, within so many seconds. From then on nothing is leased."""
+        self._tell(self.keys.close)
+        end = self._loop.time() + timeout
+        while self._under_way and (left := end - self._loop.time()) > 0:
+            self._landed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._landed.wait(), left)
+        await self.lines.close_idle()
+
+
+class InLoops(EachLoop[InLoop]):
+    """Asks in the event loop that runs, which has leases and connections of its own."""
+
+    def __init__(
+        self, client: Any, nodes: Nodes, *, remember: float, timeout: float | None, clock: Clock | None
+    ) -> None:
+        self._is_closed = False
+
+        def make(loop: Loop) -> InLoop:
+            made = InLoop(client, nodes, loop, remember=remember, timeout=timeout, clock=clock)
+            if self._is_closed:
+                made.keys.close()
+            return made
+
+        super().__init__(make)
+
+    async def close(self, timeout: float) -> None:
+        """Gives back the leases of this loop. From then on nothing is leased."""
+        self._is_closed = True
+        await self.here().close(timeout)

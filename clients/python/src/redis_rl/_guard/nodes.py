@@ -1,0 +1,104 @@
+"""Which servers are away, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from copy import copy
+from time import monotonic
+from typing import NamedTuple
+
+from .._keys import Share
+from .._lines.away import Away
+from .._lines.errors import state_of, text_of
+from .._lines.own import Node
+
+_log = logging.getLogger("redis_rl")
+
+
+class Found(NamedTuple):
+    """A node that is away, and why; what to probe it for, and whether to do so now."""
+
+    node: Node
+    error: Exception
+    share: Share
+    is_probed: bool
+
+
+class _Entry:
+    """A node while it is away, and what has found it so."""
+
+    def __init__(self, error: Exception, share: Share) -> None:
+        self.away, self.error, self.share = Away(), error, share
+
+
+class Nodes:
+    """The servers that are away, for all threads and event loops. Tells the log once of the beginning and the end."""
+
+    def __init__(self, meanwhile: str) -> None:
+        self._meanwhile = meanwhile
+        self._lock = threading.Lock()
+        self._away: dict[Node, _Entry] = {}
+
+    @property
+    def are_away(self) -> bool:
+        return bool(self._away)
+
+    def failed(self, error: Exception, node: Node, share: Share) -> None:
+        """A server could not answer what asked for this share."""
+        with self._lock:
+            if node in self._away:
+                return
+            # A copy, without the frames of a request that the original leads to.
+            self._away[node] = entry = _Entry(copy(error), share._replace(cost=0))
+            entry.away.failed(_now_ms())
+            is_first = len(self._away) == 1
+        if is_first:
+            state = state_of(error)
+            why = f"{state.log} ({text_of(error)})" if state else str(error).rstrip(".") or repr(error)
+            _log.warning("Redis is away: %s; %s", why, self._meanwhile)
+
+    def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
+        """Those that are away of the nodes that have the keys."""
+        found: list[Found] = []
+        nodes = {node_of(share.key) for share in shares}
+        is_back = False
+        with self._lock:
+            for node, entry in list(self._away.items()):
+                if node_of(entry.share.key) == node:
+                    if node not in nodes:
+                        continue
+                    is_probed = entry.away.ask(_now_ms()) == "probe"
+                    found.append(Found(node, copy(entry.error), entry.share, is_probed))
+                    continue
+                # Another has taken over.
+                del self._away[node]
+                is_back = not self._away
+        if is_back:
+            _log.warning("Redis decides again")
+        return found
+
+    def error_of(self, node: Node) -> Exception | None:
+        """Why a node is away, if it is."""
+        entry = self._away.get(node)
+        return copy(entry.error) if entry else None
+
+    def probed(self, node: Node, answered: bool) -> float | None:
+        """A probe was answered in time, or not. Returns in how many seconds another is due if nobody asks before."""
+        with self._lock:
+            entry = self._away.get(node)
+            if entry is None:
+                return None
+            if entry.away.probed(_now_ms(), answered) != "ends":
+                next_ms = entry.away.next_probe
+                return (next_ms - _now_ms()) / 1000 if answered and next_ms is not None else None
+            del self._away[node]
+            is_back = not self._away
+        if is_back:
+            _log.warning("Redis decides again")
+        return None
+
+
+def _now_ms() -> float:
+    return monotonic() * 1000

@@ -1,0 +1,148 @@
+"""Which policies limit a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from inspect import isawaitable
+from string import punctuation
+from typing import Any, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote
+
+from ..http import Policy, RoutePolicy
+
+Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
+"""What limits a request."""
+Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Any], Chosen | Awaitable[Chosen]]
+"""One policy, several, or a function of the request that chooses. A text of quotas is a policy named ``requests``, of a
+route after that: ``GET /search``."""
+Cost: TypeAlias = int | Mapping[str, int]
+"""Units; by the name of the policy where there are several."""
+KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
+"""Whose quotas a request takes."""
+
+_View = TypeVar("_View")
+
+# Where a handler has the limits of its route.
+LIMITS = "redis_rl_limits"
+_MAX_ROWS = 64
+
+
+class Routes(Protocol):
+    """A guard, which knows the routes of its framework."""
+
+    all: Limit
+    routes: dict[str, Limit]
+
+    def route(self, request: Any, limit: Limit) -> str | None:
+        """The name of the route that has this limit, as :func:`route_name` says."""
+
+
+class Limit:
+    """Policies that limit requests: those of an application or of a route."""
+
+    def __init__(self, guard: Routes, policies: Policies, *, is_route: bool = True) -> None:
+        if policies is None:
+            raise TypeError("policies are needed: None would limit nothing. An empty list says so")
+        self.guard: Any = guard
+        self._function = policies if callable(policies) else None
+        self._text = policies if is_route and isinstance(policies, str) else None
+        # What is wrong with a text is an error now, not at the first request.
+        checked = None if callable(policies) else _checked(policies)
+        self.fixed = None if self._text else checked
+        if is_route and self.fixed and guard.all.fixed:
+            check_together([*guard.all.fixed, *self.fixed])
+        # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
+        self._route: str | None = None
+        self.known: dict[Any, tuple[Any, str | None]] = {}
+
+    async def of(self, request: Any) -> tuple[Policy, ...]:
+        if self._text:
+            return self._of_route(self._text, request)
+        if self.fixed is not None:
+            return self.fixed
+        assert self._function
+        return _checked(await resolved(self._function(request)))
+
+    def _of_route(self, quotas: str, request: Any) -> tuple[Policy, ...]:
+        name = self.guard.route(request, self)
+        if name != self._route:
+            cause = None
+            if not name:
+                cause = "the framework does not tell the route"
+            elif self._route:
+                cause = f"it stands on {self._route} and {name}"
+            elif self.guard.routes.setdefault(name, self) is not self:
+                cause = f"there is another on {name}"
+            if cause:
+                raise self.unnamed(cause)
+            assert name
+            self._route, self.fixed = name, (RoutePolicy(name, quotas),)
+        assert self.fixed
+        return self.fixed
+
+    def unnamed(self, cause: str) -> ValueError:
+        return ValueError(f'{cause}: give the limit a name, Policy("search", "{self._text}")')
+
+
+def route_name(methods: Iterable[str], pattern: str) -> str:
+    """``GET /items/:item``: as ASCII without braces, which Redis would take for a hash tag."""
+    told = sorted(set(methods) - {"HEAD", "OPTIONS"}) or sorted(set(methods))
+    text = re.sub(r"\{(\w+)[^{}]*\}", r":\1", pattern)
+    return f"{','.join(told)} {quote(text, safe=re.sub('[{}]', '', punctuation))}".strip()
+
+
+def _checked(chosen: Chosen) -> tuple[Policy, ...]:
+    if chosen is None:
+        return ()
+    if isinstance(chosen, str):
+        return (_requests(chosen),)
+    policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"a Policy is needed: {policy!r}")
+    check_together(policies)
+    return policies
+
+
+@lru_cache(maxsize=256)
+def _requests(quotas: str) -> Policy:
+    return Policy("requests", quotas)
+
+
+def check_together(policies: Sequence[Policy]) -> None:
+    names = [policy.name for policy in policies]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"each policy of a request needs a name of its own: {', '.join(twice)}")
+    # The server would refuse it, which would count as Redis being away.
+    if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
+        raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
+
+
+def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
+    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
+    known: set[str] = set()
+    for limit in limits:
+        if limit.fixed is None:
+            return
+        known.update(policy.name for policy in limit.fixed)
+    if unknown := names.keys() - known:
+        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
+
+
+async def resolved(value: Any) -> Any:
+    # Most are text, and to ask whether that is awaitable takes longer.
+    return value if isinstance(value, str) or not isawaitable(value) else await value
+
+
+def with_limit(view: _View, limit: Limit) -> _View:
+    """Lets the guard in front of the application know of it."""
+    view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
+    return view
+
+
+def limits_of(view: Any) -> list[Limit]:
+    limits: list[Limit] = getattr(view, LIMITS, [])
+    return limits

@@ -1,0 +1,330 @@
+"""Does what :class:`Keys` says in the thread that asks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic, monotonic_ns
+from typing import Any
+from weakref import WeakSet
+
+from .._commands import wire
+from .._commands.wire import Clock, Key
+from .._keys import Command, Keys, Outcome, Request, Step
+from .._lines.errors import is_away
+from .._lines.own import Node
+from .._lines.threads import ThreadLines, Words
+from ..memory import MemoryLimiter
+from .nodes import Nodes
+
+# How long the end of an application waits for a server that says nothing.
+CLOSE_SECONDS = 1.0
+# However long a command may take, whoever waits for that of another thread has been told by then: else that is lost.
+_LOST_SECONDS = 60.0
+
+
+class _AbandonedError(Exception):
+    """The thread that had sent the command was interrupted, by a signal handler say."""
+
+
+class _Call:
+    """The requests of one thread, and what has come for them."""
+
+    __slots__ = ("answers", "asleep", "commands", "is_probe", "requests", "sent")
+
+    def __init__(self, requests: Sequence[Request] = (), *, is_probe: bool = False) -> None:
+        self.requests, self.is_probe = requests, is_probe
+        self.answers: dict[Request, Outcome | Exception] = {}
+        # To be sent by this thread, and those whose replies are to come.
+        self.commands: list[Command] = []
+        self.sent: list[Command] = []
+        # Held while the thread sleeps.
+        self.asleep: Any = None
+
+    def wake(self) -> None:
+        if self.asleep is not None:
+            asleep, self.asleep = self.asleep, None
+            asleep.release()
+
+
+class _HereLines:
+    """In the place of connections, where the client decides in this process."""
+
+    slot_of = None
+
+    def __init__(self, limiter: MemoryLimiter) -> None:
+        self._limiter = limiter
+
+    def node_of(self, key: Key) -> Node:
+        return None
+
+    def exchange(
+        self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None, *, is_probe: bool = False
+    ) -> list[Any]:
+        return [self._reply(words) for _, words in commands]
+
+    def _reply(self, words: Words) -> Any:
+        try:
+            return self._limiter.execute_command(*words)
+        except Exception as error:
+            return error
+
+    def close(self) -> None:
+        pass
+
+
+class _Process:
+    """What one process knows. One that is forked begins with nothing."""
+
+    def __init__(self, client: Any, remember: float, timeout: float | None, is_closed: bool) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        is_here = isinstance(client, MemoryLimiter)
+        self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, timeout)
+        self.remember_ms = int(remember * 1000)
+        self.calls: set[_Call] = set()
+        # Threads that close it, and the calls that each waits for.
+        self.closing: list[tuple[set[_Call], Any]] = []
+        self.begin(is_closed)
+
+    def begin(self, is_closed: bool) -> None:
+        self.keys = Keys(self.remember_ms, slot_of=self.lines.slot_of)
+        if is_closed:
+            self.keys.close()
+
+
+class InThreads:
+    """Asks on connections that the threads of a process share. Has no thread, no timer and no loop of its own.
+
+    So leases that are over go back with the next request, and the rest with :meth:`close` or when the process ends.
+    """
+
+    def __init__(
+        self, client: Any, nodes: Nodes, *, remember: float, timeout: float | None, clock: Clock | None
+    ) -> None:
+        """``remember`` and ``timeout`` are in seconds. ``clock`` decides instead of the server's and this process's."""
+        self._client, self._nodes = client, nodes
+        self._remember, self._timeout, self._clock = remember, timeout, clock or getattr(client, "clock", None)
+        self._is_closed = False
+        self._process: _Process | None = None
+        _all.add(self)
+
+    def here(self) -> InThreads:
+        return self
+
+    def _here(self) -> _Process:
+        process = self._process
+        if process is None or process.pid != os.getpid():
+            process = self._process = _Process(self._client, self._remember, self._timeout, self._is_closed)
+        return process
+
+    def now_ms(self) -> int:
+        return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
+
+    def known(self, key: Key, rules: Any, cost: int) -> wire.Verdict | None:
+        """What a request of one share is told without asking."""
+        process = self._process
+        if process is None or process.pid != os.getpid():
+            process = self._here()
+        now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
+        with process.lock:
+            keys = process.keys
+            # What is over goes back first.
+            return None if keys.is_due(now_ms) else keys.known(now_ms, key, rules, cost)
+
+    async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
+        return self.ask(requests)
+
+    def ask(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
+        """What requests are told, or why they are not decided. What is interrupted gives back."""
+        here, is_probe = self._here(), False
+        if self._nodes.are_away:
+            away = self._nodes.ask([share for each in requests for share in each.shares], here.lines.node_of)
+            if error := next((found.error for found in away if not found.is_probed), None):
+                return [error] * len(requests)
+            is_probe = bool(away)
+        call = _Call(requests, is_probe=is_probe)
+        self._run(here, call, Keys.take)
+        return [call.answers[request] for request in requests]
+
+    async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
+        """Corrects what is counted of shares, by their index, to what was used."""
+        call = _Call([request])
+        self._run(self._here(), call, Keys.settle, used)
+        return call.answers[request]
+
+    def give_back(self, request: Request) -> None:
+        here, call = self._here(), _Call()
+        call.commands += self._step(here, call, Keys.give_back, self.now_ms(), request)
+        self._carry_out(here, call)
+
+    def _run(self, here: _Process, call: _Call, event: Callable[..., Step], *more: Any) -> None:
+        now_ms = self.now_ms()
+        here.calls.add(call)
+        try:
+            if here.keys.is_due(now_ms):
+                call.commands += self._step(here, call, Keys.tick, now_ms)
+            todo = call.requests
+            while todo:
+                for request in todo:
+                    request.waiter = call
+                    call.commands += self._step(here, call, event, now_ms, request, *more)
+                self._wait(here, call)
+                todo = [each for each in todo if isinstance(call.answers[each], _AbandonedError)]
+                for request in todo:
+                    # It waited for a thread that was interrupted. What else it took goes back, and it asks again.
+                    call.commands += self._step(here, call, Keys.give_back, now_ms, request)
+                    request.begin()
+                    del call.answers[request]
+        except BaseException:
+            self._abandon(here, call)
+            raise
+        finally:
+            for request in call.requests:
+                request.waiter = None
+            here.calls.discard(call)
+            if here.closing:
+                with here.lock:
+                    for calls, asleep in here.closing:
+                        if call in calls:
+                            calls.discard(call)
+                            if not calls:
+                                asleep.release()
+
+    def _wait(self, here: _Process, call: _Call) -> None:
+        """Sends what this thread has to send, and sleeps while another has sent what it waits for."""
+        while True:
+            self._carry_out(here, call)
+            with here.lock:
+                if call.commands:
+                    continue
+                if len(call.answers) == len(call.requests):
+                    return
+                # Not a lock of import time: gevent may have come since.
+                asleep = call.asleep = threading.Lock()
+                asleep.acquire()
+            if not asleep.acquire(timeout=_LOST_SECONDS):
+                with here.lock:
+                    self._forget(here)
+
+    def _carry_out(self, here: _Process, call: _Call, timeout: float | None = None) -> None:
+        """Sends commands, and what follows from their replies."""
+        while call.commands:
+            with here.lock:
+                call.sent, call.commands = call.commands, []
+            replies = self._exchange(here, call, call.sent, timeout)
+            # Rounded up: a wait that is counted from it is not told a millisecond too short.
+            now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
+            for reply in replies:
+                command = call.sent.pop(0)
+                if command.awaits_reply:
+                    said = wire.explained(reply) if isinstance(reply, Exception) else command.read(reply)
+                    call.commands += self._step(here, call, Keys.reply, now_ms, command, said)
+
+    def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
+        """The replies, or why there is none. What a node that is away would be asked for has failed, but for probes."""
+        as_of = None if self._clock is None else self._clock()
+        words = [(command.shares[0].key, command.words(as_of)) for command in commands]
+        # On a cluster another may have taken over when the replies are there.
+        nodes = [here.lines.node_of(key) for key, _ in words] if here.lines.slot_of else [None] * len(words)
+        replies: list[Any] = [None] * len(words)
+        if self._nodes.are_away and not call.is_probe:
+            replies = [self._nodes.error_of(node) for node in nodes]
+        to_send = [index for index, reply in enumerate(replies) if reply is None]
+        if to_send:
+            told = here.lines.exchange([words[index] for index in to_send], timeout, is_probe=call.is_probe)
+            for index, reply in zip(to_send, told, strict=True):
+                replies[index] = reply
+                if isinstance(reply, Exception) and is_away(reply):
+                    self._nodes.failed(reply, nodes[index], commands[index].shares[0])
+        if call.is_probe:
+            call.is_probe = False
+            for node in set(nodes):
+                of_node = [reply for reply, other in zip(replies, nodes, strict=True) if other == node]
+                self._nodes.probed(node, not any(map(is_away, of_node)))
+        return replies
+
+    def _step(self, here: _Process, call: _Call, event: Callable[..., Step], *arguments: Any) -> list[Command]:
+        """Tells answers to the threads that wait for them, and returns what this one is to send."""
+        mine: list[Command] = []
+        with here.lock:
+            try:
+                step = event(here.keys, *arguments)
+                for command in step.commands:
+                    other = command.request.waiter if command.request else None
+                    if other is None or other is call:
+                        mine.append(command)
+                    else:
+                        other.commands.append(command)
+                        other.wake()
+                for request, answer in step.answers:
+                    if waiter := request.waiter:
+                        waiter.answers[request] = answer
+                        waiter.wake()
+            except BaseException:
+                self._forget(here)
+                raise
+        return mine
+
+    def _forget(self, here: _Process) -> None:
+        """Begins with no keys after an interruption halfway. What is leased is lost; who waits asks again."""
+        here.begin(self._is_closed)
+        for call in here.calls:
+            for request in call.requests:
+                call.answers.setdefault(request, _AbandonedError())
+            call.wake()
+
+    def _abandon(self, here: _Process, call: _Call) -> None:
+        """Gives back what is interrupted, and lets those ask who waited for what this thread has sent."""
+        now_ms = self.now_ms()
+        unanswered = [command for command in (*call.sent, *call.commands) if command.awaits_reply]
+        call.commands, call.sent = [], []
+        for request in call.requests:
+            call.commands += self._step(here, call, Keys.give_back, now_ms, request)
+        for command in unanswered:
+            call.commands += self._step(here, call, Keys.reply, now_ms, command, _AbandonedError())
+        self._carry_out(here, call)
+
+    async def close(self, timeout: float) -> None:
+        self.close_now(timeout)
+
+    def close_now(self, timeout: float) -> None:
+        """Gives back all leases, within so many seconds. From then on nothing is leased."""
+        self._is_closed = True
+        here, until = self._process, monotonic() + timeout
+        if here is None or here.pid != os.getpid():
+            return
+        asleep = threading.Lock()
+        asleep.acquire()
+        under_way = here.calls.copy()
+        waits = under_way, asleep
+        with here.lock:
+            here.closing.append(waits)
+            under_way &= here.calls
+        call = _Call()
+        call.commands += self._step(here, call, Keys.close)
+        self._carry_out(here, call, timeout)
+        if under_way:
+            asleep.acquire(timeout=max(0, until - monotonic()))
+        with here.lock:
+            here.closing.remove(waits)
+        here.lines.close()
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether any may be left in this process."""
+        here = self._process
+        return here is not None and here.pid == os.getpid() and here.keys.next_tick_ms is not None
+
+
+_all: WeakSet[InThreads] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The process ends: what is leased goes back."""
+    for each in list(_all):
+        if each.has_leases:
+            each.close_now(CLOSE_SECONDS)

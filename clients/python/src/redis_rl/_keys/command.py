@@ -1,0 +1,87 @@
+"""What is sent for requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .._commands import wire
+from .._commands.wire import Decision
+from .._commands.wire import Key as Name
+from .key import Key
+from .request import Request
+from .shares import Outcome, Share
+
+
+class Command:
+    """A command to send."""
+
+    __slots__ = ("at", "force", "indices", "key", "request", "shares", "size")
+
+    def __init__(
+        self,
+        shares: Sequence[Share],
+        request: Request | None = None,
+        indices: Sequence[int] = (),
+        *,
+        key: Key | None = None,
+        size: int = 0,
+        at: int | None = None,
+        force: bool = False,
+    ) -> None:
+        """Asks for the shares of a request that have these indices, or gives them back as of ``at``.
+
+        It is the one in flight of a ``key``, with ``size`` units more.
+        """
+        self.shares, self.request, self.indices = shares, request, indices
+        self.key, self.size, self.at, self.force = key, size, at, force
+
+    @property
+    def awaits_reply(self) -> bool:
+        """Whether the reply is to be told."""
+        return self.request is not None
+
+    @property
+    def settles(self) -> bool:
+        """Whether it corrects what is counted of its request."""
+        return self.request is not None and (self.force or self.at is not None)
+
+    def is_wanted(self) -> bool:
+        """Whether it is to be sent, if it has not been: not if all that waited for it are cancelled."""
+        if not self.request or not self.request.gives_back or self.settles:
+            return True
+        return self.key is not None and bool(self.key.waiting)
+
+    @property
+    def _is_single(self) -> bool:
+        # Of one unit by one quota the single command tells all, and is cheaper.
+        if self.size or len(self.shares) > 1 or self.settles:
+            return self.size > 0
+        [share] = self.shares
+        return not self.awaits_reply or (share.cost == 1 and len(share.rules.quotas) == 1)
+
+    def words(self, at: int | None = None) -> list[Name | int]:
+        """What is sent, to decide as of ``at`` unless it gives back."""
+        at = at if self.at is None else self.at
+        if self._is_single:
+            share = self.shares[0]
+            words: list[Name | int] = [share.rules.command, share.key, *share.rules.words]
+            cost = share.cost + self.size
+            if cost != 1:
+                words += ("COST", cost)
+            if self.awaits_reply:
+                words.append("PARTIAL")
+            return words if at is None else [*words, "AT", at]
+        return wire.take_all([row for share in self.shares for row in share.rows()], self.force, at)
+
+    def read(self, reply: Any) -> Decision:
+        return Decision.of(wire.verdict(reply)) if self._is_single else wire.decision(reply)
+
+
+class Step(NamedTuple):
+    """What follows from an event."""
+
+    commands: list[Command]
+    """To send, in this order: those to one node leave together."""
+    answers: list[tuple[Request, Outcome | Exception]]
+    """To give."""

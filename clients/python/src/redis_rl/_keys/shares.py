@@ -1,0 +1,78 @@
+"""What is asked of keys, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import NamedTuple
+
+from .._commands import wire
+from .._commands.wire import MILLISECOND, Algorithm, Pair, Row, Verdict
+from .._commands.wire import Key as Name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """How a key is counted, and how many units of it are leased. Equal ones are the same."""
+
+    algorithm: Algorithm
+    quotas: tuple[Pair, ...]
+    for_ms: int
+    units: int
+    smallest_limit: int
+    # How the single command begins, before and after its key.
+    command: str
+    words: tuple[Name | int, ...]
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(algorithm: Algorithm, quotas: tuple[Pair, ...], for_ms: int, units: int) -> Rules:
+        """Leases of at most ``units`` last for ``for_ms``, at most for a twentieth of the shortest window."""
+        longest_ms = min(wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
+        command, _, *words = wire.take(f"RL.{algorithm.upper()}", "", quotas, 1)
+        smallest = min(limit for limit, _ in quotas)
+        return Rules(algorithm, quotas, min(for_ms, longest_ms), units, smallest, str(command), tuple(words))
+
+
+class Share(NamedTuple):
+    """What a request asks of one key."""
+
+    key: Name
+    rules: Rules
+    cost: int
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.cost > 0 and self.cost > self.rules.smallest_limit
+
+    def rows(self) -> list[Row]:
+        return [Row(self.key, self.rules.algorithm, limit, window, self.cost) for limit, window in self.rules.quotas]
+
+
+class Outcome(NamedTuple):
+    """What a request is told."""
+
+    limited: bool
+    retry_after: timedelta | None
+    """The longest wait of the shares that refuse. None also if no wait helps."""
+    at: int
+    """As of when it was decided; of several commands, by the first share's."""
+    rows: tuple[tuple[Verdict, ...] | None, ...]
+    """Of each share those of its quotas, of a lease its tightest; None where nothing is known."""
+
+
+def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
+    """The longest wait of the rows that refuse; None, which is longer than any, if no wait helps."""
+    waits = [row.retry_after for row in rows if row.limited]
+    return None if None in waits else max(wait for wait in waits if wait is not None)
+
+
+def refuses(rows: Sequence[Verdict]) -> bool:
+    return any(row.limited for row in rows)
+
+
+def without(rows: tuple[Verdict, ...], cost: int) -> tuple[Verdict, ...]:
+    """The figures when what a request took is back."""
+    return tuple(row._replace(remaining=row.remaining + cost) for row in rows) if cost else rows

@@ -1,0 +1,63 @@
+"""What one connection is worth. Pure: it is told what happens, and time in ticks."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from .errors import Kind
+
+Verdict: TypeAlias = Literal["go on", "late", "give up"]
+
+# Ticks in a timeout, and timeouts in which a new connection may come up.
+TICKS = 20
+CONNECTING = 5
+
+
+class Line:
+    """Counts the ticks in which nothing was said although a reply was due.
+
+    A tick is a twentieth of the timeout in which this process looked at its sockets: time in which it is busy with
+    something else is no silence of the server.
+    """
+
+    def __init__(self) -> None:
+        self._is_up = False
+        self._due = self._silent = 0
+        self._end: Verdict = "go on"
+
+    def up(self) -> Verdict:
+        self._is_up, self._silent = True, 0
+        return self._end
+
+    def sent(self) -> Verdict:
+        """A command has left, or waits until the line is up: a reply is due."""
+        if not self._due:
+            self._silent = 0
+        self._due += 1
+        return self._end
+
+    def replied(self, kind: Kind) -> Verdict:
+        """The oldest reply that was due is there."""
+        self._due, self._silent = self._due - 1, 0
+        if kind == "elsewhere" and self._end == "go on":
+            self._end = "give up"
+        return self._end
+
+    def tick(self) -> Verdict:
+        """The first tick may have begun before the command left, so one more than a timeout is waited."""
+        if self._end == "go on" and self.is_waiting:
+            self._silent += 1
+            if self._silent > (TICKS if self._is_up else CONNECTING * TICKS):
+                self._end = "late"
+        return self._end
+
+    def closed(self) -> Verdict:
+        """The connection was lost, or could not be made."""
+        if self._end == "go on":
+            self._end = "give up"
+        return self._end
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether ticks count: it is connecting, or a reply is due."""
+        return not self._is_up or self._due > 0

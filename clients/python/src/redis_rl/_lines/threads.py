@@ -1,0 +1,327 @@
+"""How code that is not asynchronous sends commands: in the calling thread, on a few connections that threads share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from .errors import is_moved, state_of
+from .line import CONNECTING
+from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
+
+Name: TypeAlias = str | bytes
+Words: TypeAlias = Sequence[Name | int]
+
+# Connections to a node at most: threads beyond them wait for one.
+_CONNECTIONS = 32
+# How often the nodes of a cluster are asked for at most.
+_RENEW_SECONDS = 0.5
+
+
+class ThreadLines:
+    """Sends the commands of the threads of one process. Nobody but who asks ever waits for a server."""
+
+    def __init__(self, client: Any, timeout: float | None) -> None:
+        """``timeout`` is in seconds for each reply. A new connection has five times as long."""
+        self._client, self._timeout = client, timeout
+        self._library = Library(client, is_async=False)
+        errors = self._library.errors
+        self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
+        self._nodes: dict[Node, _Connections] = {}
+        self.slot_of: Callable[[Name], int] | None = client.keyslot if is_cluster(client) else None
+        # Of a cluster, once it is known.
+        self._cluster: Any = None
+        self._learning = threading.Lock()
+        self._renewed = -_RENEW_SECONDS
+
+    def node_of(self, key: Name) -> Node:
+        """Which node of a cluster has a key, if that is known."""
+        if self._cluster is None:
+            return None
+        try:
+            node = self._cluster.get_node_from_key(key)
+        except Exception:
+            # No node has the slot.
+            return None
+        return (node.host, node.port) if node else None
+
+    def exchange(
+        self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
+    ) -> list[Any]:
+        """Sends commands, each with a key of it, and returns the reply to each, or why there is none.
+
+        ``timeout`` is instead of the usual one. A probe waits for a new connection no longer than for a reply.
+        """
+        patience = timeout, 1 if is_probe or timeout is not None else CONNECTING
+        if self.slot_of is None:
+            of_server = self._of(None)
+            return of_server.receive(of_server.send([words for _, words in commands], *patience), timeout)
+        replies: list[Any] = [None] * len(commands)
+        if self._cluster is None and (error := self._learn()):
+            return [error] * len(commands)
+        by_node: dict[Node, list[int]] = {}
+        for index, (key, _) in enumerate(commands):
+            by_node.setdefault(self.node_of(key), []).append(index)
+        sent = []
+        for node, indices in by_node.items():
+            if node is not None:
+                connections = self._of(node)
+                sent.append(
+                    (node, indices, connections, connections.send([commands[i][1] for i in indices], *patience))
+                )
+                continue
+            self._learn()
+            for index in indices:
+                replies[index] = self._library.errors.SlotNotCoveredError("no node of the cluster has the slot")
+        for node, indices, connections, exchange in sent:
+            of_node = connections.receive(exchange, timeout)
+            for index, reply in zip(indices, of_node, strict=True):
+                replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
+            if isinstance(of_node[-1], self._lost):
+                self._learn(without=node)
+        return replies
+
+    def _of(self, node: Node) -> _Connections:
+        connections = self._nodes.get(node)
+        if connections is None:
+            made = _Connections(self._library, self._client, node, self._timeout)
+            connections = self._nodes.setdefault(node, made)
+        return connections
+
+    def _redirected(self, words: Words) -> Any:
+        """The reply of the node that has the slot by now: the cluster's client follows it there."""
+        try:
+            return self._cluster.execute_command(*words)
+        except Exception as error:
+            return error
+
+    def _learn(self, without: Node = None) -> Exception | None:
+        """Asks which node has which slots, one thread at a time, and returns why that failed."""
+        with self._learning:
+            if self._cluster is not None and time.monotonic() < self._renewed + _RENEW_SECONDS:
+                return None
+            try:
+                self._cluster = own_cluster_client(self._library, self._cluster or self._client, without=without)
+            except Exception as error:
+                return error
+            finally:
+                self._renewed = time.monotonic()
+        return None
+
+    def close(self) -> None:
+        """Closes the connections that rest. Others are made if more is sent."""
+        for connections in list(self._nodes.values()):
+            connections.close_idle()
+        if self._cluster is not None:
+            self._cluster.close()
+
+
+class _Exchange:
+    """What is under way on a connection, or why nothing is."""
+
+    __slots__ = ("connection", "error", "number")
+
+    def __init__(self, connection: Any, number: int, error: Exception | None = None) -> None:
+        self.connection, self.number, self.error = connection, number, error
+
+
+class _Turn:
+    """A thread that waits for a connection, which is None where it may make one."""
+
+    __slots__ = ("asleep", "connection", "error")
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.error: Exception | None = None
+        # Not a lock of import time: gevent may have come since.
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
+
+
+class _Connections:
+    """Those to one server or one node of a cluster."""
+
+    def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
+        self._library, self._client, self._node, self._timeout = library, client, node, timeout
+        # Of new connections: of a provider of credentials any error is one.
+        has_provider = client.get_connection_kwargs().get("credential_provider")
+        self._failures: Any = Exception if has_provider else library.failures
+        # Make new connections, by their timeout.
+        self._pools: dict[float | None, Any] = {}
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self._in_use = self._freed = 0
+        self._waiting: deque[_Turn] = deque()
+
+    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> _Exchange:
+        """Has sent them when it returns, or failed."""
+        try:
+            connection = self._taken(timeout, attempts)
+        except self._failures as error:
+            return _Exchange(None, len(commands), error)
+        try:
+            is_one = len(commands) == 1
+            packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
+            connection.send_packed_command(packed, check_health=False)
+        except self._library.failures as error:
+            self._give_up(connection, error)
+            return _Exchange(None, len(commands), error)
+        except BaseException:
+            self._give_up(connection, None)
+            raise
+        return _Exchange(connection, len(commands))
+
+    def receive(self, exchange: _Exchange, timeout: float | None) -> list[Any]:
+        """The replies, or why there is none."""
+        connection, replies = exchange.connection, list[Any]()
+        if connection is None:
+            return [exchange.error] * exchange.number
+        errors = self._library.errors
+        try:
+            while len(replies) < exchange.number:
+                try:
+                    if timeout is not None and not connection.can_read(timeout):
+                        raise errors.TimeoutError("no answer in time")
+                    replies.append(connection.read_response(disconnect_on_error=False))
+                except errors.ResponseError as error:
+                    replies.append(error)
+                except errors.TimeoutError:
+                    # Looks once more: this process may have been busy with something else.
+                    if not connection.can_read(0):
+                        raise errors.TimeoutError("no answer in time") from None
+        except self._library.failures as error:
+            self._give_up(connection, error)
+            return replies + [error] * (exchange.number - len(replies))
+        except BaseException:
+            self._give_up(connection, None)
+            raise
+        last = replies[-1]
+        state = state_of(last) if isinstance(last, Exception) else None
+        if state and state.means == "elsewhere":
+            self._give_up(connection, last)
+        else:
+            self._free(connection)
+        return replies
+
+    def _taken(self, timeout: float | None, attempts: int) -> Any:
+        """A connection that is up, and on which nothing is due."""
+        turn: _Turn | None = None
+        connection = None
+        with self._lock:
+            if self._idle:
+                connection = self._idle.pop()
+            elif self._in_use >= _CONNECTIONS:
+                turn = _Turn()
+                self._waiting.append(turn)
+            if not turn:
+                self._in_use += 1
+        if turn:
+            connection = self._wait(turn)
+        try:
+            # One that has been closed meanwhile can be read, and so can one on which something unasked has come.
+            if connection is not None:
+                with suppress(*self._library.failures):
+                    if not connection.can_read(0):
+                        return connection
+                connection.disconnect()
+            return self._connected(self._timeout if timeout is None else timeout, attempts)
+        except self._failures as error:
+            self._give_up(connection, error)
+            raise
+        except BaseException:
+            self._give_up(connection, None)
+            raise
+
+    def _connected(self, timeout: float | None, attempts: int) -> Any:
+        """A new one. Each of its steps has the timeout: what this process was too busy for is tried again."""
+        until = time.monotonic() + attempts * (timeout or 0)
+        while True:
+            connection = self._pool(timeout).make_connection()
+            try:
+                connection.connect()
+                return connection
+            except self._library.errors.TimeoutError:
+                connection.disconnect()
+                attempts -= 1
+                if not attempts or time.monotonic() > until:
+                    raise
+
+    def _wait(self, turn: _Turn) -> Any:
+        """Until another thread is done. If none is for longer than one may take, a thread was lost."""
+        timeout = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
+        try:
+            has_come, freed = False, -1
+            while not has_come and freed != self._freed:
+                freed = self._freed
+                has_come = turn.asleep.acquire(timeout=timeout)
+        except BaseException:
+            if not self._leaves(turn) and not turn.error:
+                self._free(turn.connection)
+            raise
+        if not has_come and self._leaves(turn):
+            with self._lock:
+                self._in_use += 1
+        if turn.error:
+            raise turn.error
+        return turn.connection
+
+    def _leaves(self, turn: _Turn) -> bool:
+        with self._lock:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                return True
+        return False
+
+    def _pool(self, timeout: float | None) -> Any:
+        pool = self._pools.get(timeout)
+        if pool is None:
+            pool = self._pools[timeout] = own_pool(self._library, self._client, self._node, timeout=timeout)
+        return pool
+
+    def _free(self, connection: Any) -> None:
+        with self._lock:
+            self._freed += 1
+            if self._waiting:
+                turn = self._waiting.popleft()
+                turn.connection = connection
+                turn.asleep.release()
+                return
+            self._in_use -= 1
+            if connection is not None:
+                self._idle.append(connection)
+
+    def _give_up(self, connection: Any, error: Exception | None) -> None:
+        """For this reason; then those that rest may be as bad, and who waits is not to find that out in turn.
+
+        Or because the thread was interrupted; then another may go on in its place.
+        """
+        told: list[_Turn] = []
+        idle: list[Any] = []
+        with self._lock:
+            self._in_use -= 1
+            if error:
+                idle, self._idle = self._idle, idle
+                told, self._waiting = list(self._waiting), deque()
+            elif self._waiting:
+                self._in_use += 1
+                told = [self._waiting.popleft()]
+        for turn in told:
+            turn.error = error
+            turn.asleep.release()
+        for each in (connection, *idle):
+            with suppress(Exception):
+                each.disconnect()
+
+    def close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for each in (
+            *idle,
+            *(sentinel.connection_pool for pool in self._pools.values() for sentinel in sentinels_of(pool)),
+        ):
+            with suppress(Exception):
+                each.disconnect()

@@ -1,0 +1,75 @@
+"""Lines, servers that are away, errors, and random histories that another package has made. No server, no clock."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+import redis.exceptions
+import valkey.exceptions
+
+from redis_rl._lines.away import Away
+from redis_rl._lines.errors import TABLE, is_away, state_of
+from redis_rl._lines.line import Line
+
+from .test_cases import FOLDERS
+from .test_local import Process, without_cost_of_one
+
+
+def table(name: str) -> Any:
+    return json.loads(next(folder / name for folder in FOLDERS if (folder / name).exists()).read_text())
+
+
+HISTORIES: list[Any] = table("histories.json")
+
+
+def verdict_of_line(line: Line, event: str, *arguments: Any) -> str:
+    told: str = getattr(line, event)(*arguments)
+    return told
+
+
+def test_errors_are_those_of_the_table_that_the_packages_share() -> None:
+    assert [state._asdict() for state in TABLE] == table("errors.json")
+
+
+@pytest.mark.parametrize("library", [redis.exceptions, valkey.exceptions])
+def test_an_error_of_a_library_is_known_by_what_the_server_has_sent(library: Any) -> None:
+    def kind(error: Exception) -> str | None:
+        state = state_of(error)
+        return state and state.starts
+
+    assert kind(library.ReadOnlyError("You can't write against a read only replica.")) == "READONLY"
+    assert kind(library.NoPermissionError("this user has no permissions to run the 'rl.log' command")) == "NOPERM"
+    assert kind(library.AuthenticationError("Authentication required.")) == "NOAUTH"
+    assert kind(library.AuthenticationError("invalid username-password pair or user is disabled.")) == "WRONGPASS"
+    assert kind(library.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")) == "OOM"
+    assert kind(library.ConnectionError("max number of clients reached")) == "ERR max number of clients reached"
+    assert kind(library.ResponseError("unknown command 'RL.BUCKET', with args beginning with: 'k' ")) == (
+        "ERR unknown command 'RL.BUCKET'"
+    )
+    assert kind(library.ResponseError("MISCONF Redis is configured to save RDB snapshots")) == "MISCONF"
+    assert kind(library.ResponseError("WRONGTYPE Operation against a key")) is None
+    assert not is_away(library.ResponseError("WRONGTYPE Operation against a key"))
+    assert is_away(library.TimeoutError("no answer in time"))
+
+
+@pytest.mark.parametrize("index", range(len(HISTORIES)))
+def test_a_random_history_goes_as_it_went(index: int) -> None:
+    history = HISTORIES[index]
+    if case := history.get("keys"):
+        process = Process(case)
+        for event in case["steps"]:
+            sends = [*map(without_cost_of_one, event.get("sends", []))]
+            assert process.happens(event) == (sends, event.get("answers", {})), event
+    elif events := history.get("line"):
+        line = Line()
+        assert [verdict_of_line(line, *event) for event in events] == history["verdicts"]
+    else:
+        away = Away()
+        assert [getattr(away, event)(*arguments) for event, *arguments in history["away"]] == history["verdicts"]
+
+
+def test_the_histories_are_whole() -> None:
+    assert len(HISTORIES) >= 500
