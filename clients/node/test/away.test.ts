@@ -181,17 +181,19 @@ test("a client's own timeout, which is this process's time, does not end the wai
   }
 });
 
-test("warnings: one at once, then one a second that tells how many", async (t) => {
+test("warnings of errors: one at once, then one a second that tells how many", async (t) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const warned = t.mock.method(console, "warn", () => {});
-  const away = { send: () => Promise.reject(new Error("it is away")) };
+  const away = { send: () => Promise.reject(new Error("WRONGTYPE of another kind")) };
   const ask = express(away, { onError: undefined });
   const told = () => {
     const texts = warned.mock.calls.map((call) => call.arguments.join(" "));
     warned.mock.resetCalls();
     return texts;
   };
-  const text = (requests: number) => [`cannot ask for the rate limit: it is away (requests: ${requests})`];
+  const text = (requests: number) => [
+    `cannot ask for the rate limit: WRONGTYPE of another kind (requests: ${requests})`,
+  ];
   await times(50, ask);
   assert.deepEqual(told(), text(1));
   // Those of another middleware count too.
