@@ -176,7 +176,9 @@ test("random histories of keys, lines and servers that are away lead to what the
     const [line, away] = [new Line(), new Away()];
     const told = [
       ...lived.map((event) => (event[0] === "replied" ? line.replied(event[1]) : line[event[0]]())),
-      ...past.map((event) => (event[0] === "probed" ? away.probed(event[1], event[2]) : away[event[0]](event[1]))),
+      ...past.map((event) =>
+        event[0] === "probed" ? away.probed(event[1], event[2]) : away[event[0]](event[1]),
+      ),
     ];
     assert.deepEqual(told, verdicts ?? []);
   }

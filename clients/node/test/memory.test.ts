@@ -357,7 +357,9 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
     assert.match((await guard.take(request)).fields.RateLimit ?? "", /r=90;/);
     await guard.settle(request, { tokens: 3 });
     assert.match((await guard.take({} as Request)).fields.RateLimit ?? "", /r=87;/);
-    assert.deepEqual(warned, ["Redis is away, limits are local, each process's own: connect ECONNREFUSED 127.0.0.1:1"]);
+    assert.deepEqual(warned, [
+      "Redis is away, limits are local, each process's own: connect ECONNREFUSED 127.0.0.1:1",
+    ]);
     await guard.close();
   });
 });

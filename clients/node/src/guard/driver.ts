@@ -2,7 +2,14 @@
 
 import type { Asker } from "../lines/asker.js";
 import { checkedClock, type Clock, isMistake, processTime } from "../commands/clock.js";
-import { type Decision, type Key, prefixed, probeOf, type Verdict, type Words } from "../commands/commands.js";
+import {
+  type Decision,
+  type Key,
+  prefixed,
+  probeOf,
+  type Verdict,
+  type Words,
+} from "../commands/commands.js";
 import { Keys } from "../keys/keys.js";
 import type { Command, Step } from "../keys/command.js";
 import { type Answer, Request } from "../keys/request.js";
@@ -181,7 +188,8 @@ export class Driver {
     const { away } = outage;
     // Also of a service that is quiet.
     const again = () => {
-      if (this.#outages.get(outage.node) === outage && away.ask(now()) === "probe") this.#probe(outage, words);
+      if (this.#outages.get(outage.node) === outage && away.ask(now()) === "probe")
+        this.#probe(outage, words);
     };
     const probed = (isAnswered: boolean) => {
       if (away.probed(now(), isAnswered) === "ends") this.#end(outage);

@@ -4,7 +4,16 @@ import { askerOf, type Asking } from "../lines/asker.js";
 import { type Clock, isMistake } from "../commands/clock.js";
 import type { Decision, Verdict } from "../commands/commands.js";
 import { Driver } from "./driver.js";
-import { type Answer, AWAY, type Fields, type Item, PASSES, refusal, type Reply, standing } from "./fields.js";
+import {
+  type Answer,
+  AWAY,
+  type Fields,
+  type Item,
+  PASSES,
+  refusal,
+  type Reply,
+  standing,
+} from "./fields.js";
 import { type Answer as Decided, Request as Asked } from "../keys/request.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import {
@@ -120,7 +129,12 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     const [asker, rememberMs] = [askerOf(client, timeoutMs), duration(remember)];
-    this.#driver = new Driver(asker, rememberMs, clock, options.onOutage ?? outageLog(onAway ? "onAway" : fail));
+    this.#driver = new Driver(
+      asker,
+      rememberMs,
+      clock,
+      options.onOutage ?? outageLog(onAway ? "onAway" : fail),
+    );
     if (fail === "local") this.#local = new Driver(askerOf(new MemoryLimiter({ clock }), 1000), rememberMs);
     this.middleware = this.whole(this.handler(this.#own));
   }
