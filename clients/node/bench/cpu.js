@@ -36,12 +36,10 @@ const WAYS = {
     ]),
 };
 
-
 async function worker(url, library, way) {
   const redis =
     library === "ioredis" ? new Redis(url) : await createClient({ url, disableClientInfo: true }).connect();
-  const sendCommand = (...words) =>
-    library === "ioredis" ? redis.call(...words) : redis.sendCommand(words);
+  const sendCommand = (...words) => (library === "ioredis" ? redis.call(...words) : redis.sendCommand(words));
   const middleware = WAYS[way]({
     limit: () =>
       rateLimit({
@@ -61,7 +59,12 @@ async function worker(url, library, way) {
   let requests = 0;
   const request = () =>
     new Promise((resolve, reject) => {
-      const response = { headersSent: false, setHeader() {}, append() {}, end: () => reject(new Error("refused")) };
+      const response = {
+        headersSent: false,
+        setHeader() {},
+        append() {},
+        end: () => reject(new Error("refused")),
+      };
       const incoming = { ip: KEYS[requests++ % KEYS.length] };
       middleware(incoming, response, (error) => (error ? reject(error) : resolve()));
     });
@@ -107,7 +110,9 @@ async function main() {
       }
       const [other, ...own] = ways.map((way) => median(measured[way]));
       for (const [i, us] of own.entries())
-        console.log(`| ${library}: ${ways[i + 1]} | ${us.toFixed(1)} | ${other.toFixed(1)} | ${(us / other).toFixed(2)} |`);
+        console.log(
+          `| ${library}: ${ways[i + 1]} | ${us.toFixed(1)} | ${other.toFixed(1)} | ${(us / other).toFixed(2)} |`,
+        );
     }
   } finally {
     for (const child of children) child.disconnect();

@@ -72,14 +72,23 @@ export class Driver {
   /** Fails if Redis is away and nothing has refused. Then what the request took, or takes yet, stays counted. */
   decide(request: Request): Promise<Answer> {
     return new Promise((resolve, reject) => {
-      request.told = (answer) => {
+      this.ask(request, (answer) => {
         if (answer instanceof Error) reject(answer);
         else resolve(answer);
-      };
+      });
+    });
+  }
+
+  /** Decides, and tells this. */
+  ask(request: Request, told: (answer: Answer | Error) => void): void {
+    request.told = told;
+    try {
       // No timer follows a clock that a test moves.
       if (this.#time !== processTime) this.#carryOut(this.#keys.tick(this.#now()));
       this.#carryOut(this.#keys.take(this.#now(), request));
-    });
+    } catch (error) {
+      told(error as Error);
+    }
   }
 
   /** A request of one share. */
@@ -90,7 +99,12 @@ export class Driver {
   /** Nobody wants what it took, or takes: it is given back, once. That it could not be is no error. */
   async giveBack(request: Request): Promise<void> {
     const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
-    await Promise.all(commands.map((command) => this.#send(command)));
+    const sent = commands.map((command) => {
+      return new Promise<void>((resolve) => {
+        this.#send(command, resolve);
+      });
+    });
+    await Promise.all(sent);
   }
 
   /** Settles shares, by their index, for what was used. */
@@ -130,25 +144,30 @@ export class Driver {
     for (let i = 0; i < commands.length; i++) {
       const command = commands[i] as Command;
       const why = command.settles ? reasons[i] : command.request && reason;
-      if (why === undefined) void this.#send(command);
+      if (why === undefined) this.#send(command);
       else this.#replied(command, why);
     }
     for (const [request, answer] of answers) request.told?.(answer);
     this.#tickLater();
   }
 
-  async #send(command: Command): Promise<void> {
+  #send(command: Command, onReply?: () => void): void {
     this.#due++;
-    let reply: unknown;
+    const resolve = (reply: unknown) => {
+      this.#due--;
+      this.#replied(command, reply);
+      onReply?.();
+      if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
+    };
     try {
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
-      reply = await this.asker.send(words).catch((error: unknown) => this.#failed(words, error as Error));
+      const reject = (error: Error) => {
+        resolve(this.#failed(words, error));
+      };
+      this.asker.ask({ words, resolve, reject });
     } catch (error) {
-      reply = error;
+      resolve(error);
     }
-    this.#due--;
-    this.#replied(command, reply);
-    if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
   }
 
   #replied(command: Command, reply: unknown): void {

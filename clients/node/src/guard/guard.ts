@@ -225,7 +225,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const visits = this.#visit(passage, set, shares);
     if (shares.length === 0) return PASSES;
     if (this.isGone(request, told)) return release(passage);
-    const all = await this.#ask(visits);
+    let all = await decide(visits);
+    const error = this.#local && all.find((each) => each instanceof Error);
+    if (this.#local !== undefined && error !== undefined)
+      all = await this.#decideLocally(this.#local, visits, error);
     if (this.isGone(request, told)) return release(passage);
     const [decided] = all as [Decided | Error];
     if (!(decided instanceof Error) && decided.limited) release(passage);
@@ -261,12 +264,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return visits;
   }
 
-  /** What is decided of each visit, or why nothing is. All leave together. */
-  async #ask(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
-    const all = await decide(visits);
-    const error = all.find((decided) => decided instanceof Error);
-    const driver = this.#local;
-    if (driver === undefined || error === undefined) return all;
+  /** Decides in this process what Redis could not. */
+  #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Decided | Error)[]> {
     this.#onError(error);
     for (const { driver, asked } of visits) void driver.giveBack(asked);
     for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
@@ -305,15 +304,25 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 }
 
-/** Asks for all at once. A mistake of the program is none of Redis. */
-async function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
-  const all = await Promise.all(
-    visits.map(({ driver, asked }) => driver.decide(asked).catch((error: unknown) => error as Error)),
-  );
-  const mistake = all.find(isMistake);
-  if (mistake === undefined) return all;
-  for (const { driver, asked } of visits) void driver.giveBack(asked);
-  throw mistake;
+/** What is decided of each visit, or why nothing is. All leave together. A mistake of the program is none of Redis. */
+function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+  return new Promise((resolve, reject) => {
+    const all: (Decided | Error)[] = [];
+    let missing = visits.length;
+    visits.forEach(({ driver, asked }, i) => {
+      driver.ask(asked, (answer) => {
+        all[i] = answer;
+        if (--missing > 0) return;
+        const mistake = all.find(isMistake);
+        if (mistake === undefined) {
+          resolve(all);
+          return;
+        }
+        for (const { driver, asked } of visits) void driver.giveBack(asked);
+        reject(mistake);
+      });
+    });
+  });
 }
 
 function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {

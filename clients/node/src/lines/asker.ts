@@ -3,7 +3,7 @@
 import { type Clock, withClock } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { connectionsOf } from "./connections.js";
+import { type Asked, connectionsOf } from "./connections.js";
 import type { Client } from "./source.js";
 import { Ticks } from "./ticks.js";
 
@@ -17,6 +17,7 @@ export type Asking = Client | MemoryLimiter | Sender;
 
 /** Sends commands once, each with a timeout. */
 export interface Asker {
+  readonly ask: (asked: Asked) => void;
   readonly send: (words: Words) => Promise<unknown>;
   /** What stands before keys. */
   readonly prefix: Key;
@@ -32,16 +33,25 @@ export interface Asker {
 
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const ticks = Ticks.of(timeoutMs);
-  const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", ticks };
+  const alone = (send: Asker["send"]) => {
+    const ask = ({ words, resolve, reject }: Asked) => void send(words).then(resolve, reject);
+    return { ask, send, prefix: "", slotOf: undefined, nodeOf: () => "", ticks };
+  };
   if (asking instanceof MemoryLimiter)
-    return { ...alone, send: (words) => asking.send(words), clock: () => asking.now() };
-  if (isSender(asking)) return { ...alone, send: (words) => ticks.within(asking.send(words)) };
+    return { ...alone((words) => asking.send(words)), clock: () => asking.now() };
+  if (isSender(asking)) return alone(async (words) => ticks.within(asking.send(words)));
   // A command that fails is read as Redis being away: this must not wait for the first one.
   if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
   const connections = connectionsOf(asking, ticks);
   const { slotOf } = connections;
   return {
-    send: (words) => connections.send(words),
+    ask: (asked) => {
+      connections.ask(asked);
+    },
+    send: (words) =>
+      new Promise((resolve, reject) => {
+        connections.ask({ words, resolve, reject });
+      }),
     prefix: connections.source.prefix,
     slotOf,
     nodeOf: (stored) => connections.nodeOf(stored) ?? "",

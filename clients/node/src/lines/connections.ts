@@ -16,7 +16,7 @@ const POLL_MS = 5;
 const CLOSED_POLL_MS = 100;
 
 /** A command that waits for its reply. */
-interface Asked {
+export interface Asked {
   readonly words: Words;
   readonly resolve: (reply: unknown) => void;
   readonly reject: (error: Error) => void;
@@ -198,13 +198,6 @@ export class Connections {
     readonly ticks: Ticks,
   ) {}
 
-  /** Resolves to the reply. */
-  send(words: Words): Promise<unknown> {
-    return new Promise((resolve, reject) => {
-      this.#ask({ words, resolve, reject });
-    });
-  }
-
   /** The slot of a key, on a cluster. */
   get slotOf(): ((key: Key) => number) | undefined {
     const { prefix, isCluster } = this.source;
@@ -216,7 +209,7 @@ export class Connections {
     return this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
   }
 
-  #ask(asked: Asked): void {
+  ask(asked: Asked): void {
     const { source, ticks } = this;
     if (source.isClosed()) {
       asked.reject(closed());
@@ -241,7 +234,7 @@ export class Connections {
   readonly #onPlaced = (all: readonly Asked[], error?: Error): void => {
     this.#unplaced = undefined;
     for (const asked of all) {
-      if (error === undefined) this.#ask(asked);
+      if (error === undefined) this.ask(asked);
       else asked.reject(error);
     }
   };
@@ -259,18 +252,20 @@ export class Connections {
   }
 
   /** A server has answered with an error. It has counted nothing. */
-  readonly #onError = ({ words, resolve, reject }: Asked, error: Error): void => {
+  readonly #onError = (asked: Asked, error: Error): void => {
+    const { words, resolve, reject } = asked;
     // A cluster has moved the key: its client follows, and learns where keys are now.
     if (!this.source.isCluster || !/^(MOVED|ASK|TRYAGAIN) /.test(error.message)) {
       reject(error);
-      return;
+    } else if (words.some((word) => typeof word === "string" && /^-\d/.test(word))) {
+      // That client may send twice what must go back once.
+      const again = () => {
+        this.ask(asked);
+      };
+      this.ticks.within(this.#learn(words)).then(again, reject);
+    } else {
+      this.ticks.within(this.source.follow(words)).then(resolve, reject);
     }
-    const isGivingBack = words.some((word) => typeof word === "string" && /^-\d/.test(word));
-    const asked = isGivingBack
-      ? // That client may send twice what must go back once.
-        this.ticks.within(this.#learn(words)).then(() => this.send(words))
-      : this.ticks.within(this.source.follow(words));
-    asked.then(resolve, reject);
   };
 
   /** A node may be gone, and another have its slots. */
