@@ -28,30 +28,30 @@ const closed = () => new Error("the client is closed");
 class Carrier {
   readonly #line = new Line();
   readonly #due = new Set<Asked>();
-  readonly #connection: Connection;
   readonly #link: Link;
+  #connection: Connection | undefined;
   #isUp = false;
   #isOver = false;
 
-  constructor(link: Link, source: Source, slot: number) {
+  constructor(link: Link) {
     this.#link = link;
     link.ticks.begin(this);
-    const lost = (reason = new Error("the connection was lost")) => {
-      this.end(reason);
-    };
-    const { connection, opened } = outside(() => source.open(slot, lost));
-    this.#connection = connection;
-    opened.then(
-      () => {
-        this.#isUp = true;
-        this.#line.up();
+    const events = {
+      made: (connection: Connection) => {
+        this.#connection = connection;
         if (this.#isOver) connection.destroy();
-        else for (const asked of this.#due) this.#send(asked);
       },
-      (error: unknown) => {
-        this.end(error as Error);
+      lost: (reason = new Error("the connection was lost")) => {
+        this.end(reason);
       },
-    );
+    };
+    const up = () => {
+      this.#isUp = true;
+      this.#line.up();
+      if (this.#isOver) this.#connection?.destroy();
+      else for (const asked of this.#due) this.#send(asked);
+    };
+    outside(() => link.source.open(link.slot, events)).then(up, events.lost);
   }
 
   ask(asked: Asked): void {
@@ -62,7 +62,7 @@ class Carrier {
   }
 
   #send(asked: Asked): void {
-    this.#connection.send(asked.words).then(
+    this.#connection?.send(asked.words).then(
       (reply) => {
         if (!this.#due.delete(asked)) return;
         this.#line.replied("ok");
@@ -98,7 +98,7 @@ class Carrier {
     this.#isOver = true;
     this.#line.closed();
     this.#link.ticks.end(this);
-    this.#connection.destroy();
+    this.#connection?.destroy();
     this.#link.lost(this, error, [...this.#due]);
     this.#due.clear();
   }
@@ -128,7 +128,7 @@ class Link {
         return;
       }
       this.#openedMs = now();
-      this.#carrier = new Carrier(this, this.source, this.slot);
+      this.#carrier = new Carrier(this);
     }
     this.#carrier.ask(asked);
   }
@@ -146,49 +146,11 @@ class Link {
   }
 }
 
-/** What waits until the application's client knows its cluster, as long as for a connection. */
-class Unplaced {
-  readonly #line = new Line();
-  readonly #asked: Asked[] = [];
-
-  constructor(
-    readonly ticks: Ticks,
-    /** Whether it knows it. */
-    readonly isKnown: () => boolean,
-    /** Is told what waited, and why it fails if it does. */
-    readonly onEnd: (asked: readonly Asked[], error?: Error) => void,
-  ) {
-    ticks.begin(this);
-    this.#poll();
-  }
-
-  ask(asked: Asked): void {
-    this.#asked.push(asked);
-  }
-
-  tick(): void {
-    if (this.#line.tick() === "late") this.#end(this.ticks.late());
-  }
-
-  #poll(): void {
-    later(POLL_MS, () => {
-      if (!this.#line.isTicking) return;
-      if (this.isKnown()) this.#end();
-      else this.#poll();
-    });
-  }
-
-  #end(error?: Error): void {
-    this.#line.closed();
-    this.ticks.end(this);
-    this.onEnd(this.#asked, error);
-  }
-}
-
 /** The connections that are made of one client for one timeout. */
 export class Connections {
   readonly #links = new Map<string, Link>();
-  #unplaced: Unplaced | undefined;
+  /** Resolves once the application's client knows its cluster, which may take as long as a connection. */
+  #placed: Promise<void> | undefined;
   #poll: NodeJS.Timeout | undefined;
   /** Whether the application's client is asked where keys are. */
   #isLearning = false;
@@ -218,8 +180,11 @@ export class Connections {
     const key = asked.words[1] as Key;
     const node = this.nodeOf(key);
     if (node === undefined) {
-      const isKnown = () => source.isClosed() || this.nodeOf(key) !== undefined;
-      (this.#unplaced ??= new Unplaced(ticks, isKnown, this.#onPlaced)).ask(asked);
+      this.#placed ??= ticks.within(this.#place(key), false).finally(() => (this.#placed = undefined));
+      const again = () => {
+        this.ask(asked);
+      };
+      this.#placed.then(again, asked.reject);
       return;
     }
     let link = this.#links.get(node);
@@ -231,13 +196,13 @@ export class Connections {
     link.ask(asked);
   }
 
-  readonly #onPlaced = (all: readonly Asked[], error?: Error): void => {
-    this.#unplaced = undefined;
-    for (const asked of all) {
-      if (error === undefined) this.ask(asked);
-      else asked.reject(error);
-    }
-  };
+  async #place(key: Key): Promise<void> {
+    do
+      await new Promise<void>((resolve) => {
+        later(POLL_MS, resolve);
+      });
+    while (this.#placed !== undefined && !this.source.isClosed() && this.nodeOf(key) === undefined);
+  }
 
   /** Once the application's client is closed, its server is to hear nothing of these either. */
   #pollClosed(): void {

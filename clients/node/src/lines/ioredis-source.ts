@@ -2,7 +2,7 @@
 
 import type { Cluster, Redis } from "ioredis";
 import type { Words } from "../commands/commands.js";
-import type { Client, Lost, Opening, Source } from "./source.js";
+import type { Client, Events, Source } from "./source.js";
 import { setImmediate } from "./ticks.js";
 
 const SETTINGS = {
@@ -31,8 +31,8 @@ export function ioredisSource(client: Client): Source {
     prefix: redis.options.keyPrefix ?? "",
     isCluster: redis.isCluster,
     isClosed: () => hasEnded,
-    open: (slot, lost) =>
-      redis.isCluster ? openNode(redis as Cluster, nodeOf(slot), lost) : open(redis as Redis, {}, lost),
+    open: (slot, events) =>
+      redis.isCluster ? openNode(redis as Cluster, nodeOf(slot), events) : open(redis as Redis, {}, events),
     nodeOf(slot) {
       if (redis.status === "wait") redis.connect().catch(() => undefined);
       // Before it is connected it may know slots already.
@@ -43,15 +43,18 @@ export function ioredisSource(client: Client): Source {
 }
 
 /** A connection to the node of this name, like those that there are to nodes. */
-function openNode(cluster: Cluster, name: string | undefined, lost: Lost): Opening {
+async function openNode(cluster: Cluster, name: string | undefined, events: Events): Promise<unknown> {
   const [, host, port] = /^(.*):(\d+)$/.exec(name ?? "") ?? [];
   const [node] = cluster.nodes();
-  if (host !== undefined && node !== undefined) return open(node, { host, port: Number(port) }, lost);
-  const opened = Promise.reject(new Error("the cluster is not connected"));
-  return { connection: { send: () => opened, destroy: () => undefined }, opened };
+  if (host === undefined || node === undefined) throw new Error("the cluster is not connected");
+  return open(node, { host, port: Number(port) }, events);
 }
 
-function open(redis: Redis, to: { host?: string; port?: number }, lost: Lost): Opening {
+async function open(
+  redis: Redis,
+  to: { host?: string; port?: number },
+  { made, lost }: Events,
+): Promise<unknown> {
   const connection = redis.duplicate({ ...SETTINGS, ...to });
   let reason: Error | undefined;
   connection.on("error", (error: Error) => (reason = error));
@@ -60,18 +63,13 @@ function open(redis: Redis, to: { host?: string; port?: number }, lost: Lost): O
   });
   // The application's client keeps the process alive, if anything is to.
   connection.on("connect", () => connection.stream.unref());
-  const opened = connection.connect().catch((error: unknown) => {
+  const destroy = () => {
+    connection.disconnect();
+  };
+  made({ send: together(connection), destroy });
+  return connection.connect().catch((error: unknown) => {
     throw reason ?? error;
   });
-  return {
-    connection: {
-      send: together(connection),
-      destroy: () => {
-        connection.disconnect();
-      },
-    },
-    opened,
-  };
 }
 
 /** Sends what is asked in one turn of the event loop in one write: ioredis writes each command by itself. */

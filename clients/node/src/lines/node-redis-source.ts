@@ -1,8 +1,7 @@
 // What connections of node-redis are made of.
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
-import type { Words } from "../commands/commands.js";
-import type { Client, Connection, Lost, Opening, Source } from "./source.js";
+import type { Client, Events, Source } from "./source.js";
 
 /** The modules of the application's client do not matter. */
 type Single = RedisClientType;
@@ -26,16 +25,16 @@ export function nodeRedisSource(client: Client): Source {
     follow: () => Promise.reject(new Error("this is no cluster")),
   };
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
-  if (isSentinel(any)) return { ...source, open: () => openSentinel(any) };
-  if (!isPool(any)) return { ...source, open: (_, lost) => open(any, lost) };
+  if (isSentinel(any)) return { ...source, open: (_, events) => openSentinel(any, events) };
+  if (!isPool(any)) return { ...source, open: (_, events) => open(any, events) };
   // Its connections are in use; the first that is free is made another one of.
   let like: Promise<Single> | undefined;
   return {
     ...source,
-    open(_, lost) {
+    async open(_, events) {
       like ??= any.execute((lent) => lent.duplicate());
       like.catch(() => (like = undefined));
-      return openLike(like, lost);
+      return open(await like, events);
     },
   };
 }
@@ -49,38 +48,16 @@ function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "ope
   return {
     isCluster: true,
     nodeOf: (slot) => masterOf(slot)?.address,
-    open(slot, lost) {
+    async open(slot, events) {
       const master = masterOf(slot);
-      if (master === undefined) return openLike(Promise.reject(new Error("no node has this slot")), lost);
-      return openLike(Promise.resolve(cluster.nodeClient(master)), lost);
+      if (master === undefined) throw new Error("no node has this slot");
+      return open(await cluster.nodeClient(master), events);
     },
     follow: (words) => cluster.sendCommand(words[1], false, words),
   };
 }
 
-/** A connection like that of a client that is there, or will be. */
-function openLike(like: Promise<Single>, lost: Lost): Opening {
-  let connection: Connection | undefined;
-  let isDestroyed = false;
-  const opened = like.then((client) => {
-    if (isDestroyed) return undefined;
-    const opening = open(client, lost);
-    connection = opening.connection;
-    return opening.opened;
-  });
-  return {
-    connection: {
-      send: (words) => (connection as Connection).send(words),
-      destroy: () => {
-        isDestroyed = true;
-        connection?.destroy();
-      },
-    },
-    opened,
-  };
-}
-
-function open(client: Single, lost: Lost): Opening {
+async function open(client: Single, { made, lost }: Events): Promise<unknown> {
   const connection = client.duplicate({
     disableOfflineQueue: true,
     commandsQueueMaxLength: 0,
@@ -102,12 +79,12 @@ function open(client: Single, lost: Lost): Opening {
   });
   // The application's client does, if anything is to.
   connection.unref();
-  const send = (words: Words) => connection.sendCommand(words);
-  return { connection: { send, destroy }, opened: connection.connect() };
+  made({ send: (words) => connection.sendCommand(words), destroy });
+  return connection.connect();
 }
 
 /** A connection by Sentinel: to whichever server is the master. */
-function openSentinel(client: Sentinel): Opening {
+async function openSentinel(client: Sentinel, { made }: Events): Promise<unknown> {
   const connection = client.duplicate({
     // What is sent again is sent twice.
     maxCommandRediscovers: 0,
@@ -117,13 +94,9 @@ function openSentinel(client: Sentinel): Opening {
     commandOptions: { timeout: 0 },
   });
   connection.on("error", () => undefined);
-  return {
-    connection: {
-      send: (words) => connection.sendCommand(false, words),
-      destroy: () => {
-        void Promise.resolve(connection.destroy()).catch(() => undefined);
-      },
-    },
-    opened: connection.connect(),
+  const destroy = () => {
+    void Promise.resolve(connection.destroy()).catch(() => undefined);
   };
+  made({ send: (words) => connection.sendCommand(false, words), destroy });
+  return connection.connect();
 }

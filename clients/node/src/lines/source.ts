@@ -18,14 +18,13 @@ export interface Connection {
   destroy(): void;
 }
 
-/** A connection that is being opened. */
-export interface Opening {
-  readonly connection: Connection;
-  readonly opened: Promise<unknown>;
+/** What is told of a connection while it is opened, and later. */
+export interface Events {
+  /** It may be destroyed from now on, and is, at once, if nobody wants it any more. */
+  readonly made: (connection: Connection) => void;
+  /** It is lost. */
+  readonly lost: (reason?: Error) => void;
 }
-
-/** Is told that a connection is lost, and why. */
-export type Lost = (reason?: Error) => void;
 
 export interface Source {
   /** What the application's client puts before keys. */
@@ -34,7 +33,7 @@ export interface Source {
   /** Whether the application has closed its client. */
   isClosed(): boolean;
   /** Opens a connection; to the node that has the slot, on a cluster. */
-  open(slot: number, lost: Lost): Opening;
+  open(slot: number, events: Events): Promise<unknown>;
   /** The name of the node that has a slot of a cluster. Undefined if the application's client does not know any. */
   nodeOf(slot: number): string | undefined;
   /** Sends by the application's client, which follows where a cluster redirects to. */
