@@ -108,7 +108,8 @@ class Carrier {
 class Link {
   #carrier: Carrier | undefined;
   #openedMs = -Infinity;
-  #lost = closed();
+  /** Why the last one ended. */
+  #lost: Error | undefined;
 
   constructor(
     readonly source: Source,
@@ -124,7 +125,7 @@ class Link {
   ask(asked: Asked): void {
     if (this.#carrier === undefined) {
       if (now() < this.#openedMs + PROBE_MS) {
-        asked.reject(this.#lost);
+        asked.reject(this.#lost ?? closed());
         return;
       }
       this.#openedMs = now();
