@@ -10,6 +10,7 @@ module.exports = tseslint.config(
     extends: [tseslint.configs.strictTypeChecked],
     languageOptions: { parserOptions: { project: "./tsconfig.json" } },
     rules: {
+      "@typescript-eslint/no-confusing-void-expression": ["error", { ignoreArrowShorthand: true }],
       // Private members of a library.
       "no-underscore-dangle": "error",
       "@typescript-eslint/no-invalid-void-type": ["error", { allowAsThisParameter: true }],

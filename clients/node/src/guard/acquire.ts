@@ -94,8 +94,8 @@ async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> 
   for (const end = realTime() + ms; ;) {
     const leftMs = Math.ceil(end - realTime());
     if (leftMs <= 0) return;
-    await delay(Math.min(leftMs, LONGEST_TIMER_MS), undefined, { signal }).catch(() => {
-      signal?.throwIfAborted();
-    });
+    await delay(Math.min(leftMs, LONGEST_TIMER_MS), undefined, { signal }).catch(() =>
+      signal?.throwIfAborted(),
+    );
   }
 }

@@ -100,9 +100,7 @@ export class Driver {
   async giveBack(request: Request): Promise<void> {
     const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
     const sent = commands.map((command) => {
-      return new Promise<void>((resolve) => {
-        this.#send(command, resolve);
-      });
+      return new Promise<void>((resolve) => this.#send(command, resolve));
     });
     await Promise.all(sent);
   }
@@ -161,9 +159,7 @@ export class Driver {
     };
     try {
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
-      const reject = (error: Error) => {
-        resolve(this.#failed(words, error));
-      };
+      const reject = (error: Error) => resolve(this.#failed(words, error));
       this.asker.ask({ words, resolve, reject });
     } catch (error) {
       resolve(error);
@@ -216,12 +212,8 @@ export class Driver {
     };
     const { send, ticks } = this.asker;
     ticks.within(send(words)).then(
-      () => {
-        probed(true);
-      },
-      (error: unknown) => {
-        probed(!isAway(error as Error));
-      },
+      () => probed(true),
+      (error: unknown) => probed(!isAway(error as Error)),
     );
   }
 

@@ -45,13 +45,8 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const connections = connectionsOf(asking, ticks);
   const { slotOf } = connections;
   return {
-    ask: (asked) => {
-      connections.ask(asked);
-    },
-    send: (words) =>
-      new Promise((resolve, reject) => {
-        connections.ask({ words, resolve, reject });
-      }),
+    ask: (asked) => connections.ask(asked),
+    send: (words) => new Promise((resolve, reject) => connections.ask({ words, resolve, reject })),
     prefix: connections.source.prefix,
     slotOf,
     nodeOf: (stored) => connections.nodeOf(stored) ?? "",

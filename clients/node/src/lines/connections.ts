@@ -41,9 +41,7 @@ class Carrier {
         this.#connection = connection;
         if (this.#isOver) connection.destroy();
       },
-      lost: (reason = new Error("the connection was lost")) => {
-        this.end(reason);
-      },
+      lost: (reason = new Error("the connection was lost")) => this.end(reason),
     };
     const up = () => {
       this.#isUp = true;
@@ -182,9 +180,7 @@ export class Connections {
     const node = this.nodeOf(key);
     if (node === undefined) {
       this.#placed ??= ticks.within(this.#place(key), false).finally(() => (this.#placed = undefined));
-      const again = () => {
-        this.ask(asked);
-      };
+      const again = () => this.ask(asked);
       this.#placed.then(again, asked.reject);
       return;
     }
@@ -198,10 +194,7 @@ export class Connections {
   }
 
   async #place(key: Key): Promise<void> {
-    do
-      await new Promise<void>((resolve) => {
-        later(POLL_MS, resolve);
-      });
+    do await new Promise<void>((resolve) => later(POLL_MS, resolve));
     while (this.#placed !== undefined && !this.source.isClosed() && this.nodeOf(key) === undefined);
   }
 
@@ -225,9 +218,7 @@ export class Connections {
       reject(error);
     } else if (words.some((word) => typeof word === "string" && /^-\d/.test(word))) {
       // That client may send twice what must go back once.
-      const again = () => {
-        this.ask(asked);
-      };
+      const again = () => this.ask(asked);
       this.ticks.within(this.#learn(words)).then(again, reject);
     } else {
       this.ticks.within(this.source.follow(words)).then(resolve, reject);

@@ -58,14 +58,10 @@ async function open(
   const connection = redis.duplicate({ ...SETTINGS, ...to });
   let reason: Error | undefined;
   connection.on("error", (error: Error) => (reason = error));
-  connection.on("close", () => {
-    lost(reason);
-  });
+  connection.on("close", () => lost(reason));
   // The application's client keeps the process alive, if anything is to.
   connection.on("connect", () => connection.stream.unref());
-  const destroy = () => {
-    connection.disconnect();
-  };
+  const destroy = () => connection.disconnect();
   made({ send: together(connection), destroy });
   return connection.connect().catch((error: unknown) => {
     throw reason ?? error;

@@ -85,11 +85,7 @@ export class Ticks {
         },
       };
       this.begin(waiting);
-      asked
-        .finally(() => {
-          this.end(waiting);
-        })
-        .then(resolve, reject);
+      asked.finally(() => this.end(waiting)).then(resolve, reject);
     });
   }
 }

@@ -70,9 +70,7 @@ export class MemoryLimiter extends Commands {
 
   /** Runs a command as a server would. */
   send(words: Words): Promise<unknown> {
-    return new Promise((resolve) => {
-      resolve(this.#run(words));
-    });
+    return new Promise((resolve) => resolve(this.#run(words)));
   }
 
   #run(words: Words): unknown {

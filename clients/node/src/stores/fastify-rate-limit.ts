@@ -179,11 +179,7 @@ function nameOf({ groupId, routeInfo: { method, url } = {}, max, timeWindow }: C
 
 function tell(hits: Promise<Hits>, callback: Callback): void {
   hits.then(
-    (result) => {
-      callback(null, result);
-    },
-    (error: unknown) => {
-      callback(error as Error);
-    },
+    (result) => callback(null, result),
+    (error: unknown) => callback(error as Error),
   );
 }
