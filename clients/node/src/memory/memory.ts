@@ -1,11 +1,11 @@
 // The module's own limiter in this process, compiled to WebAssembly: it decides and answers as a server does.
 
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
 import { inspect } from "node:util";
+import { brotliDecompressSync } from "node:zlib";
 import { checkedClock, checkedTime, type Clock } from "../commands/clock.js";
 import { Commands, type Key, type Words } from "../commands/commands.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { CODE } from "./code.js";
 
 export interface MemoryOptions {
   /** How many keys it holds; 100,000 if left out. Beyond them the key goes that expires first. */
@@ -44,7 +44,7 @@ export class MemoryLimiter extends Commands {
     const { maxKeys = 100_000, clock } = checkedOptions("a limiter in memory", OPTIONS.memory, options);
     if (!Number.isInteger(maxKeys) || maxKeys < 1 || maxKeys >= 2 ** 31)
       throw new RangeError("maxKeys must be an integer from 1 to 2147483647");
-    compiled ??= new Module(readFileSync(join(__dirname, "../../redis_rl.wasm")));
+    compiled ??= new Module(brotliDecompressSync(Buffer.from(CODE, "base64")));
     this.#exports = new Instance(compiled).exports as Exports;
     const [seed] = crypto.getRandomValues(new BigInt64Array(1));
     this.#exports.start(maxKeys, seed ?? 0n);
