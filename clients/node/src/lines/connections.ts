@@ -66,22 +66,14 @@ class Carrier {
         this.#line.replied("ok");
         asked.resolve(reply);
       },
-      (error: unknown) => {
-        if (!this.#due.delete(asked)) return;
-        this.#failed(asked, error as Error);
-      },
+      (error: unknown) => this.#failed(asked, error as Error),
     );
   }
 
   #failed(asked: Asked, error: Error): void {
-    if (!isReply(error)) {
-      asked.reject(error);
-      this.end(error);
-      return;
-    }
-    const verdict = this.#line.replied(knownError(error)?.means ?? "ok");
-    this.#link.onError(asked, error);
-    if (verdict !== "go on") this.end(error);
+    const isWell = isReply(error) && this.#line.replied(knownError(error)?.means ?? "ok") === "go on";
+    if (!isWell) this.end(error);
+    else if (this.#due.delete(asked)) this.#link.onError(asked, error);
   }
 
   tick(): void {
