@@ -32,7 +32,8 @@ for (const [format, minify] of [
     const folder = mkdtempSync(join(tmpdir(), "redis-rl-bundle-"));
     try {
       const outfile = join(folder, format === "cjs" ? "app.cjs" : "app.mjs");
-      const require = 'import { createRequire } from "node:module"; const require = createRequire(import.meta.url);';
+      const require =
+        'import { createRequire } from "node:module"; const require = createRequire(import.meta.url);';
       await build({
         stdin: { contents: PROGRAM, resolveDir: new URL(".", import.meta.url).pathname },
         ...{ bundle: true, platform: "node", format, minify, outfile, logLevel: "error" },
