@@ -1,6 +1,6 @@
-export { acquire, type AcquireOptions } from "./acquire.js";
-export { clientAddress } from "./address.js";
-export { type Clock, withClock } from "./clock.js";
+export { acquire, type AcquireOptions } from "./guard/acquire.js";
+export { clientAddress } from "./guard/address.js";
+export { type Clock, withClock } from "./commands/clock.js";
 export {
   type Algorithm,
   type AllOptions,
@@ -17,9 +17,9 @@ export {
   type Verdict,
   type WindowInfo,
   type Words,
-} from "./commands.js";
-export { MemoryLimiter, type MemoryOptions } from "./memory.js";
-export { type LeaseOptions, type Leases, leases } from "./leases.js";
-export type { Client } from "./connections.js";
-export { type Asking, type Sender, withTimeout } from "./asker.js";
-export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./quota.js";
+} from "./commands/commands.js";
+export { MemoryLimiter, type MemoryOptions } from "./memory/memory.js";
+export { type LeaseOptions, type Leases, leases } from "./guard/leases.js";
+export type { Client } from "./lines/source.js";
+export { type Asking, type Sender, withTimeout } from "./lines/asker.js";
+export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./commands/quota.js";

@@ -1,7 +1,10 @@
 // Redis away: every wait ends, and afterwards all is as before.
 
 import assert from "node:assert/strict";
-import { afterEach, beforeEach, describe, test } from "node:test";
+import { AsyncLocalStorage } from "node:async_hooks";
+import { afterEach, beforeEach, describe, test, type TestContext } from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { type Asking, rl, withTimeout } from "redis-rl";
@@ -10,6 +13,8 @@ import { type Ask, guarded, stores } from "./asks.js";
 import {
   calls,
   command,
+  Forwarder,
+  opened,
   Server,
   socket,
   tally,
@@ -19,6 +24,8 @@ import {
   libraries,
   PATIENT,
 } from "./harness.js";
+
+const open = opened();
 
 const AT_ONCE = 100;
 /** For requests that nothing will answer. */
@@ -181,17 +188,131 @@ test("a client's own timeout, which is this process's time, does not end the wai
   }
 });
 
-test("warnings: one at once, then one a second that tells how many", async (t) => {
+/** What a guard tells of Redis, on the console and by its hook, while `act` runs. */
+async function told(
+  t: TestContext,
+  client: Asking,
+  options: GuardOptions<Request>,
+  act: (ask: Ask) => Promise<void>,
+) {
+  const lines: string[] = [];
+  t.mock.method(console, "warn", (line: string) => lines.push(line));
+  const hooked: (Error | undefined)[] = [];
+  const onOutage = (error: Error | undefined) => hooked.push(error);
+  const asks = [{}, { onOutage }].map((hooks) => guarded(client, "key", { ...options, ...hooks }));
+  await act(async () => (await Promise.all(asks.map((ask) => ask())))[0] as number);
+  return { lines, hooked: hooked.map((error) => error?.message) };
+}
+
+for (const [name, connect] of Object.entries(libraries)) {
+  test(`${name}: after a failover behind one address, whose old master stays, decisions are back within two seconds`, async (t) => {
+    const [old, next] = [await Server.start(), await Server.start()];
+    const address = await Forwarder.start(old);
+    const { client, ping, stop } = connect(address.url);
+    open.push(
+      stop,
+      address.stop,
+      () => old.stop(),
+      () => next.stop(),
+    );
+    await ping();
+    await command(next, "REPLICAOF", "127.0.0.1", String(old.port));
+    const { lines, hooked } = await told(t, client, { fail: "closed" }, async (ask) => {
+      assert.equal(await ask(), 200);
+      await command(next, "REPLICAOF", "NO", "ONE");
+      await command(old, "REPLICAOF", "127.0.0.1", String(next.port));
+      address.to = next.port;
+      const start = performance.now();
+      assert.equal(await ask(), 503);
+      await waitFor("a decision", async () => (await ask()) !== 503);
+      assert.ok(performance.now() - start < 2000, String(performance.now() - start));
+      for (let i = 0; i < 20; i++) assert.notEqual(await ask(), 503);
+    });
+    const [begun = "", ended] = lines;
+    assert.match(
+      begun,
+      /^Redis is away, requests are answered by 503: this server is a replica: .*\(READONLY /,
+    );
+    assert.deepEqual([ended, lines.length], ["Redis decides on rate limits again", 2]);
+    assert.deepEqual([hooked.length, hooked[1]], [2, undefined]);
+  });
+
+  const states: [string, RegExp, begin: (server: Server) => Promise<unknown>, end?: string[]][] = [
+    ["a server without the module", /: the server has not loaded the redis-rl module/, async () => {}],
+    [
+      "a right that is missing",
+      /: the user lacks a right .*NOPERM.*rl\.log/i,
+      (server) => command(server, "ACL", "SETUSER", "default", "-rl.log"),
+      ["ACL", "SETUSER", "default", "+rl.log"],
+    ],
+    [
+      "memory that is full",
+      /: the server has reached maxmemory/,
+      (server) => command(server, "CONFIG", "SET", "maxmemory", "1"),
+      ["CONFIG", "SET", "maxmemory", "0"],
+    ],
+    [
+      "replicas that are missing",
+      /: the server has fewer replicas/,
+      (server) => command(server, "CONFIG", "SET", "min-replicas-to-write", "1"),
+      ["CONFIG", "SET", "min-replicas-to-write", "0"],
+    ],
+  ];
+  for (const [state, log, begin, end] of states)
+    test(`${name}: ${state} is told once, with what to do, and once when it is over`, async (t) => {
+      const server = await (end === undefined ? Server.startWithoutModule() : Server.start());
+      const { client, ping, stop } = connect(server.url);
+      open.push(stop, () => server.stop());
+      await ping();
+      const { lines, hooked } = await told(t, client, { fail: "local", ...PATIENT }, async (ask) => {
+        await begin(server);
+        for (let i = 0; i < 5; i++) assert.equal(await ask(), 200);
+        if (end === undefined) return;
+        await command(server, ...end);
+        await waitFor("the end", async () => (await ask()) && (await command(server, "DBSIZE")) === 1);
+      });
+      assert.match(lines[0] ?? "", /^Redis is away, limits are local/);
+      assert.match(lines[0] ?? "", log);
+      assert.deepEqual(lines.slice(1), end === undefined ? [] : ["Redis decides on rate limits again"]);
+      assert.equal(hooked.length, lines.length);
+    });
+
+  test(`${name}: connections, timers and what is remembered keep no context of a request`, async () => {
+    const server = await Server.start();
+    const { client, stop } = connect(server.url);
+    open.push(stop, () => server.stop());
+    const ask = guarded(client, "key", PATIENT, 10);
+    const storage = new AsyncLocalStorage<object>();
+    const contexts = await Promise.all(
+      [1, 2, 3].map(async () => {
+        const context = {};
+        await storage.run(context, ask);
+        return new WeakRef(context);
+      }),
+    );
+    setFlagsFromString("--expose-gc");
+    const collect = runInNewContext("gc") as () => void;
+    await waitFor("the contexts to go", async () => {
+      collect();
+      await ask();
+      return contexts.every((context) => context.deref() === undefined);
+    });
+  });
+}
+
+test("warnings of errors: one at once, then one a second that tells how many", async (t) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const warned = t.mock.method(console, "warn", () => {});
-  const away = { send: () => Promise.reject(new Error("it is away")) };
+  const away = { send: () => Promise.reject(new Error("WRONGTYPE of another kind")) };
   const ask = express(away, { onError: undefined });
   const told = () => {
     const texts = warned.mock.calls.map((call) => call.arguments.join(" "));
     warned.mock.resetCalls();
     return texts;
   };
-  const text = (requests: number) => [`cannot ask for the rate limit: it is away (requests: ${requests})`];
+  const text = (requests: number) => [
+    `cannot ask for the rate limit: WRONGTYPE of another kind (requests: ${requests})`,
+  ];
   await times(50, ask);
   assert.deepEqual(told(), text(1));
   // Those of another middleware count too.

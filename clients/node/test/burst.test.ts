@@ -111,6 +111,13 @@ describe("bursts", () => {
           await burst(await connect(warm), [20, 200], all, { asking: () => work(WORK_MS) });
         });
 
+        test("10,000 at once beside 300 ms of work, by a guard as it is made", async () => {
+          const ask = guarded(await connect(warm), `burst:${keys++}`, { fail: "closed" });
+          const asked = Array.from({ length: 10_000 }, ask);
+          work(300);
+          assert.deepEqual(tally(await Promise.all(asked)), { 200: LIMIT, 429: 10_000 - LIMIT });
+        });
+
         test("10,000 at once, served by handlers that take longer than the timeout", async () => {
           const each = () => work(WORK_MS / 10_000);
           await burst(await connect(warm), [10_000], all.slice(0, 1), { each });

@@ -1,7 +1,9 @@
 // What node-redis and ioredis bring: keys of any bytes, prefixes, transactions, clusters, large figures.
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { after, before, beforeEach, describe, test } from "node:test";
+import { promisify } from "node:util";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
 import { MAX_LIMIT, type RateLimiter, rl } from "redis-rl";
@@ -195,6 +197,28 @@ describe("a cluster", () => {
     assert.equal(await redirected((key) => severalKeys(limiter, key)), 0);
     assert.notEqual(await redirected((key) => cluster.call("RL.LOG", key, "5", "1h")), 0);
   });
+
+  for (const [name, code] of Object.entries({
+    "node-redis": `import { createCluster } from "redis";
+      const client = createCluster({ rootNodes: PORTS.map((port) => ({ socket: { port } })) });
+      await client.connect();
+      const close = () => client.destroy();`,
+    ioredis: `import { Cluster } from "ioredis";
+      const client = new Cluster(PORTS.map((port) => ({ host: "127.0.0.1", port })));
+      const close = () => client.disconnect();`,
+  }))
+    test(`${name}: a process ends once it has closed its client`, async () => {
+      const ports = JSON.stringify(servers.map(({ port }) => port));
+      const asking = `import { Guard } from "redis-rl/express";
+        const guard = new Guard(client, "5/h", { key: ({ key }) => key, timeoutMs: 30_000 });
+        const asked = ["a", "b", "c"].map((key) => guard.take({ key: "${name}" + key }));
+        for (const { fields } of await Promise.all(asked)) console.log(fields.RateLimit);
+        close();`;
+      const words = ["--input-type=module", "-e", `const PORTS = ${ports};${code}${asking}`];
+      const cwd = new URL(".", import.meta.url).pathname;
+      const { stdout } = await promisify(execFile)("node", words, { cwd, timeout: 30_000 });
+      assert.equal(stdout, '"requests-1h";r=4;t=3600\n'.repeat(3));
+    });
 
   test("keys of several slots are refused", async () => {
     const rootNodes = servers.map(({ url }) => ({ url }));

@@ -622,6 +622,7 @@ describe("express", () => {
     const guard = new Guard(sender, policy, { ...PATIENT, onError: () => {} });
     app.get("/", guard.middleware, async (request, response) => {
       away = false;
+      await waitFor("Redis", async () => (await guard.take({} as never, undefined, 0)).fields.RateLimit);
       await guard.settle(request, { requests: 7 });
       response.send("done");
     });

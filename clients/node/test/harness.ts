@@ -265,7 +265,8 @@ export class Forwarder {
   held: (() => void)[] | undefined;
 
   private constructor(
-    readonly to: number,
+    /** Where connections that begin now lead. */
+    public to: number,
     readonly port: number,
     readonly stop: () => void,
   ) {}

@@ -5,16 +5,25 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { type Algorithm, MAX_LIMIT, type Quota, type Verdict } from "redis-rl";
 import { type Figures, verdictOf } from "./harness.js";
+import type * as commands from "./node_modules/redis-rl/dist/keys/command.js";
 import type * as keys from "./node_modules/redis-rl/dist/keys/keys.js";
 import type * as requests from "./node_modules/redis-rl/dist/keys/request.js";
-import type * as slots from "./node_modules/redis-rl/dist/slot.js";
+import type * as ruled from "./node_modules/redis-rl/dist/keys/rules.js";
+import type * as aways from "./node_modules/redis-rl/dist/lines/away.js";
+import type * as failures from "./node_modules/redis-rl/dist/lines/errors.js";
+import type * as lines from "./node_modules/redis-rl/dist/lines/line.js";
+import type * as slots from "./node_modules/redis-rl/dist/lines/slot.js";
 
 // Not exported, so by their paths.
 const load = (name: string) =>
   import(new URL(`../node_modules/redis-rl/dist/${name}.js`, import.meta.url).href);
 const { Keys } = (await load("keys/keys")) as typeof keys;
-const { Request, Rules, tightest } = (await load("keys/request")) as typeof requests;
-const { slotOf } = (await load("slot")) as typeof slots;
+const { Request } = (await load("keys/request")) as typeof requests;
+const { Rules, tightest } = (await load("keys/rules")) as typeof ruled;
+const { Away } = (await load("lines/away")) as typeof aways;
+const { ERRORS, isReply, knownError } = (await load("lines/errors")) as typeof failures;
+const { Line } = (await load("lines/line")) as typeof lines;
+const { slotOf } = (await load("lines/slot")) as typeof slots;
 
 interface Policy {
   algorithm: Algorithm;
@@ -49,11 +58,19 @@ interface Settings {
   cluster: boolean;
 }
 
-const table = JSON.parse(readFileSync(process.env.LOCAL ?? "../../local.json", "utf8")) as {
-  settings: Settings;
-  policy: Policy;
-  cases: Case[];
-};
+/** A table that all clients share. */
+const shared = (name: string): unknown =>
+  JSON.parse(readFileSync(process.env[name.toUpperCase()] ?? `../../${name}.json`, "utf8"));
+
+const table = shared("local") as { settings: Settings; policy: Policy; cases: Case[] };
+
+/** Random histories, and what follows from each of their events. */
+const histories = shared("histories") as {
+  keys?: Omit<Case, "name">;
+  line?: (["up" | "sent" | "tick" | "closed"] | ["replied", failures.Means | "ok"])[];
+  away?: (["failed" | "ask", at: number] | ["probed", at: number, answered: boolean])[];
+  verdicts: string[];
+}[];
 
 const spelled = (words: string) => words.replace(/ COST 1(?= |$)/, "");
 
@@ -67,13 +84,13 @@ const figuresOf = ({ limited, limit, remaining, retryAfterMs, resetAfterMs }: Ve
 
 /** A process that is told what happens, and what it sent and answered. */
 class Process {
-  readonly #case: Case;
+  readonly #case: Omit<Case, "name">;
   readonly #keys: keys.Keys;
   readonly #requests = new Map<string, requests.Request>();
   readonly #names = new Map<requests.Request, string>();
-  readonly #sent: requests.Command[] = [];
+  readonly #sent: commands.Command[] = [];
 
-  constructor(of: Case) {
+  constructor(of: Omit<Case, "name">) {
     const { remember_ms, max_keys, cluster } = { ...table.settings, ...of.settings };
     this.#case = of;
     this.#keys = new Keys({
@@ -83,13 +100,13 @@ class Process {
     });
   }
 
-  #share({ key, cost = 1, policy }: Event["shares"][number]): requests.Share {
+  #share({ key, cost = 1, policy }: Event["shares"][number]): ruled.Share {
     const own = policy === undefined ? this.#case.policy : this.#case.policies?.[policy];
     const { algorithm, limits, units, for_ms } = { ...table.policy, ...own };
     return { key, cost, rules: new Rules(algorithm, limits, for_ms, units) };
   }
 
-  #step({ at, event, name, shares, used, to, reply }: Event): requests.Step {
+  #step({ at, event, name, shares, used, to, reply }: Event): commands.Step {
     const request = () => this.#requests.get(name) as requests.Request;
     switch (event) {
       case "take": {
@@ -101,7 +118,7 @@ class Process {
       case "reply":
       case "error": {
         const i = this.#sent.findIndex((command) => command.words().join(" ") === spelled(to));
-        const [command] = this.#sent.splice(i, 1) as [requests.Command];
+        const [command] = this.#sent.splice(i, 1) as [commands.Command];
         return this.#keys.reply(at, command, event === "error" ? new Error("lost") : command.read(reply));
       }
       case "settle":
@@ -139,17 +156,44 @@ class Process {
   }
 }
 
+function replay(of: Omit<Case, "name">): void {
+  const process = new Process(of);
+  for (const event of of.steps) {
+    const expected = { sends: (event.sends ?? []).map(spelled), answers: event.answers ?? {} };
+    assert.deepEqual(process.happens(event), expected, JSON.stringify(event));
+  }
+}
+
 for (const of of table.cases) {
   // The clients misread larger figures, so nothing names them.
   const isTooLarge = of.policy?.limits?.some(([limit]) => limit > MAX_LIMIT);
-  test(of.name, { skip: isTooLarge ?? false }, () => {
-    const process = new Process(of);
-    for (const event of of.steps) {
-      const expected = { sends: (event.sends ?? []).map(spelled), answers: event.answers ?? {} };
-      assert.deepEqual(process.happens(event), expected, JSON.stringify(event));
-    }
-  });
+  test(of.name, { skip: isTooLarge ?? false }, () => replay(of));
 }
+
+test("random histories of keys, lines and servers that are away lead to what they lead to in Rust", () => {
+  for (const { keys, line: lived = [], away: past = [], verdicts } of histories) {
+    if (keys !== undefined) replay(keys);
+    const [line, away] = [new Line(), new Away()];
+    const told = [
+      ...lived.map((event) => (event[0] === "replied" ? line.replied(event[1]) : line[event[0]]())),
+      ...past.map((event) =>
+        event[0] === "probed" ? away.probed(event[1], event[2]) : away[event[0]](event[1]),
+      ),
+    ];
+    assert.deepEqual(told, verdicts ?? []);
+  }
+  assert.ok(histories.length >= 500);
+});
+
+test("what error replies say about a server is the same in all clients", () => {
+  assert.deepEqual(ERRORS, shared("errors"));
+  for (const reply of ["ERR syntax error", "WRONGTYPE key is counted by RL.LOG"]) {
+    assert.equal(isReply(new Error(reply)), true);
+    assert.equal(knownError(new Error(reply)), undefined);
+  }
+  for (const text of ["read ECONNRESET", "Socket closed unexpectedly", "no answer within 100 ms"])
+    assert.equal(isReply(new Error(text)), false);
+});
 
 test("the table is whole", () => assert.ok(table.cases.length >= 60));
 

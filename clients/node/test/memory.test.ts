@@ -56,7 +56,7 @@ describe("a limiter in memory", () => {
   test("options that make no sense are errors in the words of the package, when the thing is made", async () => {
     const guard = (options: unknown) => new Guard(memory, "5/h", options as GuardOptions<Request>);
     const policy = (policy: unknown) => new Guard(memory, [policy as string]);
-    const functions = ["key", "clock", "onDecision", "onError", "onLimited", "onLocal", "onAway"];
+    const functions = ["key", "clock", "onDecision", "onError", "onLimited", "onOutage", "onAway"];
     const wrong: [() => unknown, RegExp][] = [
       ...functions.map((name): [() => unknown, RegExp] => [
         () => guard({ [name]: 5 }),
@@ -119,7 +119,7 @@ describe("a limiter in memory", () => {
       const tell = (...what: unknown[]) => void told.push(what);
       const hooks = {
         onError: tell,
-        onLocal: tell,
+        onOutage: tell,
         ...(fail ? { fail } : { onAway: tell as () => undefined }),
       };
       let time: unknown;
@@ -250,7 +250,7 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
             fail: "local",
             timeoutMs: 100,
             key: () => "key",
-            onLocal: (error) => told.push(error),
+            onOutage: (error) => told.push(error),
           };
           const guard = new Guard(client, "20/d", options);
           const take = async (count: number) => {
@@ -307,7 +307,7 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
         fail: "local",
         timeoutMs: 100,
         key: ({ slot }) => slot,
-        onLocal: (error) => told.push(error),
+        onOutage: (error) => told.push(error),
         onError: (error) => errors.push(error),
       });
       const take = async (slot: string, count: number) => {
@@ -357,7 +357,9 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
     assert.match((await guard.take(request)).fields.RateLimit ?? "", /r=90;/);
     await guard.settle(request, { tokens: 3 });
     assert.match((await guard.take({} as Request)).fields.RateLimit ?? "", /r=87;/);
-    assert.deepEqual(warned, ["limits are local, as Redis is away: connect ECONNREFUSED 127.0.0.1:1"]);
+    assert.deepEqual(warned, [
+      "Redis is away, limits are local, each process's own: connect ECONNREFUSED 127.0.0.1:1",
+    ]);
     await guard.close();
   });
 });

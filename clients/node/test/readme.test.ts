@@ -88,7 +88,7 @@ for (const [i, { page, code: shownCode, shown }] of examples.entries()) {
     } else if (code.includes("node:test")) {
       await promisify(execFile)("node", ["--test", moduleOf(code, String(i))], {
         timeout: 300_000,
-        env: { ...process.env, NODE_TEST_CONTEXT: undefined, REDIS_RL_MODULE: process.env.MODULE },
+        env: { ...process.env, NODE_TEST_CONTEXT: undefined },
       });
     } else {
       const { stdout } = await promisify(execFile)("node", [moduleOf(code, String(i))], {

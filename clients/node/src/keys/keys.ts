@@ -2,20 +2,13 @@
 // send and what to answer. The rules are those of clients/README.md, the cases those of clients/local.json.
 
 import { isUtf8 } from "node:buffer";
-import type { Decision, Key as Name, Verdict } from "../commands.js";
-import { Recent } from "../recent.js";
-import { Key, Lease, Refusal } from "./key.js";
-import {
-  Command,
-  MAX_COST,
-  type Noted,
-  refuses,
-  type Request,
-  type Rules,
-  type Share,
-  Step,
-  tightest,
-} from "./request.js";
+import type { Decision, Key as Name, Verdict } from "../commands/commands.js";
+import { Recent } from "../commands/recent.js";
+import { Command, Step } from "./command.js";
+import { Key } from "./key.js";
+import { Lease, Refusal } from "./lease.js";
+import type { Noted, Request } from "./request.js";
+import { MAX_COST, refuses, type Rules, type Share, tightest } from "./rules.js";
 
 const MAX_KEYS = 10_000;
 const LONGEST_BYTES = 256;
@@ -106,7 +99,7 @@ export class Keys {
     if (key.serves(nowMs, cost)) {
       key.asked += cost;
       this.#serve(nowMs, key, request, index);
-    } else if (key.inFlight !== undefined) {
+    } else if (key.inFlight) {
       key.asked += cost;
       key.waiting.push([request, index]);
     } else {
@@ -130,7 +123,7 @@ export class Keys {
     const share = request.shares[index] as Share;
     const most = Math.min(size, MAX_COST - share.cost);
     const command = new Command([share], request, [index], { key: size > 0 ? key : undefined, size: most });
-    if (size > 0) key.inFlight = command;
+    if (size > 0) key.inFlight = true;
     step.commands.push(command);
   }
 
@@ -143,7 +136,7 @@ export class Keys {
       this.#noteSettled(nowMs, request, command, reply, step);
       return step;
     }
-    if (key !== undefined) key.inFlight = undefined;
+    if (key !== undefined) key.inFlight = false;
     if (reply instanceof Error) {
       this.#fail(nowMs, command, request, reply, step);
     } else if (command.size > 0 && key !== undefined) {
@@ -216,8 +209,8 @@ export class Keys {
       this.#answerIfWhole(nowMs, request, step);
     } else {
       this.#endLease(key, step);
-      key.inFlight = new Command([share], request, [index], { key });
-      step.commands.push(key.inFlight);
+      key.inFlight = true;
+      step.commands.push(new Command([share], request, [index], { key }));
     }
     this.#serveWaiting(nowMs, key, refusal, step);
     if (key.lease !== lease) return;
@@ -251,7 +244,7 @@ export class Keys {
       }
       this.#answerIfWhole(nowMs, request, step);
     }
-    if (key.inFlight !== undefined) return;
+    if (key.inFlight) return;
     const [first, ...others] = key.waiting;
     if (first === undefined) return;
     key.waiting = others;

@@ -1,0 +1,75 @@
+// What options there are, and what each of them is.
+
+import { inspect } from "node:util";
+
+interface Check {
+  readonly what: string;
+  readonly is: (value: unknown) => boolean;
+}
+
+const typed = (type: string, what: string): Check => ({ what, is: (value) => typeof value === type });
+const TEXT = typed("string", "text");
+const FLAG = typed("boolean", "true or false");
+const FUNCTION = typed("function", "a function");
+const KEY = typed("function", "a function of the request");
+const CLOCK = typed("function", "a function that returns Unix milliseconds");
+/** Where it is used, its value is checked. */
+const OWN: Check = { what: "", is: () => true };
+
+const asking = { timeoutMs: OWN, remember: OWN, clock: CLOCK };
+const hooks = {
+  onDecision: FUNCTION,
+  onError: FUNCTION,
+  onLimited: FUNCTION,
+  onOutage: FUNCTION,
+  onAway: FUNCTION,
+};
+const fails = ["open", "closed", "local"];
+const fail: Check = { what: "open, closed or local", is: (value) => fails.includes(value as string) };
+const guard = { key: KEY, fail, ...asking, prefix: TEXT, ...hooks };
+const store = { prefix: TEXT, ...asking };
+
+export const OPTIONS = {
+  guard,
+  fetchGuard: { ...guard, route: KEY },
+  policy: {
+    quotas: OWN,
+    name: TEXT,
+    unit: TEXT,
+    algorithm: OWN,
+    key: {
+      what: "text or a function of the request",
+      is: (value: unknown) => TEXT.is(value) || KEY.is(value),
+    },
+    cost: OWN,
+    lease: OWN,
+    dryRun: FLAG,
+  },
+  memory: { maxKeys: OWN, clock: CLOCK },
+  leases: { quotas: OWN, algorithm: OWN, units: OWN, for: OWN, ...asking },
+  acquire: { cost: OWN, timeoutMs: OWN, signal: OWN, clock: CLOCK, sleep: FUNCTION },
+  store,
+  expressStore: { ...store, algorithm: OWN, countRefused: FLAG, lease: OWN },
+  limiter: { clock: CLOCK },
+  take: { cost: OWN },
+  command: { cost: OWN, force: FLAG, partial: FLAG, at: OWN },
+};
+
+/** Options, if they are such. One that is undefined is left out. */
+export function checkedOptions<T extends object>(
+  whose: string,
+  checks: Readonly<Record<keyof NoInfer<T>, Check>>,
+  options: T,
+): T {
+  if (typeof options !== "object" || (options as unknown) === null || Array.isArray(options))
+    throw new TypeError(`the options of ${whose} are an object, and not ${inspect(options)}`);
+  for (const name of Object.keys(options)) {
+    if (!Object.hasOwn(checks, name))
+      throw new TypeError(`${whose} has no ${name}: there are ${Object.keys(checks).join(", ")}`);
+    const value = options[name as keyof T];
+    const { is, what } = checks[name as keyof T];
+    if (value !== undefined && !is(value))
+      throw new TypeError(`${name} is ${what}, and not ${inspect(value)}`);
+  }
+  return options;
+}

@@ -1,0 +1,68 @@
+// A guard for Express, and for whatever else calls `(request, response, next)`.
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { AnyGuard, type Fields } from "../guard/guard.js";
+import { isGone, routeName, send, setFields } from "./node-http.js";
+import type { PolicySet } from "../guard/policy.js";
+
+export type * from "../guard/guard-types.js";
+
+/** What Express adds to a request, as far as it matters here. */
+export type Request = IncomingMessage & {
+  ip?: string | undefined;
+  baseUrl?: string;
+  route?: unknown;
+  res?: ServerResponse | undefined;
+};
+
+export type Handler<R extends Request = Request> = (
+  request: R,
+  response: ServerResponse,
+  next: (error?: unknown) => void,
+) => void;
+
+/** Limits the requests of an application. */
+export class Guard<R extends Request = Request> extends AnyGuard<R, ServerResponse, Handler<R>> {
+  protected override handler(policies: PolicySet<R>): Handler<R> {
+    return (request, response, next) => {
+      this.decide(request, response, policies).then((answer) => {
+        if (answer.allowed) {
+          next();
+          return;
+        }
+        try {
+          send(response, answer);
+        } catch (error) {
+          // What a hook says cannot be sent.
+          next(error);
+        }
+      }, next);
+    };
+  }
+
+  protected override addressOf(request: R): string | undefined {
+    return request.ip ?? request.socket.remoteAddress;
+  }
+
+  protected override routeOf({ baseUrl, route }: R): string | undefined {
+    // How a router was mounted Express does not tell: this is as the client spells it, parameters and all.
+    if (route === undefined || baseUrl !== "") return undefined;
+    const { path, methods } = route as { path: unknown; methods: object };
+    return routeName(
+      Object.keys(methods).map((method) => method.toUpperCase()),
+      path,
+    );
+  }
+
+  protected override isGone(_: R, response: ServerResponse | undefined): boolean {
+    return response !== undefined && isGone(response);
+  }
+
+  protected override tell(response: ServerResponse, fields: Fields): void {
+    setFields(response, fields);
+  }
+
+  protected override responseOf(request: R): ServerResponse | undefined {
+    return request.res;
+  }
+}

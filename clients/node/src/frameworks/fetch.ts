@@ -1,0 +1,90 @@
+// A guard for whatever has the `Request` and `Response` of the Fetch API: Hono, Next.js, frameworks of the edge.
+
+import type { Asking } from "../lines/asker.js";
+import {
+  AnyGuard,
+  type Answer,
+  type Choose,
+  type Fields,
+  type GuardOptions,
+  type Policies,
+} from "../guard/guard.js";
+import { textOf } from "../guard/fields.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import type { KeyOf, PolicySet } from "../guard/policy.js";
+
+export type * from "../guard/guard-types.js";
+
+/** A context of Hono, as far as it matters here. */
+export interface Context {
+  readonly req: { readonly raw: Request };
+  res: Response;
+}
+
+export type Middleware<R> = R extends Context
+  ? (context: R, next: () => Promise<void>) => Promise<Response | undefined>
+  : (request: R, next: () => Response | PromiseLike<Response>) => Promise<Response>;
+
+export interface Options<R> extends GuardOptions<R> {
+  /** Whose quotas they are, of policies without a key of their own. A `Request` does not tell its client's address. */
+  key: KeyOf<R>;
+  /** The method and the pattern of a route, such as `GET /search`: names limits of routes that have no name. */
+  route?: ((request: R) => string) | undefined;
+}
+
+/** Limits requests, or the contexts of Hono. */
+export class Guard<R extends Request | Context = Request> extends AnyGuard<R, undefined, Middleware<R>> {
+  readonly #route: Options<R>["route"];
+
+  constructor(client: Asking, policies: Policies<R> | Choose<R>, options: Options<R>) {
+    if (typeof (options as Partial<Options<R>> | undefined)?.key !== "function")
+      throw new TypeError("key is a function of the request: a Request does not tell its client's address");
+    const { route, ...others } = checkedOptions("a guard", OPTIONS.fetchGuard, options);
+    super(client, policies, others);
+    this.#route = route;
+  }
+
+  protected override handler(policies: PolicySet<R>): Middleware<R> {
+    const middleware = async (request: R, next: () => unknown): Promise<Response | undefined> => {
+      const answer = await this.decide(request, undefined, policies);
+      if (!answer.allowed) return responseOf(answer);
+      const response = (await next()) as Response | undefined;
+      const fields = this.standing(request);
+      if (!("res" in request)) return withFields(response as Response, fields);
+      request.res = withFields(request.res, fields);
+      return undefined;
+    };
+    return middleware as Middleware<R>;
+  }
+
+  protected override addressOf(): undefined {
+    return undefined;
+  }
+
+  protected override routeOf(request: R): string | undefined {
+    return this.#route?.(request).replace(/^HEAD /, "GET ");
+  }
+
+  protected override isGone(request: Request | Context): boolean {
+    return ("req" in request ? request.req.raw : request).signal.aborted;
+  }
+
+  protected override tell(): void {
+    // There is no response before the handler has answered.
+  }
+}
+
+/** The response to a request that is not allowed. */
+export function responseOf({ status, fields, body }: Answer): Response {
+  return new Response(textOf(body), { status, headers: fields });
+}
+
+function withFields(response: Response, fields: Fields): Response {
+  try {
+    for (const name in fields) response.headers.set(name, fields[name] as string);
+    return response;
+  } catch {
+    // Those of a redirection, or of an answer of another server, cannot be set.
+    return withFields(new Response(response.body, response), fields);
+  }
+}

@@ -1,0 +1,101 @@
+// Waits for a limit.
+
+import { setTimeout as delay } from "node:timers/promises";
+import { askerOf, type Asking } from "../lines/asker.js";
+import { checkedClock, type Clock } from "../commands/clock.js";
+import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "../commands/commands.js";
+import { Driver } from "./driver.js";
+import { type Answer, Request } from "../keys/request.js";
+import { Rules } from "../keys/rules.js";
+import { verdictOf } from "./leases.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { checkedQuotas, MAX_LIMIT, type Quotas } from "../commands/quota.js";
+import { now as realTime } from "../lines/ticks.js";
+import { LONGEST_TIMER_MS } from "../lines/ticks.js";
+
+export interface AcquireOptions {
+  /** Units of the request; 1 if left out. */
+  cost?: number | undefined;
+  /**
+   * How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. That Redis does
+   * not answer is an error after a second.
+   */
+  timeoutMs?: number | undefined;
+  /** Ends the wait. Nothing stays taken. */
+  signal?: AbortSignal | undefined;
+  /** The time, in Unix milliseconds; the server's if left out. */
+  clock?: Clock | undefined;
+  /** Waits instead of a timer: for a test, which moves its clock here. */
+  sleep?: ((ms: number) => Promise<unknown>) | undefined;
+}
+
+/** Redis is away if it does not answer. */
+const TIMEOUT_MS = 1000;
+
+/**
+ * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
+ * refusal, at once, if that is longer than what is left of the timeout, or if no wait helps. Those who wait have no
+ * order.
+ */
+export async function acquire(
+  client: Asking,
+  algorithm: Algorithm,
+  key: Key,
+  quotas: Quotas,
+  options: AcquireOptions = {},
+): Promise<Verdict> {
+  const {
+    cost = 1,
+    timeoutMs = Infinity,
+    signal,
+    clock,
+  } = checkedOptions("acquire", OPTIONS.acquire, options);
+  const { sleep = (ms: number) => wait(ms, signal) } = options;
+  if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
+    throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
+  }
+  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
+    throw new RangeError("timeoutMs must be a number from 0");
+  }
+  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
+  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock);
+  const now = clock === undefined ? realTime : checkedClock(clock);
+  const endMs = now() + timeoutMs;
+  for (;;) {
+    signal?.throwIfAborted();
+    const verdict = verdictOf(await decide(driver, new Request([{ key, rules, cost }]), signal), cost);
+    const { allowed, retryAfterMs } = verdict;
+    if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
+    await sleep(retryAfterMs);
+  }
+}
+
+/** If it is aborted meanwhile, what the command takes goes back. */
+function decide(driver: Driver, request: Request, signal: AbortSignal | undefined): Promise<Answer> {
+  return new Promise((resolve, reject) => {
+    const abort = () => {
+      reject(signal?.reason as Error);
+      void driver.giveBack(request);
+    };
+    signal?.addEventListener("abort", abort);
+    // In the turn in which the answer becomes the caller's: it cannot go back any more.
+    const settled =
+      <T>(settle: (value: T) => void) =>
+      (value: T) => {
+        signal?.removeEventListener("abort", abort);
+        settle(value);
+      };
+    driver.decide(request).then(settled(resolve), settled(reject));
+  });
+}
+
+async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {
+  // A timer may be early by a part of a millisecond.
+  for (const end = realTime() + ms; ;) {
+    const leftMs = Math.ceil(end - realTime());
+    if (leftMs <= 0) return;
+    await delay(Math.min(leftMs, LONGEST_TIMER_MS), undefined, { signal }).catch(() =>
+      signal?.throwIfAborted(),
+    );
+  }
+}

@@ -1,0 +1,275 @@
+// Policies: what a guard limits, and what that comes to for one request.
+
+import { inspect } from "node:util";
+import { clientAddress } from "./address.js";
+import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
+import { type Item, itemsOf } from "./fields.js";
+import { Rules, type Share } from "../keys/rules.js";
+import { LEASE_MS, wholeUnits } from "./leases.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { checkedQuotas, type Quota, type Quotas } from "../commands/quota.js";
+import { Recent } from "../commands/recent.js";
+
+/** More rows the server refuses, which would be read as Redis being away. */
+const MAX_ROWS = 64;
+
+export type MaybePromise<T> = T | PromiseLike<T>;
+
+/** Whose quotas they are. Undefined or null: the request is not limited. */
+export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
+
+/** What a client may take. */
+export interface Policy<R = unknown> {
+  /** All must allow the request, or nothing is counted in any. */
+  quotas: Quotas;
+  /**
+   * Names the items of the header fields, as `requests-10s`, and begins the stored key. If left out: `requests`; of a
+   * route its method and path, as `GET /search`.
+   */
+  name?: string | undefined;
+  /** What is counted, if not requests. */
+  unit?: string | undefined;
+  /** `log` if left out, which never allows more than a limit in any span of its window. */
+  algorithm?: Algorithm | undefined;
+  /** What follows the name in the stored key, `name:key`: text is one quota for all. The guard's key if left out. */
+  key?: KeyOf<R> | string | undefined;
+  /** Units that a request takes; 1 if left out, 0 takes nothing. */
+  cost?: number | ((request: R) => MaybePromise<number>) | undefined;
+  /**
+   * How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. Limits of one
+   * policy must differ then, and `RateLimit` tells of the tightest alone.
+   */
+  lease?: number | undefined;
+  /** Decides and counts, and refuses nothing: hooks are told what it would. */
+  dryRun?: boolean | undefined;
+}
+
+/** Text is the quotas of a policy. */
+export type Policies<R = unknown> = string | Policy<R> | readonly (string | Policy<R>)[];
+
+/** Chooses among policies that were made before. Undefined or null: the request is not limited. */
+export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
+
+/** A policy as it applies to a request. */
+export interface AppliedPolicy {
+  readonly name: string;
+  readonly quotas: readonly Quota[];
+  /** The stored key. */
+  readonly key: string;
+  readonly cost: number;
+  readonly dryRun: boolean;
+  /** How each of its quotas stands; of leased units, the tightest. Undefined if Redis was away. */
+  readonly verdicts: readonly Verdict[] | undefined;
+}
+
+/** What a request asks for by a policy. */
+export interface PolicyShare extends Share {
+  readonly key: string;
+  readonly policy: { readonly name: string; readonly items: readonly Item[]; readonly dryRun: boolean };
+  /** Whom the policy counts, if it tells requests apart. */
+  readonly who: string | undefined;
+}
+
+/** A policy that was checked. */
+class CheckedPolicy<R> {
+  readonly name: string;
+  readonly items: readonly Item[];
+  readonly dryRun: boolean;
+  readonly quotas: readonly Quota[];
+  readonly #rules: Rules;
+  readonly #key: KeyOf<R> | string | undefined;
+  readonly #cost: number | ((request: R) => MaybePromise<number>);
+  readonly #begin: string;
+
+  constructor(policy: Policy<R>, unnamed: string, prefix: string) {
+    const {
+      quotas,
+      name = unnamed,
+      unit,
+      algorithm = "log",
+      key,
+      cost = 1,
+      lease = 0,
+      dryRun,
+    } = checkedOptions("a policy", OPTIONS.policy, policy);
+    // A route has a space between its method and its path.
+    if (!(policy.name === undefined ? /^[ -~]+$/ : /^[!-~]+$/).test(name))
+      throw new TypeError("the name of a policy must be ASCII without spaces");
+    this.name = name;
+    this.#begin = `${prefix}${name}:`;
+    this.quotas = checkedQuotas(quotas);
+    this.items = itemsOf(name, this.quotas, unit);
+    this.#rules = new Rules(checkedAlgorithm(algorithm), this.quotas, LEASE_MS, wholeUnits(lease));
+    if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
+      throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
+    }
+    this.#key = key;
+    this.#cost = typeof cost === "function" ? cost : units(cost);
+    this.dryRun = dryRun === true;
+  }
+
+  /** What a request asks for; nothing if it has no key. */
+  share(request: R, whoOf: KeyOf<R>): MaybePromise<PolicyShare | undefined> {
+    try {
+      if (typeof this.#key === "string") return this.#withKey(request, this.#key, undefined);
+      const who = (this.#key ?? whoOf)(request);
+      return isPromise(who) ? who.then((who) => this.#of(request, who)) : this.#of(request, who);
+    } catch (error) {
+      // Another policy may be waiting for its key, which may fail too: each failure is awaited.
+      return Promise.reject(error);
+    }
+  }
+
+  #of(request: R, who: string | number | undefined | null): MaybePromise<PolicyShare | undefined> {
+    if (who === undefined || who === null) return undefined;
+    if (typeof who !== "string" && typeof who !== "number") throw new TypeError("a key must be text");
+    return this.#withKey(request, String(who), String(who));
+  }
+
+  #withKey(request: R, key: string, who: string | undefined): MaybePromise<PolicyShare> {
+    const cost = typeof this.#cost === "function" ? this.#cost(request) : this.#cost;
+    return isPromise(cost) ? cost.then((cost) => this.#share(key, who, cost)) : this.#share(key, who, cost);
+  }
+
+  #share(key: string, who: string | undefined, cost: number): PolicyShare {
+    return { key: this.#begin + key, rules: this.#rules, cost: units(cost), policy: this, who };
+  }
+}
+
+/**
+ * A cost. The server would refuse others, which is read as Redis being away, and may let the request pass; one below 0
+ * would give back what other requests took.
+ */
+export function units(cost: number): number {
+  if (!Number.isSafeInteger(cost) || cost < 0) {
+    throw new RangeError(
+      `a cost must be an integer from 0 to ${Number.MAX_SAFE_INTEGER}, and not ${inspect(cost)}`,
+    );
+  }
+  return cost;
+}
+
+/** What the policies of a guard, and those of its routes, go by. */
+export interface Setting<R> {
+  readonly key: KeyOf<R> | undefined;
+  /** Whom limits further out count. */
+  readonly outer: (request: R) => string | undefined;
+  readonly addressOf: (request: R) => string | undefined | null;
+  readonly prefix: string;
+}
+
+/** The policies of one limit: what a request asks for. */
+export class PolicySet<R> {
+  /** Undefined where a function chooses. */
+  fixed: readonly CheckedPolicy<R>[] | undefined;
+  readonly #policies: Policies<R> | Choose<R>;
+  readonly #whoOf: KeyOf<R>;
+  readonly #prefix: string;
+  /** Of a route. It names policies that have no name, from the first request on. */
+  readonly #routeOf: ((request: R) => string | undefined) | undefined;
+  #name: string | undefined;
+  #texts = new Recent<CheckedPolicy<R>>(1000);
+  #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+
+  constructor(
+    policies: Policies<R> | Choose<R>,
+    { key, outer, addressOf, prefix }: Setting<R>,
+    routeOf?: (request: R) => string | undefined,
+  ) {
+    // All that counts for an address is in one slot. Nothing that a user chooses is put in braces.
+    this.#whoOf = key ?? ((request) => outer(request) ?? `{${clientAddress(addressOf(request))}}`);
+    this.#prefix = prefix;
+    this.#policies = policies;
+    this.#routeOf = routeOf;
+    if (typeof policies === "function") return;
+    if ((policies as unknown) === undefined || (policies as unknown) === null)
+      throw new TypeError("policies are missing: text such as 5/10s, quotas, a list of them, or a function");
+    this.fixed = this.#checkedList(policies);
+  }
+
+  /** What a request asks for; nothing if it is not limited. */
+  shares(request: R): MaybePromise<readonly PolicyShare[]> {
+    if (typeof this.#policies !== "function") {
+      if (this.#routeOf !== undefined) this.#nameFor(request, this.#policies);
+      return this.#shares(this.fixed as readonly CheckedPolicy<R>[], request);
+    }
+    const chosen = this.#policies(request);
+    return isPromise(chosen)
+      ? chosen.then((chosen) => this.sharesBy(chosen, request))
+      : this.sharesBy(chosen, request);
+  }
+
+  /** What a request asks for by these policies. */
+  sharesBy(chosen: Policies<R> | undefined | null, request: R): MaybePromise<readonly PolicyShare[]> {
+    if (chosen === undefined || chosen === null) return [];
+    if (this.#routeOf !== undefined) this.#nameFor(request, chosen);
+    return this.#shares(this.#checkedList(chosen), request);
+  }
+
+  #shares(policies: readonly CheckedPolicy<R>[], request: R): MaybePromise<readonly PolicyShare[]> {
+    const shares = policies.map((policy) => policy.share(request, this.#whoOf));
+    if (!shares.some(isPromise)) return present(shares as (PolicyShare | undefined)[]);
+    return Promise.all(shares as PromiseLike<PolicyShare | undefined>[]).then(present);
+  }
+
+  /** Policies without a name have that of the route. */
+  #nameFor(request: R, policies: Policies<R>): void {
+    if (
+      listOf(policies).every(
+        (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,
+      )
+    )
+      return;
+    const route = this.#routeOf?.(request);
+    if (route === undefined)
+      throw new TypeError(
+        'the pattern of this route is not known here: give its limit a name, as in { name: "search", quotas: "2/m" }',
+      );
+    if (route === this.#name) return;
+    if (this.#name !== undefined)
+      throw new TypeError(`one limit is on ${this.#name} and on ${route}: give it a name, which they share`);
+    this.#name = route;
+    this.#texts = new Recent(1000);
+    this.#objects = new WeakMap();
+    if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
+  }
+
+  #checkedList(policies: Policies<R>): readonly CheckedPolicy<R>[] {
+    const checked = listOf(policies).map((policy) => this.#checked(policy));
+    if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
+      throw new TypeError("each policy needs a name of its own");
+    }
+    if (checked.reduce((sum, { quotas }) => sum + quotas.length, 0) > MAX_ROWS)
+      throw new TypeError(`the policies of a request may have ${MAX_ROWS} quotas together`);
+    return checked;
+  }
+
+  /** Policies are checked once. */
+  #checked(policy: string | Policy<R>): CheckedPolicy<R> {
+    const make = (policy: Policy<R>) => new CheckedPolicy(policy, this.#name ?? "requests", this.#prefix);
+    if (typeof policy === "string") {
+      let checked = this.#texts.get(policy);
+      if (checked === undefined) this.#texts.put(policy, (checked = make({ quotas: policy })));
+      return checked;
+    }
+    if (typeof policy !== "object" || (policy as unknown) === null)
+      throw new TypeError("a policy is text such as 5/10s, or has quotas");
+    let checked = this.#objects.get(policy);
+    if (checked === undefined) this.#objects.set(policy, (checked = make(policy)));
+    return checked;
+  }
+}
+
+function listOf<R>(policies: Policies<R>): readonly (string | Policy<R>)[] {
+  return Array.isArray(policies) ? (policies as readonly (string | Policy<R>)[]) : [policies as Policy<R>];
+}
+
+function present(shares: readonly (PolicyShare | undefined)[]): readonly PolicyShare[] {
+  return shares.includes(undefined)
+    ? shares.filter((share) => share !== undefined)
+    : (shares as PolicyShare[]);
+}
+
+export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {
+  return typeof (value as PromiseLike<T> | undefined | null)?.then === "function";
+}

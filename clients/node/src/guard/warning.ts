@@ -1,0 +1,50 @@
+// What the console is told.
+
+import { knownError } from "../lines/errors.js";
+import type { OnOutage } from "./driver.js";
+
+const CONSEQUENCES = {
+  open: "requests pass",
+  closed: "requests are answered by 503",
+  local: "limits are local, each process's own",
+  onAway: "onAway answers requests",
+};
+
+/** Tells that Redis is away, what follows and what a person can do, and that it is back. */
+export function outageLog(fail: keyof typeof CONSEQUENCES): OnOutage {
+  return (error, node) => {
+    const redis = node === "" ? "Redis" : `Redis at ${node}`;
+    if (error === undefined) console.warn(`${redis} decides on rate limits again`);
+    else console.warn(`${redis} is away, ${CONSEQUENCES[fail]}: ${reasonOf(error)}`);
+  };
+}
+
+function reasonOf(error: Error): string {
+  const { message, code } = error as Error & { code?: string };
+  // A name with several addresses has several errors, and no message.
+  const reason = message || (code ?? error.name);
+  const log = knownError(error)?.log;
+  return log === undefined ? reason : `${log} (${reason})`;
+}
+
+// Errors of requests: at most one warning a second, however many requests and middlewares the process has.
+
+/** Requests since the last warning, and why the last of them could not ask. */
+let requests = 0;
+let reason = "";
+/** Whether the last warning is less than a second old. */
+let recent = false;
+
+export function warn(error: Error): void {
+  requests++;
+  reason = error.message;
+  if (!recent) tell();
+}
+
+function tell(): void {
+  recent = requests > 0;
+  if (!recent) return;
+  console.warn(`cannot ask for the rate limit: ${reason} (requests: ${requests})`);
+  requests = 0;
+  setTimeout(tell, 1000).unref();
+}

@@ -1,0 +1,76 @@
+// How keys are counted, and what is asked of them.
+
+import type { Algorithm, Key as Name, Row, Verdict } from "../commands/commands.js";
+import { milliseconds, type Quota } from "../commands/quota.js";
+
+/** The largest cost that the commands accept. */
+export const MAX_COST = Number.MAX_SAFE_INTEGER;
+
+/** Rules with the same algorithm and quotas have the same keys. */
+const ids = new Map<string, string>();
+
+/** How a key is counted, and how many units of it are leased. */
+export class Rules {
+  readonly forMs: number;
+  readonly smallestLimit: number;
+  /** Begins the names of its keys. */
+  readonly id: string;
+  /** Of each quota what a row of RL.ALL says. */
+  readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
+
+  /** Leases of at most `units` last for `forMs`, at most for a twentieth of the shortest window. */
+  constructor(
+    readonly algorithm: Algorithm,
+    readonly quotas: readonly Quota[],
+    forMs: number,
+    readonly units: number,
+  ) {
+    const windows = quotas.map(([, window]) => milliseconds(window));
+    this.forMs = Math.floor(Math.min(forMs, ...windows.map((ms) => ms / 20)));
+    this.words = quotas.map(([limit, window]) => [algorithm.toUpperCase(), String(limit), String(window)]);
+    this.smallestLimit = Math.min(...quotas.map(([limit]) => limit));
+    const text = `${algorithm} ${quotas.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;
+    let id = ids.get(text);
+    // Those who make rules for each request go without short ones in the end.
+    if (id === undefined && ids.size < 10_000) ids.set(text, (id = `${ids.size} `));
+    this.id = id ?? `${text} `;
+  }
+}
+
+/** What a request asks of one key. */
+export interface Share {
+  readonly key: Name;
+  readonly rules: Rules;
+  readonly cost: number;
+}
+
+/** A row for each quota of a key. */
+export function rowsOf({ key, rules: { algorithm, quotas }, cost }: Share): Row[] {
+  return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
+}
+
+export function refuses(rows: readonly Verdict[]): boolean {
+  return rows.some(({ limited }) => limited);
+}
+
+/** The longest wait of the rows that refuse; null, which is longer than any, if no wait helps. */
+export function refusalOf(rows: readonly Verdict[]): number | null {
+  let longest = 0;
+  for (const { limited, retryAfterMs } of rows) {
+    if (limited && retryAfterMs === null) return null;
+    if (limited) longest = Math.max(longest, retryAfterMs ?? 0);
+  }
+  return longest;
+}
+
+/** The verdict that a single command would give: of those that refuse the longest wait, else the fewest units. */
+export function tightest(rows: readonly Verdict[]): Verdict {
+  const limited = refuses(rows);
+  const wait = ({ retryAfterMs }: Verdict) => retryAfterMs ?? Infinity;
+  return rows
+    .filter((row) => row.limited === limited)
+    .reduce((tightest, row) => {
+      const isTighter = limited ? wait(row) > wait(tightest) : row.remaining < tightest.remaining;
+      return isTighter ? row : tightest;
+    });
+}

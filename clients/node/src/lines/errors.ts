@@ -1,0 +1,54 @@
+// What error replies say about a server.
+
+/**
+ * The server is not the one to ask, and another may be behind the same address by now; or it refuses this package; or it
+ * cannot count at present.
+ */
+export type Means = "elsewhere" | "refused" | "cannot";
+
+export interface Known {
+  /** How the reply begins. */
+  readonly starts: string;
+  readonly means: Means;
+  /** What a person can do. */
+  readonly log: string;
+}
+
+/** The table of `clients/errors.json`. The first that fits counts. */
+// prettier-ignore
+export const ERRORS: readonly Known[] = [
+  { starts: "READONLY", means: "elsewhere", log: "this server is a replica: use an address that follows the master, or Sentinel" },
+  { starts: "MASTERDOWN", means: "elsewhere", log: "this server is a replica without its master: use an address that follows the master, or Sentinel" },
+  { starts: "LOADING", means: "elsewhere", log: "the server is still loading its data" },
+  { starts: "NOAUTH", means: "refused", log: "the server asks for a password: name one in the client's address or options" },
+  { starts: "WRONGPASS", means: "refused", log: "the user or the password is wrong, or the user is disabled" },
+  { starts: "ERR AUTH", means: "refused", log: "a password is given, and the server has none: leave it out, or set requirepass" },
+  { starts: "NOPERM", means: "refused", log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
+  { starts: "DENIED", means: "refused", log: "the server is in protected mode: give it a password, or bind it to an address" },
+  { starts: "ERR max number of clients reached", means: "refused", log: "the server has too many connections: raise maxclients, or find who holds them" },
+  { starts: "ERR unknown command 'RL.BUCKET'", means: "refused", log: "the server has not loaded the redis-rl module, or one older than this package: load the newest" },
+  { starts: "ERR unknown command", means: "refused", log: "the server has not loaded the redis-rl module: load it, also on replicas that may become masters" },
+  { starts: "ERR This instance has cluster support disabled", means: "refused", log: "the server is not part of a cluster: use a client for one server" },
+  { starts: "MOVED", means: "refused", log: "the server is part of a cluster: use a client for clusters" },
+  { starts: "CROSSSLOT", means: "refused", log: "the server is part of a cluster: use a client for clusters" },
+  { starts: "OOM", means: "cannot", log: "the server has reached maxmemory: raise it, or free memory" },
+  { starts: "MISCONF", means: "cannot", log: "the server cannot write to its disk: make room, and see its log" },
+  { starts: "NOREPLICAS", means: "cannot", log: "the server has fewer replicas than min-replicas-to-write: bring them back, or lower it" },
+  { starts: "BUSY ", means: "cannot", log: "a script keeps the server busy: SCRIPT KILL or FUNCTION KILL ends it" },
+  { starts: "CLUSTERDOWN", means: "cannot", log: "the cluster has slots that no node serves: see CLUSTER INFO" },
+];
+
+/** Whether an error is a reply of the server: those begin with a word in capitals. */
+export function isReply({ message }: Error): boolean {
+  return /^[A-Z][A-Z0-9_]+ /.test(message);
+}
+
+/** What an error reply says about the server. Undefined if it is the request's own, or no reply. */
+export function knownError({ message }: Error): Known | undefined {
+  return ERRORS.find(({ starts }) => message.startsWith(starts));
+}
+
+/** Whether an error says that Redis is away: nothing was answered, or what says so. */
+export function isAway(error: Error): boolean {
+  return !isReply(error) || knownError(error) !== undefined;
+}

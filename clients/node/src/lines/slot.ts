@@ -1,0 +1,21 @@
+// Which keys of a cluster are together.
+
+import type { Key } from "../commands/commands.js";
+
+/** The slot of a key: of its hash tag, if it has one. */
+export function slotOf(key: Key): number {
+  const bytes = Buffer.from(key);
+  const begin = bytes.indexOf("{") + 1;
+  const end = begin > 0 ? bytes.indexOf("}", begin) : 0;
+  return crc16(end > begin ? bytes.subarray(begin, end) : bytes) % 16_384;
+}
+
+/** CRC-16/XMODEM. */
+function crc16(bytes: Uint8Array): number {
+  let crc = 0;
+  for (const byte of bytes) {
+    crc ^= byte << 8;
+    for (let bit = 0; bit < 8; bit++) crc = ((crc << 1) ^ (crc & 0x8000 ? 0x1021 : 0)) & 0xffff;
+  }
+  return crc;
+}

@@ -1,0 +1,207 @@
+// The module's own limiter in this process, compiled to WebAssembly: it decides and answers as a server does.
+
+import { inspect } from "node:util";
+import { brotliDecompressSync } from "node:zlib";
+import { checkedClock, checkedTime, type Clock } from "../commands/clock.js";
+import { Commands, type Key, type Words } from "../commands/commands.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { CODE } from "./code.js";
+
+export interface MemoryOptions {
+  /** How many keys it holds; 100,000 if left out. Beyond them the key goes that expires first. */
+  maxKeys?: number | undefined;
+  /** The time, in Unix milliseconds; this process's if left out. */
+  clock?: Clock | undefined;
+}
+
+/** What the compiled module exports. Words stand in a buffer of its memory, and then the reply. */
+interface Exports {
+  readonly memory: { readonly buffer: ArrayBuffer };
+  start(maxKeys: number, seed: bigint): void;
+  buffer(bytes: number): number;
+  call(nowMs: number, words: number): number;
+}
+
+interface Assembly {
+  Module: new (bytes: Uint8Array) => object;
+  Instance: new (module: object) => { readonly exports: unknown };
+}
+const { Module, Instance } = (globalThis as unknown as { WebAssembly: Assembly }).WebAssembly;
+
+let compiled: object | undefined;
+
+/** The most bytes of a word. */
+const MAX_WORD = 65_536;
+const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memory.";
+/** Bytes of the buffer at first, and those beyond which a buffer is given back. */
+const [BUFFER, KEPT] = [16_384, 2 ** 20];
+
+/** Limits without a server: takes the place of a client of Redis in tests, in development, and where one process is all. */
+export class MemoryLimiter extends Commands {
+  readonly #exports: Exports;
+  #clock: Clock;
+  readonly #reader = new Reader();
+  #view = new DataView(new ArrayBuffer());
+  #at = 0;
+  #room = 0;
+  /** Set while the compiled module runs. If it still is then, a call has ended in the middle, as when the stack overflows. */
+  #isInside = false;
+
+  constructor(options: MemoryOptions = {}) {
+    super("", (words) => this.#run(words));
+    const { maxKeys = 100_000, clock } = checkedOptions("a limiter in memory", OPTIONS.memory, options);
+    if (!Number.isInteger(maxKeys) || maxKeys < 1 || maxKeys >= 2 ** 31)
+      throw new RangeError("maxKeys must be an integer from 1 to 2147483647");
+    compiled ??= new Module(brotliDecompressSync(Buffer.from(CODE, "base64")));
+    this.#exports = new Instance(compiled).exports as Exports;
+    const [seed] = crypto.getRandomValues(new BigInt64Array(1));
+    this.#exports.start(maxKeys, seed ?? 0n);
+    this.#clock = clock === undefined ? Date.now : checkedClock(clock);
+  }
+
+  /** Its time, in Unix milliseconds. */
+  now(): number {
+    return this.#clock();
+  }
+
+  /** Sets the time. It stands still until it is set or moved again. */
+  setTime(unixMs: number): void {
+    checkedTime(unixMs);
+    this.#clock = () => unixMs;
+  }
+
+  /** Moves the time. It stands still then. */
+  advance(ms: number): void {
+    if (!Number.isFinite(ms)) throw new RangeError(`time moves by milliseconds, and not by ${inspect(ms)}`);
+    this.setTime(this.now() + ms);
+  }
+
+  /** Runs a command as a server would. */
+  send(words: Words): Promise<unknown> {
+    return new Promise((resolve) => resolve(this.#run(words)));
+  }
+
+  #run(words: Words): unknown {
+    const now = this.now();
+    this.#write(words);
+    this.#enter();
+    this.#exports.call(now, words.length);
+    this.#isInside = false;
+    this.#look();
+    this.#reader.at = this.#at;
+    const reply = this.#reader.read();
+    if (reply instanceof Error) throw reply;
+    return reply;
+  }
+
+  #enter(): void {
+    // What it holds cannot be trusted any more.
+    if (this.#isInside) throw new Error("this limiter in memory has failed before: make a new one");
+    this.#isInside = true;
+  }
+
+  #resize(room: number): void {
+    this.#room = 0;
+    // What is called takes 32 bits.
+    if (room >= 2 ** 31) throw new Error(OUT_OF_MEMORY);
+    this.#enter();
+    const at = this.#exports.buffer(room) >>> 0;
+    this.#isInside = false;
+    if (at === 0) throw new Error(OUT_OF_MEMORY);
+    [this.#at, this.#room] = [at, room];
+  }
+
+  /** The memory may have moved, if it has grown. */
+  #look(): void {
+    if (this.#reader.bytes.length > 0) return;
+    this.#view = new DataView(this.#exports.memory.buffer);
+    this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
+  }
+
+  /** The lengths of all words, then their bytes. */
+  #write(words: readonly Key[]): void {
+    let size = 4 * words.length;
+    for (const word of words) {
+      if (typeof word !== "string" && !(word instanceof Uint8Array))
+        throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
+      // No character has more than three bytes for each of its units.
+      const most = typeof word === "string" ? 3 * word.length : word.length;
+      if (most > MAX_WORD && (word.length > MAX_WORD || Buffer.byteLength(word) > MAX_WORD))
+        throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
+      size += most;
+    }
+    size = Math.max(size, BUFFER);
+    if (size > this.#room || this.#room > KEPT) this.#resize(size);
+    this.#look();
+    let at = this.#at + 4 * words.length;
+    for (let i = 0; i < words.length; i++) {
+      const begin = at;
+      at = put(words[i] as Key, this.#reader.bytes, at);
+      this.#view.setUint32(this.#at + 4 * i, at - begin, true);
+    }
+  }
+}
+
+/** Writes a word, and tells where it ends. A loop is faster than an encoder: words are short, and mostly ASCII. */
+function put(word: Key, bytes: Uint8Array, begin: number): number {
+  if (typeof word !== "string") {
+    bytes.set(word, begin);
+    return begin + word.length;
+  }
+  for (let i = 0; i < word.length; i++) {
+    const unit = word.charCodeAt(i);
+    if (unit > 127) return put(Buffer.from(word), bytes, begin);
+    bytes[begin + i] = unit;
+  }
+  return begin + word.length;
+}
+
+const [COLON, STAR, DOLLAR, MINUS, CR] = [58, 42, 36, 45, 13];
+
+/** Reads what RESP2 says. */
+class Reader {
+  bytes = new Uint8Array();
+  at = 0;
+
+  read(): unknown {
+    switch (this.bytes[this.at++]) {
+      case COLON:
+        return this.#integer();
+      case STAR:
+        return this.#list(this.#integer());
+      case DOLLAR:
+        return this.#text(this.#integer());
+      case MINUS:
+        return new Error(this.#line());
+      default:
+        return this.#line();
+    }
+  }
+
+  #integer(): number {
+    const { bytes } = this;
+    let at = this.at;
+    const isNegative = bytes[at] === MINUS;
+    if (isNegative) at++;
+    let value = 0;
+    for (let byte; (byte = bytes[at++] as number) !== CR;) value = value * 10 + byte - 48;
+    this.at = at + 1;
+    return isNegative ? -value : value;
+  }
+
+  #list(length: number): unknown[] {
+    const list: unknown[] = [];
+    for (let i = 0; i < length; i++) list.push(this.read());
+    return list;
+  }
+
+  #text(length: number): string | null {
+    if (length < 0) return null;
+    this.at += length + 2;
+    return Buffer.from(this.bytes.subarray(this.at - length - 2, this.at - 2)).toString();
+  }
+
+  #line(): string {
+    return this.#text(this.bytes.indexOf(CR, this.at) - this.at) ?? "";
+  }
+}

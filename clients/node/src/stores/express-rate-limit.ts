@@ -1,0 +1,171 @@
+// A store for express-rate-limit, express-slow-down and hono-rate-limiter.
+
+import { AsyncLocalStorage } from "node:async_hooks";
+import type { Asking } from "../lines/asker.js";
+import type { Algorithm, Verdict } from "../commands/commands.js";
+import { Request } from "../keys/request.js";
+import { Rules, type Share } from "../keys/rules.js";
+import { LEASE_MS, verdictOf, wholeUnits } from "../guard/leases.js";
+import { MAX_LIMIT } from "../commands/quota.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { type Store, storeOf, type StoreOptions as CommonOptions } from "./store.js";
+
+export interface StoreOptions extends CommonOptions {
+  /** `log` if left out; `fixed` where refused requests count, which a `bucket` cannot. */
+  algorithm?: Algorithm | undefined;
+  /** Whether refused requests count too; if left out, where `limit` is 0, as of express-slow-down, or a function. */
+  countRefused?: boolean | undefined;
+  /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
+  lease?: number | undefined;
+}
+
+/** What the store wants to know of the options of the middleware. */
+export interface Configuration {
+  windowMs: number;
+  limit?: number | ((...args: never[]) => unknown);
+  skipFailedRequests?: boolean;
+  skipSuccessfulRequests?: boolean;
+}
+
+export interface ClientInfo {
+  totalHits: number;
+  resetTime: Date;
+}
+
+/** What was decided for a request, so that it gives back what it has taken. */
+interface Hit {
+  /** Undefined once it has been given back. */
+  key: string | undefined;
+  request: Request;
+}
+
+/**
+ * Counts requests in Redis. The server decides: what is refused is not counted, and `resetTime` of a refused request is
+ * when it is allowed. Where refused requests count the middleware decides, as with other stores.
+ */
+export class RateLimitStore {
+  readonly prefix: string;
+  readonly localKeys = false;
+  readonly #store: Store;
+  readonly #lease: number;
+  #rules: Rules | undefined;
+  #algorithm: Algorithm | undefined;
+  readonly #countRefused: boolean | undefined;
+  #windowMs = 60_000;
+  #window = "1m";
+  /** The server's limit: one that is never reached where it only counts. */
+  #limit = MAX_LIMIT;
+  /**
+   * The hit of the request that is being answered, where hits may be given back. The middleware names only the key,
+   * which many requests have; so the hit goes with the asynchronous context, from `increment` to `decrement`.
+   */
+  #hit: AsyncLocalStorage<Hit> | undefined;
+
+  constructor(client: Asking, options: StoreOptions = {}) {
+    const {
+      algorithm,
+      countRefused,
+      lease = 0,
+      ...common
+    } = checkedOptions("a store", OPTIONS.expressStore, options);
+    this.#lease = wholeUnits(lease);
+    this.#store = storeOf(client, common);
+    this.prefix = this.#store.prefix;
+    this.#algorithm = algorithm;
+    this.#countRefused = countRefused;
+  }
+
+  init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
+    this.#window = `${windowMs}ms`;
+    this.#windowMs = windowMs;
+    if (typeof limit === "function" && this.#countRefused === false) {
+      throw new TypeError("countRefused: false needs a limit that is a number");
+    }
+    const countRefused = this.#countRefused ?? (typeof limit === "function" || limit === 0);
+    this.#algorithm ??= countRefused ? "fixed" : "log";
+    const known = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
+    const decides = known && !countRefused;
+    this.#limit = decides ? (limit as number) : MAX_LIMIT;
+    if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
+    // A bucket refills by its limit.
+    const needsLimit = this.#lease > 0 || this.#store.rememberMs > 0 || this.#algorithm === "bucket";
+    if (needsLimit && !decides) {
+      throw new TypeError(
+        "remember, lease and bucket need a limit that is a number, and refused requests that do not count",
+      );
+    }
+    this.#rules = new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS, this.#lease);
+  }
+
+  async #decide(key: string): Promise<ClientInfo> {
+    const taken = this.#store.driver.take(this.#share(key));
+    return this.#info("then" in taken ? verdictOf(await taken, 1) : taken);
+  }
+
+  increment(key: string): Promise<ClientInfo> {
+    if (this.#hit === undefined) return this.#decide(key);
+    const request = new Request([this.#share(key)]);
+    // In the caller's own context, where `decrement` will find it: so this is no async function.
+    this.#hit.enterWith({ key, request });
+    return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
+  }
+
+  async decrement(key: string): Promise<void> {
+    const hit = this.#hit?.getStore();
+    if (hit?.key !== key) {
+      // The hit of a request that is not known: the newest.
+      await this.#take(key, -1);
+      return;
+    }
+    hit.key = undefined;
+    await this.#store.driver.giveBack(hit.request);
+  }
+
+  async resetKey(key: string): Promise<void> {
+    // Gives back whatever is counted: an application need not have the right to DEL. What is ahead of a clock that was
+    // set back would stay.
+    if (this.#store.clock === undefined) await this.#take(key, -MAX_LIMIT);
+    else await this.#store.limiter.reset(this.prefix + key);
+    this.#store.driver.forget(this.#share(key));
+  }
+
+  /** Gives back all leases. */
+  async shutdown(): Promise<void> {
+    await this.#store.driver.close();
+  }
+
+  async get(key: string): Promise<ClientInfo> {
+    const { key: whole, rules } = this.#share(key);
+    const { remaining, resetAfterMs } = await this.#store.limiter.peek(whole, rules.quotas);
+    return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
+  }
+
+  #share(key: string): Share {
+    // Before `init` nobody knows the limit.
+    const rules = (this.#rules ??= new Rules(
+      this.#algorithm ?? "log",
+      [[this.#limit, this.#window]],
+      LEASE_MS,
+      0,
+    ));
+    return { key: this.prefix + key, rules, cost: 1 };
+  }
+
+  #take(key: string, cost: number): Promise<Verdict> {
+    const { key: whole, rules } = this.#share(key);
+    return this.#store.limiter[rules.algorithm](whole, rules.quotas, { cost });
+  }
+
+  #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
+    if (!limited) return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
+    // A limit of 0 allows nothing, ever; the middleware wants a time all the same.
+    return {
+      totalHits: this.#limit + 1,
+      resetTime: this.#inFuture(retryAfterMs ?? this.#windowMs),
+    };
+  }
+
+  #inFuture(ms: number): Date {
+    return new Date((this.#store.clock ?? Date.now)() + ms);
+  }
+}

@@ -1,0 +1,87 @@
+// A storage for @nestjs/throttler.
+
+import type { Asking } from "../lines/asker.js";
+import type { Verdict } from "../commands/commands.js";
+import { Request } from "../keys/request.js";
+import { Rules, rowsOf, type Share } from "../keys/rules.js";
+import { MAX_LIMIT } from "../commands/quota.js";
+import { type Store, storeOf, type StoreOptions } from "./store.js";
+
+export type { StoreOptions as StorageOptions } from "./store.js";
+
+/** Times are in seconds. */
+export interface StorageRecord {
+  totalHits: number;
+  timeToExpire: number;
+  isBlocked: boolean;
+  timeToBlockExpire: number;
+}
+
+/** A block takes so many units of a key that requests take one by one: they are refused, another block too. */
+const BLOCK = 2 ** 50;
+
+/**
+ * Counts requests in Redis, exactly: a request takes a unit that is free again after `ttl`, and what is refused takes
+ * none. One that is refused blocks the client for `blockDuration`; after that the count begins anew.
+ */
+export class RateLimitStorage {
+  readonly #store: Store;
+
+  constructor(client: Asking, options: StoreOptions = {}) {
+    this.#store = storeOf(client, options);
+  }
+
+  async increment(
+    key: string,
+    ttl: number,
+    limit: number,
+    blockDuration: number,
+    throttlerName = "default",
+  ): Promise<StorageRecord> {
+    const { prefix } = this.#store;
+    // The hash tag keeps both keys on one node of a cluster: the library's key is a hash. A key that the application makes
+    // may serve many throttlers.
+    const hits = shareOf(`${prefix}hits:${throttlerName}:{${key}}`, limit, ttl);
+    if (blockDuration <= 0) {
+      const [counted] = await this.#decide([hits]);
+      return record(counted as Verdict, limit, counted?.retryAfterMs ?? null);
+    }
+    const name = `${prefix}block:${throttlerName}:{${key}}`;
+    const asked = [shareOf(name, BLOCK, blockDuration), hits];
+    const [blocked, counted] = await this.#decide(asked);
+    // One that is remembered is told alone.
+    if (blocked?.limited)
+      return record({ ...(counted ?? blocked), limited: true }, limit, blocked.retryAfterMs);
+    if (!counted?.limited) return record(counted as Verdict, limit, 0);
+    // Of requests that come here at once the first blocks, and gives back all hits: the limit has room for one block.
+    await this.#store.limiter.all([
+      ...rowsOf({ ...shareOf(name, BLOCK + BLOCK / 2, blockDuration), cost: BLOCK }),
+      ...rowsOf({ ...hits, cost: -MAX_LIMIT }),
+    ]);
+    this.#store.driver.forget(hits);
+    return record(counted, limit, blockDuration);
+  }
+
+  async #decide(shares: readonly Share[]): Promise<(Verdict | undefined)[]> {
+    const { rows } = await this.#store.driver.decide(new Request(shares));
+    return rows.map((each) => each?.[0]);
+  }
+}
+
+function shareOf(key: string, limit: number, windowMs: number): Share {
+  return { key, rules: new Rules("log", [[limit, `${windowMs}ms`]], 0, 0), cost: 1 };
+}
+
+function record(verdict: Verdict, limit: number, blockMs: number | null): StorageRecord {
+  const { limited, remaining, resetAfterMs } = verdict;
+  return {
+    totalHits: limited ? limit + 1 : limit - remaining,
+    timeToExpire: seconds(resetAfterMs),
+    isBlocked: limited,
+    timeToBlockExpire: limited ? seconds(blockMs ?? 0) : 0,
+  };
+}
+
+function seconds(ms: number): number {
+  return Math.max(0, Math.ceil(ms / 1000));
+}

@@ -1,0 +1,46 @@
+// What the stores of other libraries share.
+
+import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
+import type { Clock } from "../commands/clock.js";
+import type { RateLimiter } from "../commands/commands.js";
+import { Driver } from "../guard/driver.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { duration, type Window } from "../commands/quota.js";
+
+export interface StoreOptions {
+  /** Begins each key; `redis-rl:` if left out. */
+  prefix?: string | undefined;
+  /** How long Redis may take to answer before a request fails; 1000 if left out. */
+  timeoutMs?: number | undefined;
+  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
+  remember?: Window | undefined;
+  /** The time, in Unix milliseconds; the server's if left out. */
+  clock?: Clock | undefined;
+}
+
+/** What a store asks by: the driver for requests, the limiter for what is none. */
+export interface Store {
+  readonly prefix: string;
+  readonly driver: Driver;
+  readonly limiter: RateLimiter;
+  readonly rememberMs: number;
+  readonly clock: Clock | undefined;
+}
+
+export function storeOf(client: Asking, options: StoreOptions): Store {
+  const {
+    prefix = "redis-rl:",
+    timeoutMs = 1000,
+    remember = 0,
+    clock,
+  } = checkedOptions("a store", OPTIONS.store, options);
+  const rememberMs = duration(remember);
+  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock);
+  return {
+    prefix,
+    driver,
+    limiter: limiterOf(driver.asker, clock),
+    rememberMs,
+    clock: clock ?? driver.asker.clock,
+  };
+}
