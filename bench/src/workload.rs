@@ -101,7 +101,7 @@ impl Algorithm {
             let ago = if self == Algorithm::LOG { tier.window_ms / 2 } else { tier.window_ms };
             format!("{} {key} {} COST 1000 AT {}", self.command, words(tiers), now_ms - ago)
         };
-        let effect = (self == Algorithm::LOG).then(|| format!("RL.APPLY {key} L1:{now_ms}/1m"));
+        let effect = (self == Algorithm::LOG).then(|| format!("RL.APPLY {key} L:{now_ms}/1m"));
         let by_clock = format!("{} {key} {}", self.command, words(tiers));
         tiers.iter().rev().map(take).chain(effect).chain([by_clock]).collect()
     }
