@@ -175,7 +175,8 @@ fn the_errors_that_troubleshooting_explains_are_those_of_the_module() {
 
 #[test]
 fn the_python_client_knows_each_argument_that_a_refusal_names() {
-    let (client, texts) = (source("clients/python/src/redis_rl/_commands/wire.py"), source("core/src/request.rs"));
+    let (client, texts) =
+        (source("clients/python/src/redis_rl/_commands/wire.py"), source("core/src/request.rs"));
     let (_, pattern) = client.split_once("_UNREADABLE = re.compile(").expect("its pattern");
     let known =
         pattern.split_once("((").and_then(|(_, rest)| rest.split_once(") must ")).expect("arguments").0;
