@@ -122,7 +122,11 @@ fn agree(seed: u64, bytes: usize) -> usize {
     let long = random.usize(1..=MAX_WORD_BYTES);
     let name = |number: u64| {
         let name = format!("{number}:").into_bytes();
-        if number % 8 == 0 { name.iter().copied().cycle().take(long.max(name.len())).collect() } else { name }
+        if number.is_multiple_of(8) {
+            name.iter().copied().cycle().take(long.max(name.len())).collect()
+        } else {
+            name
+        }
     };
     let (mut short, mut reference) = (Short::new(max_keys, bytes), Memory::new(max_keys));
     let (mut now, mut refused) = (NOW, 0);
