@@ -123,10 +123,11 @@ def test_keys_that_are_there_still_count_when_no_more_fit(
 def test_a_word_has_at_most_65536_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     with bounded(monkeypatch, 8 * MIB):
         limiter = MemoryLimiter(clock=Clock())
-    fit = ["x" * 65536, bytes(65536), "é" * 32768, "€" * 21845]
+    fit: list[str | bytes] = ["x" * 65536, bytes(65536), "é" * 32768, "€" * 21845]
     for word in fit:
         assert limiter.execute_command("RL.LOG", word, 5, "1m")[2] == 4
-    for word in ("x" * 65537, bytes(65537), "é" * 32769, "€" * 21846, bytes(2_200_000_000)):
+    too_long: list[str | bytes] = ["x" * 65537, bytes(65537), "é" * 32769, "€" * 21846, bytes(2_200_000_000)]
+    for word in too_long:
         assert ask(limiter, "RL.LOG", word, 5, "1m") == LONG
     # All together do not fit.
     for words in (200, 33000):

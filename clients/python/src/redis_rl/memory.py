@@ -93,7 +93,7 @@ class MemoryLimiter:
         return _read(iter(said.split(b"\r\n")))
 
     @staticmethod
-    def _now_ms(clock: Clock) -> int:
+    def _now_ms(clock: Callable[[], int]) -> int:
         now_ms = clock()
         if isinstance(now_ms, bool) or not isinstance(now_ms, int | float) or not 0 <= now_ms <= _MOST_MS:
             raise ValueError(f"a time is Unix milliseconds: {now_ms!r}")
