@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from .errors import is_moved, state_of
 from .line import TICKS, Line
-from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
+from .own import Node, Router, own_pool, sentinels_of
 from .threads import Name, Words
 
 _Made = TypeVar("_Made")
@@ -23,8 +23,7 @@ Wanted: TypeAlias = Callable[[], bool]
 """Whether anybody waits for it."""
 
 _SHORTEST_TICK = 0.001
-# How often the nodes of a cluster are asked for at most, and how long a client that is replaced may still be in use.
-_RENEW_SECONDS = 0.5
+# How long a client for a cluster that is replaced may still be in use.
 _LINGER_SECONDS = 5.0
 
 
@@ -88,22 +87,18 @@ class _Ticker:
 _tickers: EachLoop[dict[float, _Ticker]] = EachLoop(lambda loop: {})
 
 
-class LoopLines:
+class LoopLines(Router):
     """Sends the commands of one event loop. A node that is silent holds up its own commands alone."""
 
     def __init__(self, client: Any, loop: Loop, timeout: float | None) -> None:
         """``timeout`` is in seconds in which a server could answer while this process looks at its sockets."""
-        self.loop, self.timeout, self.client = loop, timeout, client
-        self.library = Library(client, is_async=True)
-        self.slot_of: Callable[[Name], int] | None = client.keyslot if is_cluster(client) else None
+        super().__init__(client, is_async=True)
+        self.loop, self.timeout = loop, timeout
         self.ticker: _Ticker | None = None
         if timeout is not None:
             self.ticker = _tickers.here().setdefault(timeout, _Ticker(loop, timeout))
         self._connections: dict[Node, _Connection] = {}
-        # Of a cluster, once it is known.
-        self._cluster: Any = None
         self._learning: asyncio.Task[None] | None = None
-        self._renewed = -_RENEW_SECONDS
         self._unrouted: list[tuple[Name, Words, Done, Wanted, bool]] = []
         self._replaced: list[Any] = []
         self._redirected: set[asyncio.Task[Any]] = set()
@@ -111,7 +106,7 @@ class LoopLines:
         self._keeper = self._keep()
         self._beginning = spawn(loop, anext(self._keeper))
 
-    def send(self, key: Name, words: Words, done: Done, is_wanted: Wanted = always, *, is_probe: bool = False) -> None:
+    def send(self, key: Name, words: Words, done: Done, is_wanted: Wanted = always, is_probe: bool = False) -> None:
         """Sends a command with all that wait, if it is wanted when it can leave. A probe waits for one timeout."""
         if self.slot_of is None:
             self.to(None).put(words, done, is_wanted, is_probe)
@@ -122,19 +117,7 @@ class LoopLines:
             self.to(node).put(words, done, is_wanted, is_probe)
         else:
             self.renew()
-            error = self.library.errors.SlotNotCoveredError("no node of the cluster has the slot")
-            self.loop.call_soon(done, error)
-
-    def node_of(self, key: Name) -> Node:
-        """Which node of a cluster has a key, if that is known."""
-        if self._cluster is None:
-            return None
-        try:
-            node = self._cluster.get_node_from_key(key)
-        except Exception:
-            # No node has the slot.
-            return None
-        return node.host, node.port
+            self.loop.call_soon(done, self.uncovered())
 
     def to(self, node: Node) -> _Connection:
         """The connection to a node, a new one if that there was is over."""
@@ -157,15 +140,12 @@ class LoopLines:
 
     def renew(self, without: Node = None) -> None:
         """Learns the nodes of the cluster, again if one is not well."""
-        if self.slot_of is None or (self._learning and not self._learning.done()):
-            return
-        if self._cluster is not None and self.loop.time() < self._renewed + _RENEW_SECONDS:
-            return
-        self._learning = spawn(self.loop, self._learn(without))
+        is_learning = self._learning and not self._learning.done()
+        if self.slot_of and not is_learning and not self.is_fresh:
+            self._learning = spawn(self.loop, self._learn(without))
 
     async def _learn(self, without: Node) -> None:
-        client = own_cluster_client(self.library, self._cluster or self.client, without=without)
-        self._renewed = self.loop.time()
+        client = self.new_cluster(without)
         try:
             await client.initialize()
         except BaseException as error:
@@ -181,8 +161,8 @@ class LoopLines:
             self.loop.call_later(_LINGER_SECONDS, self._end_linger, self._cluster, context=Context())
         self._cluster = client
         waiting, self._unrouted = self._unrouted, []
-        for key, words, done, is_wanted, is_probe in waiting:
-            self.send(key, words, done, is_wanted, is_probe=is_probe)
+        for each in waiting:
+            self.send(*each)
 
     def _end_linger(self, client: Any) -> None:
         if client in self._replaced:

@@ -5,9 +5,10 @@ They send nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import signature
+from time import monotonic
 from typing import Any, TypeAlias
 
 from .._commands.wire import NO_CLIENT
@@ -30,6 +31,8 @@ _LEFT_OUT = {
 }
 # While a cluster's nodes are asked who has which slots.
 TOPOLOGY_SECONDS = 1.0
+# How often the nodes of a cluster are asked for that at most.
+_RENEW_SECONDS = 0.5
 
 
 class Library:
@@ -64,8 +67,39 @@ class Library:
         return {**options, "retry": self.retry, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
-def is_cluster(client: Any) -> bool:
-    return hasattr(client, "nodes_manager")
+class Router:
+    """Knows which node of a cluster has a key, by a client of its own for the cluster."""
+
+    def __init__(self, client: Any, *, is_async: bool) -> None:
+        self.client, self.library = client, Library(client, is_async=is_async)
+        self.slot_of: Callable[[str | bytes], int] | None = client.keyslot if hasattr(client, "nodes_manager") else None
+        self._cluster: Any = None
+        self.renewed = -_RENEW_SECONDS
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the cluster has been asked for its nodes just now."""
+        return self._cluster is not None and monotonic() < self.renewed + _RENEW_SECONDS
+
+    def node_of(self, key: str | bytes) -> Node:
+        """Which node of a cluster has a key, if that is known."""
+        if self._cluster is None:
+            return None
+        try:
+            node = self._cluster.get_node_from_key(key)
+        except Exception:
+            # No node has the slot.
+            return None
+        return (node.host, node.port) if node else None
+
+    def uncovered(self) -> Exception:
+        error: Exception = self.library.errors.SlotNotCoveredError("no node of the cluster has the slot")
+        return error
+
+    def new_cluster(self, without: Node) -> Any:
+        """A client for the cluster, which learns its nodes anew."""
+        self.renewed = monotonic()
+        return own_cluster_client(self.library, self._cluster or self.client, without=without)
 
 
 def socket_timeout(client: Any) -> float | None:

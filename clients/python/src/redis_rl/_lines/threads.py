@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeAlias
 
 from .errors import is_moved, state_of
 from .line import CONNECTING
-from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
+from .own import Library, Node, Router, own_pool, sentinels_of
 
 Name: TypeAlias = str | bytes
 Words: TypeAlias = Sequence[Name | int]
 
 # Connections to a node at most: threads beyond them wait for one.
 _CONNECTIONS = 32
-# How often the nodes of a cluster are asked for at most.
-_RENEW_SECONDS = 0.5
 
 
-class ThreadLines:
+class ThreadLines(Router):
     """Sends the commands of the threads of one process. Nobody but who asks ever waits for a server."""
 
     def __init__(self, client: Any, timeout: float | None) -> None:
         """``timeout`` is in seconds for each reply. A new connection has five times as long."""
-        self._client, self._timeout = client, timeout
-        self._library = Library(client, is_async=False)
-        errors = self._library.errors
+        super().__init__(client, is_async=False)
+        self._timeout = timeout
+        errors = self.library.errors
         self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         self._nodes: dict[Node, _Connections] = {}
-        self.slot_of: Callable[[Name], int] | None = client.keyslot if is_cluster(client) else None
-        # Of a cluster, once it is known.
-        self._cluster: Any = None
         self._learning = threading.Lock()
-        self._renewed = -_RENEW_SECONDS
-
-    def node_of(self, key: Name) -> Node:
-        """Which node of a cluster has a key, if that is known."""
-        if self._cluster is None:
-            return None
-        try:
-            node = self._cluster.get_node_from_key(key)
-        except Exception:
-            # No node has the slot.
-            return None
-        return (node.host, node.port) if node else None
 
     def exchange(
         self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
@@ -66,19 +49,12 @@ class ThreadLines:
         by_node: dict[Node, list[int]] = {}
         for index, (key, _) in enumerate(commands):
             by_node.setdefault(self.node_of(key), []).append(index)
-        sent = []
-        for node, indices in by_node.items():
-            if node is not None:
-                connections = self._of(node)
-                sent.append(
-                    (node, indices, connections, connections.send([commands[i][1] for i in indices], *patience))
-                )
-                continue
+        for index in by_node.pop(None, ()):
             self._learn()
-            for index in indices:
-                replies[index] = self._library.errors.SlotNotCoveredError("no node of the cluster has the slot")
-        for node, indices, connections, exchange in sent:
-            of_node = connections.receive(exchange, timeout)
+            replies[index] = self.uncovered()
+        sent = {node: self._of(node).send([commands[i][1] for i in each], *patience) for node, each in by_node.items()}
+        for node, indices in by_node.items():
+            of_node = self._of(node).receive(sent[node], timeout)
             for index, reply in zip(indices, of_node, strict=True):
                 replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
             if isinstance(of_node[-1], self._lost):
@@ -88,7 +64,7 @@ class ThreadLines:
     def _of(self, node: Node) -> _Connections:
         connections = self._nodes.get(node)
         if connections is None:
-            made = _Connections(self._library, self._client, node, self._timeout)
+            made = _Connections(self.library, self.client, node, self._timeout)
             connections = self._nodes.setdefault(node, made)
         return connections
 
@@ -102,14 +78,14 @@ class ThreadLines:
     def _learn(self, without: Node = None) -> Exception | None:
         """Asks which node has which slots, one thread at a time, and returns why that failed."""
         with self._learning:
-            if self._cluster is not None and time.monotonic() < self._renewed + _RENEW_SECONDS:
+            if self.is_fresh:
                 return None
             try:
-                self._cluster = own_cluster_client(self._library, self._cluster or self._client, without=without)
+                self._cluster = self.new_cluster(without)
             except Exception as error:
                 return error
             finally:
-                self._renewed = time.monotonic()
+                self.renewed = monotonic()
         return None
 
     def close(self) -> None:
@@ -238,7 +214,7 @@ class _Connections:
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
         """A new one. Each of its steps has the timeout: what this process was too busy for is tried again."""
-        until = time.monotonic() + attempts * (timeout or 0)
+        until = monotonic() + attempts * (timeout or 0)
         while True:
             connection = self._pool(timeout).make_connection()
             try:
@@ -247,7 +223,7 @@ class _Connections:
             except self._library.errors.TimeoutError:
                 connection.disconnect()
                 attempts -= 1
-                if not attempts or time.monotonic() > until:
+                if not attempts or monotonic() > until:
                     raise
 
     def _wait(self, turn: _Turn) -> Any:
