@@ -110,15 +110,13 @@ class Guard(AsyncGuard):
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
         """Of the scope."""
-        return await super().take_by_hand(self.state(request), policies, cost)
+        return await super().take_by_hand(self._state(request), policies, cost)
 
-    def state(self, request: Any) -> MutableMapping[str, Any]:
-        """The scope."""
+    def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)
         return scope
 
-    def address(self, request: Scope) -> str | None:
-        """Of the scope."""
+    def _address(self, request: Scope) -> str | None:
         return (request.get("client") or (None,))[0]
 
     def route(self, request: Scope, limit: Limit) -> str | None:

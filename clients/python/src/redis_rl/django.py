@@ -115,12 +115,10 @@ class Guard(SyncGuard):
         """:meth:`close` in an event loop."""
         await self.end(timeout)
 
-    def state(self, request: HttpRequest) -> MutableMapping[str, Any]:
-        """Of the request."""
+    def _state(self, request: HttpRequest) -> MutableMapping[str, Any]:
         return request.META
 
-    def address(self, request: HttpRequest) -> str | None:
-        """Of the connection."""
+    def _address(self, request: HttpRequest) -> str | None:
         return request.META.get("REMOTE_ADDR")
 
     def route(self, request: HttpRequest, limit: Limit) -> str | None:
@@ -130,7 +128,7 @@ class Guard(SyncGuard):
         return route_name([limit.method] if limit.method else (), f"/{match.route}") if match else None
 
     def _visit(self, request: HttpRequest) -> Visit:
-        return Visit(self.state(request), VISIT)
+        return Visit(self._state(request), VISIT)
 
 
 class ViewLimit(Limit):

@@ -72,12 +72,10 @@ class Guard(SyncGuard):
 
         return decorate
 
-    def state(self, request: Request) -> MutableMapping[str, Any]:
-        """The environment."""
+    def _state(self, request: Request) -> MutableMapping[str, Any]:
         return request.environ
 
-    def address(self, request: Request) -> str | None:
-        """Of the connection."""
+    def _address(self, request: Request) -> str | None:
         return request.remote_addr
 
     def route(self, request: Request, limit: Limit) -> str | None:

@@ -181,10 +181,10 @@ class Guard:
         """Whether nothing is awaited; nor is what decides in this process."""
         return isinstance(self._client, MemoryLimiter)
 
-    def state(self, request: Any) -> MutableMapping[str, Any]:
+    def _state(self, request: Any) -> MutableMapping[str, Any]:
         raise NotImplementedError
 
-    def address(self, request: Any) -> str | None:
+    def _address(self, request: Any) -> str | None:
         raise NotImplementedError
 
     def route(self, request: Any, limit: Limit) -> str | None:
@@ -192,14 +192,14 @@ class Guard:
         raise NotImplementedError
 
     def visit_of(self, request: Any) -> Visit:
-        visit: Visit | None = self.state(request).get(VISIT)
+        visit: Visit | None = self._state(request).get(VISIT)
         if visit is None:
             raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
         return visit
 
     async def begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
         """Takes what the application and the route ask, in one step."""
-        visit = Visit(self.state(request), VISIT)
+        visit = Visit(self._state(request), VISIT)
         await self.take_of([self.all, *limits], request, visit=visit)
         return visit
 
@@ -212,7 +212,7 @@ class Guard:
         return await self.take_of([limit], request, visit=visit)
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        state = self.state(request)
+        state = self._state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
         limit = self.all if policies is None else Limit(self, policies, is_route=False)
@@ -282,7 +282,7 @@ class Guard:
                     continue
                 if key is _ADDRESS:
                     # All that counts for an address is in one slot.
-                    key = f"{{{network(self.address(request))}}}"
+                    key = f"{{{network(self._address(request))}}}"
                 elif not isinstance(key, str):
                     raise TypeError(f"a key is text, or None: {key!r}")
             units: Any = policy.cost
@@ -356,7 +356,7 @@ class Guard:
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
         """The same of all that was taken for a request."""
-        state = self.state(request)
+        state = self._state(request)
         if (visit := state.get(VISIT)) is None:
             if VISIT in state:
                 raise RuntimeError("the request is over: it can be settled until its background tasks are")

@@ -85,8 +85,8 @@ class _Process:
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, timeout)
         self.remember_ms = int(remember * 1000)
         self.calls: set[_Call] = set()
-        # Threads that close it, and the calls that each waits for.
-        self.closing: list[tuple[set[_Call], Any]] = []
+        # For threads that close it: calls have ended.
+        self.ended = threading.Condition(self.lock)
         self.begin(is_closed)
 
     def begin(self, is_closed: bool) -> None:
@@ -125,14 +125,10 @@ class InThreads:
 
     def known(self, key: Key, rules: Any, cost: int) -> wire.Verdict | None:
         """What a request of one share is told without asking."""
-        process = self._process
-        if process is None or process.pid != os.getpid():
-            process = self._here()
-        now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
-        with process.lock:
-            keys = process.keys
+        here, now_ms = self._here(), self.now_ms()
+        with here.lock:
             # What is over goes back first.
-            return None if keys.is_due(now_ms) else keys.known(now_ms, key, rules, cost)
+            return None if here.keys.is_due(now_ms) else here.keys.known(now_ms, key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         return self.ask(requests)
@@ -185,13 +181,8 @@ class InThreads:
             for request in call.requests:
                 request.waiter = None
             here.calls.discard(call)
-            if here.closing:
-                with here.lock:
-                    for calls, asleep in here.closing:
-                        if call in calls:
-                            calls.discard(call)
-                            if not calls:
-                                asleep.release()
+            with here.lock:
+                here.ended.notify_all()
 
     def _wait(self, here: _Process, call: _Call) -> None:
         """Sends what this thread has to send, and sleeps while another has sent what it waits for."""
@@ -296,20 +287,12 @@ class InThreads:
         here, until = self._process, monotonic() + timeout
         if here is None or here.pid != os.getpid():
             return
-        asleep = threading.Lock()
-        asleep.acquire()
         under_way = here.calls.copy()
-        waits = under_way, asleep
-        with here.lock:
-            here.closing.append(waits)
-            under_way &= here.calls
         call = _Call()
         call.commands += self._step(here, call, Keys.close)
         self._carry_out(here, call, timeout)
-        if under_way:
-            asleep.acquire(timeout=max(0, until - monotonic()))
         with here.lock:
-            here.closing.remove(waits)
+            here.ended.wait_for(lambda: under_way.isdisjoint(here.calls), max(0, until - monotonic()))
         here.lines.close()
 
     @property

@@ -46,13 +46,11 @@ class EachLoop(Generic[_Made]):
 
     def here(self) -> _Made:
         loop = asyncio.get_running_loop()
-        return self._of.get(loop) or self._new(loop)
-
-    def _new(self, loop: Loop) -> _Made:
-        for other in [other for other in list(self._of) if other.is_closed()]:
-            self._of.pop(other, None)
-        made = self._of[loop] = self._make(loop)
-        return made
+        if loop not in self._of:
+            for other in [other for other in list(self._of) if other.is_closed()]:
+                self._of.pop(other, None)
+            self._of[loop] = self._make(loop)
+        return self._of[loop]
 
 
 class _Ticker:
@@ -204,8 +202,7 @@ class _Connection:
         # What has not left, and who waits for the replies that are due.
         self._queue: list[tuple[Words, Done, Wanted]] = []
         self._due: deque[tuple[Words, Done]] = deque()
-        # Ticks that probes may still wait for.
-        self._probes: dict[Done, int] = {}
+        self._ticks = 0
         self._waking: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         # It makes the others, so one reference suffices.
@@ -219,34 +216,25 @@ class _Connection:
         return bool(self._queue or self._due)
 
     def put(self, words: Words, done: Done, is_wanted: Wanted, is_probe: bool = False) -> None:
-        if is_probe and self._lines.ticker:
-            self._probes[done] = TICKS + 1
-            done = self._probed(done)
-        self._queue.append((words, done, is_wanted))
+        self._queue.append((words, self._in_time(done) if is_probe else done, is_wanted))
         if self._waking:
             self._waking.set_result(None)
             self._waking = None
 
-    def _probed(self, done: Done) -> Done:
-        def end(reply: Any) -> None:
-            if self._probes.pop(done, None) is not None:
-                done(reply)
-
-        return end
+    def _in_time(self, done: Done) -> Done:
+        """Of a probe: an answer after one timeout is none, even if the connection has taken longer to come up."""
+        until = self._ticks + TICKS
+        return lambda reply: done(reply if self._ticks <= until else self._late())
 
     def _watch(self) -> None:
         if self._lines.ticker:
             self._lines.ticker.watch(self)
 
     def tick(self) -> bool:
-        for done, ticks in list(self._probes.items()):
-            self._probes[done] = ticks - 1
-            if not ticks:
-                del self._probes[done]
-                done(self._late())
+        self._ticks += 1
         if self._line.tick() == "late":
             self.end(self._late())
-        return not self.is_over and (self._line.is_waiting or bool(self._probes))
+        return not self.is_over and self._line.is_waiting
 
     def _late(self) -> Exception:
         error: Exception = self._lines.library.errors.TimeoutError("no answer in time")
