@@ -95,7 +95,7 @@ class Guard(AsyncGuard):
         return request.remote
 
     def route(self, request: web.Request, limit: Limit) -> str | None:
-        """Of the resource."""
+        """The name of the resource."""
         route = request.match_info.route
         method = "GET" if route.method == "HEAD" else route.method
         if route.resource is None:

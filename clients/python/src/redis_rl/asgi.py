@@ -109,7 +109,7 @@ class Guard(AsyncGuard):
         return Route(self, policies)
 
     async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        """Of the scope."""
+        """Takes units by the scope, or by a request of Starlette."""
         return await super().take_by_hand(self._state(request), policies, cost)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
@@ -120,7 +120,7 @@ class Guard(AsyncGuard):
         return (request.get("client") or (None,))[0]
 
     def route(self, request: Scope, limit: Limit) -> str | None:
-        """As Starlette, FastAPI and Litestar tell it."""
+        """The name of the route, which Starlette, FastAPI and Litestar tell."""
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
         known = limit.known.get((id(route), mount))
@@ -178,7 +178,7 @@ class Route(Limit):
         return limited
 
     def middleware(self, app: App) -> App:
-        """Of a route or a router."""
+        """Limits a route or a router of Starlette."""
         return _Middleware(cast(Guard, self.guard), self, app)
 
 

@@ -54,36 +54,33 @@ class Guard(SyncGuard):
         if iscoroutinefunction(get_response):
 
             async def guarded(request: HttpRequest) -> Any:
-                visit = self._visit(request)
+                visit = Visit(self._state(request), VISIT)
                 response = await get_response(request)
                 if not visit.taken:
                     # Nobody has looked for a view.
                     await self.take_of([self.all], request, visit=visit)
                 return _answered(visit, response)
 
-            async def process_view(request: HttpRequest, view: Any, args: Any, arguments: Any) -> Any:
-                visit = self.visit_of(request)
-                taken = await self.take_of([self.all, *_limits(view, request)], request, visit=visit)
-                return _response(taken.refusal)
+            guarded.process_view = self._process_view
         else:
 
             def guarded(request: HttpRequest) -> Any:
-                visit = self._visit(request)
+                visit = Visit(self._state(request), VISIT)
                 response = get_response(request)
                 if not visit.taken:
                     run(self.take_of([self.all], request, visit=visit))
                 return _answered(visit, response)
 
-            def process_view(request: HttpRequest, view: Any, args: Any, arguments: Any) -> Any:  # type: ignore[misc]
-                visit = self.visit_of(request)
-                return _response(run(self.take_of([self.all, *_limits(view, request)], request, visit=visit)).refusal)
-
-        guarded.process_view = process_view
+            guarded.process_view = lambda *arguments: run(self._process_view(*arguments))
         return guarded
+
+    async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
+        limits = [self.all, *_limits(view, request)]
+        return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[Any], Any]:
         """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
-        limit = ViewLimit(self, policies, method)
+        limit = _ViewLimit(self, policies, method)
 
         def decorate(view: Any) -> Any:
             if iscoroutinefunction(view):
@@ -122,30 +119,25 @@ class Guard(SyncGuard):
         return request.META.get("REMOTE_ADDR")
 
     def route(self, request: HttpRequest, limit: Limit) -> str | None:
-        """Of the pattern, which is for all methods."""
-        assert isinstance(limit, ViewLimit)
+        """The name of the pattern, which is for all methods."""
+        assert isinstance(limit, _ViewLimit)
         match = request.resolver_match
         return route_name([limit.method] if limit.method else (), f"/{match.route}") if match else None
 
-    def _visit(self, request: HttpRequest) -> Visit:
-        return Visit(self._state(request), VISIT)
 
-
-class ViewLimit(Limit):
-    """Limits a view."""
+class _ViewLimit(Limit):
+    """Limits a view, for all methods or one."""
 
     def __init__(self, guard: Guard, policies: Policies, method: str | None) -> None:
-        """Perhaps for one method alone."""
         super().__init__(guard, policies)
         self.method = method
 
     def is_for(self, request: HttpRequest) -> bool:
-        """Whether it limits this request."""
         return self.method is None or request.method == self.method
 
 
 def _limits(view: Any, request: HttpRequest) -> list[Limit]:
-    return [limit for limit in limits_of(view) if isinstance(limit, ViewLimit) and limit.is_for(request)]
+    return [limit for limit in limits_of(view) if isinstance(limit, _ViewLimit) and limit.is_for(request)]
 
 
 def _response(answer: Answer | None) -> HttpResponse | None:

@@ -79,7 +79,7 @@ class Guard(SyncGuard):
         return request.remote_addr
 
     def route(self, request: Request, limit: Limit) -> str | None:
-        """Of the rule, or of the blueprint."""
+        """The name of the rule, or of the blueprint."""
         rule = request.url_rule
         if rule and limit in limits_of(current_app.view_functions.get(rule.endpoint)):
             return route_name(rule.methods or (), rule.rule)

@@ -61,11 +61,6 @@ def is_mistake(error: Exception) -> bool:
     return unsendable or _UNREADABLE.match(str(error)) is not None
 
 
-def is_reply(error: Exception) -> bool:
-    """Whether the server has answered by it."""
-    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
-
-
 def check_seconds(name: str, seconds: float) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
@@ -137,7 +132,7 @@ class Decision:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Decision:
-        """Of a verdict that has a time, or nothing to give back."""
+        """A decision of one row. The verdict has a time, or there is nothing to give back."""
         return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
 
     def verdict(self) -> Verdict:
@@ -146,7 +141,7 @@ class Decision:
 
 
 def tightest(rows: Sequence[Verdict]) -> Verdict:
-    """The one that a single command would tell."""
+    """The verdict that a single command would tell of several tiers."""
     if len(rows) == 1:
         return rows[0]
     refusing = [row for row in rows if row.limited]
@@ -188,7 +183,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
-    """The same as :func:`pairs`, of quotas that a key can be counted by."""
+    """What :func:`pairs` returns, if a key can be counted by these quotas."""
     checked = pairs(quotas)
     windows = {timedelta_of(window) for _, window in checked}
     if not 1 <= len(checked) <= _MAX_QUOTAS or len(windows) < len(checked):

@@ -127,7 +127,6 @@ class Guard:
         on_limited: Callable[[Any, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
         on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
     ) -> None:
-        """Counts for the network address unless ``key`` says otherwise."""
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         if fail != "open" and on_away:
@@ -178,7 +177,7 @@ class Guard:
         return made.here()
 
     def _blocks(self) -> bool:
-        """Whether nothing is awaited; nor is what decides in this process."""
+        """Whether requests are decided in the thread that asks. A limiter in memory always does that."""
         return isinstance(self._client, MemoryLimiter)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
@@ -266,7 +265,7 @@ class Guard:
     async def _charges(
         self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
     ) -> list[Charge]:
-        """Of the policies that limit the request. ``outer`` is by what the limits further out count."""
+        """What a request takes of each policy. ``outer`` has the keys by which the limits further out count."""
         charges: list[Charge] = []
         for policy in policies:
             key: Any
@@ -355,7 +354,7 @@ class Guard:
             _log.warning("a request was not decided: %s", str(error) or repr(error))
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """The same of all that was taken for a request."""
+        """Corrects all that was taken for a request."""
         state = self._state(request)
         if (visit := state.get(VISIT)) is None:
             if VISIT in state:

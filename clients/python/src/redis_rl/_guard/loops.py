@@ -72,7 +72,7 @@ class InLoop:
         return told
 
     def give_back(self, request: Request) -> None:
-        """What it took, and what it takes."""
+        """Gives back what the request took, and what is still on its way to it."""
         if self._is_elsewhere():
             self._loop.call_soon_threadsafe(self.give_back, request)
             return
@@ -95,7 +95,7 @@ class InLoop:
         return waiter
 
     def _tell(self, event: Callable[..., Step], *arguments: Any) -> None:
-        """Tells what happens, and does what follows."""
+        """Tells the keys what happens, gives the answers that follow, and sends the commands."""
         step = event(*arguments)
         for request, answer in step.answers:
             waiters, request.waiter = request.waiter or (), None
@@ -130,7 +130,7 @@ class InLoop:
             self._tell(self.keys.reply, now_ms, command, reply)
 
     def _probe(self, node: Node, share: Share) -> None:
-        """Asks a node that is away for nothing. Nobody waits for it."""
+        """Asks a node that is away for no units. No request waits for the answer."""
         words = Command([share]).words(None if self._clock is None else self._clock())
         self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
 

@@ -60,7 +60,7 @@ class Nodes:
             _log.warning("Redis is away: %s; %s", why, self._meanwhile)
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
-        """Those that are away of the nodes that have the keys."""
+        """Those of the nodes with these keys that are away."""
         found: list[Found] = []
         nodes = {node_of(share.key) for share in shares}
         is_back = False

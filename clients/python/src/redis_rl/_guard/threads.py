@@ -50,7 +50,7 @@ class _Call:
 
 
 class _HereLines:
-    """In the place of connections, where the client decides in this process."""
+    """Takes the place of connections if the client is a limiter in memory."""
 
     slot_of = None
 
@@ -215,7 +215,7 @@ class InThreads:
                     call.commands += self._step(here, call, Keys.reply, now_ms, command, said)
 
     def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
-        """The replies, or why there is none. What a node that is away would be asked for has failed, but for probes."""
+        """The replies, or why there is none. A node that is away is asked only by probes."""
         as_of = None if self._clock is None else self._clock()
         words = [(command.shares[0].key, command.words(as_of)) for command in commands]
         # On a cluster another may have taken over when the replies are there.
@@ -238,7 +238,7 @@ class InThreads:
         return replies
 
     def _step(self, here: _Process, call: _Call, event: Callable[..., Step], *arguments: Any) -> list[Command]:
-        """Tells answers to the threads that wait for them, and returns what this one is to send."""
+        """Gives answers to the threads that wait for them, and returns what this one is to send."""
         mine: list[Command] = []
         with here.lock:
             try:

@@ -38,7 +38,7 @@ class Command:
 
     @property
     def awaits_reply(self) -> bool:
-        """Whether the reply is to be told."""
+        """Whether :meth:`Keys.reply` is to be told the reply."""
         return self.request is not None
 
     @property

@@ -28,7 +28,7 @@ _LINGER_SECONDS = 5.0
 
 
 def always() -> bool:
-    """Of a command that is sent in any case."""
+    """Says of a command that it is to be sent in any case."""
     return True
 
 
@@ -38,7 +38,7 @@ def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 class EachLoop(Generic[_Made]):
-    """Has one for each event loop."""
+    """Makes a value for each event loop."""
 
     def __init__(self, make: Callable[[Loop], _Made]) -> None:
         self._make = make
@@ -125,7 +125,7 @@ class LoopLines(Router):
         return connection
 
     def redirect(self, words: Words, done: Done) -> None:
-        """Asks where the cluster says that a slot is now."""
+        """Sends a command by the cluster's client, which follows a slot to its new node."""
         work = asyncio.wait_for(self._cluster.execute_command(*words), self.timeout)
         task = spawn(self.loop, work)
         self._redirected.add(task)

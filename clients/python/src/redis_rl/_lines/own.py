@@ -56,7 +56,7 @@ class Library:
         self.retry: Any = import_module(f"{home}.retry").Retry(import_module(f"{name}.backoff").NoBackoff(), 0)
 
     def options(self, kinds: Sequence[Any], given: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        """Those that one of these classes takes."""
+        """The given options that one of these classes accepts, with the timeout, and without sending twice."""
         accepted = {name for kind in kinds for name in signature(kind.__init__).parameters}
         options = {name: value for name, value in given.items() if name in accepted - _LEFT_OUT and value is not None}
         options = {name: value for name, value in options.items() if not name.endswith("_connect_func")}
@@ -135,7 +135,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
 
 
 def sentinels_of(pool: Any) -> list[Any]:
-    """The clients by which it asks Sentinels. Their connections are not closed with it."""
+    """The clients by which a pool asks Sentinels. Their connections are not closed with the pool."""
     return list(pool.sentinel_manager.sentinels) if hasattr(pool, "sentinel_manager") else []
 
 
@@ -163,7 +163,7 @@ def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
 
 
 def own_cluster_client(library: Library, client: Any, *, without: Node = None) -> Any:
-    """For a cluster, which it learns from nodes that are known; at last from the one that is not well."""
+    """A client that learns the cluster from the nodes that are known, last from ``without``, which is not well."""
     manager = client.nodes_manager
     given = {**client.get_connection_kwargs(), "host": None, "port": None, "db": None}
     options = library.options([library.cluster_client, library.client], given, TOPOLOGY_SECONDS)

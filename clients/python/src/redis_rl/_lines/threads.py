@@ -119,14 +119,14 @@ class _Turn:
 
 
 class _Connections:
-    """Those to one server or one node of a cluster."""
+    """The connections to one server, or to one node of a cluster."""
 
     def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
         self._library, self._client, self._node, self._timeout = library, client, node, timeout
-        # Of new connections: of a provider of credentials any error is one.
+        # What making a connection may raise. A provider of credentials may raise anything.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
-        # Make new connections, by their timeout.
+        # By the timeout of the connections that each makes.
         self._pools: dict[float | None, Any] = {}
         self._lock = threading.Lock()
         self._idle: list[Any] = []
@@ -134,7 +134,6 @@ class _Connections:
         self._waiting: deque[_Turn] = deque()
 
     def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> _Exchange:
-        """Has sent them when it returns, or failed."""
         try:
             connection = self._taken(timeout, attempts)
         except self._failures as error:
@@ -152,7 +151,6 @@ class _Connections:
         return _Exchange(connection, len(commands))
 
     def receive(self, exchange: _Exchange, timeout: float | None) -> list[Any]:
-        """The replies, or why there is none."""
         connection, replies = exchange.connection, list[Any]()
         if connection is None:
             return [exchange.error] * exchange.number
@@ -227,7 +225,7 @@ class _Connections:
                     raise
 
     def _wait(self, turn: _Turn) -> Any:
-        """Until another thread is done. If none is for longer than one may take, a thread was lost."""
+        """Sleeps until another thread is done. If none is for longer than one may take, a thread was lost."""
         timeout = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
         try:
             has_come, freed = False, -1
@@ -271,9 +269,9 @@ class _Connections:
                 self._idle.append(connection)
 
     def _give_up(self, connection: Any, error: Exception | None) -> None:
-        """For this reason; then those that rest may be as bad, and who waits is not to find that out in turn.
+        """Closes a connection, after an error those that rest too: they may be as bad, and who waits is told at once.
 
-        Or because the thread was interrupted; then another may go on in its place.
+        None is for a thread that was interrupted: another may go on in its place.
         """
         told: list[_Turn] = []
         idle: list[Any] = []
