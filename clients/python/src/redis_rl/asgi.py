@@ -134,7 +134,7 @@ class Route(Limit):
     """Limits a route."""
 
     def __init__(self, guard: Guard, policies: Policies) -> None:
-        """Of this guard."""
+        """``guard`` decides its requests."""
         super().__init__(guard, policies)
         # What FastAPI looks at, to learn that it is asynchronous.
         self.__dict__["__call__"] = self._take
@@ -283,7 +283,7 @@ class _Answering:
     """Sends the one answer to a request: the application's with the header fields, or the refusal."""
 
     def __init__(self, visit: Visit, scope: Scope, first: str, send: Send) -> None:
-        """Tells it in the message ``first``."""
+        """``first`` is the type of the message that gets the header fields."""
         self._visit, self._scope, self._first, self._send = visit, scope, first, send
 
     async def send(self, message: Message) -> None:

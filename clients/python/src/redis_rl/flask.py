@@ -59,14 +59,16 @@ class Guard(SyncGuard):
         """Decorates a view; or is a blueprint's: ``blueprint.before_request(guard.limit("9/h"))``."""
         limit = Limit(self, policies)
 
+        def refusal() -> Response | None:
+            return _response(run(self.take_route(limit, request)).refusal)
+
         def decorate(view: Any = None) -> Any:
             if view is None:
-                return _response(run(self.take_route(limit, request)).refusal)
+                return refusal()
 
             @functools.wraps(view)
             def limited(*args: Any, **arguments: Any) -> Any:
-                refusal = _response(run(self.take_route(limit, request)).refusal)
-                return refusal or current_app.ensure_sync(view)(*args, **arguments)
+                return refusal() or current_app.ensure_sync(view)(*args, **arguments)
 
             return with_limit(limited, limit)
 

@@ -161,13 +161,10 @@ class Standing(NamedTuple):
             pairs += zip(items, rows or (), strict=False)
         return pairs
 
-    def _policies(self) -> str:
-        return ", ".join([item.text for policy in self.policies for item in policy.items])
-
     def fields(self) -> dict[str, str]:
         """The header fields: of each item the units left, and the seconds to make do with them."""
         return {
-            "RateLimit-Policy": self._policies(),
+            "RateLimit-Policy": ", ".join([item.text for policy in self.policies for item in policy.items]),
             "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in self._pairs()]),
         }
 

@@ -23,14 +23,12 @@ import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from ._commands import wire
 from ._commands.wire import MAX_COST, Clock, Key
 from ._guard.guard import run
 from ._lines.loop import EachLoop, Loop, LoopLines
-from ._lines.own import socket_timeout
+from ._lines.own import CLIENT_OPTIONS, socket_timeout
 from .memory import MemoryLimiter
 
 __all__ = [
@@ -43,10 +41,6 @@ __all__ = [
     "RedisRLSentinelStorage",
     "RedisRLStorage",
 ]
-
-# A connection for each thread, also where redis-py would make no more than 100 and fail the rest. A command that is
-# sent again might count twice.
-_OPTIONS = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
 
 # If the options name none.
 _TIMEOUT_SECONDS = 5.0
@@ -284,7 +278,7 @@ class _SyncWindows(_Windows):
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         self.clock = clock
-        options = {**_OPTIONS, **options}
+        options = {**CLIENT_OPTIONS, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
     async def _call(self, *words: Key | int) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 Key: TypeAlias = str | bytes
@@ -183,8 +184,9 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
-    """What :func:`pairs` returns, if a key can be counted by these quotas."""
-    checked = pairs(quotas)
+    """The limits and windows of quotas, of which each is a pair or a text, if a key can be counted by them."""
+    each = [parsed(quota) if isinstance(quota, str) else (_pair(quota),) for quota in quotas]
+    checked = tuple(chain.from_iterable(each))
     windows = {timedelta_of(window) for _, window in checked}
     if not 1 <= len(checked) <= _MAX_QUOTAS or len(windows) < len(checked):
         raise ValueError(f"from 1 to {_MAX_QUOTAS} quotas are needed, and their windows must differ: {checked!r}")
@@ -197,14 +199,6 @@ def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
 def is_whole(number: object) -> bool:
     """Whether it is an integer. True and False are none."""
     return isinstance(number, int) and not isinstance(number, bool)
-
-
-def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
-    """The limits and windows of quotas, of which each is a pair or a text."""
-    pairs: list[Pair] = []
-    for quota in quotas:
-        pairs += parsed(quota) if isinstance(quota, str) else (_pair(quota),)
-    return tuple(pairs)
 
 
 def _pair(quota: Pair) -> Pair:
@@ -245,7 +239,6 @@ def take(
     """What takes from one key, or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
     for quota in quotas:
-        # As pairs() does, in half of the time.
         for limit, window in parsed(quota) if isinstance(quota, str) else (_pair(quota),):
             words += (limit, _window(window))
     if cost != 1:

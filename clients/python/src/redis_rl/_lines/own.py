@@ -11,6 +11,9 @@ from inspect import signature
 from time import monotonic
 from typing import Any, TypeAlias
 
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from .._commands.wire import NO_CLIENT
 
 Node: TypeAlias = tuple[str, int] | None
@@ -31,6 +34,9 @@ _LEFT_OUT = {
 }
 # While a cluster's nodes are asked who has which slots.
 TOPOLOGY_SECONDS = 1.0
+# Of clients that the package makes by an address: a connection for each thread, where redis-py would make 100 and fail
+# the rest, and nothing is sent again, which might count twice.
+CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
 # How often the nodes of a cluster are asked for that at most.
 _RENEW_SECONDS = 0.5
 

@@ -42,7 +42,8 @@ class ThreadLines(Router):
         patience = timeout, 1 if is_probe or timeout is not None else CONNECTING
         if self.slot_of is None:
             of_server = self._of(None)
-            return of_server.receive(of_server.send([words for _, words in commands], *patience), timeout)
+            sent = of_server.send([words for _, words in commands], *patience)
+            return of_server.receive(sent, len(commands), timeout)
         replies: list[Any] = [None] * len(commands)
         if self._cluster is None and (error := self._learn()):
             return [error] * len(commands)
@@ -52,9 +53,12 @@ class ThreadLines(Router):
         for index in by_node.pop(None, ()):
             self._learn()
             replies[index] = self.uncovered()
-        sent = {node: self._of(node).send([commands[i][1] for i in each], *patience) for node, each in by_node.items()}
+        under_way = {
+            node: self._of(node).send([commands[index][1] for index in indices], *patience)
+            for node, indices in by_node.items()
+        }
         for node, indices in by_node.items():
-            of_node = self._of(node).receive(sent[node], timeout)
+            of_node = self._of(node).receive(under_way[node], len(indices), timeout)
             for index, reply in zip(indices, of_node, strict=True):
                 replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
             if isinstance(of_node[-1], self._lost):
@@ -96,15 +100,6 @@ class ThreadLines(Router):
             self._cluster.close()
 
 
-class _Exchange:
-    """What is under way on a connection, or why nothing is."""
-
-    __slots__ = ("connection", "error", "number")
-
-    def __init__(self, connection: Any, number: int, error: Exception | None = None) -> None:
-        self.connection, self.number, self.error = connection, number, error
-
-
 class _Turn:
     """A thread that waits for a connection, which is None where it may make one."""
 
@@ -133,30 +128,32 @@ class _Connections:
         self._in_use = self._freed = 0
         self._waiting: deque[_Turn] = deque()
 
-    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> _Exchange:
+    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> Any:
+        """Sends commands, and returns the connection on which the replies are due, or why it could not."""
         try:
             connection = self._taken(timeout, attempts)
         except self._failures as error:
-            return _Exchange(None, len(commands), error)
+            return error
         try:
             is_one = len(commands) == 1
             packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
             connection.send_packed_command(packed, check_health=False)
         except self._library.failures as error:
             self._give_up(connection, error)
-            return _Exchange(None, len(commands), error)
+            return error
         except BaseException:
             self._give_up(connection, None)
             raise
-        return _Exchange(connection, len(commands))
+        return connection
 
-    def receive(self, exchange: _Exchange, timeout: float | None) -> list[Any]:
-        connection, replies = exchange.connection, list[Any]()
-        if connection is None:
-            return [exchange.error] * exchange.number
+    def receive(self, connection: Any, number: int, timeout: float | None) -> list[Any]:
+        """The replies that are due on what :meth:`send` has returned, or why there are none."""
+        if isinstance(connection, Exception):
+            return [connection] * number
+        replies: list[Any] = []
         errors = self._library.errors
         try:
-            while len(replies) < exchange.number:
+            while len(replies) < number:
                 try:
                     if timeout is not None and not connection.can_read(timeout):
                         raise errors.TimeoutError("no answer in time")
@@ -169,12 +166,12 @@ class _Connections:
                         raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
             self._give_up(connection, error)
-            return replies + [error] * (exchange.number - len(replies))
+            return replies + [error] * (number - len(replies))
         except BaseException:
             self._give_up(connection, None)
             raise
         last = replies[-1]
-        state = state_of(last) if isinstance(last, Exception) else None
+        state = state_of(last)
         if state and state.means == "elsewhere":
             self._give_up(connection, last)
         else:
