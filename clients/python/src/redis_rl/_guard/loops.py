@@ -50,7 +50,7 @@ class InLoop:
                 for found in away:
                     if found.is_probed:
                         self._probe(found.node, found.share)
-                # Whoever asks again at once lets the probe be answered.
+                # Code that asks again and again would else keep the loop from reading the answer to the probe.
                 await asyncio.sleep(0)
                 return [away[0].error] * len(requests)
         if self._clock is not None:
