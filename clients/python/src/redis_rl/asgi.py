@@ -108,9 +108,9 @@ class Guard(AsyncGuard):
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
         return Route(self, policies)
 
-    async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        """Takes units by the scope, or by a request of Starlette."""
-        return await super().take_by_hand(self._state(request), policies, cost)
+    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """Takes units by the scope, or by a request of Starlette: see :meth:`AsyncGuard.take`."""
+        return await super().take(self._state(request), policies, cost)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)

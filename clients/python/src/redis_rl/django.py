@@ -11,7 +11,7 @@ def search(request: HttpRequest) -> HttpResponse: ...
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -20,9 +20,8 @@ from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, blocking, run
-from ._guard.policies import Cost, Limit, Policies, limits_of, route_name, with_limit
-from ._guard.threads import CLOSE_SECONDS
-from ._guard.visit import Taken, Visit
+from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
+from ._guard.visit import Visit
 from .http import Answer, Policy
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
@@ -100,17 +99,7 @@ class Guard(SyncGuard):
 
         return decorate
 
-    async def atake(self, request: HttpRequest, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """:meth:`take` in an asynchronous view."""
-        return await self.take_by_hand(request, policies, cost)
-
-    async def asettle(self, request: HttpRequest, used: Cost) -> Mapping[str, str]:
-        """:meth:`settle` in an asynchronous view."""
-        return await self.settle_by_hand(request, used)
-
-    async def aclose(self, timeout: float = CLOSE_SECONDS) -> None:
-        """:meth:`close` in an event loop."""
-        await self.end(timeout)
+    atake, asettle, aclose = SyncGuard.take_by_hand, SyncGuard.settle_by_hand, SyncGuard.end
 
     def _state(self, request: HttpRequest) -> MutableMapping[str, Any]:
         return request.META

@@ -136,8 +136,15 @@ class _Windows(TimestampedSlidingWindow):
     """
 
     clock: Clock | None
+    _options: dict[str, Any] = {}
     # Unless an ACL rule says no.
     _may_run_scripts = True
+
+    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
+        """Takes the keyword arguments of the library's own storage."""
+        self.clock = clock
+        options = {**self._options, **options}
+        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
     async def _call(self, *words: Key | int) -> Any:
         raise NotImplementedError
@@ -275,11 +282,7 @@ class _SyncWindows(_Windows):
     key_prefix: str
     lua_incr_expire: Any
     storage: Any
-
-    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        self.clock = clock
-        options = {**CLIENT_OPTIONS, **options}
-        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+    _options = CLIENT_OPTIONS
 
     async def _call(self, *words: Key | int) -> Any:
         return self.storage.execute_command(*words)
@@ -293,12 +296,11 @@ class _SyncWindows(_Windows):
 
 class _AsyncWindows(_Windows):
     bridge: Any
+    _options = {"implementation": "redispy"}
 
-    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        self.clock = clock
+    def __init__(self, uri: str, **options: Any) -> None:
         self._lines = EachLoop(self._new_lines)
-        options = {"implementation": "redispy", **options}
-        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+        super().__init__(uri, **options)
 
     async def _call(self, *words: Key | int) -> Any:
         reply: Future[Any] = get_running_loop().create_future()
@@ -361,16 +363,17 @@ class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
 class _MemoryWindows(_Windows):
     """In this process. Fixed windows begin with their first hit here too."""
 
+    clock: Clock
     _may_run_scripts = False
     base_exceptions = redis.exceptions.RedisError
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        self.clock: Clock = clock or _now_ms
-        self.storage = MemoryLimiter(clock=self.clock)
+        clock = clock or _now_ms
+        self.storage = MemoryLimiter(clock=clock)
         # What fixed windows count, and when they end; how many there are when those that have ended go.
         self._fixed: dict[str, tuple[int, int]] = {}
         self._most = 1000
-        super().__init__(uri, **options)  # type: ignore[call-arg]  # of a class beside
+        super().__init__(uri, clock=clock, **options)
 
     async def _call(self, *words: Key | int) -> Any:
         return self.storage.execute_command(*words)

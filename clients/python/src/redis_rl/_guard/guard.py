@@ -210,7 +210,12 @@ class Guard:
                 return taken
         return await self.take_of([limit], request, visit=visit)
 
-    async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
+    async def take_by_hand(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """Takes units in one step from all these policies, by default the guard's, or from none.
+
+        If it is refused, so is the request, whatever the handler answers. ``cost`` is instead of what the policies say;
+        where there are several, by their names.
+        """
         state = self._state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
@@ -354,7 +359,15 @@ class Guard:
             _log.warning("a request was not decided: %s", str(error) or repr(error))
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """Corrects all that was taken for a request."""
+        """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
+
+        Whichever limit of the request has taken them; names are looked for from the innermost outwards. Those that are
+        not named stay as they are, and those that do not limit the request are left out. The last cost counts. Returns
+        the header fields as of then.
+
+        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
+        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes nothing.
+        """
         state = self._state(request)
         if (visit := state.get(VISIT)) is None:
             if VISIT in state:
@@ -362,8 +375,8 @@ class Guard:
             raise RuntimeError("to settle by the request needs the guard in front of the application: guard.middleware")
         return await settle(visit.taken, used)
 
-    async def end(self, timeout: float) -> None:
-        """Gives back what is left of leases, of threads and of this event loop."""
+    async def end(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
         self.asking  # noqa: B018 - there is one from now on, and it is closed
         for blocks, asking in self._made.items():
             if blocks or not blocking.get():
@@ -382,29 +395,7 @@ def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
 class AsyncGuard(Guard):
     """For asynchronous frameworks."""
 
-    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """Takes units in one step from all these policies, by default the guard's, or from none.
-
-        If it is refused, so is the request, whatever the handler answers. ``cost`` is instead of what the policies say;
-        where there are several, by their names.
-        """
-        return await self.take_by_hand(request, policies, cost)
-
-    async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
-
-        Whichever limit of the request has taken them; names are looked for from the innermost outwards. Those that are
-        not named stay as they are, and those that do not limit the request are left out. The last cost counts. Returns
-        the header fields as of then.
-
-        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
-        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes nothing.
-        """
-        return await self.settle_by_hand(request, used)
-
-    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
-        await self.end(timeout)
+    take, settle, close = Guard.take_by_hand, Guard.settle_by_hand, Guard.end
 
 
 class SyncGuard(Guard):
