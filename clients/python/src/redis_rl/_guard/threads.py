@@ -63,13 +63,13 @@ class _HereLines:
     def exchange(
         self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None, *, is_probe: bool = False
     ) -> list[Any]:
-        return [self._reply(words) for _, words in commands]
-
-    def _reply(self, words: Words) -> Any:
-        try:
-            return self._limiter.execute_command(*words)
-        except Exception as error:
-            return error
+        replies: list[Any] = []
+        for _, words in commands:
+            try:
+                replies.append(self._limiter.execute_command(*words))
+            except Exception as error:
+                replies.append(error)
+        return replies
 
     def close(self) -> None:
         pass

@@ -23,8 +23,6 @@ Wanted: TypeAlias = Callable[[], bool]
 """Whether anybody waits for it."""
 
 _SHORTEST_TICK = 0.001
-# How long a client for a cluster that is replaced may still be in use.
-_LINGER_SECONDS = 5.0
 
 
 def always() -> bool:
@@ -98,7 +96,8 @@ class LoopLines(Router):
         self._connections: dict[Node, _Connection] = {}
         self._learning: asyncio.Task[None] | None = None
         self._unrouted: list[tuple[Name, Words, Done, Wanted, bool]] = []
-        self._replaced: list[Any] = []
+        # The client for the cluster that was replaced last: what it was asked may be on its way.
+        self._replaced: Any = None
         self._redirected: set[asyncio.Task[Any]] = set()
         # Ends with the event loop, and closes the connections then.
         self._keeper = self._keep()
@@ -154,18 +153,11 @@ class LoopLines(Router):
             for _, _, done, *_ in waiting:
                 done(error)
             return
-        if self._cluster is not None:
-            self._replaced.append(self._cluster)
-            self.loop.call_later(_LINGER_SECONDS, self._end_linger, self._cluster, context=Context())
-        self._cluster = client
+        before, self._replaced, self._cluster = self._replaced, self._cluster, client
         waiting, self._unrouted = self._unrouted, []
         for each in waiting:
             self.send(*each)
-
-    def _end_linger(self, client: Any) -> None:
-        if client in self._replaced:
-            self._replaced.remove(client)
-        spawn(self.loop, _close(client))
+        await _close(before)
 
     async def close_idle(self) -> None:
         """Closes the connections that rest. Others are made if more is sent."""
@@ -177,10 +169,10 @@ class LoopLines(Router):
         await asyncio.sleep(0)
 
     async def close(self) -> None:
-        replaced, self._replaced = self._replaced, []
+        replaced, self._replaced = self._replaced, None
         cluster, self._cluster = self._cluster, None
-        for client in (*replaced, cluster):
-            await _close(client)
+        await _close(replaced)
+        await _close(cluster)
         await self.close_idle()
 
     async def _keep(self) -> AsyncGenerator[None, None]:

@@ -175,16 +175,13 @@ def own_cluster_client(library: Library, client: Any, *, without: Node = None) -
     options = library.options([library.cluster_client, library.client], given, TOPOLOGY_SECONDS)
     if _is_ssl(given):
         options["ssl"] = True
-    accepted = signature(library.cluster_client.__init__).parameters
-    for name in ("cluster_error_retry_attempts", "connection_error_retry_attempts"):
-        # valkey-py does not ask its Retry; redis-py warns of these.
-        if library.name == "valkey" and name in accepted:
-            options[name] = 0
+    if library.name == "valkey":
+        # It does not ask its Retry; redis-py warns of these.
+        attempts = {"cluster_error_retry_attempts", "connection_error_retry_attempts"}
+        options.update(dict.fromkeys(attempts & signature(library.cluster_client.__init__).parameters.keys(), 0))
     # A slot that has moved is no reason to close connections.
     options["reinitialize_steps"] = 0
-    remap = getattr(manager, "address_remap", None)
-    if remap and "address_remap" in accepted:
-        options["address_remap"] = remap
+    options["address_remap"] = manager.address_remap
     nodes = sorted(
         {(node.host, node.port) for node in (*client.get_nodes(), *manager.startup_nodes.values())},
         key=lambda node: (node == without, node),
