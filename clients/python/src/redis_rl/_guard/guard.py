@@ -79,7 +79,7 @@ def _own(answer: Any) -> Answer | None:
 
 
 def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
-    """An answer with these fields too, unless it names them."""
+    """The answer with these fields too, unless it names them."""
     named = {name.lower() for name in answer.fields}
     kept = {name: value for name, value in fields.items() if name.lower() not in named}
     return Answer(answer.status, {**kept, **answer.fields}, answer.body)
@@ -302,7 +302,7 @@ class Guard:
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
-        """What to answer if it may not pass. Then it costs nothing."""
+        """The answer to a request that may not pass, which then costs nothing."""
         part, refusal = taken.parts[0], None
         if part.error:
             refusal = http.away() if self._is_closed else None

@@ -112,7 +112,7 @@ def check_together(policies: Sequence[Policy]) -> None:
 
 
 def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
-    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
+    """Raises an error for a name that no policy of these limits has, where all their policies are known."""
     known: set[str] = set()
     for limit in limits:
         if limit.fixed is None:

@@ -45,7 +45,7 @@ class Library:
     """redis-py, or one with its interface and names; its half for threads, or that for tasks."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
-        """Refuses what is no client of such a library."""
+        """Raises an error if this is no client of such a library."""
         names = [kind.__module__.partition(".")[0] for kind in type(client).__mro__]
         name = next((name for name in names if name in ("redis", "valkey")), None)
         if name is None or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
