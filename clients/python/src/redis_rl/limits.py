@@ -42,9 +42,6 @@ __all__ = [
     "RedisRLStorage",
 ]
 
-# If the options name none.
-_TIMEOUT_SECONDS = 5.0
-
 
 def _end(reply: Future[Any], told: Any) -> None:
     if reply.done():
@@ -315,7 +312,7 @@ class _AsyncWindows(_Windows):
 
     def _new_lines(self, loop: Loop) -> LoopLines:
         client = self.bridge.get_connection()
-        return LoopLines(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
+        return LoopLines(client, loop, socket_timeout(client))
 
     def _incr_script(self) -> Any:
         return self.bridge.lua_incr_expire

@@ -10,7 +10,6 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from .._commands import wire
 from .._commands.wire import Clock, Key, Verdict
 from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step
 from .._lines.errors import is_away
@@ -118,16 +117,12 @@ class InLoop:
         if command in self._under_way:
             self._under_way.discard(command)
             self._landed.set()
-        if isinstance(reply, Exception):
-            if is_away(reply) and command.is_wanted():
-                self._nodes.failed(reply, node, command.shares[0])
-            reply = wire.explained(reply)
-        elif command.awaits_reply:
-            reply = command.read(reply)
+        if is_away(reply) and command.is_wanted():
+            self._nodes.failed(reply, node, command.shares[0])
         if command.awaits_reply:
             # Rounded up: a wait that is counted from it is not told a millisecond too short.
             now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
-            self._tell(self.keys.reply, now_ms, command, reply)
+            self._tell(self.keys.reply, now_ms, command, command.read(reply))
 
     def _probe(self, node: Node, share: Share) -> None:
         """Asks a node that is away for no units. No request waits for the answer."""

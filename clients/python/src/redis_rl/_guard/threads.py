@@ -211,8 +211,7 @@ class InThreads:
             for reply in replies:
                 command = call.sent.pop(0)
                 if command.awaits_reply:
-                    said = wire.explained(reply) if isinstance(reply, Exception) else command.read(reply)
-                    call.commands += self._step(here, call, Keys.reply, now_ms, command, said)
+                    call.commands += self._step(here, call, Keys.reply, now_ms, command, command.read(reply))
 
     def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
         """The replies, or why there is none. A node that is away is asked only by probes."""

@@ -34,6 +34,7 @@ _LEFT_OUT = {
 }
 # While a cluster's nodes are asked who has which slots.
 TOPOLOGY_SECONDS = 1.0
+_TIMEOUT_SECONDS = 5.0
 # Of clients that the package makes by an address: a connection for each thread, where redis-py would make 100 and fail
 # the rest, and nothing is sent again, which might count twice.
 CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
@@ -108,12 +109,11 @@ class Router:
         return own_cluster_client(self.library, self._cluster or self.client, without=without)
 
 
-def socket_timeout(client: Any) -> float | None:
-    """How long the application waits for a reply, in seconds."""
-    if not hasattr(client, "get_connection_kwargs"):
-        return None
-    timeout: float | None = client.get_connection_kwargs().get("socket_timeout")
-    return timeout
+def socket_timeout(client: Any) -> float:
+    """How long the application waits for a reply, in seconds; where it would wait for ever, this package does not."""
+    options = client.get_connection_kwargs() if hasattr(client, "get_connection_kwargs") else {}
+    timeout: float | None = options.get("socket_timeout")
+    return timeout or _TIMEOUT_SECONDS
 
 
 def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float | None = None) -> Any:
