@@ -214,7 +214,7 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
 
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
     with flask.Flask(__name__).test_request_context():
-        guard.state(flask.request)[VISIT] = None
+        guard._state(flask.request)[VISIT] = None
         with pytest.raises(RuntimeError, match="needs an asynchronous view"):
             guard.take(flask.request)
 
@@ -262,7 +262,7 @@ async def test_a_request_of_aiohttp_that_is_cancelled_while_it_is_decided_costs_
 ) -> None:
     guard = redis_rl.aiohttp.Guard(redis.asyncio.Redis(port=own_server.port), "9/h", key=lambda _: "me", timeout=9)
     request = make_mocked_request("GET", "/")
-    guard.state(request)[VISIT] = None
+    guard._state(request)[VISIT] = None
     for _ in range(2):
         await guard.take(request, cost=0)
     own_server.freeze()

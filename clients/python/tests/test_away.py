@@ -28,10 +28,10 @@ TIMEOUT = 0.1
 class ThreadGuard(SyncGuard):
     """Of no framework."""
 
-    def state(self, request: Any) -> Any:
+    def _state(self, request: Any) -> Any:
         return request
 
-    def address(self, request: Any) -> str | None:
+    def _address(self, request: Any) -> str | None:
         return "192.0.2.1"
 
 

@@ -129,9 +129,9 @@ async def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
 def test_quotas(case: Any) -> None:
     if case.get("error"):
         with pytest.raises(ValueError, match=rf'^"[^"]*" {re.escape(CASES["quota_error"])}$'):
-            wire.pairs([case["text"]])
+            wire.parsed(case["text"])
     else:
-        assert wire.pairs([case["text"]]) == tuple(map(tuple, case["quotas"]))
+        assert wire.parsed(case["text"]) == tuple(map(tuple, case["quotas"]))
 
 
 @named(CASES["http"])

@@ -43,7 +43,7 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The words are those of redis-cli."""
+    """Reads the command line. The options for the server are those of redis-cli."""
     options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.", add_help=False)
     options.add_argument("--help", action="help", help="show this and exit")
     server = options.add_argument_group("server, as in redis-cli")
@@ -115,7 +115,7 @@ def connect(options: argparse.Namespace) -> Any:
 
 
 def masters(client: Any) -> list[Any]:
-    """A client for each."""
+    """A client for each master."""
     if isinstance(client, redis.RedisCluster):
         return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
     return [client]
@@ -153,7 +153,7 @@ def _bytes(word: str) -> bytes:
 
 
 def check_loaded(nodes: list[Any], key: bytes) -> None:
-    """Whether they have the module. Another error is of the key, or of its place."""
+    """Raises an error if a node has not loaded the module. Others, about the key or its slot, do not matter here."""
     for node in nodes:
         try:
             node.execute_command("RL.INFO", key)
@@ -206,7 +206,7 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
 
 
 def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -> Iterator[Row]:
-    """What limiters count, without those that have expired meanwhile."""
+    """The rows of the limiters that have not expired meanwhile."""
     replies = _asked(client, (("RL.INFO", key) for key in keys))
     found = [(key, _fields(reply)) for key, reply in zip(keys, replies, strict=True) if reply]
     if quotas is None:
@@ -243,7 +243,7 @@ def _seconds(milliseconds: int) -> str:
 
 
 def list_all(client: Any, options: argparse.Namespace) -> int:
-    """By SCAN, which holds up nobody."""
+    """Lists limiters by SCAN, which does not block the server."""
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
@@ -272,7 +272,7 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
 
 
 def inspect(client: Any, options: argparse.Namespace) -> int:
-    """One of them."""
+    """Shows one limiter."""
     if isinstance(client, redis.RedisCluster):
         client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))  # type: ignore[no-untyped-call]
     if table([rows_of(client, options.keys, options.quotas)]):
@@ -282,7 +282,7 @@ def inspect(client: Any, options: argparse.Namespace) -> int:
 
 
 def reset(client: Any, options: argparse.Namespace) -> int:
-    """Nothing but limiters."""
+    """Forgets what limiters count, and touches no other keys."""
     status = 0
     for key in options.keys:
         kind = client.type(key).decode()
@@ -295,7 +295,7 @@ def reset(client: Any, options: argparse.Namespace) -> int:
 
 
 def watch(client: Any, options: argparse.Namespace) -> int:
-    """From the keyspace event, of all masters."""
+    """Shows which keys are limited, by the keyspace events of all masters."""
     # In the background too, where a shell has it ignore interrupts.
     for end_of_watch in (signal.SIGINT, signal.SIGTERM):
         signal.signal(end_of_watch, signal.default_int_handler)
@@ -331,7 +331,7 @@ def watch(client: Any, options: argparse.Namespace) -> int:
 
 
 def _limited(subscriptions: list[Any], end: float | None) -> Counter[bytes]:
-    """How often each key was, within a second."""
+    """How often each key was limited, within a second."""
     keys: Counter[bytes] = Counter()
     until = min(time.monotonic() + 1, end or float("inf"))
     while (left := until - time.monotonic()) > 0:

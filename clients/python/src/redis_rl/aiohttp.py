@@ -62,7 +62,7 @@ class Guard(AsyncGuard):
 
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """For ``app.on_response_prepare``, where handlers prepare streams and websockets themselves."""
-        visit: Visit | None = self.state(request).get(VISIT)
+        visit: Visit | None = self._state(request).get(VISIT)
         if visit and not visit.has_begun:
             visit.has_begun = True
             response.headers.update(visit.fields())
@@ -85,19 +85,17 @@ class Guard(AsyncGuard):
 
         return decorate
 
-    def state(self, request: web.Request) -> MutableMapping[str, Any]:
-        """Of the request."""
+    def _state(self, request: web.Request) -> MutableMapping[str, Any]:
         state: dict[str, Any] | None = request.get(_STATE)
         if state is None:
             request[_STATE] = state = {}
         return state
 
-    def address(self, request: web.Request) -> str | None:
-        """Of the connection."""
+    def _address(self, request: web.Request) -> str | None:
         return request.remote
 
     def route(self, request: web.Request, limit: Limit) -> str | None:
-        """Of the resource."""
+        """The name of the resource."""
         route = request.match_info.route
         method = "GET" if route.method == "HEAD" else route.method
         if route.resource is None:

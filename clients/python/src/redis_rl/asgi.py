@@ -108,21 +108,19 @@ class Guard(AsyncGuard):
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
         return Route(self, policies)
 
-    async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        """Of the scope."""
-        return await super().take_by_hand(self.state(request), policies, cost)
+    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """Takes units by the scope, or by a request of Starlette: see :meth:`AsyncGuard.take`."""
+        return await super().take(self._state(request), policies, cost)
 
-    def state(self, request: Any) -> MutableMapping[str, Any]:
-        """The scope."""
+    def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)
         return scope
 
-    def address(self, request: Scope) -> str | None:
-        """Of the scope."""
+    def _address(self, request: Scope) -> str | None:
         return (request.get("client") or (None,))[0]
 
     def route(self, request: Scope, limit: Limit) -> str | None:
-        """As Starlette, FastAPI and Litestar tell it."""
+        """The name of the route, which Starlette, FastAPI and Litestar tell."""
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
         known = limit.known.get((id(route), mount))
@@ -136,7 +134,7 @@ class Route(Limit):
     """Limits a route."""
 
     def __init__(self, guard: Guard, policies: Policies) -> None:
-        """Of this guard."""
+        """``guard`` decides its requests."""
         super().__init__(guard, policies)
         # What FastAPI looks at, to learn that it is asynchronous.
         self.__dict__["__call__"] = self._take
@@ -180,7 +178,7 @@ class Route(Limit):
         return limited
 
     def middleware(self, app: App) -> App:
-        """Of a route or a router."""
+        """Limits a route or a router of Starlette."""
         return _Middleware(cast(Guard, self.guard), self, app)
 
 
@@ -285,7 +283,7 @@ class _Answering:
     """Sends the one answer to a request: the application's with the header fields, or the refusal."""
 
     def __init__(self, visit: Visit, scope: Scope, first: str, send: Send) -> None:
-        """Tells it in the message ``first``."""
+        """``first`` is the type of the message that gets the header fields."""
         self._visit, self._scope, self._first, self._send = visit, scope, first, send
 
     async def send(self, message: Message) -> None:

@@ -11,7 +11,7 @@ def search(request: HttpRequest) -> HttpResponse: ...
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -20,9 +20,8 @@ from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, blocking, run
-from ._guard.policies import Cost, Limit, Policies, limits_of, route_name, with_limit
-from ._guard.threads import CLOSE_SECONDS
-from ._guard.visit import Taken, Visit
+from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
+from ._guard.visit import Visit
 from .http import Answer, Policy
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
@@ -54,36 +53,33 @@ class Guard(SyncGuard):
         if iscoroutinefunction(get_response):
 
             async def guarded(request: HttpRequest) -> Any:
-                visit = self._visit(request)
+                visit = Visit(self._state(request), VISIT)
                 response = await get_response(request)
                 if not visit.taken:
                     # Nobody has looked for a view.
                     await self.take_of([self.all], request, visit=visit)
                 return _answered(visit, response)
 
-            async def process_view(request: HttpRequest, view: Any, args: Any, arguments: Any) -> Any:
-                visit = self.visit_of(request)
-                taken = await self.take_of([self.all, *_limits(view, request)], request, visit=visit)
-                return _response(taken.refusal)
+            guarded.process_view = self._process_view
         else:
 
             def guarded(request: HttpRequest) -> Any:
-                visit = self._visit(request)
+                visit = Visit(self._state(request), VISIT)
                 response = get_response(request)
                 if not visit.taken:
                     run(self.take_of([self.all], request, visit=visit))
                 return _answered(visit, response)
 
-            def process_view(request: HttpRequest, view: Any, args: Any, arguments: Any) -> Any:  # type: ignore[misc]
-                visit = self.visit_of(request)
-                return _response(run(self.take_of([self.all, *_limits(view, request)], request, visit=visit)).refusal)
-
-        guarded.process_view = process_view
+            guarded.process_view = lambda *arguments: run(self._process_view(*arguments))
         return guarded
+
+    async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
+        limits = [self.all, *_limits(view, request)]
+        return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[Any], Any]:
         """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
-        limit = ViewLimit(self, policies, method)
+        limit = _ViewLimit(self, policies, method)
 
         def decorate(view: Any) -> Any:
             if iscoroutinefunction(view):
@@ -103,51 +99,34 @@ class Guard(SyncGuard):
 
         return decorate
 
-    async def atake(self, request: HttpRequest, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """:meth:`take` in an asynchronous view."""
-        return await self.take_by_hand(request, policies, cost)
+    atake, asettle, aclose = SyncGuard.take_by_hand, SyncGuard.settle_by_hand, SyncGuard.end
 
-    async def asettle(self, request: HttpRequest, used: Cost) -> Mapping[str, str]:
-        """:meth:`settle` in an asynchronous view."""
-        return await self.settle_by_hand(request, used)
-
-    async def aclose(self, timeout: float = CLOSE_SECONDS) -> None:
-        """:meth:`close` in an event loop."""
-        await self.end(timeout)
-
-    def state(self, request: HttpRequest) -> MutableMapping[str, Any]:
-        """Of the request."""
+    def _state(self, request: HttpRequest) -> MutableMapping[str, Any]:
         return request.META
 
-    def address(self, request: HttpRequest) -> str | None:
-        """Of the connection."""
+    def _address(self, request: HttpRequest) -> str | None:
         return request.META.get("REMOTE_ADDR")
 
     def route(self, request: HttpRequest, limit: Limit) -> str | None:
-        """Of the pattern, which is for all methods."""
-        assert isinstance(limit, ViewLimit)
+        """The name of the pattern, which is for all methods."""
+        assert isinstance(limit, _ViewLimit)
         match = request.resolver_match
         return route_name([limit.method] if limit.method else (), f"/{match.route}") if match else None
 
-    def _visit(self, request: HttpRequest) -> Visit:
-        return Visit(self.state(request), VISIT)
 
-
-class ViewLimit(Limit):
-    """Limits a view."""
+class _ViewLimit(Limit):
+    """Limits a view, for all methods or one."""
 
     def __init__(self, guard: Guard, policies: Policies, method: str | None) -> None:
-        """Perhaps for one method alone."""
         super().__init__(guard, policies)
         self.method = method
 
     def is_for(self, request: HttpRequest) -> bool:
-        """Whether it limits this request."""
         return self.method is None or request.method == self.method
 
 
 def _limits(view: Any, request: HttpRequest) -> list[Limit]:
-    return [limit for limit in limits_of(view) if isinstance(limit, ViewLimit) and limit.is_for(request)]
+    return [limit for limit in limits_of(view) if isinstance(limit, _ViewLimit) and limit.is_for(request)]
 
 
 def _response(answer: Answer | None) -> HttpResponse | None:

@@ -23,8 +23,6 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from rest_framework import throttling
 from rest_framework.exceptions import APIException
 
@@ -36,6 +34,7 @@ from ._guard.leases import asking_of, take
 from ._guard.threads import InThreads
 from ._keys import Rules
 from ._lines.errors import is_away
+from ._lines.own import CLIENT_OPTIONS
 from .memory import MemoryLimiter
 
 if TYPE_CHECKING:
@@ -158,10 +157,7 @@ def _limiter_of_settings() -> RateLimiter:
             values["URL"],
             socket_connect_timeout=values["TIMEOUT"],
             socket_timeout=values["TIMEOUT"],
-            # A connection for each thread, also where redis-py would make no more than 100 and fail the rest.
-            max_connections=2**31,
-            # A command that is sent again might count twice.
-            retry=Retry(NoBackoff(), 0),
+            **CLIENT_OPTIONS,
         ),
         clock=values["CLOCK"],
     )

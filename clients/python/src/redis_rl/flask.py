@@ -59,29 +59,29 @@ class Guard(SyncGuard):
         """Decorates a view; or is a blueprint's: ``blueprint.before_request(guard.limit("9/h"))``."""
         limit = Limit(self, policies)
 
+        def refusal() -> Response | None:
+            return _response(run(self.take_route(limit, request)).refusal)
+
         def decorate(view: Any = None) -> Any:
             if view is None:
-                return _response(run(self.take_route(limit, request)).refusal)
+                return refusal()
 
             @functools.wraps(view)
             def limited(*args: Any, **arguments: Any) -> Any:
-                refusal = _response(run(self.take_route(limit, request)).refusal)
-                return refusal or current_app.ensure_sync(view)(*args, **arguments)
+                return refusal() or current_app.ensure_sync(view)(*args, **arguments)
 
             return with_limit(limited, limit)
 
         return decorate
 
-    def state(self, request: Request) -> MutableMapping[str, Any]:
-        """The environment."""
+    def _state(self, request: Request) -> MutableMapping[str, Any]:
         return request.environ
 
-    def address(self, request: Request) -> str | None:
-        """Of the connection."""
+    def _address(self, request: Request) -> str | None:
         return request.remote_addr
 
     def route(self, request: Request, limit: Limit) -> str | None:
-        """Of the rule, or of the blueprint."""
+        """The name of the rule, or of the blueprint."""
         rule = request.url_rule
         if rule and limit in limits_of(current_app.view_functions.get(rule.endpoint)):
             return route_name(rule.methods or (), rule.rule)

@@ -39,7 +39,7 @@ class Item:
     """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
-        """Refuses what the header field cannot say."""
+        """Checks that the header field can say it."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window % _SECOND or not self.window:
@@ -107,12 +107,12 @@ class Policy:
         return f"<Policy {', '.join(item.text for item in self.items)}>"
 
     def share(self, key: str | bytes, cost: int) -> Share:
-        """What a request takes."""
+        """What a request takes of this policy."""
         return Share(key, self._rules, cost)
 
 
 class RoutePolicy(Policy):
-    """One with the name of a route: ``GET /search``."""
+    """A policy with the name of a route: ``GET /search``."""
 
     _names = re.compile(r"[ -~]+")
 
@@ -141,12 +141,12 @@ class Standing(NamedTuple):
 
     @property
     def decision(self) -> Decision:
-        """With the rows that are known."""
+        """What was decided, with the rows that are known."""
         limited, retry_after, at, _ = self.outcome
         return Decision(limited, retry_after, at, tuple(row for _, row in self._pairs()))
 
     def without(self, units: Sequence[int]) -> Standing:
-        """With so many units more of each policy: they go back."""
+        """The standing after so many units of each policy have gone back."""
         rows = [each and without(each, more) for each, more in zip(self.outcome.rows, units, strict=True)]
         return self._replace(outcome=self.outcome._replace(rows=tuple(rows)))
 
@@ -161,13 +161,10 @@ class Standing(NamedTuple):
             pairs += zip(items, rows or (), strict=False)
         return pairs
 
-    def _policies(self) -> str:
-        return ", ".join([item.text for policy in self.policies for item in policy.items])
-
     def fields(self) -> dict[str, str]:
         """The header fields: of each item the units left, and the seconds to make do with them."""
         return {
-            "RateLimit-Policy": self._policies(),
+            "RateLimit-Policy": ", ".join([item.text for policy in self.policies for item in policy.items]),
             "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in self._pairs()]),
         }
 
@@ -189,7 +186,7 @@ class Standing(NamedTuple):
 
 
 def together(standings: Sequence[Standing]) -> Standing:
-    """As one, for one answer. Only the last may have refused."""
+    """Joins standings for one answer. Only the last may have refused."""
     if len(standings) == 1:
         return standings[0]
     rows = tuple(row for each in standings for row in each.outcome.rows)

@@ -17,20 +17,18 @@ import time
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from ._commands import wire
 from ._commands.wire import MAX_COST, Clock, Key
 from ._guard.guard import run
 from ._lines.loop import EachLoop, Loop, LoopLines
-from ._lines.own import socket_timeout
+from ._lines.own import CLIENT_OPTIONS, socket_timeout
 from .memory import MemoryLimiter
 
 __all__ = [
@@ -44,15 +42,6 @@ __all__ = [
     "RedisRLStorage",
 ]
 
-_Result = TypeVar("_Result")
-
-# A connection for each thread, also where redis-py would make no more than 100 and fail the rest. A command that is
-# sent again might count twice.
-_OPTIONS = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
-
-# If the options name none.
-_TIMEOUT_SECONDS = 5.0
-
 
 def _end(reply: Future[Any], told: Any) -> None:
     if reply.done():
@@ -64,7 +53,7 @@ def _end(reply: Future[Any], told: Any) -> None:
 
 
 class _Script:
-    """As those of redis-py, but not of one client."""
+    """A script of redis-py's kind that belongs to no client."""
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -91,25 +80,6 @@ if tonumber(redis.call('HGET', KEYS[1], 'ends_ms') or 0) <= now then
 end
 return redis.call('HINCRBY', KEYS[1], 'count', ARGV[3])
 """)
-
-
-# A key is counted by one algorithm, and an application may change its strategy while keys live.
-def _log(key: str) -> str:
-    return f"{key}/log"
-
-
-def _sliding(key: str) -> str:
-    return f"{key}/sliding"
-
-
-def _fixed(key: str) -> str:
-    """A fixed window by a clock of the application. Without one its key has no suffix."""
-    return f"{key}/fixed"
-
-
-def _whole(amount: float) -> int:
-    """Units that are counted: slowapi passes on what a function of the application has computed."""
-    return math.ceil(amount)
 
 
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
@@ -145,43 +115,49 @@ def _redis_uri(uri: str) -> str:
 
 
 def _of_storage(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """A coroutine that awaits nothing but ``_call``: the storage returns it, or what comes of it."""
+    """A coroutine that awaits nothing but ``_call``: an asynchronous storage returns it, others what comes of it."""
 
     @wraps(method)
-    def run(self: _Windows, *arguments: Any, **named: Any) -> Any:
-        return self._run(method(self, *arguments, **named))
+    def of_storage(self: _Windows, *arguments: Any, **named: Any) -> Any:
+        coroutine = method(self, *arguments, **named)
+        return coroutine if isinstance(self, aio.Storage) else run(coroutine)
 
-    return run
+    return of_storage
 
 
 class _Windows(TimestampedSlidingWindow):
-    """What all storages do. Sliding windows are aligned to the clock."""
+    """What all storages do. Sliding windows are aligned to the clock.
+
+    An application may change its strategy while keys live, and a key is counted by one algorithm: so each has a suffix
+    of its own, except for fixed windows without a clock, which are as those of the library.
+    """
 
     clock: Clock | None
+    _options: dict[str, Any] = {}
     # Unless an ACL rule says no.
     _may_run_scripts = True
 
+    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
+        """Takes the keyword arguments of the library's own storage."""
+        self.clock = clock
+        options = {**self._options, **options}
+        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+
     async def _call(self, *words: Key | int) -> Any:
-        """Sends a command."""
         raise NotImplementedError
 
-    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Any:
-        """What comes of it; in an event loop itself."""
-        return run(coroutine)
-
     def _incr_script(self) -> Any:
-        """The library's, of a fixed window."""
+        """The library's script that counts in a fixed window."""
         raise NotImplementedError
 
     def prefixed_key(self, key: str) -> str:
-        """The name on the server."""
         raise NotImplementedError
 
     def _as_of(self) -> int | None:
         return None if self.clock is None else self.clock()
 
     async def _run_script(self, script: Any, key: str, *arguments: Key | int) -> Any:
-        """Without what it costs to call it."""
+        """As the library does, in less time."""
         words = (1, self.prefixed_key(key), *arguments)
         try:
             return await self._call("EVALSHA", script.sha, *words)
@@ -190,15 +166,13 @@ class _Windows(TimestampedSlidingWindow):
 
     @_of_storage
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Counts in a fixed window."""
         if self.clock is not None:
-            arguments = (self.clock(), 1000 * expiry, _whole(amount))
-            return int(await self._run_script(_COUNT_AS_OF, _fixed(key), *arguments))
+            arguments = (self.clock(), 1000 * expiry, math.ceil(amount))
+            return int(await self._run_script(_COUNT_AS_OF, f"{key}/fixed", *arguments))
         return int(await self._run_script(self._incr_script(), key, expiry, amount))
 
     @_of_storage
     async def get(self, key: str) -> int:
-        """The count of a fixed window."""
         if self.clock is None:
             return int(await self._call("GET", self.prefixed_key(key)) or 0)
         count, ends_ms = await self._fixed_window(key)
@@ -206,34 +180,31 @@ class _Windows(TimestampedSlidingWindow):
 
     @_of_storage
     async def get_expiry(self, key: str) -> float:
-        """When a fixed window ends."""
         if self.clock is None:
             return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
         _, ends_ms = await self._fixed_window(key)
         return max(ends_ms, self.clock()) / 1000
 
     async def _fixed_window(self, key: str) -> tuple[int, int]:
-        """Its count, and when it ends, by the clock of the application."""
-        count, ends_ms = await self._call("HMGET", self.prefixed_key(_fixed(key)), "count", "ends_ms")
+        count, ends_ms = await self._call("HMGET", self.prefixed_key(f"{key}/fixed"), "count", "ends_ms")
         return int(count or 0), int(ends_ms or 0)
 
     @_of_storage
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Takes units from a moving window, exactly, if they fit."""
-        return await self._take("RL.LOG", _log(key), limit, expiry, amount)
+        return await self._take("RL.LOG", f"{key}/log", limit, expiry, amount)
 
     @_of_storage
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Takes units from a sliding window if they fit."""
-        return await self._take("RL.SLIDING", _sliding(key), limit, expiry, amount)
+        return await self._take("RL.SLIDING", f"{key}/sliding", limit, expiry, amount)
 
     @_of_storage
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        """Forgets a sliding window."""
-        await self._forget("RL.SLIDING", _sliding(key), expiry)
+        await self._forget("RL.SLIDING", f"{key}/sliding", expiry)
 
     async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
-        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], _whole(amount), at=self._as_of())
+        # slowapi passes on what a function of the application has computed.
+        cost = math.ceil(amount)
+        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], cost, at=self._as_of())
         return (await self._call(*words))[0] == 0  # type: ignore[no-any-return]
 
     async def _peek(self, key: str, limit: int, expiry: int, cost: int = 1, at: int | None = None) -> list[int]:
@@ -259,7 +230,7 @@ class _Windows(TimestampedSlidingWindow):
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """When the oldest unit in the moving window was taken, and how many there are."""
         at = self._as_of()
-        _, _, remaining, retry_after, _ = await self._peek_next(_log(key), limit, expiry, at)
+        _, _, remaining, retry_after, _ = await self._peek_next(f"{key}/log", limit, expiry, at)
         now = time.time() if at is None else at / 1000
         # One window after its start the next unit frees.
         start = now if remaining == limit else now + max(0, retry_after) / 1000 - expiry
@@ -269,12 +240,12 @@ class _Windows(TimestampedSlidingWindow):
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """Count and seconds left of the window before and of this one."""
         if self.clock is None:
-            return _sliding_window(await self._call("RL.INFO", self.prefixed_key(_sliding(key))), expiry)
+            return _sliding_window(await self._call("RL.INFO", self.prefixed_key(f"{key}/sliding")), expiry)
         # RL.INFO has no AT. At its start a window counts with all of the one before, and so does the next with this.
         now, length_ms = self.clock(), 1000 * expiry
         start = now - now % length_ms
-        both = MAX_COST - (await self._peek(_sliding(key), MAX_COST, expiry, at=start))[2]
-        current = MAX_COST - (await self._peek(_sliding(key), MAX_COST, expiry, at=start + length_ms))[2]
+        both = MAX_COST - (await self._peek(f"{key}/sliding", MAX_COST, expiry, at=start))[2]
+        current = MAX_COST - (await self._peek(f"{key}/sliding", MAX_COST, expiry, at=start + length_ms))[2]
         return _told(both - current, current, start + length_ms - now, expiry)
 
     async def _forget(self, command: str, key: str, window: wire.Window) -> None:
@@ -283,10 +254,9 @@ class _Windows(TimestampedSlidingWindow):
 
     @_of_storage
     async def clear(self, key: str) -> None:
-        """Forgets a fixed or a moving window."""
-        await self._forget("RL.LOG", _log(key), "3650d")
+        await self._forget("RL.LOG", f"{key}/log", "3650d")
         if self.clock is not None:
-            await self._call("DEL", self.prefixed_key(_fixed(key)))
+            await self._call("DEL", self.prefixed_key(f"{key}/fixed"))
             return
         try:
             await self._peek(key, 1, 1)
@@ -298,7 +268,6 @@ class _Windows(TimestampedSlidingWindow):
 
     @_of_storage
     async def check(self) -> bool:
-        """Whether a server with the module answers."""
         try:
             await self._peek("", 1, 1)
         except Exception:
@@ -310,12 +279,7 @@ class _SyncWindows(_Windows):
     key_prefix: str
     lua_incr_expire: Any
     storage: Any
-
-    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        """Takes the keyword arguments of the library's own storage."""
-        self.clock = clock
-        options = {**_OPTIONS, **options}
-        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+    _options = CLIENT_OPTIONS
 
     async def _call(self, *words: Key | int) -> Any:
         return self.storage.execute_command(*words)
@@ -324,19 +288,16 @@ class _SyncWindows(_Windows):
         return self.lua_incr_expire
 
     def prefixed_key(self, key: str) -> str:
-        """The name on the server."""
         return f"{self.key_prefix}:{key}"
 
 
 class _AsyncWindows(_Windows):
     bridge: Any
+    _options = {"implementation": "redispy"}
 
-    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        """Takes the keyword arguments of the library's own storage, with redis-py as the implementation."""
-        self.clock = clock
+    def __init__(self, uri: str, **options: Any) -> None:
         self._lines = EachLoop(self._new_lines)
-        options = {"implementation": "redispy", **options}
-        super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
+        super().__init__(uri, **options)
 
     async def _call(self, *words: Key | int) -> Any:
         reply: Future[Any] = get_running_loop().create_future()
@@ -351,16 +312,12 @@ class _AsyncWindows(_Windows):
 
     def _new_lines(self, loop: Loop) -> LoopLines:
         client = self.bridge.get_connection()
-        return LoopLines(client, loop, socket_timeout(client) or _TIMEOUT_SECONDS)
-
-    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
-        return coroutine
+        return LoopLines(client, loop, socket_timeout(client))
 
     def _incr_script(self) -> Any:
         return self.bridge.lua_incr_expire
 
     def prefixed_key(self, key: str) -> str:
-        """The name on the server."""
         return self.bridge.prefixed_key(key)  # type: ignore[no-any-return]
 
 
@@ -403,28 +360,26 @@ class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
 class _MemoryWindows(_Windows):
     """In this process. Fixed windows begin with their first hit here too."""
 
+    clock: Clock
     _may_run_scripts = False
     base_exceptions = redis.exceptions.RedisError
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        """``clock`` returns the Unix time in milliseconds."""
-        self.clock: Clock = clock or _now_ms
-        self.storage = MemoryLimiter(clock=self.clock)
+        clock = clock or _now_ms
+        self.storage = MemoryLimiter(clock=clock)
         # What fixed windows count, and when they end; how many there are when those that have ended go.
         self._fixed: dict[str, tuple[int, int]] = {}
         self._most = 1000
-        super().__init__(uri, **options)  # type: ignore[call-arg]  # of a class beside
+        super().__init__(uri, clock=clock, **options)
 
     async def _call(self, *words: Key | int) -> Any:
         return self.storage.execute_command(*words)
 
     def prefixed_key(self, key: str) -> str:
-        """As it is."""
         return key
 
     @_of_storage
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Counts in a fixed window."""
         now_ms = self.clock()
         if len(self._fixed) >= self._most:
             self._fixed = {name: each for name, each in self._fixed.items() if each[1] > now_ms}
@@ -432,7 +387,7 @@ class _MemoryWindows(_Windows):
         count, ends_ms = await self._fixed_window(key)
         if ends_ms <= now_ms:
             count, ends_ms = 0, now_ms + 1000 * expiry
-        self._fixed[key] = count + _whole(amount), ends_ms
+        self._fixed[key] = count + math.ceil(amount), ends_ms
         return self._fixed[key][0]
 
     async def _fixed_window(self, key: str) -> tuple[int, int]:
@@ -440,9 +395,8 @@ class _MemoryWindows(_Windows):
 
     @_of_storage
     async def clear(self, key: str) -> None:
-        """Forgets a fixed or a moving window."""
         self._fixed.pop(key, None)
-        await self._forget("RL.LOG", _log(key), "3650d")
+        await self._forget("RL.LOG", f"{key}/log", "3650d")
 
     @_of_storage
     async def reset(self) -> int:
@@ -467,6 +421,3 @@ class AsyncRedisRLMemoryStorage(_MemoryWindows, aio.Storage, aio.MovingWindowSup
     """``async+redis-rl+memory://``, in this process."""
 
     STORAGE_SCHEME = ["async+redis-rl+memory"]
-
-    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> Coroutine[Any, Any, _Result]:
-        return coroutine

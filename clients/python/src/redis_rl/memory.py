@@ -32,7 +32,7 @@ _MOST_MS = 2**53 - 1
 
 @cache
 def _compiled() -> tuple[Any, Any]:
-    """Once for all limiters of a process."""
+    """Compiles the module once for all limiters of a process."""
     try:
         import wasmtime
     except ImportError as error:
@@ -100,7 +100,7 @@ class MemoryLimiter:
         return int(now_ms)
 
     def _resize(self, size: int) -> None:
-        """Gets a buffer of so many bytes."""
+        """Replaces the buffer by one of so many bytes."""
         self._size = 0
         # What is called takes and returns 32 bits with a sign.
         at = self._buffer(self._store, size) & 0xFFFFFFFF if size < 2**31 else 0
@@ -109,10 +109,10 @@ class MemoryLimiter:
         self._size, self._at = size, at
 
     def close(self) -> None:
-        """As clients have it. Nothing is open."""
+        """Does nothing, since nothing is open: clients have it."""
 
     async def aclose(self) -> None:
-        """The same of asynchronous ones."""
+        """Does nothing: asynchronous clients have it."""
 
     def _address(self) -> int:
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + self._at

@@ -61,7 +61,7 @@ class Acquisition:
         return wait_ms / 1000
 
     def give_back_words(self, verdict: Verdict) -> list[Key | int] | None:
-        """What undoes it, if it took anything."""
+        """The command that gives back what was taken, if anything was."""
         if not verdict.taken:
             return None
         return wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, -verdict.taken, at=verdict.at)

@@ -36,7 +36,7 @@ class Client(Protocol):
 
 
 def check_client(client: Any) -> None:
-    """Refuses what is none, and says what it is."""
+    """Raises an error unless this is a client that replies at once."""
     if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
         raise TypeError("a pipeline replies later: send it the words of redis_rl.cmd with execute_command")
     if not hasattr(client, "execute_command"):
@@ -243,7 +243,7 @@ class AsyncRateLimiter(
             await self._sleep(wait)
 
     def _give_back(self, acquisition: Acquisition, asked: asyncio.Future[Verdict]) -> None:
-        """What comes when nobody waits for it any more."""
+        """Gives back what comes when nobody waits for it any more."""
         if asked.cancelled() or asked.exception():
             return
         if words := acquisition.give_back_words(asked.result()):

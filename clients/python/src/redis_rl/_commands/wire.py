@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 Key: TypeAlias = str | bytes
@@ -59,11 +60,6 @@ def is_mistake(error: Exception) -> bool:
     # Each library has a DataError of its own.
     unsendable = isinstance(error, TypeError | ValueError) or type(error).__name__ == "DataError"
     return unsendable or _UNREADABLE.match(str(error)) is not None
-
-
-def is_reply(error: Exception) -> bool:
-    """Whether the server has answered by it."""
-    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
 
 
 def check_seconds(name: str, seconds: float) -> None:
@@ -137,7 +133,7 @@ class Decision:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Decision:
-        """Of a verdict that has a time, or nothing to give back."""
+        """A decision of one row. The verdict has a time, or there is nothing to give back."""
         return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
 
     def verdict(self) -> Verdict:
@@ -146,7 +142,7 @@ class Decision:
 
 
 def tightest(rows: Sequence[Verdict]) -> Verdict:
-    """The one that a single command would tell."""
+    """The verdict that a single command would tell of several tiers."""
     if len(rows) == 1:
         return rows[0]
     refusing = [row for row in rows if row.limited]
@@ -188,8 +184,9 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
-    """The same as :func:`pairs`, of quotas that a key can be counted by."""
-    checked = pairs(quotas)
+    """The limits and windows of quotas, of which each is a pair or a text, if a key can be counted by them."""
+    each = [parsed(quota) if isinstance(quota, str) else (_pair(quota),) for quota in quotas]
+    checked = tuple(chain.from_iterable(each))
     windows = {timedelta_of(window) for _, window in checked}
     if not 1 <= len(checked) <= _MAX_QUOTAS or len(windows) < len(checked):
         raise ValueError(f"from 1 to {_MAX_QUOTAS} quotas are needed, and their windows must differ: {checked!r}")
@@ -202,14 +199,6 @@ def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
 def is_whole(number: object) -> bool:
     """Whether it is an integer. True and False are none."""
     return isinstance(number, int) and not isinstance(number, bool)
-
-
-def pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
-    """The limits and windows of quotas, of which each is a pair or a text."""
-    pairs: list[Pair] = []
-    for quota in quotas:
-        pairs += parsed(quota) if isinstance(quota, str) else (_pair(quota),)
-    return tuple(pairs)
 
 
 def _pair(quota: Pair) -> Pair:
@@ -250,7 +239,6 @@ def take(
     """What takes from one key, or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
     words: list[Key | int] = [command, key]
     for quota in quotas:
-        # As pairs() does, in half of the time.
         for limit, window in parsed(quota) if isinstance(quota, str) else (_pair(quota),):
             words += (limit, _window(window))
     if cost != 1:

@@ -79,7 +79,7 @@ def _own(answer: Any) -> Answer | None:
 
 
 def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
-    """An answer with these fields too, unless it names them."""
+    """The answer with these fields too, unless it names them."""
     named = {name.lower() for name in answer.fields}
     kept = {name: value for name, value in fields.items() if name.lower() not in named}
     return Answer(answer.status, {**kept, **answer.fields}, answer.body)
@@ -127,7 +127,6 @@ class Guard:
         on_limited: Callable[[Any, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
         on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
     ) -> None:
-        """Counts for the network address unless ``key`` says otherwise."""
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         if fail != "open" and on_away:
@@ -178,13 +177,13 @@ class Guard:
         return made.here()
 
     def _blocks(self) -> bool:
-        """Whether nothing is awaited; nor is what decides in this process."""
+        """Whether requests are decided in the thread that asks. A limiter in memory always does that."""
         return isinstance(self._client, MemoryLimiter)
 
-    def state(self, request: Any) -> MutableMapping[str, Any]:
+    def _state(self, request: Any) -> MutableMapping[str, Any]:
         raise NotImplementedError
 
-    def address(self, request: Any) -> str | None:
+    def _address(self, request: Any) -> str | None:
         raise NotImplementedError
 
     def route(self, request: Any, limit: Limit) -> str | None:
@@ -192,14 +191,14 @@ class Guard:
         raise NotImplementedError
 
     def visit_of(self, request: Any) -> Visit:
-        visit: Visit | None = self.state(request).get(VISIT)
+        visit: Visit | None = self._state(request).get(VISIT)
         if visit is None:
             raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
         return visit
 
     async def begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
         """Takes what the application and the route ask, in one step."""
-        visit = Visit(self.state(request), VISIT)
+        visit = Visit(self._state(request), VISIT)
         await self.take_of([self.all, *limits], request, visit=visit)
         return visit
 
@@ -211,8 +210,13 @@ class Guard:
                 return taken
         return await self.take_of([limit], request, visit=visit)
 
-    async def take_by_hand(self, request: Any, policies: Policies | None, cost: Cost | None) -> Taken:
-        state = self.state(request)
+    async def take_by_hand(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+        """Takes units in one step from all these policies, by default the guard's, or from none.
+
+        If it is refused, so is the request, whatever the handler answers. ``cost`` is instead of what the policies say;
+        where there are several, by their names.
+        """
+        state = self._state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
         limit = self.all if policies is None else Limit(self, policies, is_route=False)
@@ -266,7 +270,7 @@ class Guard:
     async def _charges(
         self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
     ) -> list[Charge]:
-        """Of the policies that limit the request. ``outer`` is by what the limits further out count."""
+        """What a request takes of each policy. ``outer`` has the keys by which the limits further out count."""
         charges: list[Charge] = []
         for policy in policies:
             key: Any
@@ -282,7 +286,7 @@ class Guard:
                     continue
                 if key is _ADDRESS:
                     # All that counts for an address is in one slot.
-                    key = f"{{{network(self.address(request))}}}"
+                    key = f"{{{network(self._address(request))}}}"
                 elif not isinstance(key, str):
                     raise TypeError(f"a key is text, or None: {key!r}")
             units: Any = policy.cost
@@ -298,7 +302,7 @@ class Guard:
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
-        """What to answer if it may not pass. Then it costs nothing."""
+        """The answer to a request that may not pass, which then costs nothing."""
         part, refusal = taken.parts[0], None
         if part.error:
             refusal = http.away() if self._is_closed else None
@@ -355,16 +359,24 @@ class Guard:
             _log.warning("a request was not decided: %s", str(error) or repr(error))
 
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """The same of all that was taken for a request."""
-        state = self.state(request)
+        """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
+
+        Whichever limit of the request has taken them; names are looked for from the innermost outwards. Those that are
+        not named stay as they are, and those that do not limit the request are left out. The last cost counts. Returns
+        the header fields as of then.
+
+        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
+        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes nothing.
+        """
+        state = self._state(request)
         if (visit := state.get(VISIT)) is None:
             if VISIT in state:
                 raise RuntimeError("the request is over: it can be settled until its background tasks are")
             raise RuntimeError("to settle by the request needs the guard in front of the application: guard.middleware")
         return await settle(visit.taken, used)
 
-    async def end(self, timeout: float) -> None:
-        """Gives back what is left of leases, of threads and of this event loop."""
+    async def end(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
         self.asking  # noqa: B018 - there is one from now on, and it is closed
         for blocks, asking in self._made.items():
             if blocks or not blocking.get():
@@ -383,29 +395,7 @@ def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
 class AsyncGuard(Guard):
     """For asynchronous frameworks."""
 
-    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """Takes units in one step from all these policies, by default the guard's, or from none.
-
-        If it is refused, so is the request, whatever the handler answers. ``cost`` is instead of what the policies say;
-        where there are several, by their names.
-        """
-        return await self.take_by_hand(request, policies, cost)
-
-    async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
-        """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
-
-        Whichever limit of the request has taken them; names are looked for from the innermost outwards. Those that are
-        not named stay as they are, and those that do not limit the request are left out. The last cost counts. Returns
-        the header fields as of then.
-
-        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
-        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes nothing.
-        """
-        return await self.settle_by_hand(request, used)
-
-    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
-        await self.end(timeout)
+    take, settle, close = Guard.take_by_hand, Guard.settle_by_hand, Guard.end
 
 
 class SyncGuard(Guard):

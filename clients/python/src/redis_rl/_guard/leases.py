@@ -17,9 +17,6 @@ from .threads import CLOSE_SECONDS, InThreads
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
-# If the application's client waits for ever.
-_TIMEOUT_SECONDS = 5.0
-
 
 class _Leased(Generic[_Limiter]):
     """A limiter that leases, and what it is told."""
@@ -115,9 +112,8 @@ class Leases(_Leased[RateLimiter]):
 
 def asking_of(limiter: RateLimiter | AsyncRateLimiter, where: Any, remember: float) -> Any:
     """Asks as a limiter would, on connections of its own."""
-    timeout = socket_timeout(limiter.client) or _TIMEOUT_SECONDS
-    nodes = Nodes("requests are not decided meanwhile")
-    return where(limiter.client, nodes, remember=remember, timeout=timeout, clock=limiter.clock)
+    client, nodes = limiter.client, Nodes("requests are not decided meanwhile")
+    return where(client, nodes, remember=remember, timeout=socket_timeout(client), clock=limiter.clock)
 
 
 def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:

@@ -10,7 +10,6 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from .._commands import wire
 from .._commands.wire import Clock, Key, Verdict
 from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step
 from .._lines.errors import is_away
@@ -50,7 +49,7 @@ class InLoop:
                 for found in away:
                     if found.is_probed:
                         self._probe(found.node, found.share)
-                # Whoever asks again at once lets the probe be answered.
+                # Code that asks again and again would else keep the loop from reading the answer to the probe.
                 await asyncio.sleep(0)
                 return [away[0].error] * len(requests)
         if self._clock is not None:
@@ -72,7 +71,7 @@ class InLoop:
         return told
 
     def give_back(self, request: Request) -> None:
-        """What it took, and what it takes."""
+        """Gives back what the request took, and what is still on its way to it."""
         if self._is_elsewhere():
             self._loop.call_soon_threadsafe(self.give_back, request)
             return
@@ -95,7 +94,7 @@ class InLoop:
         return waiter
 
     def _tell(self, event: Callable[..., Step], *arguments: Any) -> None:
-        """Tells what happens, and does what follows."""
+        """Tells the keys what happens, gives the answers that follow, and sends the commands."""
         step = event(*arguments)
         for request, answer in step.answers:
             waiters, request.waiter = request.waiter or (), None
@@ -118,19 +117,15 @@ class InLoop:
         if command in self._under_way:
             self._under_way.discard(command)
             self._landed.set()
-        if isinstance(reply, Exception):
-            if is_away(reply) and command.is_wanted():
-                self._nodes.failed(reply, node, command.shares[0])
-            reply = wire.explained(reply)
-        elif command.awaits_reply:
-            reply = command.read(reply)
+        if is_away(reply) and command.is_wanted():
+            self._nodes.failed(reply, node, command.shares[0])
         if command.awaits_reply:
             # Rounded up: a wait that is counted from it is not told a millisecond too short.
             now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
-            self._tell(self.keys.reply, now_ms, command, reply)
+            self._tell(self.keys.reply, now_ms, command, command.read(reply))
 
     def _probe(self, node: Node, share: Share) -> None:
-        """Asks a node that is away for nothing. Nobody waits for it."""
+        """Asks a node that is away for no units. No request waits for the answer."""
         words = Command([share]).words(None if self._clock is None else self._clock())
         self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
 

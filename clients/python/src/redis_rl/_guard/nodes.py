@@ -60,21 +60,19 @@ class Nodes:
             _log.warning("Redis is away: %s; %s", why, self._meanwhile)
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
-        """Those that are away of the nodes that have the keys."""
+        """Those of the nodes with these keys that are away."""
         found: list[Found] = []
         nodes = {node_of(share.key) for share in shares}
-        is_back = False
         with self._lock:
-            for node, entry in list(self._away.items()):
-                if node_of(entry.share.key) == node:
-                    if node not in nodes:
-                        continue
+            before = self._away.copy()
+            for node, entry in before.items():
+                if node_of(entry.share.key) != node:
+                    # Another has taken over.
+                    del self._away[node]
+                elif node in nodes:
                     is_probed = entry.away.ask(_now_ms()) == "probe"
                     found.append(Found(node, copy(entry.error), entry.share, is_probed))
-                    continue
-                # Another has taken over.
-                del self._away[node]
-                is_back = not self._away
+            is_back = bool(before) and not self._away
         if is_back:
             _log.warning("Redis decides again")
         return found

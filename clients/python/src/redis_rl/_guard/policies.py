@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from inspect import isawaitable
 from string import punctuation
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ..http import Policy, RoutePolicy
@@ -29,23 +29,13 @@ LIMITS = "redis_rl_limits"
 _MAX_ROWS = 64
 
 
-class Routes(Protocol):
-    """A guard, which knows the routes of its framework."""
-
-    all: Limit
-    routes: dict[str, Limit]
-
-    def route(self, request: Any, limit: Limit) -> str | None:
-        """The name of the route that has this limit, as :func:`route_name` says."""
-
-
 class Limit:
     """Policies that limit requests: those of an application or of a route."""
 
-    def __init__(self, guard: Routes, policies: Policies, *, is_route: bool = True) -> None:
+    def __init__(self, guard: Any, policies: Policies, *, is_route: bool = True) -> None:
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self.guard: Any = guard
+        self.guard = guard
         self._function = policies if callable(policies) else None
         self._text = policies if is_route and isinstance(policies, str) else None
         # What is wrong with a text is an error now, not at the first request.
@@ -122,7 +112,7 @@ def check_together(policies: Sequence[Policy]) -> None:
 
 
 def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
-    """Those of policies that do not limit this request are left out; others are a mistake, as far as is known."""
+    """Raises an error for a name that no policy of these limits has, where all their policies are known."""
     known: set[str] = set()
     for limit in limits:
         if limit.fixed is None:

@@ -50,7 +50,7 @@ class _Call:
 
 
 class _HereLines:
-    """In the place of connections, where the client decides in this process."""
+    """Takes the place of connections if the client is a limiter in memory."""
 
     slot_of = None
 
@@ -63,13 +63,13 @@ class _HereLines:
     def exchange(
         self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None, *, is_probe: bool = False
     ) -> list[Any]:
-        return [self._reply(words) for _, words in commands]
-
-    def _reply(self, words: Words) -> Any:
-        try:
-            return self._limiter.execute_command(*words)
-        except Exception as error:
-            return error
+        replies: list[Any] = []
+        for _, words in commands:
+            try:
+                replies.append(self._limiter.execute_command(*words))
+            except Exception as error:
+                replies.append(error)
+        return replies
 
     def close(self) -> None:
         pass
@@ -85,8 +85,8 @@ class _Process:
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, timeout)
         self.remember_ms = int(remember * 1000)
         self.calls: set[_Call] = set()
-        # Threads that close it, and the calls that each waits for.
-        self.closing: list[tuple[set[_Call], Any]] = []
+        # For threads that close it: calls have ended.
+        self.ended = threading.Condition(self.lock)
         self.begin(is_closed)
 
     def begin(self, is_closed: bool) -> None:
@@ -125,14 +125,10 @@ class InThreads:
 
     def known(self, key: Key, rules: Any, cost: int) -> wire.Verdict | None:
         """What a request of one share is told without asking."""
-        process = self._process
-        if process is None or process.pid != os.getpid():
-            process = self._here()
-        now_ms = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
-        with process.lock:
-            keys = process.keys
+        here, now_ms = self._here(), self.now_ms()
+        with here.lock:
             # What is over goes back first.
-            return None if keys.is_due(now_ms) else keys.known(now_ms, key, rules, cost)
+            return None if here.keys.is_due(now_ms) else here.keys.known(now_ms, key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         return self.ask(requests)
@@ -185,13 +181,8 @@ class InThreads:
             for request in call.requests:
                 request.waiter = None
             here.calls.discard(call)
-            if here.closing:
-                with here.lock:
-                    for calls, asleep in here.closing:
-                        if call in calls:
-                            calls.discard(call)
-                            if not calls:
-                                asleep.release()
+            with here.lock:
+                here.ended.notify_all()
 
     def _wait(self, here: _Process, call: _Call) -> None:
         """Sends what this thread has to send, and sleeps while another has sent what it waits for."""
@@ -220,11 +211,10 @@ class InThreads:
             for reply in replies:
                 command = call.sent.pop(0)
                 if command.awaits_reply:
-                    said = wire.explained(reply) if isinstance(reply, Exception) else command.read(reply)
-                    call.commands += self._step(here, call, Keys.reply, now_ms, command, said)
+                    call.commands += self._step(here, call, Keys.reply, now_ms, command, command.read(reply))
 
     def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
-        """The replies, or why there is none. What a node that is away would be asked for has failed, but for probes."""
+        """The replies, or why there is none. A node that is away is asked only by probes."""
         as_of = None if self._clock is None else self._clock()
         words = [(command.shares[0].key, command.words(as_of)) for command in commands]
         # On a cluster another may have taken over when the replies are there.
@@ -247,7 +237,7 @@ class InThreads:
         return replies
 
     def _step(self, here: _Process, call: _Call, event: Callable[..., Step], *arguments: Any) -> list[Command]:
-        """Tells answers to the threads that wait for them, and returns what this one is to send."""
+        """Gives answers to the threads that wait for them, and returns what this one is to send."""
         mine: list[Command] = []
         with here.lock:
             try:
@@ -296,20 +286,12 @@ class InThreads:
         here, until = self._process, monotonic() + timeout
         if here is None or here.pid != os.getpid():
             return
-        asleep = threading.Lock()
-        asleep.acquire()
         under_way = here.calls.copy()
-        waits = under_way, asleep
-        with here.lock:
-            here.closing.append(waits)
-            under_way &= here.calls
         call = _Call()
         call.commands += self._step(here, call, Keys.close)
         self._carry_out(here, call, timeout)
-        if under_way:
-            asleep.acquire(timeout=max(0, until - monotonic()))
         with here.lock:
-            here.closing.remove(waits)
+            here.ended.wait_for(lambda: under_way.isdisjoint(here.calls), max(0, until - monotonic()))
         here.lines.close()
 
     @property

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .. import http
 from .._commands.wire import Decision
 from .._keys import Outcome, Request, Share
 from ..http import Answer, Policy, Standing
+from .loops import InLoop
 from .policies import Cost, Limit, check_exist
+from .threads import InThreads
 
 
 class Charge(NamedTuple):
@@ -26,22 +28,12 @@ class Charge(NamedTuple):
         return self.policy.share(self.key, self.cost)
 
 
-class Asking(Protocol):
-    """Decides requests."""
-
-    async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
-        """Corrects what is counted of shares, by their index, to what was used."""
-
-    def give_back(self, request: Request) -> None:
-        """What it took."""
-
-
 class Part:
     """What was decided together: all policies of a step, or one of a dry run."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: InLoop | InThreads,
         charges: Sequence[Charge],
         request: Request,
         outcome: Outcome | Exception,
@@ -62,7 +54,7 @@ class Part:
         return replace(self.standing.decision, is_local=self._is_local) if self.standing else None
 
     async def settle(self, used: Mapping[str, int]) -> None:
-        """Of these names. What has gone back stays back, so that who keeps trying is let in."""
+        """Corrects policies by their names. What has gone back stays back: who keeps trying is let in."""
         if self.request.gives_back:
             return
         of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
@@ -117,7 +109,7 @@ class Taken:
         return next((part.decision for part in self.parts if part.standing and not part.policies[0].dry_run), None)
 
     async def settle(self, used: Cost) -> Mapping[str, str]:
-        """As the guard does, where it is not in front of the application."""
+        """What a guard's ``settle`` does, for one that is not in front of the application."""
         return await settle([self], used)
 
     def release(self) -> None:
@@ -130,7 +122,7 @@ class Visit:
     """A request, for the one answer that it gets."""
 
     def __init__(self, state: MutableMapping[str, Any], key: str) -> None:
-        """Is found there while the request lasts."""
+        """The visit is found by ``key`` in ``state`` while the request lasts."""
         self.taken: list[Taken] = []
         self.refusal: Answer | None = None
         self.has_begun = False
@@ -141,7 +133,7 @@ class Visit:
         self._state[self._key] = None
 
     def add(self, taken: Taken) -> None:
-        """Tells of it. What is taken when the answer has begun is not told any more."""
+        """Notes what the answer is to tell. What is taken when the answer has begun is not told any more."""
         if self.has_begun:
             return
         self.taken.append(taken)

@@ -38,7 +38,7 @@ class Command:
 
     @property
     def awaits_reply(self) -> bool:
-        """Whether the reply is to be told."""
+        """Whether :meth:`Keys.reply` is to be told the reply."""
         return self.request is not None
 
     @property
@@ -74,7 +74,9 @@ class Command:
             return words if at is None else [*words, "AT", at]
         return wire.take_all([row for share in self.shares for row in share.rows()], self.force, at)
 
-    def read(self, reply: Any) -> Decision:
+    def read(self, reply: Any) -> Decision | Exception:
+        if isinstance(reply, Exception):
+            return wire.explained(reply)
         return Decision.of(wire.verdict(reply)) if self._is_single else wire.decision(reply)
 
 

@@ -15,7 +15,6 @@ class Key:
     __slots__ = ("asked", "before", "in_flight", "lease", "name", "refusal", "rules", "since_ms", "waiting")
 
     def __init__(self, name: Name, rules: Rules, now_ms: int) -> None:
-        """A key of which nothing is known."""
         self.name, self.rules = name, rules
         self.lease: Lease | None = None
         self.refusal: Refusal | None = None

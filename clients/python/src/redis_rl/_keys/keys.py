@@ -213,7 +213,7 @@ class Keys:
             self._ask(key, request, index, key.size(now_ms) + others, step)
 
     def _answer_if_whole(self, now_ms: int, request: Request, step: Step) -> None:
-        """When all its shares are. If any refuses, what the others took goes back."""
+        """Answers a request when all its shares are answered. If any refuses, what the others took goes back."""
         if request.gives_back:
             self._give_back(now_ms, request, step)
             return
@@ -253,7 +253,7 @@ class Keys:
         self._forget(shares)
 
     def _forget(self, shares: Iterable[Share]) -> None:
-        """Refusals of keys that units go back to."""
+        """Forgets the refusals of keys that units go back to."""
         for share in shares:
             if key := self._keys.get(share[:2]):
                 key.refusal = None
@@ -321,7 +321,7 @@ class Keys:
                 step.answers.append((request, request.error or request.answer()))
 
     def _used(self, share: Share) -> Key | None:
-        """What is known of a key, which is used now."""
+        """What is known of a key. Others are forgotten before it."""
         key = self._keys.get(share[:2])
         if key:
             self._keys.move_to_end(share[:2])
@@ -372,7 +372,6 @@ class Keys:
         return step
 
     def _slot(self, key: Name) -> int:
-        """On one server all keys are in one."""
         return self._slot_of(key) if self._slot_of else 0
 
 

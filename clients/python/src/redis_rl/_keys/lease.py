@@ -41,7 +41,7 @@ class Refusal:
     __slots__ = ("cost", "is_hopeless", "replied_ms", "rows", "told", "told_ms", "until_ms")
 
     def __init__(self, cost: int, rows: tuple[Verdict, ...], now_ms: int, remember_ms: int) -> None:
-        """Requests of this cost and more are refused."""
+        """Refuses requests of this cost and more."""
         wait = refusal_of(rows)
         self.cost, self.rows, self.replied_ms = cost, rows, now_ms
         self.is_hopeless = wait is None

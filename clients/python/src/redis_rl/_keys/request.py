@@ -62,7 +62,7 @@ class Request:
                 self.count(index, units, at)
 
     def count(self, index: int, units: int, at: int) -> None:
-        """So many units more of a share."""
+        """Notes that so many units more of a share are counted."""
         counted = self.counted[index]
         counted[at] = counted.get(at, 0) + units
 

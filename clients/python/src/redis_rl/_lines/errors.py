@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, TypeAlias
 
-from .._commands.wire import is_mistake, is_reply
+from .._commands.wire import is_mistake
 
 Kind: TypeAlias = Literal["ok", "elsewhere", "refused", "cannot"]
 """``elsewhere``: this server is not, or not yet, the one to ask. ``refused``: it does not answer this client.
@@ -95,4 +95,5 @@ def is_away(error: object) -> bool:
     """Whether a reply, or what came instead of one, tells that the server cannot be asked."""
     if not isinstance(error, Exception):
         return False
-    return state_of(error) is not None or not (is_reply(error) or is_mistake(error))
+    is_reply = any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+    return state_of(error) is not None or not (is_reply or is_mistake(error))

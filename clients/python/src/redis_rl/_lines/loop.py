@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from .errors import is_moved, state_of
 from .line import TICKS, Line
-from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
+from .own import Node, Router, own_pool, sentinels_of
 from .threads import Name, Words
 
 _Made = TypeVar("_Made")
@@ -23,13 +23,10 @@ Wanted: TypeAlias = Callable[[], bool]
 """Whether anybody waits for it."""
 
 _SHORTEST_TICK = 0.001
-# How often the nodes of a cluster are asked for at most, and how long a client that is replaced may still be in use.
-_RENEW_SECONDS = 0.5
-_LINGER_SECONDS = 5.0
 
 
 def always() -> bool:
-    """Of a command that is sent in any case."""
+    """Says of a command that it is to be sent in any case."""
     return True
 
 
@@ -39,7 +36,7 @@ def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 class EachLoop(Generic[_Made]):
-    """Has one for each event loop."""
+    """Makes a value for each event loop."""
 
     def __init__(self, make: Callable[[Loop], _Made]) -> None:
         self._make = make
@@ -47,13 +44,11 @@ class EachLoop(Generic[_Made]):
 
     def here(self) -> _Made:
         loop = asyncio.get_running_loop()
-        return self._of.get(loop) or self._new(loop)
-
-    def _new(self, loop: Loop) -> _Made:
-        for other in [other for other in list(self._of) if other.is_closed()]:
-            self._of.pop(other, None)
-        made = self._of[loop] = self._make(loop)
-        return made
+        if loop not in self._of:
+            for other in [other for other in list(self._of) if other.is_closed()]:
+                self._of.pop(other, None)
+            self._of[loop] = self._make(loop)
+        return self._of[loop]
 
 
 class _Ticker:
@@ -88,30 +83,27 @@ class _Ticker:
 _tickers: EachLoop[dict[float, _Ticker]] = EachLoop(lambda loop: {})
 
 
-class LoopLines:
+class LoopLines(Router):
     """Sends the commands of one event loop. A node that is silent holds up its own commands alone."""
 
     def __init__(self, client: Any, loop: Loop, timeout: float | None) -> None:
         """``timeout`` is in seconds in which a server could answer while this process looks at its sockets."""
-        self.loop, self.timeout, self.client = loop, timeout, client
-        self.library = Library(client, is_async=True)
-        self.slot_of: Callable[[Name], int] | None = client.keyslot if is_cluster(client) else None
+        super().__init__(client, is_async=True)
+        self.loop, self.timeout = loop, timeout
         self.ticker: _Ticker | None = None
         if timeout is not None:
             self.ticker = _tickers.here().setdefault(timeout, _Ticker(loop, timeout))
         self._connections: dict[Node, _Connection] = {}
-        # Of a cluster, once it is known.
-        self._cluster: Any = None
         self._learning: asyncio.Task[None] | None = None
-        self._renewed = -_RENEW_SECONDS
         self._unrouted: list[tuple[Name, Words, Done, Wanted, bool]] = []
-        self._replaced: list[Any] = []
+        # The client for the cluster that was replaced last: what it was asked may be on its way.
+        self._replaced: Any = None
         self._redirected: set[asyncio.Task[Any]] = set()
         # Ends with the event loop, and closes the connections then.
         self._keeper = self._keep()
         self._beginning = spawn(loop, anext(self._keeper))
 
-    def send(self, key: Name, words: Words, done: Done, is_wanted: Wanted = always, *, is_probe: bool = False) -> None:
+    def send(self, key: Name, words: Words, done: Done, is_wanted: Wanted = always, is_probe: bool = False) -> None:
         """Sends a command with all that wait, if it is wanted when it can leave. A probe waits for one timeout."""
         if self.slot_of is None:
             self.to(None).put(words, done, is_wanted, is_probe)
@@ -122,19 +114,7 @@ class LoopLines:
             self.to(node).put(words, done, is_wanted, is_probe)
         else:
             self.renew()
-            error = self.library.errors.SlotNotCoveredError("no node of the cluster has the slot")
-            self.loop.call_soon(done, error)
-
-    def node_of(self, key: Name) -> Node:
-        """Which node of a cluster has a key, if that is known."""
-        if self._cluster is None:
-            return None
-        try:
-            node = self._cluster.get_node_from_key(key)
-        except Exception:
-            # No node has the slot.
-            return None
-        return node.host, node.port
+            self.loop.call_soon(done, self.uncovered())
 
     def to(self, node: Node) -> _Connection:
         """The connection to a node, a new one if that there was is over."""
@@ -144,7 +124,7 @@ class LoopLines:
         return connection
 
     def redirect(self, words: Words, done: Done) -> None:
-        """Asks where the cluster says that a slot is now."""
+        """Sends a command by the cluster's client, which follows a slot to its new node."""
         work = asyncio.wait_for(self._cluster.execute_command(*words), self.timeout)
         task = spawn(self.loop, work)
         self._redirected.add(task)
@@ -157,15 +137,12 @@ class LoopLines:
 
     def renew(self, without: Node = None) -> None:
         """Learns the nodes of the cluster, again if one is not well."""
-        if self.slot_of is None or (self._learning and not self._learning.done()):
-            return
-        if self._cluster is not None and self.loop.time() < self._renewed + _RENEW_SECONDS:
-            return
-        self._learning = spawn(self.loop, self._learn(without))
+        is_learning = self._learning and not self._learning.done()
+        if self.slot_of and not is_learning and not self.is_fresh:
+            self._learning = spawn(self.loop, self._learn(without))
 
     async def _learn(self, without: Node) -> None:
-        client = own_cluster_client(self.library, self._cluster or self.client, without=without)
-        self._renewed = self.loop.time()
+        client = self.new_cluster(without)
         try:
             await client.initialize()
         except BaseException as error:
@@ -176,18 +153,11 @@ class LoopLines:
             for _, _, done, *_ in waiting:
                 done(error)
             return
-        if self._cluster is not None:
-            self._replaced.append(self._cluster)
-            self.loop.call_later(_LINGER_SECONDS, self._end_linger, self._cluster, context=Context())
-        self._cluster = client
+        before, self._replaced, self._cluster = self._replaced, self._cluster, client
         waiting, self._unrouted = self._unrouted, []
-        for key, words, done, is_wanted, is_probe in waiting:
-            self.send(key, words, done, is_wanted, is_probe=is_probe)
-
-    def _end_linger(self, client: Any) -> None:
-        if client in self._replaced:
-            self._replaced.remove(client)
-        spawn(self.loop, _close(client))
+        for each in waiting:
+            self.send(*each)
+        await _close(before)
 
     async def close_idle(self) -> None:
         """Closes the connections that rest. Others are made if more is sent."""
@@ -199,10 +169,10 @@ class LoopLines:
         await asyncio.sleep(0)
 
     async def close(self) -> None:
-        replaced, self._replaced = self._replaced, []
+        replaced, self._replaced = self._replaced, None
         cluster, self._cluster = self._cluster, None
-        for client in (*replaced, cluster):
-            await _close(client)
+        await _close(replaced)
+        await _close(cluster)
         await self.close_idle()
 
     async def _keep(self) -> AsyncGenerator[None, None]:
@@ -224,8 +194,7 @@ class _Connection:
         # What has not left, and who waits for the replies that are due.
         self._queue: list[tuple[Words, Done, Wanted]] = []
         self._due: deque[tuple[Words, Done]] = deque()
-        # Ticks that probes may still wait for.
-        self._probes: dict[Done, int] = {}
+        self._ticks = 0
         self._waking: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         # It makes the others, so one reference suffices.
@@ -239,34 +208,25 @@ class _Connection:
         return bool(self._queue or self._due)
 
     def put(self, words: Words, done: Done, is_wanted: Wanted, is_probe: bool = False) -> None:
-        if is_probe and self._lines.ticker:
-            self._probes[done] = TICKS + 1
-            done = self._probed(done)
-        self._queue.append((words, done, is_wanted))
+        self._queue.append((words, self._in_time(done) if is_probe else done, is_wanted))
         if self._waking:
             self._waking.set_result(None)
             self._waking = None
 
-    def _probed(self, done: Done) -> Done:
-        def end(reply: Any) -> None:
-            if self._probes.pop(done, None) is not None:
-                done(reply)
-
-        return end
+    def _in_time(self, done: Done) -> Done:
+        """Of a probe: an answer after one timeout is none, even if the connection has taken longer to come up."""
+        until = self._ticks + TICKS
+        return lambda reply: done(reply if self._ticks <= until else self._late())
 
     def _watch(self) -> None:
         if self._lines.ticker:
             self._lines.ticker.watch(self)
 
     def tick(self) -> bool:
-        for done, ticks in list(self._probes.items()):
-            self._probes[done] = ticks - 1
-            if not ticks:
-                del self._probes[done]
-                done(self._late())
+        self._ticks += 1
         if self._line.tick() == "late":
             self.end(self._late())
-        return not self.is_over and (self._line.is_waiting or bool(self._probes))
+        return not self.is_over and self._line.is_waiting
 
     def _late(self) -> Exception:
         error: Exception = self._lines.library.errors.TimeoutError("no answer in time")

@@ -5,10 +5,14 @@ They send nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import signature
+from time import monotonic
 from typing import Any, TypeAlias
+
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from .._commands.wire import NO_CLIENT
 
@@ -30,13 +34,19 @@ _LEFT_OUT = {
 }
 # While a cluster's nodes are asked who has which slots.
 TOPOLOGY_SECONDS = 1.0
+_TIMEOUT_SECONDS = 5.0
+# Of clients that the package makes by an address: a connection for each thread, where redis-py would make 100 and fail
+# the rest, and nothing is sent again, which might count twice.
+CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
+# How often the nodes of a cluster are asked for that at most.
+_RENEW_SECONDS = 0.5
 
 
 class Library:
     """redis-py, or one with its interface and names; its half for threads, or that for tasks."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
-        """Refuses what is no client of such a library."""
+        """Raises an error if this is no client of such a library."""
         names = [kind.__module__.partition(".")[0] for kind in type(client).__mro__]
         name = next((name for name in names if name in ("redis", "valkey")), None)
         if name is None or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
@@ -53,7 +63,7 @@ class Library:
         self.retry: Any = import_module(f"{home}.retry").Retry(import_module(f"{name}.backoff").NoBackoff(), 0)
 
     def options(self, kinds: Sequence[Any], given: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        """Those that one of these classes takes."""
+        """The given options that one of these classes accepts, with the timeout, and without sending twice."""
         accepted = {name for kind in kinds for name in signature(kind.__init__).parameters}
         options = {name: value for name, value in given.items() if name in accepted - _LEFT_OUT and value is not None}
         options = {name: value for name, value in options.items() if not name.endswith("_connect_func")}
@@ -64,16 +74,46 @@ class Library:
         return {**options, "retry": self.retry, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
-def is_cluster(client: Any) -> bool:
-    return hasattr(client, "nodes_manager")
+class Router:
+    """Knows which node of a cluster has a key, by a client of its own for the cluster."""
+
+    def __init__(self, client: Any, *, is_async: bool) -> None:
+        self.client, self.library = client, Library(client, is_async=is_async)
+        self.slot_of: Callable[[str | bytes], int] | None = client.keyslot if hasattr(client, "nodes_manager") else None
+        self._cluster: Any = None
+        self.renewed = -_RENEW_SECONDS
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the cluster has been asked for its nodes just now."""
+        return self._cluster is not None and monotonic() < self.renewed + _RENEW_SECONDS
+
+    def node_of(self, key: str | bytes) -> Node:
+        """Which node of a cluster has a key, if that is known."""
+        if self._cluster is None:
+            return None
+        try:
+            node = self._cluster.get_node_from_key(key)
+        except Exception:
+            # No node has the slot.
+            return None
+        return (node.host, node.port) if node else None
+
+    def uncovered(self) -> Exception:
+        error: Exception = self.library.errors.SlotNotCoveredError("no node of the cluster has the slot")
+        return error
+
+    def new_cluster(self, without: Node) -> Any:
+        """A client for the cluster, which learns its nodes anew."""
+        self.renewed = monotonic()
+        return own_cluster_client(self.library, self._cluster or self.client, without=without)
 
 
-def socket_timeout(client: Any) -> float | None:
-    """How long the application waits for a reply, in seconds."""
-    if not hasattr(client, "get_connection_kwargs"):
-        return None
-    timeout: float | None = client.get_connection_kwargs().get("socket_timeout")
-    return timeout
+def socket_timeout(client: Any) -> float:
+    """How long the application waits for a reply, in seconds; where it would wait for ever, this package does not."""
+    options = client.get_connection_kwargs() if hasattr(client, "get_connection_kwargs") else {}
+    timeout: float | None = options.get("socket_timeout")
+    return timeout or _TIMEOUT_SECONDS
 
 
 def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float | None = None) -> Any:
@@ -101,7 +141,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
 
 
 def sentinels_of(pool: Any) -> list[Any]:
-    """The clients by which it asks Sentinels. Their connections are not closed with it."""
+    """The clients by which a pool asks Sentinels. Their connections are not closed with the pool."""
     return list(pool.sentinel_manager.sentinels) if hasattr(pool, "sentinel_manager") else []
 
 
@@ -129,22 +169,19 @@ def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
 
 
 def own_cluster_client(library: Library, client: Any, *, without: Node = None) -> Any:
-    """For a cluster, which it learns from nodes that are known; at last from the one that is not well."""
+    """A client that learns the cluster from the nodes that are known, last from ``without``, which is not well."""
     manager = client.nodes_manager
     given = {**client.get_connection_kwargs(), "host": None, "port": None, "db": None}
     options = library.options([library.cluster_client, library.client], given, TOPOLOGY_SECONDS)
     if _is_ssl(given):
         options["ssl"] = True
-    accepted = signature(library.cluster_client.__init__).parameters
-    for name in ("cluster_error_retry_attempts", "connection_error_retry_attempts"):
-        # valkey-py does not ask its Retry; redis-py warns of these.
-        if library.name == "valkey" and name in accepted:
-            options[name] = 0
+    if library.name == "valkey":
+        # It does not ask its Retry; redis-py warns of these.
+        attempts = {"cluster_error_retry_attempts", "connection_error_retry_attempts"}
+        options.update(dict.fromkeys(attempts & signature(library.cluster_client.__init__).parameters.keys(), 0))
     # A slot that has moved is no reason to close connections.
     options["reinitialize_steps"] = 0
-    remap = getattr(manager, "address_remap", None)
-    if remap and "address_remap" in accepted:
-        options["address_remap"] = remap
+    options["address_remap"] = manager.address_remap
     nodes = sorted(
         {(node.host, node.port) for node in (*client.get_nodes(), *manager.startup_nodes.values())},
         key=lambda node: (node == without, node),

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeAlias
 
 from .errors import is_moved, state_of
 from .line import CONNECTING
-from .own import Library, Node, is_cluster, own_cluster_client, own_pool, sentinels_of
+from .own import Library, Node, Router, own_pool, sentinels_of
 
 Name: TypeAlias = str | bytes
 Words: TypeAlias = Sequence[Name | int]
 
 # Connections to a node at most: threads beyond them wait for one.
 _CONNECTIONS = 32
-# How often the nodes of a cluster are asked for at most.
-_RENEW_SECONDS = 0.5
 
 
-class ThreadLines:
+class ThreadLines(Router):
     """Sends the commands of the threads of one process. Nobody but who asks ever waits for a server."""
 
     def __init__(self, client: Any, timeout: float | None) -> None:
         """``timeout`` is in seconds for each reply. A new connection has five times as long."""
-        self._client, self._timeout = client, timeout
-        self._library = Library(client, is_async=False)
-        errors = self._library.errors
+        super().__init__(client, is_async=False)
+        self._timeout = timeout
+        errors = self.library.errors
         self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         self._nodes: dict[Node, _Connections] = {}
-        self.slot_of: Callable[[Name], int] | None = client.keyslot if is_cluster(client) else None
-        # Of a cluster, once it is known.
-        self._cluster: Any = None
         self._learning = threading.Lock()
-        self._renewed = -_RENEW_SECONDS
-
-    def node_of(self, key: Name) -> Node:
-        """Which node of a cluster has a key, if that is known."""
-        if self._cluster is None:
-            return None
-        try:
-            node = self._cluster.get_node_from_key(key)
-        except Exception:
-            # No node has the slot.
-            return None
-        return (node.host, node.port) if node else None
 
     def exchange(
         self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
@@ -59,26 +42,23 @@ class ThreadLines:
         patience = timeout, 1 if is_probe or timeout is not None else CONNECTING
         if self.slot_of is None:
             of_server = self._of(None)
-            return of_server.receive(of_server.send([words for _, words in commands], *patience), timeout)
+            sent = of_server.send([words for _, words in commands], *patience)
+            return of_server.receive(sent, len(commands), timeout)
         replies: list[Any] = [None] * len(commands)
         if self._cluster is None and (error := self._learn()):
             return [error] * len(commands)
         by_node: dict[Node, list[int]] = {}
         for index, (key, _) in enumerate(commands):
             by_node.setdefault(self.node_of(key), []).append(index)
-        sent = []
-        for node, indices in by_node.items():
-            if node is not None:
-                connections = self._of(node)
-                sent.append(
-                    (node, indices, connections, connections.send([commands[i][1] for i in indices], *patience))
-                )
-                continue
+        for index in by_node.pop(None, ()):
             self._learn()
-            for index in indices:
-                replies[index] = self._library.errors.SlotNotCoveredError("no node of the cluster has the slot")
-        for node, indices, connections, exchange in sent:
-            of_node = connections.receive(exchange, timeout)
+            replies[index] = self.uncovered()
+        under_way = {
+            node: self._of(node).send([commands[index][1] for index in indices], *patience)
+            for node, indices in by_node.items()
+        }
+        for node, indices in by_node.items():
+            of_node = self._of(node).receive(under_way[node], len(indices), timeout)
             for index, reply in zip(indices, of_node, strict=True):
                 replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
             if isinstance(of_node[-1], self._lost):
@@ -88,7 +68,7 @@ class ThreadLines:
     def _of(self, node: Node) -> _Connections:
         connections = self._nodes.get(node)
         if connections is None:
-            made = _Connections(self._library, self._client, node, self._timeout)
+            made = _Connections(self.library, self.client, node, self._timeout)
             connections = self._nodes.setdefault(node, made)
         return connections
 
@@ -102,14 +82,14 @@ class ThreadLines:
     def _learn(self, without: Node = None) -> Exception | None:
         """Asks which node has which slots, one thread at a time, and returns why that failed."""
         with self._learning:
-            if self._cluster is not None and time.monotonic() < self._renewed + _RENEW_SECONDS:
+            if self.is_fresh:
                 return None
             try:
-                self._cluster = own_cluster_client(self._library, self._cluster or self._client, without=without)
+                self._cluster = self.new_cluster(without)
             except Exception as error:
                 return error
             finally:
-                self._renewed = time.monotonic()
+                self.renewed = monotonic()
         return None
 
     def close(self) -> None:
@@ -118,15 +98,6 @@ class ThreadLines:
             connections.close_idle()
         if self._cluster is not None:
             self._cluster.close()
-
-
-class _Exchange:
-    """What is under way on a connection, or why nothing is."""
-
-    __slots__ = ("connection", "error", "number")
-
-    def __init__(self, connection: Any, number: int, error: Exception | None = None) -> None:
-        self.connection, self.number, self.error = connection, number, error
 
 
 class _Turn:
@@ -143,46 +114,46 @@ class _Turn:
 
 
 class _Connections:
-    """Those to one server or one node of a cluster."""
+    """The connections to one server, or to one node of a cluster."""
 
     def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
         self._library, self._client, self._node, self._timeout = library, client, node, timeout
-        # Of new connections: of a provider of credentials any error is one.
+        # What making a connection may raise. A provider of credentials may raise anything.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
-        # Make new connections, by their timeout.
+        # By the timeout of the connections that each makes.
         self._pools: dict[float | None, Any] = {}
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._in_use = self._freed = 0
         self._waiting: deque[_Turn] = deque()
 
-    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> _Exchange:
-        """Has sent them when it returns, or failed."""
+    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> Any:
+        """Sends commands, and returns the connection on which the replies are due, or why it could not."""
         try:
             connection = self._taken(timeout, attempts)
         except self._failures as error:
-            return _Exchange(None, len(commands), error)
+            return error
         try:
             is_one = len(commands) == 1
             packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
             connection.send_packed_command(packed, check_health=False)
         except self._library.failures as error:
             self._give_up(connection, error)
-            return _Exchange(None, len(commands), error)
+            return error
         except BaseException:
             self._give_up(connection, None)
             raise
-        return _Exchange(connection, len(commands))
+        return connection
 
-    def receive(self, exchange: _Exchange, timeout: float | None) -> list[Any]:
-        """The replies, or why there is none."""
-        connection, replies = exchange.connection, list[Any]()
-        if connection is None:
-            return [exchange.error] * exchange.number
+    def receive(self, connection: Any, number: int, timeout: float | None) -> list[Any]:
+        """The replies that are due on what :meth:`send` has returned, or why there are none."""
+        if isinstance(connection, Exception):
+            return [connection] * number
+        replies: list[Any] = []
         errors = self._library.errors
         try:
-            while len(replies) < exchange.number:
+            while len(replies) < number:
                 try:
                     if timeout is not None and not connection.can_read(timeout):
                         raise errors.TimeoutError("no answer in time")
@@ -195,12 +166,12 @@ class _Connections:
                         raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
             self._give_up(connection, error)
-            return replies + [error] * (exchange.number - len(replies))
+            return replies + [error] * (number - len(replies))
         except BaseException:
             self._give_up(connection, None)
             raise
         last = replies[-1]
-        state = state_of(last) if isinstance(last, Exception) else None
+        state = state_of(last)
         if state and state.means == "elsewhere":
             self._give_up(connection, last)
         else:
@@ -238,7 +209,7 @@ class _Connections:
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
         """A new one. Each of its steps has the timeout: what this process was too busy for is tried again."""
-        until = time.monotonic() + attempts * (timeout or 0)
+        until = monotonic() + attempts * (timeout or 0)
         while True:
             connection = self._pool(timeout).make_connection()
             try:
@@ -247,11 +218,11 @@ class _Connections:
             except self._library.errors.TimeoutError:
                 connection.disconnect()
                 attempts -= 1
-                if not attempts or time.monotonic() > until:
+                if not attempts or monotonic() > until:
                     raise
 
     def _wait(self, turn: _Turn) -> Any:
-        """Until another thread is done. If none is for longer than one may take, a thread was lost."""
+        """Sleeps until another thread is done. If none is for longer than one may take, a thread was lost."""
         timeout = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
         try:
             has_come, freed = False, -1
@@ -295,9 +266,9 @@ class _Connections:
                 self._idle.append(connection)
 
     def _give_up(self, connection: Any, error: Exception | None) -> None:
-        """For this reason; then those that rest may be as bad, and who waits is not to find that out in turn.
+        """Closes a connection, after an error those that rest too: they may be as bad, and who waits is told at once.
 
-        Or because the thread was interrupted; then another may go on in its place.
+        None is for a thread that was interrupted: another may go on in its place.
         """
         told: list[_Turn] = []
         idle: list[Any] = []
