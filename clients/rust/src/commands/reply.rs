@@ -126,40 +126,34 @@ pub struct WindowInfo {
 /// A map, or in RESP2 a flat array. What newer servers add is ignored.
 impl FromRedisValue for Info {
     fn from_redis_value(value: Value) -> Result<Info, ParsingError> {
-        let mut fields = Fields::of(value)?;
-        let name: String = fields.take("algorithm")?;
+        let mut fields: Fields = from_redis_value(value)?;
+        let name: String = take(&mut fields, "algorithm")?;
         Ok(Info {
             algorithm: Algorithm::named(&name).ok_or_else(|| format!("unknown algorithm {name}"))?,
-            windows: fields.take("windows")?,
-            entries: fields.take("entries")?,
+            windows: take(&mut fields, "windows")?,
+            entries: take(&mut fields, "entries")?,
         })
     }
 }
 
 impl FromRedisValue for WindowInfo {
     fn from_redis_value(value: Value) -> Result<WindowInfo, ParsingError> {
-        let mut fields = Fields::of(value)?;
+        let mut fields: Fields = from_redis_value(value)?;
         Ok(WindowInfo {
-            window: Duration::from_millis(fields.take("window_ms")?),
-            limit: fields.take("limit")?,
-            used: fields.take("used")?,
-            reset_after: Duration::from_millis(fields.take("reset_after_ms")?),
-            current: fields.take("current")?,
-            previous: fields.take("previous")?,
+            window: Duration::from_millis(take(&mut fields, "window_ms")?),
+            limit: take(&mut fields, "limit")?,
+            used: take(&mut fields, "used")?,
+            reset_after: Duration::from_millis(take(&mut fields, "reset_after_ms")?),
+            current: take(&mut fields, "current")?,
+            previous: take(&mut fields, "previous")?,
         })
     }
 }
 
-struct Fields(HashMap<String, Value>);
+type Fields = HashMap<String, Value>;
 
-impl Fields {
-    fn of(value: Value) -> Result<Fields, ParsingError> {
-        from_redis_value(value).map(Fields)
-    }
-
-    fn take<T: FromRedisValue>(&mut self, name: &str) -> Result<T, ParsingError> {
-        from_redis_value(self.0.remove(name).unwrap_or(Value::Nil))
-    }
+fn take<T: FromRedisValue>(fields: &mut Fields, name: &str) -> Result<T, ParsingError> {
+    from_redis_value(fields.remove(name).unwrap_or(Value::Nil))
 }
 
 fn integer(value: &Value) -> Result<i64, ParsingError> {

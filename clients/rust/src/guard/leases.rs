@@ -23,10 +23,6 @@ use crate::lines::Redis;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {
-    algorithm: Algorithm,
-    quotas: Arc<[Quota]>,
-    units: u64,
-    lasting: Duration,
     remember: Duration,
     clock: Clock,
     rules: Arc<Rules>,
@@ -40,27 +36,23 @@ impl Leases {
     ///
     /// If the server would refuse the quotas: 1 to 8 with different windows.
     pub fn new(client: impl Into<Redis>, algorithm: Algorithm, quotas: impl AsRef<[Quota]>) -> Leases {
-        let quotas: Arc<[Quota]> = quotas.as_ref().into();
-        if let Err(why) = check(&quotas) {
+        let quotas = quotas.as_ref();
+        if let Err(why) = check(quotas) {
             panic!("{why}");
         }
         let units = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default() / 100;
         let (lasting, remember) = (Duration::from_millis(100), Duration::from_secs(1));
         Leases {
-            algorithm,
-            units,
-            lasting,
             remember,
             clock: Clock::default(),
-            rules: Arc::new(Rules::new(algorithm, &quotas, lasting, units)),
-            quotas,
+            rules: Arc::new(Rules::new(algorithm, quotas, lasting, units)),
             asker: Asker::new(client.into(), Clock::default(), remember, Teller::default()),
         }
     }
 
     /// With other settings nothing is known yet.
-    fn anew(self) -> Leases {
-        let rules = Rules::new(self.algorithm, &self.quotas, self.lasting, self.units);
+    fn anew(self, lasting: Duration, units: u64) -> Leases {
+        let rules = Rules::new(self.rules.algorithm, &self.rules.quotas, lasting, units);
         let asker =
             Asker::new(self.asker.redis().clone(), self.clock.clone(), self.remember, Teller::default());
         Leases { rules: Arc::new(rules), asker, ..self }
@@ -68,22 +60,26 @@ impl Leases {
 
     /// The largest lease of a key. With 0 every request is asked for, unless a refusal is remembered.
     pub fn units(self, units: u64) -> Leases {
-        Leases { units, ..self }.anew()
+        let lasting = self.rules.lease;
+        self.anew(lasting, units)
     }
 
     /// How long a lease lasts; never more than a twentieth of the shortest window. Then what is left is given back.
     pub fn lasting(self, lasting: Duration) -> Leases {
-        Leases { lasting, ..self }.anew()
+        let units = self.rules.units;
+        self.anew(lasting, units)
     }
 
     /// How old a refusal may be that is repeated without asking. With 0 none is.
     pub fn remember(self, remember: Duration) -> Leases {
-        Leases { remember, ..self }.anew()
+        let (lasting, units) = (self.rules.lease, self.rules.units);
+        Leases { remember, ..self }.anew(lasting, units)
     }
 
     /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Leases {
-        Leases { clock: Clock::new(now), ..self }.anew()
+        let (lasting, units) = (self.rules.lease, self.rules.units);
+        Leases { clock: Clock::new(now), ..self }.anew(lasting, units)
     }
 
     /// Takes units: of the lease, or by asking the server.

@@ -12,7 +12,7 @@ pub struct Rules {
     pub(crate) quotas: Vec<Quota>,
     smallest_limit: u64,
     /// How long a lease lasts.
-    pub(super) lease: Duration,
+    pub(crate) lease: Duration,
     /// The largest lease.
     pub(crate) units: u64,
     /// Algorithm and quotas: a key is remembered by them and its name.
