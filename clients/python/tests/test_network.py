@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from redis_rl import Leases, RateLimiter
+from redis_rl._lines import threads
+from redis_rl._lines.own import Library
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import Forwarder, forwarding
@@ -177,3 +180,43 @@ def test_from_afar_with_a_lease_exactly_the_limit_passes_and_nothing_undecided(s
     with forwarding(server.port, 3.5 * DISTANCE) as network:
         run(test(network.port))
     assert undecided == []
+
+
+@pytest.mark.parametrize(("busy", "connects"), [(0.9, True), (0.0, False)], ids=["busy", "idle"])
+def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
+    busy: float, connects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub of gevent that is busy for a second tells of a timeout of less before it reads the reply."""
+    connections = threads._Connections(Library(redis.Redis(), is_async=False), redis.Redis(), None, 0.1)
+    clock = {"monotonic": 0.0, "process_time": 0.0}
+    for name in clock:
+        monkeypatch.setattr(threads, name, lambda name=name: clock[name])
+
+    class Connection:
+        def __init__(self, timeout: float) -> None:
+            self.timeout = timeout
+
+        def connect(self) -> None:
+            passed = max(1.0 if busy else 0.0, self.timeout)
+            clock["monotonic"] += passed
+            clock["process_time"] += passed * busy
+            if self.timeout < 1 or not busy:
+                raise redis.exceptions.TimeoutError
+
+        def disconnect(self) -> None:
+            pass
+
+    monkeypatch.setattr(
+        connections, "_pool", lambda timeout: SimpleNamespace(make_connection=lambda: Connection(timeout))
+    )
+    if connects:
+        made = connections._connected(0.1, 5)
+        assert made.timeout >= 1
+        # It does not rest, since it would find out late that the server is silent.
+        connections._in_use = 1
+        connections._free(made)
+        assert not connections._idle
+    else:
+        with pytest.raises(redis.exceptions.TimeoutError):
+            connections._connected(0.1, 5)
+        assert clock["monotonic"] == pytest.approx(0.5)

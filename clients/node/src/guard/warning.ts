@@ -24,7 +24,8 @@ function reasonOf(error: Error): string {
   // A name with several addresses has several errors, and no message.
   const reason = message || (code ?? error.name);
   const log = knownError(error)?.log;
-  return log === undefined ? reason : `${log} (${reason})`;
+  // Of an unknown command the server quotes the words, and so the key of a user.
+  return log === undefined ? reason : `${log} (${reason.split(", with args", 1)[0]})`;
 }
 
 // Errors of requests: at most one warning a second, however many requests and middlewares the process has.

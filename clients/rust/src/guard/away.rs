@@ -116,7 +116,10 @@ impl Teller {
                 Some(why) => {
                     let begins = if self.is_local { "limits are local: " } else { "" };
                     let help = crate::lines::known(why).map(|known| format!("{}: ", known.log));
-                    tracing::warn!("{begins}{redis} is away: {}{why}", help.unwrap_or_default());
+                    // Of an unknown command the server quotes the words, and so the key of a user.
+                    let said = why.to_string();
+                    let said = said.split(", with args").next().unwrap_or_default();
+                    tracing::warn!("{begins}{redis} is away: {}{said}", help.unwrap_or_default());
                 }
             }
         }

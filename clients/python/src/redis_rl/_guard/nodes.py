@@ -56,7 +56,9 @@ class Nodes:
             is_first = len(self._away) == 1
         if is_first:
             state = state_of(error)
-            why = f"{state.log} ({text_of(error)})" if state else str(error).rstrip(".") or repr(error)
+            # Of an unknown command the server quotes the words, and so the key of a user.
+            reply = text_of(error).partition(", with args")[0]
+            why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
             _log.warning("Redis is away: %s; %s", why, self._meanwhile)
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:

@@ -72,7 +72,7 @@ _CODES = {
 def text_of(error: Exception) -> str:
     """An error reply as the server has sent it: the libraries leave out most codes."""
     text, code = str(error), _CODES.get(type(error).__name__)
-    if code == "WRONGPASS" and text.startswith("Authentication required"):
+    if code == "WRONGPASS" and text.startswith(("Authentication required", "HELLO must be called")):
         code = "NOAUTH"
     # Of an error that has none, the library has left out this; of one that it does not know, nothing.
     return f"{code} {text}" if code else text if re.match("[A-Z]{3,} ", text) else f"ERR {text}"

@@ -6,8 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from .errors import is_moved, state_of
 from .line import CONNECTING
@@ -18,6 +19,8 @@ Words: TypeAlias = Sequence[Name | int]
 
 # Connections to a node at most: threads beyond them wait for one.
 _CONNECTIONS = 32
+# The most timeouts that one attempt to connect may take, however busy this process is.
+_MOST_TIMEOUTS = 64
 
 
 class ThreadLines(Router):
@@ -123,6 +126,8 @@ class _Connections:
         self._failures: Any = Exception if has_provider else library.failures
         # By the timeout of the connections that each makes.
         self._pools: dict[float | None, Any] = {}
+        # Those with a longer timeout, made while this process was busy. They do not rest.
+        self._patient: WeakSet[Any] = WeakSet()
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._in_use = self._freed = 0
@@ -208,18 +213,31 @@ class _Connections:
             raise
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
-        """A new one. Each of its steps has the timeout: what this process was too busy for is tried again."""
-        until = monotonic() + attempts * (timeout or 0)
+        """A new one. Time in which this process computes does not count.
+
+        A timer of gevent that comes late is told before the reply that has arrived meanwhile. So an attempt that this
+        process was too busy for is followed by one that may take twice as long.
+        """
+        step, left = timeout, attempts * (timeout or 0)
         while True:
-            connection = self._pool(timeout).make_connection()
+            connection = self._pool(step).make_connection()
+            began, computed = monotonic(), process_time()
             try:
                 connection.connect()
-                return connection
             except self._library.errors.TimeoutError:
                 connection.disconnect()
-                attempts -= 1
-                if not attempts or monotonic() > until:
+                if timeout is None or step is None:
                     raise
+                elapsed, busy = monotonic() - began, process_time() - computed
+                left -= max(0, elapsed - busy)
+                if busy > elapsed / 4:
+                    step *= 2
+                if left < timeout / 2 or step > _MOST_TIMEOUTS * timeout:
+                    raise
+            else:
+                if step != timeout:
+                    self._patient.add(connection)
+                return connection
 
     def _wait(self, turn: _Turn) -> Any:
         """Sleeps until another thread is done. If none is for longer than one may take, a thread was lost."""
@@ -262,8 +280,12 @@ class _Connections:
                 turn.asleep.release()
                 return
             self._in_use -= 1
-            if connection is not None:
+            is_patient = connection in self._patient if connection is not None else False
+            if connection is not None and not is_patient:
                 self._idle.append(connection)
+        if is_patient:
+            with suppress(Exception):
+                connection.disconnect()
 
     def _give_up(self, connection: Any, error: Exception | None) -> None:
         """Closes a connection, after an error those that rest too: they may be as bad, and who waits is told at once.
