@@ -249,7 +249,7 @@ fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} $(WASM_COPIES)
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} clients/node/src/memory/code.ts $(WASM_COPIES)
 
 setup: setup-server ## Install what build and test need, which they do by themselves too, and nothing else
 	@echo "make build and make test have what they need"

@@ -280,7 +280,7 @@ class _Connections:
                 turn.asleep.release()
                 return
             self._in_use -= 1
-            is_patient = connection in self._patient if connection is not None else False
+            is_patient = connection in self._patient
             if connection is not None and not is_patient:
                 self._idle.append(connection)
         if is_patient:
