@@ -149,9 +149,9 @@ class Places {
 
   /** The place has changed. */
   changed(place: HeldPlace): void {
-    if (place.isOver) this.#held.delete(place);
+    if (place.place.state === "over") this.#held.delete(place);
     else this.#held.add(place);
-    this.#tickAt(place.dueMs);
+    this.#tickAt(place.place.dueMs);
   }
 
   /** Waits for this, but no longer than for a reply. */
@@ -172,23 +172,23 @@ class Places {
     this.#timerMs = Infinity;
     const nowMs = this.now();
     let nextMs = Infinity;
-    for (const place of this.#held) {
-      if (place.dueMs <= nowMs) place.tick(nowMs);
-      nextMs = Math.min(nextMs, place.dueMs);
+    for (const held of this.#held) {
+      if (held.place.dueMs <= nowMs) held.follow(held.place.tick(nowMs));
+      nextMs = Math.min(nextMs, held.place.dueMs);
     }
     this.#tickAt(nextMs);
   }
 }
 
 class HeldPlace implements Hold {
-  readonly #place: Place;
+  readonly place: Place;
   /** What holds the place, and what was asked for last. */
   #old: Request | undefined;
   #new: Request | undefined;
-  /** What is being given back, and who is told when all is. */
+  /** What goes back at the end. */
   readonly #given: Promise<void>[] = [];
-  #released: Promise<void> | undefined;
   #onOver: (() => void) | undefined;
+  #released: Promise<void> | undefined;
 
   constructor(
     readonly places: Places,
@@ -197,7 +197,7 @@ class HeldPlace implements Hold {
     readonly renewing: Rules,
     readonly onLate: HoldOptions["onLate"],
   ) {
-    this.#place = new Place(forMs, places.now());
+    this.place = new Place(forMs, places.now());
   }
 
   get held(): boolean {
@@ -205,15 +205,7 @@ class HeldPlace implements Hold {
   }
 
   get late(): boolean {
-    return this.#place.isLate(this.places.now());
-  }
-
-  get isOver(): boolean {
-    return this.#place.state === "over";
-  }
-
-  get dueMs(): number {
-    return this.#place.dueMs ?? Infinity;
+    return this.place.isLate(this.places.now());
   }
 
   /** Asks for the place. If it is aborted meanwhile, what the command takes goes back. */
@@ -232,10 +224,6 @@ class HeldPlace implements Hold {
     });
   }
 
-  tick(nowMs: number): void {
-    this.#follow(this.#place.tick(nowMs));
-  }
-
   release(): Promise<void> {
     return (this.#released ??= this.places.within(this.#release()));
   }
@@ -245,43 +233,36 @@ class HeldPlace implements Hold {
   }
 
   async #release(): Promise<void> {
-    this.#follow(this.#place.end());
-    if (!this.isOver) await new Promise<void>((resolve) => (this.#onOver = resolve));
+    const over = new Promise<void>((resolve) => (this.#onOver = resolve));
+    this.follow(this.place.end());
+    await over;
     await Promise.all(this.#given);
   }
 
   #ask(rules: Rules, told?: (answer: Answer | Error) => void): void {
     const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
-      if (answer instanceof Error || answer.limited) {
-        this.#follow(this.#place.failed(this.places.now()));
-      } else {
-        this.#follow(this.#place.taken());
-        this.#old = request;
-      }
+      const isTaken = !(answer instanceof Error || answer.limited);
+      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.now()));
+      if (isTaken) this.#old = request;
       told?.(answer);
     });
   }
 
-  #follow(says: readonly Says[]): void {
+  /** Does what follows from an event. */
+  follow(says: readonly Says[]): void {
     for (const say of says) {
       if (say === "take") this.#ask(this.renewing);
-      else if (say === "give back old") this.#giveBack(this.#old);
-      else if (say === "give back new") this.#giveBack(this.#new);
-      else this.#tellLate();
+      // What the application throws is none of those who wait for the same timer.
+      else if (say === "late") later(0, () => this.onLate?.(this.key));
+      else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);
     }
     this.places.changed(this);
-    if (this.isOver) this.#onOver?.();
+    if (this.place.state === "over") this.#onOver?.();
   }
 
-  #giveBack(request: Request | undefined): void {
-    if (request === undefined) return;
+  #giveBack(request: Request): void {
     const given = this.places.driver.giveBack(request);
-    if (this.#place.state === "over") this.#given.push(given);
-  }
-
-  /** What the application throws is none of a timer's. */
-  #tellLate(): void {
-    later(0, () => this.onLate?.(this.key));
+    if (this.place.state === "over") this.#given.push(given);
   }
 }

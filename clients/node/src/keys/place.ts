@@ -82,16 +82,22 @@ export class Place {
     return says;
   }
 
-  /** When the next tick is due, if any is. */
-  get dueMs(): number | undefined {
-    const lateMs = this.#isLateTold ? Infinity : this.#overMs;
-    const dueMs = this.state === "held" ? Math.min(this.#renewMs, lateMs) : lateMs;
-    return (this.state === "held" || this.state === "renewing") && dueMs < Infinity ? dueMs : undefined;
+  /** When the next tick is due; for ever if none is. */
+  get dueMs(): number {
+    if (!this.#isHeld) return Infinity;
+    return Math.min(
+      this.state === "held" ? this.#renewMs : Infinity,
+      this.#isLateTold ? Infinity : this.#overMs,
+    );
   }
 
   /** Whether it has not been renewed for so long that another may hold it by now. */
   isLate(nowMs: number): boolean {
-    return (this.state === "held" || this.state === "renewing") && nowMs >= this.#overMs;
+    return this.#isHeld && nowMs >= this.#overMs;
+  }
+
+  get #isHeld(): boolean {
+    return this.state === "held" || this.state === "renewing";
   }
 
   #hold(): void {
