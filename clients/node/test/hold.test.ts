@@ -1,8 +1,10 @@
 // Places that are held, on real servers and in memory.
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { setMaxListeners } from "node:events";
 import { describe, test } from "node:test";
+import { promisify } from "node:util";
 import {
   hold,
   type Hold,
@@ -335,6 +337,23 @@ for (const [name, connect] of Object.entries(libraries)) {
         await held.release();
       }
       await waitFor("free places", async () => (await used()) === 0);
+    });
+
+    test("a place keeps no process alive that has closed its client, and is free once `for` is over", async () => {
+      const of = {
+        "node-redis": `import { createClient } from "redis";
+          const client = await createClient({ url: "${server.url}" }).connect();
+          const close = () => client.close();`,
+        ioredis: `import { Redis } from "ioredis";
+          const client = new Redis("${server.url}");
+          const close = () => client.quit();`,
+      }[name];
+      const program = `${of} import { hold } from "redis-rl";
+        if (!(await hold(client, "key", 1, { for: "2s" })).held) throw new Error("refused");
+        await close();`;
+      const options = { cwd: import.meta.dirname, timeout: 300_000 };
+      await promisify(execFile)("node", ["--input-type=module", "--eval", program], options);
+      await waitFor("a free place", async () => (await used()) === 0);
     });
 
     test("a failover: the places that the new server knows are held, and renewed there", async () => {

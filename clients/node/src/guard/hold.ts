@@ -110,7 +110,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   }
 }
 
-/** The places that are held by one client, and the timer that renews them. */
+/** The places that are held by one client, with one timer. */
 class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;

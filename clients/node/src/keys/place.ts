@@ -26,38 +26,24 @@ export class Place {
   }
 
   taken(): Says[] {
-    switch (this.state) {
-      case "asked":
-        this.#hold();
-        return [];
-      case "renewing":
-        this.#hold();
-        return ["give back old"];
-      case "gone":
-        return this.#over("give back new");
-      case "ending":
-        return this.#over("give back old", "give back new");
-      default:
-        return [];
-    }
+    const { state } = this;
+    if (state === "asked" || state === "renewing") this.#hold();
+    if (state === "renewing") return ["give back old"];
+    if (state === "gone") return this.#over("give back new");
+    return state === "ending" ? this.#over("give back old", "give back new") : [];
   }
 
   /** No unit is free, or it is not known whether one was taken: then that is free after `forMs`. */
   failed(nowMs: number): Says[] {
-    switch (this.state) {
-      case "asked":
-        return this.#over();
-      case "renewing":
-        this.state = "held";
-        this.#renewMs = nowMs + part(this.#forMs, 12);
-        return [];
-      case "gone":
-        return this.#over("give back new");
-      case "ending":
-        return this.#over("give back old");
-      default:
-        return [];
+    const { state } = this;
+    if (state === "renewing") {
+      this.state = "held";
+      this.#renewMs = nowMs + part(this.#forMs, 12);
     }
+    if (state === "asked") return this.#over();
+    // Should the reply come yet, the unit goes back.
+    if (state === "gone") return this.#over("give back new");
+    return state === "ending" ? this.#over("give back old") : [];
   }
 
   /** The block is over. */
