@@ -19,6 +19,7 @@ export {
   type Words,
 } from "./commands/commands.js";
 export { MemoryLimiter, type MemoryOptions } from "./memory/memory.js";
+export { hold, type Hold, type HoldOptions } from "./guard/hold.js";
 export { type LeaseOptions, type Leases, leases } from "./guard/leases.js";
 export type { Client } from "./lines/source.js";
 export { type Asking, type Sender, withTimeout } from "./lines/asker.js";

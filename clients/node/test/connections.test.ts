@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
-import { acquire, type Client, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
+import { acquire, type Client, hold, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
 import { Guard, type Request } from "redis-rl/express";
 import { rateLimiter } from "redis-rl/ioredis";
 import { type Ask, failed, guarded, LIMIT, quotas, statusOf, stores } from "./asks.js";
@@ -138,6 +138,10 @@ const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
     ({ client }, key) =>
     () =>
       acquire(client, "log", key, quotas, { timeoutMs: 0 }).then(ofVerdict, failed),
+  hold:
+    ({ client }, key) =>
+    () =>
+      hold(client, key, LIMIT).then(({ held }) => (held ? 200 : 429), failed),
   leases: ({ client }, key) => {
     const leased = leases(client, { quotas, units: 2, timeoutMs: PATIENT_MS });
     return () => leased.take(key).then(ofVerdict, failed);
@@ -158,6 +162,10 @@ const givers: Record<string, (client: Client, key: string, mute: () => void) => 
     const leased = leases(client, { quotas: "1000/h", units: 8, for: "1h", timeoutMs: PATIENT_MS });
     for (let i = 0; i < 12; i++) await leased.take(key);
     return () => void leased.close();
+  },
+  hold: async (client, key) => {
+    const place = await hold(client, key, 1000, { for: "1h" });
+    return () => void place.release();
   },
   settle: async (client, key) => {
     const guard = new Guard(

@@ -7,6 +7,7 @@ import { type Algorithm, MAX_LIMIT, type Quota, type Verdict } from "redis-rl";
 import { type Figures, verdictOf } from "./harness.js";
 import type * as commands from "./node_modules/redis-rl/dist/keys/command.js";
 import type * as keys from "./node_modules/redis-rl/dist/keys/keys.js";
+import type * as places from "./node_modules/redis-rl/dist/keys/place.js";
 import type * as requests from "./node_modules/redis-rl/dist/keys/request.js";
 import type * as ruled from "./node_modules/redis-rl/dist/keys/rules.js";
 import type * as aways from "./node_modules/redis-rl/dist/lines/away.js";
@@ -18,6 +19,7 @@ import type * as slots from "./node_modules/redis-rl/dist/lines/slot.js";
 const load = (name: string) =>
   import(new URL(`../node_modules/redis-rl/dist/${name}.js`, import.meta.url).href);
 const { Keys } = (await load("keys/keys")) as typeof keys;
+const { Place } = (await load("keys/place")) as typeof places;
 const { Request } = (await load("keys/request")) as typeof requests;
 const { Rules, tightest } = (await load("keys/rules")) as typeof ruled;
 const { Away } = (await load("lines/away")) as typeof aways;
@@ -70,6 +72,14 @@ const histories = shared("histories") as {
   line?: (["up" | "sent" | "tick" | "closed"] | ["replied", failures.Means | "ok"])[];
   away?: (["failed" | "ask", at: number] | ["probed", at: number, answered: boolean])[];
   verdicts: string[];
+  place?: {
+    for_ms: number;
+    at: number;
+    events: ["taken" | "refused" | "failed" | "tick" | "end", at: number][];
+  };
+  says?: string[][];
+  states?: string[];
+  dues?: (number | null)[];
 }[];
 
 const spelled = (words: string) => words.replace(/ COST 1(?= |$)/, "");
@@ -183,6 +193,31 @@ test("random histories of keys, lines and servers that are away lead to what the
     assert.deepEqual(told, verdicts ?? []);
   }
   assert.ok(histories.length >= 500);
+});
+
+test("random histories of places lead to what they lead to in Rust", () => {
+  const all = histories.filter(({ place }) => place !== undefined);
+  for (const { place: of, ...expected } of all) {
+    const { for_ms, at, events } = of as NonNullable<typeof of>;
+    const place = new Place(for_ms, at);
+    const became = events.map(([event, at]) => {
+      const says = place[event === "refused" ? "failed" : event](at);
+      return { says, state: place.state, due: place.dueMs < Infinity ? place.dueMs : null };
+    });
+    assert.deepEqual(
+      became.map(({ says }) => says),
+      expected.says,
+    );
+    assert.deepEqual(
+      became.map(({ state }) => state),
+      expected.states,
+    );
+    assert.deepEqual(
+      became.map(({ due }) => due),
+      expected.dues,
+    );
+  }
+  assert.ok(all.length >= 150);
 });
 
 test("what error replies say about a server is the same in all clients", () => {

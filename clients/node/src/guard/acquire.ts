@@ -50,7 +50,7 @@ export async function acquire(
     signal,
     clock,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
-  const { sleep = (ms: number) => wait(ms, signal) } = options;
+  const { sleep = (ms: number) => sleepFor(ms, signal) } = options;
   if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
     throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
   }
@@ -89,7 +89,8 @@ function decide(driver: Driver, request: Request, signal: AbortSignal | undefine
   });
 }
 
-async function wait(ms: number, signal: AbortSignal | undefined): Promise<void> {
+/** Sleeps so long at least, or until it is aborted. */
+export async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
   // A timer may be early by a part of a millisecond.
   for (const end = realTime() + ms; ;) {
     const leftMs = Math.ceil(end - realTime());

@@ -1,0 +1,268 @@
+// At most so many at once, each for as long as a block of code runs.
+
+import { type Asker, askerOf, type Asking } from "../lines/asker.js";
+import { checkedClock, type Clock, processTime } from "../commands/clock.js";
+import type { Key } from "../commands/commands.js";
+import { sleepFor } from "./acquire.js";
+import { Driver } from "./driver.js";
+import { Place, type Says } from "../keys/place.js";
+import { type Answer, Request } from "../keys/request.js";
+import { Rules } from "../keys/rules.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
+import { later, LONGEST_TIMER_MS, now as realTime, outside } from "../lines/ticks.js";
+
+export interface HoldOptions {
+  /**
+   * The place of a process that dies is free after this time; `30s` if left out. All who hold places of a key name the
+   * same.
+   */
+  for?: Window | undefined;
+  /** How long to wait for a place; 0 if left out, and then it is asked for once. */
+  timeoutMs?: number | undefined;
+  /** Ends the wait. Nothing stays taken. */
+  signal?: AbortSignal | undefined;
+  /** Is told the key, once, when a place could not be renewed for so long that another may hold it by now. */
+  onLate?: ((key: Key) => void) | undefined;
+  /** The time, in Unix milliseconds; the server's if left out. */
+  clock?: Clock | undefined;
+  /** Waits instead of a timer: for a test, which moves its clock here. */
+  sleep?: ((ms: number) => Promise<unknown>) | undefined;
+}
+
+/** A place that is held, or that was refused. */
+export interface Hold {
+  /** Whether there was a place, and it is not given back yet. */
+  readonly held: boolean;
+  /** Whether it could not be renewed for so long that another may hold it by now. */
+  readonly late: boolean;
+  /** Gives the place back. It does not fail: if Redis is away, the place is free once `for` is over. */
+  release(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** Redis is away if it does not answer. */
+const TIMEOUT_MS = 1000;
+/** The longest of the first wait for a place, and of all. */
+const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
+/** Places that must be renewed in this time are renewed together. */
+const TOGETHER_MS = 20;
+
+/**
+ * Holds a place of a key, at most `limit` at once, until it is released: `await using place = await hold(...)`. Resolves
+ * to one that is not `held` if none is free, and rejects if Redis does not answer. A place is renewed while it is held.
+ */
+export function hold(client: Asking, key: Key, limit: number, options?: HoldOptions): Promise<Hold>;
+/** Holds a place of a key while this works, at most `limit` at once. If none is free it is called all the same. */
+export function hold<T>(
+  client: Asking,
+  key: Key,
+  limit: number,
+  work: (place: Hold) => T | PromiseLike<T>,
+): Promise<T>;
+export function hold<T>(
+  client: Asking,
+  key: Key,
+  limit: number,
+  options: HoldOptions | undefined,
+  work: (place: Hold) => T | PromiseLike<T>,
+): Promise<T>;
+export async function hold<T>(
+  client: Asking,
+  key: Key,
+  limit: number,
+  given?: HoldOptions | ((place: Hold) => T | PromiseLike<T>),
+  work = typeof given === "function" ? given : undefined,
+): Promise<Hold | T> {
+  const place = await taken(client, key, limit, typeof given === "function" ? {} : given);
+  if (work === undefined) return place;
+  try {
+    return await work(place);
+  } finally {
+    await place.release();
+  }
+}
+
+async function taken(client: Asking, key: Key, limit: number, options: HoldOptions = {}): Promise<Hold> {
+  const {
+    for: lasting = "30s",
+    timeoutMs = 0,
+    signal,
+    onLate,
+    clock,
+    sleep = (ms: number) => sleepFor(ms, signal),
+  } = checkedOptions("hold", OPTIONS.hold, options);
+  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
+    throw new RangeError("timeoutMs must be a number from 0");
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, lasting]]), 0, 0);
+  // A place that is held is renewed whatever the limit is by now.
+  const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
+  const places = Places.of(client, clock);
+  const now = clock === undefined ? realTime : checkedClock(clock);
+  const endMs = now() + timeoutMs;
+  for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
+    signal?.throwIfAborted();
+    const place = new HeldPlace(places, key, milliseconds(lasting), renewing, onLate);
+    await place.take(taking, signal);
+    const leftMs = endMs - now();
+    if (place.held || leftMs <= 0) return place;
+    await sleep(Math.min(mostMs * (0.5 + Math.random() / 2), leftMs));
+  }
+}
+
+/** The places that are held by one client, with one timer. */
+class Places {
+  static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
+  readonly driver: Driver;
+  readonly #asker: Asker;
+  readonly #time: Clock;
+  readonly #held = new Set<HeldPlace>();
+  #lastMs = 0;
+  #timer: NodeJS.Timeout | undefined;
+  #timerMs = Infinity;
+
+  static of(client: Asking, clock: Clock | undefined): Places {
+    const time = clock ?? processTime;
+    const ofClient = Places.#all.get(client) ?? new WeakMap<object, Places>();
+    const places = ofClient.get(time) ?? new Places(client, clock);
+    Places.#all.set(client, ofClient.set(time, places));
+    // No timer follows a clock that a test moves.
+    if (places.#time !== processTime && places.now() >= places.#timerMs) places.#tick();
+    return places;
+  }
+
+  private constructor(client: Asking, clock: Clock | undefined) {
+    this.#asker = askerOf(client, TIMEOUT_MS);
+    this.driver = new Driver(this.#asker, 0, clock);
+    this.#time = clock ?? this.#asker.clock ?? processTime;
+  }
+
+  /** The time in whole milliseconds; if a clock of the application fails, what it told last. */
+  now(): number {
+    try {
+      this.#lastMs = Math.floor(this.#time());
+    } catch {
+      // Who asks is told by the driver.
+    }
+    return this.#lastMs;
+  }
+
+  /** The place has changed. */
+  changed(place: HeldPlace): void {
+    if (place.place.state === "over") this.#held.delete(place);
+    else this.#held.add(place);
+    this.#tickAt(place.place.dueMs);
+  }
+
+  /** Waits for this, but no longer than for a reply. */
+  async within(done: Promise<unknown>): Promise<void> {
+    await this.#asker.ticks.within(done).catch(() => undefined);
+  }
+
+  #tickAt(dueMs: number): void {
+    if (dueMs >= this.#timerMs) return;
+    clearTimeout(this.#timer);
+    this.#timerMs = dueMs;
+    const ms = Math.min(Math.max(dueMs - this.now(), TOGETHER_MS), LONGEST_TIMER_MS);
+    this.#timer = outside(() => setTimeout(() => this.#tick(), ms).unref());
+  }
+
+  #tick(): void {
+    clearTimeout(this.#timer);
+    this.#timerMs = Infinity;
+    const nowMs = this.now();
+    let nextMs = Infinity;
+    for (const held of this.#held) {
+      if (held.place.dueMs <= nowMs) held.follow(held.place.tick(nowMs));
+      nextMs = Math.min(nextMs, held.place.dueMs);
+    }
+    this.#tickAt(nextMs);
+  }
+}
+
+class HeldPlace implements Hold {
+  readonly place: Place;
+  /** What holds the place, and what was asked for last. */
+  #old: Request | undefined;
+  #new: Request | undefined;
+  /** What goes back at the end. */
+  readonly #given: Promise<void>[] = [];
+  #onOver: (() => void) | undefined;
+  #released: Promise<void> | undefined;
+
+  constructor(
+    readonly places: Places,
+    readonly key: Key,
+    forMs: number,
+    readonly renewing: Rules,
+    readonly onLate: HoldOptions["onLate"],
+  ) {
+    this.place = new Place(forMs, places.now());
+  }
+
+  get held(): boolean {
+    return this.#old !== undefined && this.#released === undefined;
+  }
+
+  get late(): boolean {
+    return this.place.isLate(this.places.now());
+  }
+
+  /** Asks for the place. If it is aborted meanwhile, what the command takes goes back. */
+  take(rules: Rules, signal: AbortSignal | undefined): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const abort = () => {
+        reject(signal?.reason as Error);
+        void this.release();
+      };
+      signal?.addEventListener("abort", abort);
+      this.#ask(rules, (answer) => {
+        signal?.removeEventListener("abort", abort);
+        if (answer instanceof Error) reject(answer);
+        else resolve();
+      });
+    });
+  }
+
+  release(): Promise<void> {
+    return (this.#released ??= this.places.within(this.#release()));
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.release();
+  }
+
+  async #release(): Promise<void> {
+    const over = new Promise<void>((resolve) => (this.#onOver = resolve));
+    this.follow(this.place.end());
+    await over;
+    await Promise.all(this.#given);
+  }
+
+  #ask(rules: Rules, told?: (answer: Answer | Error) => void): void {
+    const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
+    this.places.driver.ask(request, (answer) => {
+      const isTaken = !(answer instanceof Error || answer.limited);
+      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.now()));
+      if (isTaken) this.#old = request;
+      told?.(answer);
+    });
+  }
+
+  /** Does what follows from an event. */
+  follow(says: readonly Says[]): void {
+    for (const say of says) {
+      if (say === "take") this.#ask(this.renewing);
+      // What the application throws is none of those who wait for the same timer.
+      else if (say === "late") later(0, () => this.onLate?.(this.key));
+      else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);
+    }
+    this.places.changed(this);
+    if (this.place.state === "over") this.#onOver?.();
+  }
+
+  #giveBack(request: Request): void {
+    const given = this.places.driver.giveBack(request);
+    if (this.place.state === "over") this.#given.push(given);
+  }
+}

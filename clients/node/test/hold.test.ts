@@ -1,0 +1,390 @@
+// Places that are held, on real servers and in memory.
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { setMaxListeners } from "node:events";
+import { describe, test } from "node:test";
+import { promisify } from "node:util";
+import {
+  type Client,
+  hold,
+  type Hold,
+  type HoldOptions,
+  MAX_LIMIT,
+  MemoryLimiter,
+  type Sender,
+  type Words,
+} from "redis-rl";
+import {
+  calls,
+  type Client as Direct,
+  type Connected,
+  connectTo,
+  Forwarder,
+  gate,
+  libraries,
+  onOneServer,
+  opened,
+  Server,
+  waitFor,
+} from "./harness.js";
+
+const START = 1_700_000_000_000;
+const open = opened();
+
+/** A limiter in memory, whose commands are noted and may fail. */
+function recorder() {
+  const memory = new MemoryLimiter();
+  memory.setTime(START);
+  const sent: string[] = [];
+  const faults = { isAway: false, losesReplies: false };
+  const sender: Sender = {
+    send: async (words: Words) => {
+      if (faults.isAway) throw new Error("connect ECONNREFUSED");
+      sent.push(words.join(" "));
+      const reply = await memory.send(words);
+      if (faults.losesReplies) throw new Error("the connection was lost");
+      return reply;
+    },
+  };
+  const clock = () => memory.now();
+  /** Moves the clock, which no timer follows: the next one to ask finds what is due. */
+  const pass = async (ms: number) => {
+    memory.advance(ms);
+    await hold(sender, "other", 0, { clock }).catch(() => {});
+    await new Promise(setImmediate);
+    return sent.splice(0).filter((words) => words.split(" ")[1] === "key");
+  };
+  const used = async () => (await memory.info("key"))?.windows[0]?.used ?? 0;
+  const take = (options?: HoldOptions) => hold(sender, "key", 5, { clock, ...options });
+  return { memory, sender, sent, faults, clock, pass, used, take };
+}
+
+describe("a place", () => {
+  test("is renewed every third of its time: another is taken first, then the old one goes back as of its time", async () => {
+    const { sent, pass, take, used } = recorder();
+    const place = await take();
+    assert.deepEqual(sent.splice(0), [`RL.LOG key 5 30s PARTIAL AT ${START}`]);
+    assert.deepEqual(await pass(9_999), []);
+    assert.deepEqual(await pass(1), [
+      `RL.LOG key ${MAX_LIMIT} 30s PARTIAL AT ${START + 10_000}`,
+      `RL.LOG key 5 30s COST -1 AT ${START}`,
+    ]);
+    assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
+    assert.deepEqual((await pass(10_000)).length, 2);
+    await place.release();
+    assert.deepEqual(
+      [sent.pop(), place.held, await used()],
+      [`RL.LOG key ${MAX_LIMIT} 30s COST -1 AT ${START + 20_000}`, false, 0],
+    );
+    assert.deepEqual(await pass(60_000), []);
+  });
+
+  test("that cannot be renewed is late: that is told once, until it is renewed", async () => {
+    const { sent, faults, pass, take, used } = recorder();
+    const told: unknown[] = [];
+    const place = await take({ onLate: (key) => told.push(key) });
+    sent.length = 0;
+    for (const times of [1, 2]) {
+      faults.losesReplies = true;
+      assert.equal((await pass(10_000)).length, 1);
+      faults.isAway = true;
+      await pass(19_999);
+      assert.equal(place.late, false);
+      for (let i = 0; i < 5; i++) await pass(i === 0 ? 1 : 2_500);
+      await waitFor("the hook", async () => told.length >= times);
+      assert.deepEqual([place.held, place.late, told.length], [true, true, times]);
+      faults.isAway = faults.losesReplies = false;
+      // Redis is asked again after two probes, which come in real time.
+      await waitFor("a renewal", async () => {
+        await pass(2_500);
+        return !place.late;
+      });
+    }
+    assert.deepEqual([told, await used()], [["key", "key"], 1]);
+    await place.release();
+    assert.equal(await used(), 0);
+  });
+
+  test("whose block ends while it is renewed leaves nothing taken", async () => {
+    const memory = new MemoryLimiter();
+    memory.setTime(START);
+    const { opened, open } = gate();
+    let isHeldBack = false;
+    const sender: Sender = {
+      send: async (words) => {
+        const reply = await memory.send(words);
+        if (isHeldBack && words[2] === String(MAX_LIMIT)) await opened;
+        return reply;
+      },
+    };
+    const clock = () => memory.now();
+    const place = await hold(sender, "key", 5, { clock });
+    isHeldBack = true;
+    memory.advance(10_000);
+    await hold(sender, "other", 5, { clock });
+    const released = place.release();
+    assert.equal((await memory.info("key"))?.windows[0]?.used, 2);
+    open();
+    await released;
+    assert.equal(await memory.info("key"), null);
+  });
+
+  test("is waited for by asking now and then, at last when the timeout is over", async () => {
+    const { take, memory, sent } = recorder();
+    const places = await Promise.all(Array.from({ length: 5 }, () => take()));
+    sent.length = 0;
+    const slept: number[] = [];
+    const sleep = async (ms: number) => {
+      slept.push(ms);
+      memory.advance(ms);
+    };
+    assert.equal((await take({ timeoutMs: 5_000, sleep })).held, false);
+    assert.equal(sent.length, slept.length + 1);
+    const [first = 0, second = 0, third = 0] = slept;
+    for (const [ms, most] of [
+      [first, 50],
+      [second, 100],
+      [third, 200],
+      ...slept.slice(5, -1).map((ms) => [ms, 1000] as const),
+    ] as const)
+      assert.ok(ms >= most / 2 && ms <= most, String(slept));
+    assert.equal(Math.round(slept.reduce((sum, ms) => sum + ms)), 5_000);
+    const waiting = take({
+      timeoutMs: 60_000,
+      sleep: async () => (await places[0]?.release(), memory.advance(9)),
+    });
+    assert.equal((await waiting).held, true);
+  });
+
+  test("is given back once, when the block ends, by an exception too; a refused one is an answer", async () => {
+    const memory = new MemoryLimiter();
+    const used = async () => (await memory.info("key"))?.windows[0]?.used ?? 0;
+    assert.equal(await hold(memory, "key", 1, async ({ held }) => (assert.ok(held), used())), 1);
+    assert.equal(await used(), 0);
+    const failing = hold(memory, "key", 1, { for: "1m" }, async () => {
+      throw new Error("the block failed");
+    });
+    await assert.rejects(failing, /the block failed/);
+    assert.equal(await used(), 0);
+    {
+      await using place = await hold(memory, "key", 1);
+      await using other = await hold(memory, "key", 1);
+      assert.deepEqual([place.held, other.held], [true, false]);
+      assert.equal(await hold(memory, "key", 1, ({ held }) => held), false);
+      await Promise.all([place.release(), place.release(), other.release()]);
+      await memory.log("key", "2/30s", { cost: 2 });
+    }
+    assert.equal(await used(), 2);
+  });
+
+  test("options that make no sense are refused", async () => {
+    const memory = new MemoryLimiter();
+    for (const limit of [-1, 1.5, "5" as unknown as number])
+      await assert.rejects(hold(memory, "key", limit), RangeError);
+    await assert.rejects(hold(memory, "key", 5, { for: "soon" }), /is not a window/);
+    await assert.rejects(hold(memory, "key", 5, { timeoutMs: -1 }), RangeError);
+    await assert.rejects(hold(memory, "key", 5, { lease: 1 } as HoldOptions), /hold has no lease/);
+    await assert.rejects(hold(undefined as unknown as Sender, "key", 5), /a client is one of/);
+    const clock = () => {
+      throw new Error("no time");
+    };
+    await assert.rejects(hold(memory, "key", 5, { clock }), /no time/);
+  });
+
+  test("an abort ends the wait, and leaves nothing taken, whenever it comes", async () => {
+    const outcomes = new Set<string>();
+    for (let turns = 0; turns < 10; turns++) {
+      const memory = new MemoryLimiter();
+      const abort = new AbortController();
+      const sender: Sender = {
+        send: async (words) => {
+          const reply = await memory.send(words);
+          void (async () => {
+            for (let i = 0; i < turns; i++) await undefined;
+            abort.abort(new Error("gone"));
+          })();
+          return reply;
+        },
+      };
+      const outcome = await hold(sender, "key", 1, { signal: abort.signal }).then(
+        () => "held",
+        ({ message }: Error) => message,
+      );
+      await new Promise(setImmediate);
+      outcomes.add(`${outcome}, ${(await memory.info("key"))?.windows[0]?.used ?? 0}`);
+    }
+    assert.deepEqual([...outcomes].sort(), ["gone, 0", "held, 1"]);
+    const memory = new MemoryLimiter();
+    await memory.log("key", "1/30s");
+    const waiting = hold(memory, "key", 1, { signal: AbortSignal.timeout(50), timeoutMs: Infinity });
+    await assert.rejects(waiting, { name: "TimeoutError" });
+    await assert.rejects(hold(memory, "key", 1, { signal: AbortSignal.abort() }), { name: "AbortError" });
+  });
+});
+
+for (const [name, connect] of Object.entries(libraries)) {
+  describe(name, () => {
+    let server: Server;
+    let direct: Direct;
+    onOneServer((...started) => ([server, direct] = started));
+
+    const used = async () => (await direct.rl.info("key"))?.windows[0]?.used ?? 0;
+
+    async function connected(to: { url: string } = server): Promise<Connected> {
+      const client = connect(to.url);
+      open.push(client.stop);
+      await client.ping();
+      return client;
+    }
+
+    test("10,000 at once on five places: five hold one, and a place is free at once after its block", async () => {
+      const { client } = await connected();
+      const ask = (count: number) => Promise.all(Array.from({ length: count }, () => hold(client, "key", 5)));
+      const places = (await ask(10_000)).filter(({ held }) => held);
+      assert.deepEqual([places.length, await used()], [5, 5]);
+      await Promise.all(places.map((place) => place.release()));
+      assert.equal(await used(), 0);
+      for (let i = 0; i < 20; i++) await hold(client, "key", 1, async ({ held }) => assert.ok(held));
+    });
+
+    test("never more than three of forty who wait are at work, and each is in the end", async () => {
+      const { client } = await connected();
+      const signal = new AbortController().signal;
+      setMaxListeners(0, signal);
+      let [working, most, done] = [0, 0, 0];
+      const work = () =>
+        hold(client, "key", 3, { timeoutMs: Infinity, signal }, async ({ held }) => {
+          assert.ok(held);
+          most = Math.max(most, ++working);
+          await new Promise(setImmediate);
+          working--;
+          done++;
+        });
+      await Promise.all(Array.from({ length: 40 }, work));
+      assert.deepEqual([done, await used()], [40, 0]);
+      assert.ok(most <= 3 && most > 1, String(most));
+    });
+
+    test("a place is renewed by a timer for as long as it is held, and no one else holds it meanwhile", async () => {
+      const { client } = await connected();
+      const start = performance.now();
+      const place = await hold(client, "key", 1, { for: "3s" });
+      await waitFor("a place that lasts longer than it would by itself", async () => {
+        assert.equal((await hold(client, "key", 1, { for: "3s" })).held, false);
+        return performance.now() > start + 3_500;
+      });
+      assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
+      await place.release();
+      assert.equal(await used(), 0);
+    });
+
+    test("Redis is away: an error, then at once; a place that is held is renewed once it is back", async () => {
+      const own = await Server.start();
+      open.push(() => again.stop());
+      let again = own;
+      const { client } = await connected(own);
+      const late: unknown[] = [];
+      const place = await hold(client, "key", 1, { for: "3s", onLate: (key) => late.push(key) });
+      await own.stop();
+      await assert.rejects(hold(client, "key", 1));
+      const start = performance.now();
+      for (let i = 0; i < 100; i++) await assert.rejects(hold(client, "key", 1));
+      assert.ok(performance.now() - start < 1_000);
+      await waitFor("the hook", async () => late.length === 1);
+      assert.deepEqual([place.held, place.late], [true, true]);
+      again = await own.again();
+      await waitFor("a renewal", async () => !place.late);
+      assert.deepEqual(late, ["key"]);
+      await place.release();
+      assert.equal((await hold(client, "key", 1)).held, true);
+    });
+
+    test("a server that says nothing: an error, and a block's end does not wait for long", async () => {
+      const { client } = await connected();
+      const place = await hold(client, "key", 1);
+      server.freeze();
+      try {
+        const start = performance.now();
+        await assert.rejects(hold(client, "key", 1), /no answer within 1000 ms/);
+        await place.release();
+        assert.ok(performance.now() - start < 4_000);
+      } finally {
+        server.thaw();
+      }
+    });
+
+    test("replies that are lost: never more than two hold places, and all are free once `for` is over", async () => {
+      const address = await Forwarder.start(server);
+      open.push(address.stop);
+      const { client } = await connected(address);
+      const ask = (to: Client = client) => hold(to, "key", 2, { for: "5s" }).catch(() => undefined);
+      for (let i = 0; i < 2; i++) {
+        const [held] = await waitFor("a place", async () => {
+          const places = await Promise.all([ask(), ask(), ask()]);
+          const held = places.filter((place): place is Hold => place?.held === true);
+          assert.ok(held.length <= 2);
+          await Promise.all(held.slice(1).map((place) => place.release()));
+          return held.length > 0 && (held as [Hold]);
+        });
+        const before = await calls(server, "RL.LOG");
+        address.mute();
+        const lost = ask();
+        await waitFor("a command", async () => (await calls(server, "RL.LOG")) > before);
+        address.cut();
+        assert.equal(await lost, undefined);
+        // One place is held, and of the other the reply was lost.
+        assert.equal((await ask(direct))?.held, false);
+        await held.release();
+      }
+      await waitFor("free places", async () => (await used()) === 0);
+    });
+
+    test("a place keeps no process alive that has closed its client, and is free once `for` is over", async () => {
+      const of = {
+        "node-redis": `import { createClient } from "redis";
+          const client = await createClient({ url: "${server.url}" }).connect();
+          const close = () => client.close();`,
+        ioredis: `import { Redis } from "ioredis";
+          const client = new Redis("${server.url}");
+          const close = () => client.quit();`,
+      }[name];
+      const program = `${of} import { hold } from "redis-rl";
+        if (!(await hold(client, "key", 1, { for: "2s" })).held) throw new Error("refused");
+        await close();`;
+      const options = { cwd: import.meta.dirname, timeout: 300_000 };
+      await promisify(execFile)("node", ["--input-type=module", "--eval", program], options);
+      await waitFor("a free place", async () => (await used()) === 0);
+    });
+
+    test("a failover: the places that the new server knows are held, and renewed there", async () => {
+      const [old, next] = [await Server.start(), await Server.start()];
+      const address = await Forwarder.start(old);
+      open.push(
+        address.stop,
+        () => old.stop(),
+        () => next.stop(),
+      );
+      const { client } = await connected(address);
+      const [o, n] = (await Promise.all([old, next].map(connectTo))) as [Direct, Direct];
+      open.push(
+        () => o.destroy(),
+        () => n.destroy(),
+      );
+      await n.sendCommand(["REPLICAOF", "127.0.0.1", String(old.port)]);
+      const place = await hold(client, "key", 1, { for: "6s" });
+      await waitFor("the replica", async () => (await n.rl.peek("key", [1, "6s"])).limited);
+      await n.sendCommand(["REPLICAOF", "NO", "ONE"]);
+      await o.sendCommand(["REPLICAOF", "127.0.0.1", String(next.port)]);
+      address.to = next.port;
+      await waitFor("a renewal", async () => {
+        const { held } = await hold(client, "key", 1, { for: "6s" }).catch(() => ({ held: false }));
+        assert.equal(held, false);
+        return (await calls(next, "RL.LOG")) > 0 && (await n.rl.peek("key", [1, "6s"])).resetAfterMs > 5_000;
+      });
+      assert.deepEqual([place.held, place.late], [true, false]);
+      await place.release();
+      assert.equal((await n.rl.peek("key", [1, "6s"])).remaining, 1);
+    });
+  });
+}

@@ -1,0 +1,48 @@
+// Streams of server-sent events, in Express: at most two at once for each account, in all processes together. A stream
+// holds its place until its last byte, or until the client hangs up.
+
+import { pipeline } from "node:stream/promises";
+import { setTimeout as delay } from "node:timers/promises";
+
+import express from "express";
+import { hold } from "redis-rl";
+
+/** What is told: the time, every second, until nobody listens any more. */
+export async function* clock(signal) {
+  while (!signal.aborted) {
+    yield new Date();
+    await delay(1000, undefined, { signal }).catch(() => {});
+  }
+}
+
+/** Is aborted when the response is over, or the client hangs up: the handler works on all the same. */
+export function closed(response) {
+  const closing = new AbortController();
+  response.once("close", () => closing.abort());
+  return closing.signal;
+}
+
+/** Sends events, one after the other, to the last byte or the hang-up. */
+export async function stream(events, response) {
+  const frames = async function* () {
+    for await (const event of events)
+      yield `data: ${JSON.stringify(event)}\n\n`;
+  };
+  await pipeline(frames, response.type("text/event-stream")).catch((error) => {
+    if (error.code !== "ERR_STREAM_PREMATURE_CLOSE") throw error;
+  });
+}
+
+/** The application, which holds places by this client. */
+export function service(redis, events = clock) {
+  const app = express();
+  app.get("/events", async (request, response) => {
+    const signal = closed(response);
+    const account = request.get("X-Account") || "nobody"; // a stand-in for a login
+    await hold(redis, `events:${account}`, 2, async (place) => {
+      if (place.held) await stream(events(signal), response);
+      else response.status(429).json({ message: "two streams are open" });
+    });
+  });
+  return app;
+}
