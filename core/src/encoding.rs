@@ -13,31 +13,30 @@
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
-//! no time between two entries is, then its units, then the time. A log holds its entries in the same form, so
-//! they are copied.
+//! no time between two entries is, then its units, then the time. A log in memory has the same bytes, so they are
+//! copied.
 //!
-//! And an effect as one word of text, for replicas and append-only files: see [`EffectWord`].
+//! An effect is one word of text, for replicas and append-only files: see [`EffectWord`].
 
 use std::error::Error;
 use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use crate::limiter::bucket::Bucket;
 use crate::limiter::counters::{Counter, Counters, Method};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs, digits,
+    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs, digits,
     leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
 
-/// Tags are never reused.
+/// The tags of the algorithms. None is ever used for another algorithm: old payloads have it.
 const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
@@ -218,7 +217,7 @@ fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
     Limiter::of_buckets(&buckets).ok_or(Invalid::OutOfRange)
 }
 
-/// The bytes not read yet.
+/// The bytes that are not read yet.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -314,7 +313,7 @@ fn put_expiry(word: &mut EffectWord, at: UnixMs) {
     put_integer(word, at.get());
 }
 
-/// The window in the largest unit of which it is a multiple.
+/// The window as a number of the largest unit of which it is a multiple.
 fn in_largest_unit(window: WindowMs) -> (u64, &'static [u8]) {
     let larger: [(u64, &[u8]); 4] = [(1_000, b"s"), (60, b"m"), (60, b"h"), (24, b"d")];
     let (mut number, mut unit): (u64, &[u8]) = (window.get(), b"ms");
@@ -337,7 +336,7 @@ fn put_integer(word: &mut EffectWord, integer: u64) {
 
 /// Returns the effect of this word; `None` if [`encode_effect`] cannot have written it.
 ///
-/// It checks the form while it reads: to encode the result and compare the words would take a copy 900 instructions more.
+/// It checks the form while it reads. To encode the result and to compare the words would be shorter, but take 900 instructions.
 pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     let (first, mut word) = match word {
         DELETED => return Some(Effect::Deleted),
@@ -383,7 +382,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     any.then_some(Effect::Counted(Counted { algorithm, units, at, quotas, forgets, expires }))
 }
 
-/// Takes units off the start of `word`; not 0 and not 1, which is never written.
+/// Takes units off the start of `word`: neither 0 nor 1, which are never written.
 fn take_units(word: &mut &[u8]) -> Option<Cost> {
     let sign = if let Some(rest) = word.strip_prefix(b"-") {
         *word = rest;
@@ -419,7 +418,7 @@ fn take_integer(word: &mut &[u8]) -> Option<u64> {
     Some(integer)
 }
 
-/// The time that all of these digits are.
+/// The time of these digits, after which nothing follows.
 fn parse_time(mut digits: &[u8]) -> Option<UnixMs> {
     UnixMs::new(take_integer(&mut digits)?).filter(|_| digits.is_empty())
 }

@@ -24,7 +24,7 @@ impl Command for All {
         let mut changed = false;
         for row in rows.iter() {
             stats::units(row.what.cost, row.what.outcome.change);
-            changed |= row.applied.changed;
+            changed |= row.pending.changed;
         }
         stats::all_taken(taken.limited, changed);
         if taken.limited {

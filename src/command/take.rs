@@ -53,12 +53,12 @@ fn decide(call: &mut Call, take: Take) -> Result<(), Refusal> {
     let name = call.key();
     let (mut key, mut fresh) = (OpenKey::to_change(call, name)?, None);
     let taken = take.run(key.handle_mut(), &mut fresh)?;
-    let Taken { verdict, outcome, applied, partial, .. } = taken;
-    if applied.is_told_first() {
+    let Taken { verdict, outcome, pending, partial, .. } = taken;
+    if pending.is_told_first() {
         let counted = || Counted::of(take.algorithm, take.quotas, take.cost, &outcome);
-        key.call().replicate(name, || applied.effect(counted));
+        key.call().replicate(name, || pending.effect(counted));
     }
-    let call = commit::carry_out(key, fresh, applied);
+    let call = commit::carry_out(key, fresh, pending);
     // What PARTIAL counts is within the limit, so never forced.
     stats::taken(take.algorithm, verdict.limited, partial.is_none() && outcome.changed());
     stats::units(take.cost, outcome.change);
