@@ -9,7 +9,6 @@ use redis_rl_core::limiter::{Mode, Time};
 use redis_rl_core::reply;
 use redis_rl_core::request::{self, Refusal};
 
-/// RL.ALL.
 pub struct All;
 
 impl Command for All {

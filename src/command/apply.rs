@@ -8,7 +8,6 @@ use redis_rl_core::limiter::several::{self, MAX_ROWS, Parts};
 use redis_rl_core::limiter::{Effect, Pending, key};
 use redis_rl_core::request::Refusal;
 
-/// RL.APPLY.
 pub struct Apply;
 
 impl Command for Apply {
@@ -66,7 +65,8 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Whether copies can get the effect as it came: not if it creates a key without telling when that expires.
+/// Whether copies can get the effect as it came. If it creates a key and does not tell when that expires, they would compute an
+/// expiry of their own.
 fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     match effect {
         Effect::Counted(counted) => counted.expires == pending.moved,
@@ -74,7 +74,7 @@ fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     }
 }
 
-/// The effect as copies get it, with the time at which the key expires.
+/// The effect with the time at which the key expires, as copies get it.
 fn told(effect: &Effect, pending: &Pending) -> Effect {
     match effect {
         Effect::Counted(counted) => pending.effect(|| counted.clone()),

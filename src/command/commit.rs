@@ -1,16 +1,16 @@
 //! What follows from a decision or an effect on the server: the expiry is set, copies and other modules are told.
 //!
-//! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
-//! Copies get each effect before that, so that they see everything in the order in which it happened.
+//! Other modules may write to any key when they are told of a change, and would free a limiter that is still in use here. So
+//! every key is closed by then. Copies get each effect before that, so that they see everything in the order in which it happened.
 
-// Inlined for single commands: see `command::take`.
+// What single commands call is inlined: see `command/take.rs`.
 
 use crate::keyspace::{KeyPart, OpenKey, ToWrite};
 use crate::server::{self, Arg, Call, Event, neighbors};
 use redis_rl_core::encoding;
 use redis_rl_core::limiter::{Effect, Key, Limiter, Pending, UnixMs};
 
-/// Carries out what was done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
+/// Does what is still to be done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
 /// moved, deletes an emptied key, closes it, and tells other modules. Copies were told before, except of a deletion: see
 /// [`Pending::is_told_first`].
 #[inline(always)]
@@ -38,8 +38,8 @@ pub fn carry_out<'c, 'a>(
     call
 }
 
-/// Deletes the key, and tells copies then: newer servers tell other modules before, and what these do to the key is gone
-/// with it.
+/// Deletes the key, and tells copies only then: newer servers tell other modules just before a key is deleted, and what these
+/// modules do to it is deleted too.
 #[cold]
 fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
@@ -54,12 +54,12 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
 #[cold]
 fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<UnixMs>) -> &'c mut Call<'a> {
     let name = key.name();
-    // Other modules are told of it, and may change it: its bytes show that.
+    // Other modules are told of the new key, and may change it: comparing its bytes shows that.
     let stored = if neighbors::is_alone() { None } else { Some(encoding::encode(&fresh)) };
     let call = key.insert(fresh);
     match OpenKey::to_write(call, name) {
         Ok(key) => set_expiry(key, moved, stored),
-        // Another module has put a value of another type there. The server has dropped its time to live, if it had one.
+        // Another module has put a value of another type there, and the server has dropped the time to live that it may have had.
         Err(_) => call.replicate_persist(name),
     }
     call.signal_modified(name);
@@ -67,7 +67,7 @@ fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<U
 }
 
 /// Makes a new key expire at `moved`. If its bytes are not those `stored`, another module has counted in it: then the key
-/// lives as long as it counts, and copies are told, since the server has dropped the expiry that the key got meanwhile.
+/// lives as long as it counts. Copies are told so, since the server has dropped the expiry that the key had from that module.
 fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<Vec<u8>>) {
     let (Some(limiter), Some(mut end)) = (key.limiter(), moved) else { return };
     if stored.is_some_and(|stored| encoding::encode(limiter) != stored) {
