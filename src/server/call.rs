@@ -1,6 +1,6 @@
 //! The current call of a command: its arguments, the keys that it may open, and its replies.
 
-// Inlined for single commands: see `command::take`.
+// What single commands call is inlined: see `command/take.rs`.
 
 use std::ffi::{c_int, c_long, c_longlong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,8 +23,8 @@ pub trait Command {
 
 /// The current call.
 ///
-/// What may call other modules takes it mutably: opening a key, marking it as modified, publishing an event. An
-/// open key borrows it mutably too. So no key is open while another module runs.
+/// An open key borrows it mutably, and so does all that may call other modules: opening a key, marking it as modified,
+/// publishing an event. So no key is open while another module runs.
 pub struct Call<'a> {
     ctx: *mut raw::RedisModuleCtx,
     args: &'a [Arg<'a>],
@@ -66,7 +66,6 @@ pub enum Event {
 }
 
 impl<'a> Call<'a> {
-    /// The server's context of this call.
     #[inline(always)]
     pub(crate) fn ctx(&self) -> *mut raw::RedisModuleCtx {
         self.ctx
@@ -113,7 +112,7 @@ impl<'a> Call<'a> {
         if replication::is_listened_to() {
             replication::send_one(self.ctx, key, effect());
         } else {
-            // Nothing receives it, but it counts as a change since the last snapshot, and costs little.
+            // Nothing receives it, but only so does the server count a change since the last snapshot. It costs little.
             self.replicate_verbatim();
         }
     }
@@ -143,7 +142,6 @@ impl<'a> Call<'a> {
         unsafe { (functions().replicate_verbatim)(self.ctx) };
     }
 
-    /// Replies with OK.
     pub fn reply_ok(&self) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx, c"OK".as_ptr())) };
