@@ -60,36 +60,3 @@ fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
     }
     None
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_length_round_trips_and_truncated_or_padded_forms_are_refused() {
-        for bits in 0..64 {
-            for value in [1u64 << bits, (1u64 << bits) - 1, u64::MAX >> bits] {
-                let mut bytes = Vec::new();
-                put(&mut bytes, value);
-                assert!(bytes.len() <= MAX_LEN);
-                let mut written = [0xff; MAX_LEN];
-                assert_eq!((write(&mut written, value), length(value)), (bytes.len(), bytes.len()));
-                assert_eq!(written[..bytes.len()], bytes);
-                assert_eq!(get(&bytes), Some((value, bytes.len())));
-                assert_eq!(get(&bytes[..bytes.len() - 1]), None, "truncated");
-                let last = bytes.len() - 1;
-                bytes[last] |= 0x80;
-                bytes.push(0);
-                assert_eq!(get(&bytes), None, "padded with a zero");
-            }
-        }
-    }
-
-    #[test]
-    fn more_than_64_bits_are_refused() {
-        let mut bytes = [0xff; MAX_LEN];
-        bytes[MAX_LEN - 1] = 0x02;
-        assert_eq!(get(&bytes), None);
-        assert_eq!(get(&[0xff; 20]), None);
-    }
-}
