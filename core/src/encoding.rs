@@ -422,21 +422,3 @@ fn take_integer(word: &mut &[u8]) -> Option<u64> {
 fn parse_time(mut digits: &[u8]) -> Option<UnixMs> {
     UnixMs::new(take_integer(&mut digits)?).filter(|_| digits.is_empty())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spent_limiter_is_valid_and_counts_nothing() {
-        for algorithm in Algorithm::ALL {
-            let limiter = decode(spent(algorithm)).expect("it is valid");
-            assert_eq!(limiter.algorithm(), algorithm);
-            assert_eq!(
-                limiter.windows(UnixMs::saturating(2)).iter().map(|window| window.used).sum::<u64>(),
-                0
-            );
-            assert_eq!(encode(&limiter), spent(algorithm));
-        }
-    }
-}

@@ -238,6 +238,8 @@ unsafe extern "C" fn aof_rewrite(
 
 #[cfg(test)]
 mod tests {
+    use redis_rl_core::limiter::UnixMs;
+
     use super::*;
 
     /// Panics after so many moves.
@@ -264,6 +266,15 @@ mod tests {
 
         fn move_vec<T>(&mut self, piece: Vec<T>) -> Vec<T> {
             self.moved(piece)
+        }
+    }
+
+    #[test]
+    fn a_spent_limiter_counts_nothing() {
+        for algorithm in Algorithm::ALL {
+            let limiter = encoding::decode(encoding::spent(algorithm)).expect("a valid payload");
+            assert_eq!(limiter.algorithm(), algorithm);
+            assert!(limiter.windows(UnixMs::saturating(2)).iter().all(|window| window.used == 0));
         }
     }
 
