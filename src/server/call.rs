@@ -5,11 +5,13 @@
 use std::ffi::{c_int, c_long, c_longlong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
+use std::sync::atomic::Ordering;
 
 use redis_module::raw;
 
 use super::arg::Arg;
-use super::{OK, api, functions, replication};
+use super::replication::{self, LISTENED_TO};
+use super::{OK, api, functions};
 use crate::stats;
 use redis_rl_core::limiter::Effect;
 use redis_rl_core::reply::Reply;
@@ -109,7 +111,7 @@ impl<'a> Call<'a> {
     /// Sends the effect on a key to replicas and the append-only file, once the call has ended. Calls no other module.
     #[inline(always)]
     pub fn replicate(&self, key: Arg, effect: impl FnOnce() -> Effect) {
-        if replication::is_listened_to() {
+        if LISTENED_TO.load(Ordering::Relaxed) {
             replication::send_one(self.ctx, key, effect());
         } else {
             // Nothing receives it, but only so does the server count a change since the last snapshot. It costs little.
@@ -120,7 +122,7 @@ impl<'a> Call<'a> {
     /// Sends the effects on several keys, in one command.
     #[inline]
     pub fn replicate_all<'e, I: Iterator<Item = (Arg<'e>, Effect)>>(&self, effects: impl FnOnce() -> I) {
-        if replication::is_listened_to() {
+        if LISTENED_TO.load(Ordering::Relaxed) {
             replication::send(self.ctx, effects());
         } else {
             self.replicate_verbatim();

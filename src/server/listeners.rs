@@ -10,11 +10,13 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use redis_module::raw;
 
 use super::registration::Loading;
-use super::{OK, api, replication};
+use super::replication::LISTENED_TO;
+use super::{OK, api};
 
 /// Checks for listeners once the server has started, and at every event that may change the answer.
 ///
@@ -79,5 +81,5 @@ unsafe fn check_for_listeners(ctx: *mut raw::RedisModuleCtx) {
             listened_to
         }
     };
-    replication::set_listened_to(listened_to);
+    LISTENED_TO.store(listened_to, Ordering::Relaxed);
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -15,16 +15,7 @@ use redis_rl_core::limiter::Effect;
 use redis_rl_core::limiter::several::MAX_ROWS;
 
 /// Whether anything may listen to the replication stream: see `listeners`.
-static LISTENED_TO: AtomicBool = AtomicBool::new(true);
-
-pub(super) fn set_listened_to(listened_to: bool) {
-    LISTENED_TO.store(listened_to, Ordering::Relaxed);
-}
-
-#[inline(always)]
-pub(super) fn is_listened_to() -> bool {
-    LISTENED_TO.load(Ordering::Relaxed)
-}
+pub(super) static LISTENED_TO: AtomicBool = AtomicBool::new(true);
 
 const COMMAND: &CStr = c"RL.APPLY";
 

@@ -330,7 +330,9 @@ impl Claim {
         // Without AT, everything can be given back, even what was counted at a time ahead of the clock.
         let as_of = self.time.at.unwrap_or_else(|| state.newest_in(&quotas).max(self.time.clock));
         let units = self.cost.get().unsigned_abs();
-        let refund = Refund { units, as_of, ended_by: self.time.earlier() };
+        // The earlier of clock and AT: what has ended by then matters to neither.
+        let ended_by = self.time.now().min(self.time.clock);
+        let refund = Refund { units, as_of, ended_by };
         let Refunded { units, emptied } = state.refund(&quotas, refund);
         for tier in tiers.iter_mut() {
             tier.usage = state.usage(tier.quota, self.time.now());

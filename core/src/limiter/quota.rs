@@ -129,11 +129,6 @@ impl Time {
     pub fn now(self) -> UnixMs {
         self.at.unwrap_or(self.clock)
     }
-
-    /// The earlier of clock and AT. What has ended by then matters to neither.
-    pub fn earlier(self) -> UnixMs {
-        self.now().min(self.clock)
-    }
 }
 
 /// The length of a window: 1 ms to 3650 days.

@@ -93,7 +93,7 @@ macro_rules! change {
     ($limiter:expr, $state:ident => $then:expr) => {
         match $limiter {
             Limiter::Counters(counters) => {
-                let $state = &mut counters.by_method_mut();
+                let $state = &mut ByMethod::of(counters);
                 $then
             }
             Limiter::Large(large) => {
@@ -188,7 +188,7 @@ impl Limiter {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(crate) fn form(&self) -> Form<'_> {
         match self {
-            Limiter::Counters(counters) => Form::Counters(counters.by_method()),
+            Limiter::Counters(counters) => Form::Counters(ByMethod::of(counters)),
             Limiter::Large(large) => Form::Large(large),
             any_short!() => Form::Short(Short::new(self)),
             any_buckets!() => Form::Buckets(Buckets(self)),

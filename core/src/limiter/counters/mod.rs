@@ -50,16 +50,7 @@ impl Counters {
         }
     }
 
-    /// The counters with their method, for reading.
-    pub fn by_method(&self) -> ByMethod<&Counters> {
-        ByMethod { method: self.method(), counters: self }
-    }
-
-    pub fn by_method_mut(&mut self) -> ByMethod<&mut Counters> {
-        ByMethod { method: self.method(), counters: self }
-    }
-
-    /// [`by_method_mut`](Self::by_method_mut) of counters that are known to be counted by `algorithm`.
+    /// [`ByMethod::of`] for counters that are known to be counted by `algorithm`, which is not looked up then.
     pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
         let method = match algorithm {
             Algorithm::Fixed => Method::Fixed,
@@ -230,6 +221,13 @@ impl Counters {
 pub struct ByMethod<C> {
     counters: C,
     method: Method,
+}
+
+impl<C: Deref<Target = Counters>> ByMethod<C> {
+    #[inline(always)]
+    pub fn of(counters: C) -> ByMethod<C> {
+        ByMethod { method: counters.method(), counters }
+    }
 }
 
 impl<'a> ByMethod<&'a Counters> {

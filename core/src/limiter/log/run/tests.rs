@@ -55,9 +55,9 @@ fn assert_holds(run: &Run, wanted: &[(u64, u64)]) {
     // Seeking checks the totals of the blocks.
     let middle = wanted.get(wanted.len() / 2).map_or(run.front(), |(at_ms, _)| run.find(run.front(), *at_ms));
     for (i, (at_ms, _)) in wanted.iter().enumerate().step_by(1 + wanted.len() / 100) {
-        let place = run.find(run.front(), *at_ms);
+        let (place, after) = run.seek(run.front(), |mark| mark.at_ms < *at_ms);
         assert_eq!(place.mark.entries_since(&run.front().mark), i as u64);
-        assert_eq!(run.after(&place).map(|after| after.mark.at_ms), Some(*at_ms));
+        assert_eq!(after.map(|after| after.mark.at_ms), Some(*at_ms));
         assert_eq!(run.find(middle, *at_ms), if i < wanted.len() / 2 { middle } else { place });
     }
     for (block, next) in run.blocks.iter().zip(run.blocks.iter().skip(1)) {
@@ -67,8 +67,7 @@ fn assert_holds(run: &Run, wanted: &[(u64, u64)]) {
     }
 }
 
-/// Replaces the entries between two places, with and without keeping part of the first, then pushes and
-/// drops.
+/// Replaces the entries between two places, with and without keeping part of the first, then pushes and drops.
 fn cut_and_compare(run: &Run, entries: &[(u64, u64)], from: Cursor, to: Cursor) {
     let number = |place: &Cursor| place.mark.entries_since(&Mark::default()) as usize;
     let (first, last, dropped) = (number(&from), number(&to), number(&run.front()));
@@ -78,6 +77,10 @@ fn cut_and_compare(run: &Run, entries: &[(u64, u64)], from: Cursor, to: Cursor) 
         let mut wanted = [&entries[..first], entry.as_slice(), &entries[last..]].concat();
         run.replace(from, to, entry);
         assert_holds(&run, &wanted[dropped..]);
+        if let Some((at_ms, units)) = wanted[dropped..].last_mut() {
+            run.push(*at_ms, 1);
+            *units += 1;
+        }
         let later = entries.last().map_or(0, |entry| entry.0) + 300;
         run.push(later, 2);
         wanted.push((later, 2));
