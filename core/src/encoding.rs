@@ -295,9 +295,11 @@ fn put_counted(word: &mut EffectWord, counted: &Counted) {
             put_integer(word, quota.limit());
             word.push(b'/');
         }
-        let (number, unit) = in_largest_unit(quota.window());
-        put_integer(word, number);
-        put(word, unit);
+        let window_ms = quota.window().get();
+        let is_whole = |(_, unit_ms): &&(&[u8], u64)| window_ms.is_multiple_of(*unit_ms);
+        let (name, unit_ms) = UNITS.iter().rfind(is_whole).expect("a window has whole milliseconds");
+        put_integer(word, window_ms / unit_ms);
+        put(word, name);
     }
     if *forgets {
         word.push(b'/');
@@ -313,18 +315,9 @@ fn put_expiry(word: &mut EffectWord, at: UnixMs) {
     put_integer(word, at.get());
 }
 
-/// The window as a number of the largest unit of which it is a multiple.
-fn in_largest_unit(window: WindowMs) -> (u64, &'static [u8]) {
-    let larger: [(u64, &[u8]); 4] = [(1_000, b"s"), (60, b"m"), (60, b"h"), (24, b"d")];
-    let (mut number, mut unit): (u64, &[u8]) = (window.get(), b"ms");
-    for (factor, name) in larger {
-        if !number.is_multiple_of(factor) {
-            break;
-        }
-        (number, unit) = (number / factor, name);
-    }
-    (number, unit)
-}
+/// The units of windows in effects with their milliseconds, in the order in which their names are tried: `ms` before `m`.
+const UNITS: [(&[u8], u64); 5] =
+    [(b"ms", 1), (b"s", 1_000), (b"m", 60_000), (b"h", 3_600_000), (b"d", 86_400_000)];
 
 fn put(word: &mut EffectWord, bytes: &[u8]) {
     word.try_extend_from_slice(bytes).expect("the longest effect fits");
@@ -394,22 +387,15 @@ fn take_units(word: &mut &[u8]) -> Option<Cost> {
     Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
 }
 
-/// Takes a window off the start of `word`, in the unit that is written.
+/// Takes a window off the start of `word`, which must be written in its largest whole unit.
 fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
     let number = take_integer(word)?;
-    let (unit_ms, in_next_unit, rest) = match word {
-        [b'm', b's', rest @ ..] => (1, Some(1_000), rest),
-        [b's', rest @ ..] => (1_000, Some(60), rest),
-        [b'm', rest @ ..] => (60_000, Some(60), rest),
-        [b'h', rest @ ..] => (3_600_000, Some(24), rest),
-        [b'd', rest @ ..] => (86_400_000, None, rest),
-        _ => return None,
-    };
-    *word = rest;
-    if in_next_unit.is_some_and(|units| number.is_multiple_of(units)) {
-        return None;
-    }
-    WindowMs::new(number.checked_mul(unit_ms)?)
+    let unit = UNITS.iter().position(|(name, _)| word.starts_with(name))?;
+    let (name, unit_ms) = UNITS[unit];
+    *word = &word[name.len()..];
+    let ms = number.checked_mul(unit_ms)?;
+    let is_in_largest = UNITS.get(unit + 1).is_none_or(|(_, larger_ms)| !ms.is_multiple_of(*larger_ms));
+    WindowMs::new(ms).filter(|_| is_in_largest)
 }
 
 fn take_integer(word: &mut &[u8]) -> Option<u64> {

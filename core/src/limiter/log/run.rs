@@ -141,11 +141,7 @@ impl Run {
             }
             place = next;
         }
-        let Some(next) = self.blocks.get(index + 1) else {
-            return (place, None);
-        };
-        place = Cursor { block: place.block + 1, offset: 0, mark: place.mark };
-        (place, place.after(&next.bytes))
+        (place, self.after(&place))
     }
 
     /// The place after the entry at `place`; `None` at the end.
