@@ -165,19 +165,20 @@ pub fn take<N, K: Key>(rows: &mut [Part<N, K, Row>], force: bool, time: Time) ->
 }
 
 /// The quotas of all rows of the key that has this first row.
-#[inline(always)]
+#[cold]
 fn quotas<N, K>(rows: &[Part<N, K, Row>], first: usize) -> QuotaList {
-    let more = if rows[first].what.tiers > 1 { &rows[first + 1..] } else { &[] };
-    let of_key = more.iter().filter(|part| part.first == first).map(|part| part.what.quota);
-    std::iter::once(rows[first].what.quota).chain(of_key).collect()
+    rows[first..].iter().filter(|part| part.first == first).map(|part| part.what.quota).collect()
 }
 
 #[inline(always)]
 fn decide<N, K: Key>(rows: &mut [Part<N, K, Row>], first: usize, time: Time) -> Result<bool, TakeError> {
-    let quotas = quotas(rows, first);
+    let several = if rows[first].what.tiers > 1 { quotas(rows, first) } else { QuotaList::new() };
     let Part { key, fresh, what, .. } = &mut rows[first];
     let limiter = key.limiter_or(fresh, what.algorithm);
-    what.limited = limiter.is_limited(what.algorithm, &quotas, what.cost, time)?;
+    what.limited = match what.tiers {
+        1 => limiter.is_limited(what.algorithm, &[what.quota], what.cost, time)?,
+        _ => limiter.is_limited(what.algorithm, &several, what.cost, time)?,
+    };
     Ok(what.limited)
 }
 
@@ -189,14 +190,32 @@ fn commit_if<N, K: Key>(
     counts: bool,
     time: Time,
 ) -> (Wait, UnixMs) {
+    // A key with one row, as nearly every one has, needs no lists. That spares an RL.ALL 2.6 % of its instructions
+    // (`make check-instructions`).
+    if rows[first].what.tiers > 1 {
+        return commit_tiers_if(rows, first, counts, time);
+    }
+    let (part, mut verdict) = (&mut rows[first], None);
+    let quota = part.what.quota;
+    let (longest_wait_ms, at) = commit_key_if(part, &[quota], counts, time, |row| verdict = Some(row));
+    let Some(row) = verdict else { unreachable!("there is a tier") };
+    let RowVerdict { verdict, retry_after } = row.within(longest_wait_ms);
+    part.what.verdict = verdict;
+    (retry_after, at)
+}
+
+#[cold]
+fn commit_tiers_if<N, K: Key>(
+    rows: &mut [Part<N, K, Row>],
+    first: usize,
+    counts: bool,
+    time: Time,
+) -> (Wait, UnixMs) {
     let (quotas, mut verdicts) = (quotas(rows, first), ArrayVec::<_, MAX_TIERS>::new());
-    let Part { key, fresh, pending, what, .. } = &mut rows[first];
-    let limiter = key.limiter_or(fresh, what.algorithm);
-    what.outcome = limiter.commit_if(&quotas, what.cost, counts, time, |row| verdicts.push(row));
-    let at = key::counted_at(Some(limiter), &quotas, what.cost, time, &what.outcome);
-    *pending = key::pending(key, fresh.as_mut(), time, &what.outcome);
-    let longest_wait_ms = key::longest_wait_ms(key, time, &what.outcome, pending.moved);
-    let (mut longest, of_key) = (Wait::Ms(0), rows[first..].iter_mut().filter(|part| part.first == first));
+    let (longest_wait_ms, at) =
+        commit_key_if(&mut rows[first], &quotas, counts, time, |row| verdicts.push(row));
+    let mut longest = Wait::Ms(0);
+    let of_key = rows[first..].iter_mut().filter(|part| part.first == first);
     for (row, part) in verdicts.iter().zip(of_key) {
         let RowVerdict { verdict, retry_after } = row.within(longest_wait_ms);
         part.what.verdict = verdict;
@@ -205,11 +224,30 @@ fn commit_if<N, K: Key>(
     (longest, at)
 }
 
+/// Passes on the verdicts. Returns an upper bound on their waits, and the time that units were counted at.
+#[inline(always)]
+fn commit_key_if<N, K: Key>(
+    Part { key, fresh, pending, what, .. }: &mut Part<N, K, Row>,
+    quotas: &[Quota],
+    counts: bool,
+    time: Time,
+    verdicts: impl FnMut(RowVerdict),
+) -> (u64, UnixMs) {
+    let limiter = key.limiter_or(fresh, what.algorithm);
+    what.outcome = limiter.commit_if(quotas, what.cost, counts, time, verdicts);
+    let at = key::counted_at(Some(limiter), quotas, what.cost, time, &what.outcome);
+    *pending = key::pending(key, fresh.as_mut(), time, &what.outcome);
+    (key::longest_wait_ms(key, time, &what.outcome, pending.moved), at)
+}
+
 /// Returns what copies are told of the key that has this first row.
 #[inline]
 pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize) -> Effect {
-    let Part { pending, what: Row { algorithm, cost, outcome, .. }, .. } = &rows[first];
-    pending.effect(|| Counted::of(*algorithm, &quotas(rows, first), *cost, outcome))
+    let Part { pending, what: Row { algorithm, quota, tiers, cost, outcome, .. }, .. } = &rows[first];
+    pending.effect(|| match tiers {
+        1 => Counted::of(*algorithm, &[*quota], *cost, outcome),
+        _ => Counted::of(*algorithm, &quotas(rows, first), *cost, outcome),
+    })
 }
 
 /// Does to several keys what a request did to those of which they are copies.
