@@ -29,11 +29,12 @@ pub enum TimeSource {
 }
 
 impl TimeSource {
-    /// The source that is stored as these two bits, by `as`.
+    /// The source whose number the two lowest bits are.
     #[inline(always)]
     pub(super) fn from_bits(bits: u8) -> TimeSource {
-        let sources = [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
-        sources[usize::from(bits & 3)]
+        const SOURCES: [TimeSource; 4] =
+            [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
+        SOURCES[usize::from(bits & 3)]
     }
 }
 
