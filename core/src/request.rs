@@ -294,7 +294,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
         None => (arg, 1),
     };
     let units = i64::try_from(parse_safe_integer(units)?).ok()?;
-    // Like the server's own integers: no negative zero.
+    // Servers do not take a negative zero as an integer either.
     if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 

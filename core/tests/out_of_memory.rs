@@ -65,7 +65,7 @@ impl Short {
 fn command(random: &mut Rng, name: &dyn Fn(u64) -> String, now: u64) -> String {
     let quota =
         |random: &mut Rng| format!(" {} {}ms", [3, 100, 100_000][random.usize(..3)], 1000 << random.u8(..12));
-    // One key, one algorithm, nearly always.
+    // A key nearly always has the same algorithm.
     let algorithm = |random: &mut Rng, key: &str| {
         let other = u8::from(random.u8(..50) == 0);
         ["FIXED", "SLIDING", "LOG", "BUCKET"][usize::from(key.as_bytes()[0] + other) % 4]

@@ -172,7 +172,7 @@ fn create_among_others<'a, T>(
     let (current, Effect::Counted(counted)) = (key.expires_at(), effect) else { return };
     if let Some(limiter) = key.handle_mut().limiter_mut() {
         let Ok(again) = counted.apply(limiter, false) else { return };
-        // It lives as long as either needs it.
+        // The key lives as long as either of the two needs it.
         pending = Pending { moved: again.moved.max(current), ..again };
         fresh = None;
     }

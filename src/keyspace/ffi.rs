@@ -250,7 +250,7 @@ mod tests {
     impl Panicking {
         fn moved<T>(&mut self, piece: T) -> T {
             if self.moves_left == 0 {
-                // As `Mover` demands.
+                // A `Mover` that panics must not drop the piece.
                 std::mem::forget(piece);
                 panic!("a bug");
             }

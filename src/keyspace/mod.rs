@@ -132,7 +132,7 @@ impl Key for Handle<'_> {
         }
         // SAFETY: the handle is open.
         let at = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
-        // Negative: no time to live.
+        // It is negative if the key never expires.
         u64::try_from(at).ok().map(UnixMs::saturating)
     }
 }

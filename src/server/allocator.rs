@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // A negative difference wraps, and so does the sum.
+        // If it shrinks, the difference wraps, and so does the sum, which is right again.
         HELD.fetch_add(new_size.wrapping_sub(layout.size()), Ordering::Relaxed);
         // SAFETY: `memory` came from `alloc` or `realloc` with this layout.
         unsafe {

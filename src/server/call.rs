@@ -79,7 +79,6 @@ impl<'a> Call<'a> {
         &self.args[1..]
     }
 
-    /// The first key.
     #[inline(always)]
     pub fn key(&self) -> Arg<'a> {
         self.args[1]

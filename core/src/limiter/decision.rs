@@ -227,7 +227,6 @@ macro_rules! with_tiers {
 pub struct Claim {
     /// Units to take, or to give back if negative.
     pub cost: Cost,
-    /// When it is decided.
     pub time: Time,
 }
 
@@ -242,7 +241,6 @@ impl Claim {
         }
     }
 
-    /// Whether a tier refuses.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, TakeError> {
         self.check_windows_fit(state, quotas)?;
@@ -302,7 +300,6 @@ impl Claim {
         }))
     }
 
-    /// Looks up a tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
         let usage = state.usage(quota, self.time.now());
@@ -340,7 +337,7 @@ impl Claim {
                 tier.usage.used = 0;
             }
         }
-        // Fewer units never need the key for longer.
+        // With fewer units the key never has to live longer.
         let change = Change { units, ..Change::default() };
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }

@@ -90,12 +90,10 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Units between `earlier` and this mark.
     pub fn units_since(&self, earlier: &Mark) -> u64 {
         self.units.wrapping_sub(earlier.units)
     }
 
-    /// Entries between `earlier` and this mark.
     pub fn entries_since(&self, earlier: &Mark) -> u64 {
         self.entries.wrapping_sub(earlier.entries)
     }

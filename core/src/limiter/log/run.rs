@@ -246,7 +246,7 @@ impl Run {
             self.blocks[last] = Block { bytes, before };
             self.drop_blocks(first + 1..last);
         }
-        // Backwards, since a join moves the blocks after it.
+        // From the last pair to the first, since a join moves the blocks after it.
         for index in (first.saturating_sub(1)..=first + 1).rev() {
             self.join_with_next(index);
         }

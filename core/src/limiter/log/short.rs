@@ -40,7 +40,6 @@ const HEAD_BYTES: usize = 22;
 const BITS_32: u64 = (1 << 32) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
 
-/// The header.
 #[derive(Clone, Copy, Default)]
 struct Head {
     newest: UnixMs,
@@ -395,7 +394,6 @@ fn is_wasteful(size: usize, allocated: usize) -> bool {
     2 * size <= allocated && allocated > LEAST_BYTES
 }
 
-/// An empty short log.
 pub fn empty<H: LogHolder>() -> H {
     H::allocate(&[], LEAST_BYTES)
 }

@@ -4,7 +4,6 @@
 /// The longest encoding: 64 bits at 7 bits a byte.
 pub const MAX_LEN: usize = 10;
 
-/// Appends `value`.
 pub fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -13,7 +12,6 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// The length of `value`'s encoding, in bytes.
 pub fn length(value: u64) -> usize {
     match value {
         0..0x80 => 1,

@@ -170,7 +170,7 @@ fn units_of_one_time_join_its_entry_in_a_block_that_does_not_outgrow_its_size() 
         }
         assert!(run.blocks.iter().all(|block| block.bytes.capacity() <= BLOCK_BYTES));
         if rng.u32(0..500) == 0 {
-            // All but the newest.
+            // Drops all entries but the newest.
             run.drop_before(run.find(run.front(), at_ms));
             expected.drain(..expected.len() - 1);
         }
