@@ -13,11 +13,7 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
 }
 
 pub fn length(value: u64) -> usize {
-    match value {
-        0..0x80 => 1,
-        0x80..0x4000 => 2,
-        _ => (value.ilog2() / 7 + 1) as usize,
-    }
+    ((value | 1).ilog2() / 7 + 1) as usize
 }
 
 /// Writes `value` to the start of `out`, which must have room for it. Returns its length.
