@@ -65,12 +65,7 @@ impl Run {
             self.restart(at_ms);
         }
         let since = at_ms.wrapping_sub(self.end.at_ms);
-        self.newest_length = if units == 1 && since < 0x80 {
-            self.tail(1).push(since as u8);
-            1
-        } else {
-            entry::put(self.tail(MOST_BYTES), since, units)
-        };
+        self.newest_length = entry::put(self.tail(), since, units);
         self.end = self.end.plus(at_ms, units);
     }
 
@@ -103,9 +98,9 @@ impl Run {
         Some(units)
     }
 
-    /// The last block's bytes, with room for `most` more.
-    fn tail(&mut self, most: usize) -> &mut Vec<u8> {
-        if self.blocks.back().is_none_or(|block| block.bytes.len() + most > BLOCK_BYTES) {
+    /// The bytes of the last block, for one more entry.
+    fn tail(&mut self) -> &mut Vec<u8> {
+        if self.blocks.back().is_none_or(|block| block.bytes.len() + MOST_BYTES > BLOCK_BYTES) {
             if self.blocks.capacity() == 0 {
                 // Most logs never have more than one block.
                 self.blocks.reserve_exact(1);
@@ -114,7 +109,7 @@ impl Run {
         }
         let last = self.blocks.len() - 1;
         let bytes = &mut self.blocks[last].bytes;
-        reserve(bytes, most);
+        reserve(bytes, MOST_BYTES);
         bytes
     }
 

@@ -4,12 +4,10 @@
 /// The longest encoding: 64 bits at 7 bits a byte.
 pub const MAX_LEN: usize = 10;
 
-pub fn put(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
+pub fn put(out: &mut Vec<u8>, value: u64) {
+    let mut bytes = [0; MAX_LEN];
+    let length = write(&mut bytes, value);
+    out.extend_from_slice(&bytes[..length]);
 }
 
 pub fn length(value: u64) -> usize {
@@ -33,23 +31,14 @@ pub fn write(out: &mut [u8], mut value: u64) -> usize {
 /// `None` if it is truncated, exceeds 64 bits, or is longer than [`put`] would write it: each value has one
 /// encoding.
 pub fn get(bytes: &[u8]) -> Option<(u64, usize)> {
-    let low = |byte: u8| u64::from(byte & 0x7f);
-    match *bytes {
-        [a @ ..0x80, ..] => Some((a.into(), 1)),
-        [a, b @ 1..0x80, ..] => Some((low(a) | u64::from(b) << 7, 2)),
-        [a, b @ 0x80..=0xff, c @ 1..0x80, ..] => Some((low(a) | low(b) << 7 | u64::from(c) << 14, 3)),
-        _ => get_long(bytes),
-    }
-}
-
-/// Decodes an integer of any length: see [`get`].
-fn get_long(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(MAX_LEN).enumerate() {
         value |= u64::from(byte & 0x7f) << (7 * index);
         if byte < 0x80 {
+            // Only the encoding of 0 ends with a zero byte, and the last of ten bytes has a single bit.
+            let is_shortest = byte > 0 || index == 0;
             let fits = index < MAX_LEN - 1 || byte == 1;
-            return (byte > 0 && fits).then_some((value, index + 1));
+            return (is_shortest && fits).then_some((value, index + 1));
         }
     }
     None
