@@ -4,10 +4,12 @@
 /// The longest encoding: 64 bits at 7 bits a byte.
 pub const MAX_LEN: usize = 10;
 
-pub fn put(out: &mut Vec<u8>, value: u64) {
-    let mut bytes = [0; MAX_LEN];
-    let length = write(&mut bytes, value);
-    out.extend_from_slice(&bytes[..length]);
+pub fn put(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
 }
 
 pub fn length(value: u64) -> usize {
