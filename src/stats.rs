@@ -4,45 +4,28 @@
 //! Only requests of clients count, not commands from a master or an append-only file. Errors count wherever they
 //! come from.
 
-// Inlined for single commands: see `command::take`.
+// What single commands call is inlined: see `command/take.rs`.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis_rl_core::limiter::{Algorithm, Change, Cost, Verdict};
 
-/// A monotonic counter.
-#[derive(Debug)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    const fn zero() -> Counter {
-        Counter(AtomicU64::new(0))
-    }
-
-    /// A load and a store suffice: one command runs at a time, whichever thread it runs on.
-    #[inline(always)]
-    fn add(&self, n: u64) {
-        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
-    }
-
-    /// The current value.
-    #[inline(always)]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
+/// Adds to a counter. A load and a store suffice: one command runs at a time, whichever thread it runs on.
+#[inline(always)]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// The outcomes of one command's requests.
 struct Outcomes {
-    allowed: Counter,
-    limited: Counter,
-    forced: Counter,
+    allowed: AtomicU64,
+    limited: AtomicU64,
+    forced: AtomicU64,
 }
 
 impl Outcomes {
     const fn none() -> Outcomes {
-        Outcomes { allowed: Counter::zero(), limited: Counter::zero(), forced: Counter::zero() }
+        Outcomes { allowed: AtomicU64::new(0), limited: AtomicU64::new(0), forced: AtomicU64::new(0) }
     }
 
     #[inline(always)]
@@ -52,24 +35,24 @@ impl Outcomes {
             (true, false) => &self.limited,
             (true, true) => &self.forced,
         };
-        outcome.add(1);
+        add(outcome, 1);
     }
 }
 
 static OUTCOMES: [Outcomes; Algorithm::ALL.len()] = [const { Outcomes::none() }; Algorithm::ALL.len()];
 static ALL: Outcomes = Outcomes::none();
 static PEEK: Outcomes = Outcomes::none();
-static UNITS_COUNTED: Counter = Counter::zero();
-static UNITS_GIVEN_BACK: Counter = Counter::zero();
-static ERRORS: Counter = Counter::zero();
+static UNITS_COUNTED: AtomicU64 = AtomicU64::new(0);
+static UNITS_GIVEN_BACK: AtomicU64 = AtomicU64::new(0);
+static ERRORS: AtomicU64 = AtomicU64::new(0);
 
-/// Every counter by its name in INFO.
-pub fn figures() -> impl Iterator<Item = (&'static CStr, &'static Counter)> {
+/// Every figure with its name in INFO.
+pub fn figures() -> impl Iterator<Item = (&'static CStr, u64)> {
     let of_algorithms = Algorithm::ALL.into_iter().flat_map(|algorithm| {
         let Outcomes { allowed, limited, forced } = outcomes(algorithm);
         names(algorithm).into_iter().zip([allowed, limited, forced])
     });
-    of_algorithms.chain([
+    let all = of_algorithms.chain([
         (c"all_allowed", &ALL.allowed),
         (c"all_limited", &ALL.limited),
         (c"all_forced", &ALL.forced),
@@ -78,10 +61,10 @@ pub fn figures() -> impl Iterator<Item = (&'static CStr, &'static Counter)> {
         (c"units_counted", &UNITS_COUNTED),
         (c"units_given_back", &UNITS_GIVEN_BACK),
         (c"errors", &ERRORS),
-    ])
+    ]);
+    all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
 }
 
-/// The names in INFO of the outcomes of one algorithm.
 fn names(algorithm: Algorithm) -> [&'static CStr; 3] {
     match algorithm {
         Algorithm::Fixed => [c"fixed_allowed", c"fixed_limited", c"fixed_forced"],
@@ -112,17 +95,15 @@ pub fn all_taken(limited: bool, changed: bool) {
 pub fn units(cost: Cost, change: Change) {
     if change.units > 0 {
         let counter = if cost.get() > 0 { &UNITS_COUNTED } else { &UNITS_GIVEN_BACK };
-        counter.add(change.units);
+        add(counter, change.units);
     }
 }
 
-/// Notes the verdict of a peek.
 #[inline(always)]
 pub fn peeked(verdict: &Verdict) {
-    if verdict.limited { PEEK.limited.add(1) } else { PEEK.allowed.add(1) }
+    PEEK.note(verdict.limited, false);
 }
 
-/// Notes an error reply.
 pub fn refused() {
-    ERRORS.add(1);
+    add(&ERRORS, 1);
 }

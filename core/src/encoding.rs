@@ -13,31 +13,30 @@
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
-//! no time between two entries is, then its units, then the time. A log holds its entries in the same form, so
-//! they are copied.
+//! no time between two entries is, then its units, then the time. A log in memory has the same bytes, so they are
+//! copied.
 //!
-//! And an effect as one word of text, for replicas and append-only files: see [`EffectWord`].
+//! An effect is one word of text, for replicas and append-only files: see [`EffectWord`].
 
 use std::error::Error;
 use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use crate::limiter::bucket::Bucket;
 use crate::limiter::counters::{Counter, Counters, Method};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs, digits,
+    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs, digits,
     leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
 const VERSION: u8 = 1;
 
-/// Tags are never reused.
+/// The tags of the algorithms. None is ever used for another algorithm: old payloads have it.
 const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
@@ -218,7 +217,7 @@ fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
     Limiter::of_buckets(&buckets).ok_or(Invalid::OutOfRange)
 }
 
-/// The bytes not read yet.
+/// The bytes that are not read yet.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -296,9 +295,11 @@ fn put_counted(word: &mut EffectWord, counted: &Counted) {
             put_integer(word, quota.limit());
             word.push(b'/');
         }
-        let (number, unit) = in_largest_unit(quota.window());
-        put_integer(word, number);
-        put(word, unit);
+        let window_ms = quota.window().get();
+        let is_whole = |(_, unit_ms): &&(&[u8], u64)| window_ms.is_multiple_of(*unit_ms);
+        let (name, unit_ms) = UNITS.iter().rfind(is_whole).expect("a window has whole milliseconds");
+        put_integer(word, window_ms / unit_ms);
+        put(word, name);
     }
     if *forgets {
         word.push(b'/');
@@ -314,18 +315,9 @@ fn put_expiry(word: &mut EffectWord, at: UnixMs) {
     put_integer(word, at.get());
 }
 
-/// The window in the largest unit of which it is a multiple.
-fn in_largest_unit(window: WindowMs) -> (u64, &'static [u8]) {
-    let larger: [(u64, &[u8]); 4] = [(1_000, b"s"), (60, b"m"), (60, b"h"), (24, b"d")];
-    let (mut number, mut unit): (u64, &[u8]) = (window.get(), b"ms");
-    for (factor, name) in larger {
-        if !number.is_multiple_of(factor) {
-            break;
-        }
-        (number, unit) = (number / factor, name);
-    }
-    (number, unit)
-}
+/// The units of windows in effects, with their milliseconds.
+const UNITS: [(&[u8], u64); 5] =
+    [(b"ms", 1), (b"s", 1_000), (b"m", 60_000), (b"h", 3_600_000), (b"d", 86_400_000)];
 
 fn put(word: &mut EffectWord, bytes: &[u8]) {
     word.try_extend_from_slice(bytes).expect("the longest effect fits");
@@ -337,7 +329,7 @@ fn put_integer(word: &mut EffectWord, integer: u64) {
 
 /// Returns the effect of this word; `None` if [`encode_effect`] cannot have written it.
 ///
-/// It checks the form while it reads: to encode the result and compare the words would take a copy 900 instructions more.
+/// It checks the form while it reads. To encode the result and to compare the words would be shorter, but take 900 instructions.
 pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     let (first, mut word) = match word {
         DELETED => return Some(Effect::Deleted),
@@ -383,7 +375,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     any.then_some(Effect::Counted(Counted { algorithm, units, at, quotas, forgets, expires }))
 }
 
-/// Takes units off the start of `word`; not 0 and not 1, which is never written.
+/// Takes units off the start of `word`: neither 0 nor 1, which are never written.
 fn take_units(word: &mut &[u8]) -> Option<Cost> {
     let sign = if let Some(rest) = word.strip_prefix(b"-") {
         *word = rest;
@@ -395,22 +387,20 @@ fn take_units(word: &mut &[u8]) -> Option<Cost> {
     Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
 }
 
-/// Takes a window off the start of `word`, in the unit that is written.
+/// Takes a window off the start of `word`, which must be written in its largest whole unit.
 fn take_window(word: &mut &[u8]) -> Option<WindowMs> {
     let number = take_integer(word)?;
-    let (unit_ms, in_next_unit, rest) = match word {
-        [b'm', b's', rest @ ..] => (1, Some(1_000), rest),
-        [b's', rest @ ..] => (1_000, Some(60), rest),
-        [b'm', rest @ ..] => (60_000, Some(60), rest),
-        [b'h', rest @ ..] => (3_600_000, Some(24), rest),
-        [b'd', rest @ ..] => (86_400_000, None, rest),
+    // With constants in place of `UNITS`, which spares decoding an effect 4 % of its instructions.
+    let (unit_ms, in_larger, rest) = match word {
+        [b'm', b's', rest @ ..] => (1, number.is_multiple_of(1_000), rest),
+        [b's', rest @ ..] => (1_000, number.is_multiple_of(60), rest),
+        [b'm', rest @ ..] => (60_000, number.is_multiple_of(60), rest),
+        [b'h', rest @ ..] => (3_600_000, number.is_multiple_of(24), rest),
+        [b'd', rest @ ..] => (86_400_000, false, rest),
         _ => return None,
     };
     *word = rest;
-    if in_next_unit.is_some_and(|units| number.is_multiple_of(units)) {
-        return None;
-    }
-    WindowMs::new(number.checked_mul(unit_ms)?)
+    WindowMs::new(number.checked_mul(unit_ms)?).filter(|_| !in_larger)
 }
 
 fn take_integer(word: &mut &[u8]) -> Option<u64> {
@@ -419,25 +409,7 @@ fn take_integer(word: &mut &[u8]) -> Option<u64> {
     Some(integer)
 }
 
-/// The time that all of these digits are.
+/// The time of these digits, after which nothing follows.
 fn parse_time(mut digits: &[u8]) -> Option<UnixMs> {
     UnixMs::new(take_integer(&mut digits)?).filter(|_| digits.is_empty())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spent_limiter_is_valid_and_counts_nothing() {
-        for algorithm in Algorithm::ALL {
-            let limiter = decode(spent(algorithm)).expect("it is valid");
-            assert_eq!(limiter.algorithm(), algorithm);
-            assert_eq!(
-                limiter.windows(UnixMs::saturating(2)).iter().map(|window| window.used).sum::<u64>(),
-                0
-            );
-            assert_eq!(encode(&limiter), spent(algorithm));
-        }
-    }
 }

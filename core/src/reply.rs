@@ -1,6 +1,6 @@
 //! The replies of the commands, whatever they are written to.
 
-// Inlined for single commands: see `command::take`.
+// What single commands call is inlined: see `command/take.rs` of the module.
 
 use crate::limiter::key::{Info, Partial, Taken};
 use crate::limiter::several::TakenAll;

@@ -175,8 +175,7 @@ impl Request {
             Request { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
         while let [limit, rest @ ..] = words {
             let limit = limit.as_ref();
-            // After the first pair, only what looks like a number is a limit, so that a misspelt option gets a
-            // syntax error.
+            // After the first pair, only what looks like a number is a limit: a misspelt option is a syntax error.
             if !request.quotas.is_empty() && !looks_like_a_number(limit) {
                 break;
             }
@@ -206,7 +205,7 @@ const MOST_OPTION_WORDS: usize = 3;
 // The number of words alone tells how many are rows, so the options must be fewer than a row.
 const _: () = assert!(MOST_OPTION_WORDS < ROW_WORDS);
 
-/// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`, which are too large to return.
+/// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`, of which to return a copy would be slow.
 #[inline]
 pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     words: &[W],
@@ -245,7 +244,7 @@ fn count_rows(words: usize) -> Result<usize, Refusal> {
     }
 }
 
-/// Checks the last row, of the key whose first row this is.
+/// Checks the last row, which belongs to the key that has this first row.
 fn check_row<W, K>(rows: &[Part<W, K, Row>], first: usize) -> Result<(), Refusal> {
     let [others @ .., last] = rows else { return Ok(()) };
     let last = &last.what;
@@ -295,7 +294,7 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
         None => (arg, 1),
     };
     let units = i64::try_from(parse_safe_integer(units)?).ok()?;
-    // Like the server's own integers: no negative zero.
+    // Servers do not take a negative zero as an integer either.
     if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 

@@ -52,100 +52,78 @@ impl Short {
         Short { memory: Memory::new(max_keys), left: bytes }
     }
 
-    fn call(&mut self, now: u64, words: &[&[u8]]) -> Vec<u8> {
+    fn call(&mut self, now: u64, line: &str) -> Vec<u8> {
+        let words: Vec<_> = line.split(' ').collect();
         LEFT.set(Some(self.left));
-        let reply = self.memory.call(now, words);
+        let reply = self.memory.call(now, &words);
         self.left = LEFT.replace(None).unwrap_or_default();
         reply.to_vec()
-    }
-
-    fn line(&mut self, now: u64, line: &str) -> Vec<u8> {
-        self.call(now, &line.split(' ').map(str::as_bytes).collect::<Vec<_>>())
     }
 }
 
 /// A random command: mostly of few keys, some of which have long names.
-fn command(random: &mut Rng, name: &dyn Fn(u64) -> Vec<u8>, now: u64) -> Vec<Vec<u8>> {
-    let texts = |line: String| line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
-    let key = name(random.u64(..40));
+fn command(random: &mut Rng, name: &dyn Fn(u64) -> String, now: u64) -> String {
     let quota =
-        |random: &mut Rng| format!("{} {}ms", [3, 100, 100_000][random.usize(..3)], 1000 << random.u8(..12));
-    // One key, one algorithm, nearly always.
-    let algorithm = |random: &mut Rng, key: &[u8]| {
-        ["FIXED", "SLIDING", "LOG", "BUCKET"][usize::from(key[0] + u8::from(random.u8(..50) == 0)) % 4]
+        |random: &mut Rng| format!(" {} {}ms", [3, 100, 100_000][random.usize(..3)], 1000 << random.u8(..12));
+    // A key nearly always has the same algorithm.
+    let algorithm = |random: &mut Rng, key: &str| {
+        let other = u8::from(random.u8(..50) == 0);
+        ["FIXED", "SLIDING", "LOG", "BUCKET"][usize::from(key.as_bytes()[0] + other) % 4]
     };
-    let what = random.u8(..100);
-    if what < 10 {
-        let mut words = texts("RL.ALL".into());
-        let most = [3, 64][random.usize(..2)];
-        for _ in 0..random.usize(1..=most) {
-            let key = name(random.u64(..80));
-            words.push(key.clone());
-            words.extend(texts(format!(
-                "{} {} {}",
-                algorithm(random, &key),
-                quota(random),
-                random.i8(-3..9)
-            )));
+    let key = name(random.u64(..40));
+    match random.u8(..100) {
+        0..10 => {
+            let most = [3, 64][random.usize(..2)];
+            let rows = (0..random.usize(1..=most)).map(|_| {
+                let key = name(random.u64(..80));
+                format!(" {key} {}{} {}", algorithm(random, &key), quota(random), random.i8(-3..9))
+            });
+            "RL.ALL".to_owned() + &rows.collect::<String>()
         }
-        return words;
-    }
-    let mut words = match what {
-        10..15 => vec![b"RL.INFO".to_vec()],
-        15..20 => vec![b"DEL".to_vec()],
-        20..22 => vec![b"PTTL".to_vec()],
-        22..25 => return texts(["FLUSHALL", "DBSIZE", "ab\r\n", "DEL", "RL.LOG"][random.usize(..5)].into()),
-        25..30 => vec![b"RL.PEEK".to_vec()],
-        _ => texts(format!("RL.{}", algorithm(random, &key))),
-    };
-    words.push(key);
-    if what >= 25 {
-        let mut line = quota(random);
-        for _ in 0..random.u8(..10).saturating_sub(6) {
-            line += &format!(" {}", quota(random));
+        10..15 => format!("RL.INFO {key}"),
+        15..20 => format!("DEL {key}"),
+        20..22 => format!("PTTL {key}"),
+        22..25 => ["FLUSHALL", "DBSIZE", "ab\r\n", "DEL", "RL.LOG"][random.usize(..5)].into(),
+        what => {
+            let peeks = what < 30;
+            let verb = if peeks { "PEEK" } else { algorithm(random, &key) };
+            let tiers = 1 + random.u8(..10).saturating_sub(6);
+            let quotas: String = (0..tiers).map(|_| quota(random)).collect();
+            let options = match random.u8(..10) {
+                0 => format!(" COST {}", random.i64(-50..50)),
+                1 if !peeks => " PARTIAL COST 5".to_owned(),
+                2 => format!(" AT {}", now + random.u64(..1000) - 500),
+                3 | 4 if !peeks => " FORCE".to_owned(),
+                _ => String::new(),
+            };
+            format!("RL.{verb} {key}{quotas}{options}")
         }
-        line += &match random.u8(..10) {
-            0 => format!(" COST {}", random.i64(-50..50)),
-            1 if what >= 30 => " PARTIAL COST 5".to_owned(),
-            2 => format!(" AT {}", now + random.u64(..1000) - 500),
-            3 | 4 if what >= 30 => " FORCE".to_owned(),
-            _ => String::new(),
-        };
-        words.extend(texts(line));
     }
-    words
 }
 
+/// Asks both maps the same. Returns how often the one with few bytes refused.
 fn agree(seed: u64, bytes: usize) -> usize {
     let mut random = Rng::with_seed(seed);
     let max_keys = [3, 50, 1000][random.usize(..3)];
     let long = random.usize(1..=MAX_WORD_BYTES);
     let name = |number: u64| {
-        let name = format!("{number}:").into_bytes();
-        if number.is_multiple_of(8) {
-            name.iter().copied().cycle().take(long.max(name.len())).collect()
-        } else {
-            name
-        }
+        let name = format!("{number}:");
+        if number.is_multiple_of(8) { name.repeat((long / name.len()).max(1)) } else { name }
     };
     let (mut short, mut reference) = (Short::new(max_keys, bytes), Memory::new(max_keys));
     let (mut now, mut refused) = (NOW, 0);
     for _ in 0..1_500 {
         now += [0, 1, 7, 300, 5_000][random.usize(..5)];
-        let words = command(&mut random, &name, now);
-        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        let reply = short.call(now, &words);
+        let line = command(&mut random, &name, now);
+        let reply = short.call(now, &line);
         if reply == OUT_OF_MEMORY {
             refused += 1;
             continue;
         }
-        let shown: Vec<_> =
-            words.iter().map(|word| word[..word.len().min(40)].escape_ascii().to_string()).collect();
-        assert_eq!(
-            reply.escape_ascii().to_string(),
-            reference.call(now, &words).escape_ascii().to_string(),
-            "{shown:?}"
-        );
+        let words: Vec<_> = line.split(' ').collect();
+        let expected = reference.call(now, &words);
+        let shown = |reply: &[u8]| reply.escape_ascii().to_string();
+        assert_eq!(shown(&reply), shown(expected), "{:.200}", line);
     }
     refused
 }
@@ -201,7 +179,7 @@ fn flushall_leaves_no_key_even_at_the_time_zero_and_the_next_commands_free_them(
 /// Fills a map with keys until one is refused. Returns their number.
 fn fill(short: &mut Short, now: u64, command: &str, padding: &str) -> usize {
     let is_refused =
-        |key: &usize| short.line(now, &format!("{command} {key}{padding} 5 1h")) == OUT_OF_MEMORY;
+        |key: &usize| short.call(now, &format!("{command} {key}{padding} 5 1h")) == OUT_OF_MEMORY;
     (0..).find(is_refused).expect("it is full")
 }
 
@@ -214,20 +192,20 @@ fn when_no_more_keys_fit_those_that_are_there_still_count_and_what_is_deleted_or
             assert!(keys > 30, "{command}: {keys}");
             for now in [NOW, NOW + 1_000, NOW + 2_000] {
                 for key in 0..keys {
-                    let reply = short.line(now, &format!("{command} {key}{padding} 5 1h"));
+                    let reply = short.call(now, &format!("{command} {key}{padding} 5 1h"));
                     if command == "RL.LOG" && reply == OUT_OF_MEMORY {
                         continue;
                     }
                     assert!(reply.starts_with(b"*5\r\n:0"), "{command} {key}: {}", reply.escape_ascii());
                 }
             }
-            assert_eq!(short.line(NOW, &format!("DEL 0{padding}")), b":1\r\n");
-            assert!(short.line(NOW, &format!("{command} 0{padding} 5 1h")).starts_with(b"*5\r\n:0"));
-            assert_eq!(short.line(NOW, &format!("{command} new{padding} 5 1h")), OUT_OF_MEMORY);
+            assert_eq!(short.call(NOW, &format!("DEL 0{padding}")), b":1\r\n");
+            assert!(short.call(NOW, &format!("{command} 0{padding} 5 1h")).starts_with(b"*5\r\n:0"));
+            assert_eq!(short.call(NOW, &format!("{command} new{padding} 5 1h")), OUT_OF_MEMORY);
             let again = fill(&mut short, NOW + 10_000_000, command, padding);
             assert!(again + 5 > keys, "{command}: {again} after {keys}");
-            short.line(NOW, "FLUSHALL");
-            assert_eq!(short.line(NOW, "DBSIZE"), b":0\r\n");
+            short.call(NOW, "FLUSHALL");
+            assert_eq!(short.call(NOW, "DBSIZE"), b":0\r\n");
         }
     }
 }

@@ -2,8 +2,7 @@
 //! model of its content.
 
 use redis_rl_core::encoding::{decode, encode};
-use redis_rl_core::limiter::bucket::Bucket;
-use redis_rl_core::limiter::{Algorithm, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
+use redis_rl_core::limiter::{Algorithm, Bucket, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, answer, assert_agree, counts_nothing, expected, quota};
 use crate::naive::{Model, Search};

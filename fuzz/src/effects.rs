@@ -23,20 +23,20 @@ fn count(key: Option<Limiter>, counted: &Counted) -> Option<Limiter> {
     let mut limiter = key.clone().unwrap_or_else(|| Limiter::new(counted.algorithm));
     let mut forced = limiter.clone();
     let is_valid = counted.check(&limiter).is_ok();
-    let Ok(applied) = counted.apply(&mut limiter, is_new) else {
+    let Ok(pending) = counted.apply(&mut limiter, is_new) else {
         assert!(!is_valid);
         return key;
     };
     assert!(is_valid);
-    assert!(!applied.changed || !is_new || applied.moved.is_some(), "every key that it creates expires");
-    if !counted.forgets && !applied.emptied {
+    assert!(!pending.changed || !is_new || pending.moved.is_some(), "every key that it creates expires");
+    if !counted.forgets && !pending.emptied {
         // The same as a forced request.
         let time = Time { clock: UnixMs::default(), at: Some(counted.at) };
         let taken = forced.decide_and_commit(counted.algorithm, &counted.quotas, counted.units, true, time);
-        assert_eq!(taken.expect("it is valid").outcome.changed(), applied.changed);
+        assert_eq!(taken.expect("it is valid").outcome.changed(), pending.changed);
         assert_eq!(encode(&forced), encode(&limiter));
     }
-    if applied.emptied || limiter.is_empty() {
+    if pending.emptied || limiter.is_empty() {
         return None;
     }
     let bytes = encode(&limiter);

@@ -9,7 +9,6 @@ use redis_rl_core::limiter::{Mode, Time};
 use redis_rl_core::reply;
 use redis_rl_core::request::{self, Refusal};
 
-/// RL.ALL.
 pub struct All;
 
 impl Command for All {
@@ -24,7 +23,7 @@ impl Command for All {
         let mut changed = false;
         for row in rows.iter() {
             stats::units(row.what.cost, row.what.outcome.change);
-            changed |= row.applied.changed;
+            changed |= row.pending.changed;
         }
         stats::all_taken(taken.limited, changed);
         if taken.limited {

@@ -5,10 +5,9 @@ use crate::keyspace::{OpenKey, OpenKeys};
 use crate::server::{Arg, Call, Command};
 use redis_rl_core::encoding::decode_effect;
 use redis_rl_core::limiter::several::{self, MAX_ROWS, Parts};
-use redis_rl_core::limiter::{Applied, Effect, key};
+use redis_rl_core::limiter::{Effect, Pending, key};
 use redis_rl_core::request::Refusal;
 
-/// RL.APPLY.
 pub struct Apply;
 
 impl Command for Apply {
@@ -30,18 +29,18 @@ fn apply_one(call: &mut Call, effect: &Effect) -> Result<(), Refusal> {
     let name = call.key();
     let mut key = OpenKey::to_change(call, name)?;
     let mut fresh = None;
-    let applied = key::apply(effect, key.handle_mut(), &mut fresh)?;
-    if applied.is_told_first() {
-        match is_complete(effect, &applied) {
+    let pending = key::apply(effect, key.handle_mut(), &mut fresh)?;
+    if pending.is_told_first() {
+        match is_complete(effect, &pending) {
             true => key.call().replicate_verbatim(),
-            false => key.call().replicate(name, || told(effect, &applied)),
+            false => key.call().replicate(name, || told(effect, &pending)),
         }
     }
-    commit::carry_out(key, fresh, applied);
+    commit::carry_out(key, fresh, pending);
     Ok(())
 }
 
-/// Applies effects on several keys: all, or none if one cannot be applied.
+/// Applies effects on several keys: all, or none if one cannot be pending.
 fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> {
     let pairs = words.chunks_exact(2);
     if !pairs.remainder().is_empty() {
@@ -59,25 +58,26 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     let mut keys = OpenKeys::to_write(call, &mut parts)?;
     several::apply(keys.parts())?;
     keys.move_expiries_and_close();
-    let are_complete = parts.iter().all(|part| is_complete(&part.what, &part.applied));
+    let are_complete = parts.iter().all(|part| is_complete(&part.what, &part.pending));
     commit::carry_out_all(call, &mut parts, are_complete, |parts, index| {
-        told(&parts[index].what, &parts[index].applied)
+        told(&parts[index].what, &parts[index].pending)
     });
     Ok(())
 }
 
-/// Whether copies can get the effect as it came: not if it creates a key without telling when that expires.
-fn is_complete(effect: &Effect, applied: &Applied) -> bool {
+/// Whether copies can get the effect as it came. If it creates a key and does not tell when that expires, they would compute an
+/// expiry of their own.
+fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     match effect {
-        Effect::Counted(counted) => counted.expires == applied.moved,
+        Effect::Counted(counted) => counted.expires == pending.moved,
         Effect::Moved(_) | Effect::Deleted => true,
     }
 }
 
-/// The effect as copies get it, with the time at which the key expires.
-fn told(effect: &Effect, applied: &Applied) -> Effect {
+/// The effect with the time at which the key expires, as copies get it.
+fn told(effect: &Effect, pending: &Pending) -> Effect {
     match effect {
-        Effect::Counted(counted) => applied.effect(|| counted.clone()),
+        Effect::Counted(counted) => pending.effect(|| counted.clone()),
         Effect::Moved(_) | Effect::Deleted => effect.clone(),
     }
 }

@@ -1,45 +1,45 @@
 //! What follows from a decision or an effect on the server: the expiry is set, copies and other modules are told.
 //!
-//! Close, then tell: other modules may write to any key when they are told of a change, so the key is closed by then.
-//! Copies get each effect before that, so that they see everything in the order in which it happened.
+//! Other modules may write to any key when they are told of a change, and would free a limiter that is still in use here. So
+//! every key is closed by then. Copies get each effect before that, so that they see everything in the order in which it happened.
 
-// Inlined for single commands: see `command::take`.
+// What single commands call is inlined: see `command/take.rs`.
 
 use crate::keyspace::{KeyPart, OpenKey, ToWrite};
 use crate::server::{self, Arg, Call, Event, neighbors};
 use redis_rl_core::encoding;
-use redis_rl_core::limiter::{Applied, Effect, Key, Limiter, UnixMs};
+use redis_rl_core::limiter::{Effect, Key, Limiter, Pending, UnixMs};
 
-/// Carries out what was done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
+/// Does what is still to be done to an open key: stores `fresh` in an empty key if anything was counted, sets the expiry if it
 /// moved, deletes an emptied key, closes it, and tells other modules. Copies were told before, except of a deletion: see
-/// [`Applied::is_told_first`].
+/// [`Pending::is_told_first`].
 #[inline(always)]
 pub fn carry_out<'c, 'a>(
     mut key: OpenKey<'c, 'a, ToWrite>,
     fresh: Option<Limiter>,
-    applied: Applied,
+    pending: Pending,
 ) -> &'c mut Call<'a> {
     let name = key.name();
-    if applied.emptied {
+    if pending.emptied {
         return delete(key);
     }
     if let Some(fresh) = fresh
-        && applied.changed
+        && pending.changed
     {
-        return create(key, fresh, applied.moved);
+        return create(key, fresh, pending.moved);
     }
-    if let Some(moved) = applied.moved {
+    if let Some(moved) = pending.moved {
         key.handle_mut().expire_at(moved);
     }
     let call = key.close();
-    if applied.changed {
+    if pending.changed {
         call.signal_modified(name);
     }
     call
 }
 
-/// Deletes the key, and tells copies then: newer servers tell other modules before, and what these do to the key is gone
-/// with it.
+/// Deletes the key, and tells copies only then: newer servers tell other modules just before a key is deleted, and what these
+/// modules do to it is deleted too.
 #[cold]
 fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
@@ -54,12 +54,12 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
 #[cold]
 fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<UnixMs>) -> &'c mut Call<'a> {
     let name = key.name();
-    // Other modules are told of it, and may change it: its bytes show that.
+    // Other modules are told of the new key, and may change it: comparing its bytes shows that.
     let stored = if neighbors::is_alone() { None } else { Some(encoding::encode(&fresh)) };
     let call = key.insert(fresh);
     match OpenKey::to_write(call, name) {
         Ok(key) => set_expiry(key, moved, stored),
-        // Another module has put a value of another type there. The server has dropped its time to live, if it had one.
+        // Another module has put a value of another type there, and the server has dropped the time to live that it may have had.
         Err(_) => call.replicate_persist(name),
     }
     call.signal_modified(name);
@@ -67,7 +67,7 @@ fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<U
 }
 
 /// Makes a new key expire at `moved`. If its bytes are not those `stored`, another module has counted in it: then the key
-/// lives as long as it counts, and copies are told, since the server has dropped the expiry that the key got meanwhile.
+/// lives as long as it counts. Copies are told so, since the server has dropped the expiry that the key had from that module.
 fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<Vec<u8>>) {
     let (Some(limiter), Some(mut end)) = (key.limiter(), moved) else { return };
     if stored.is_some_and(|stored| encoding::encode(limiter) != stored) {
@@ -92,9 +92,9 @@ pub fn carry_out_all<'a, T>(
 ) {
     let (mut changed, mut new, mut emptied) = (0, 0, 0);
     for part in &*parts {
-        changed += usize::from(part.applied.is_any());
+        changed += usize::from(part.pending.is_any());
         new += usize::from(is_new(part));
-        emptied += usize::from(part.applied.emptied);
+        emptied += usize::from(part.pending.emptied);
     }
     if changed == 0 {
         return;
@@ -102,16 +102,16 @@ pub fn carry_out_all<'a, T>(
     let one_by_one = (new > 1 || emptied > 0) && changed > 1 && neighbors::may_write();
     if one_by_one {
         for index in 0..parts.len() {
-            let Applied { emptied, .. } = parts[index].applied;
-            if parts[index].applied.is_any() && !emptied && !is_new(&parts[index]) {
+            let Pending { emptied, .. } = parts[index].pending;
+            if parts[index].pending.is_any() && !emptied && !is_new(&parts[index]) {
                 call.replicate(parts[index].name, || effect(parts, index));
             }
         }
     }
     if emptied > 0 {
         for part in &mut *parts {
-            if part.applied.emptied && !delete_among_others(call, part.name, one_by_one) {
-                part.applied = Applied::default();
+            if part.pending.emptied && !delete_among_others(call, part.name, one_by_one) {
+                part.pending = Pending::default();
             }
         }
     }
@@ -119,7 +119,7 @@ pub fn carry_out_all<'a, T>(
         if is_complete {
             call.replicate_verbatim();
         } else {
-            let done = (0..parts.len()).filter(|index| parts[*index].applied.is_any());
+            let done = (0..parts.len()).filter(|index| parts[*index].pending.is_any());
             call.replicate_all(|| done.map(|index| (parts[index].name, effect(parts, index))));
         }
     }
@@ -127,12 +127,12 @@ pub fn carry_out_all<'a, T>(
         if is_new(&parts[index]) {
             let effect = effect(parts, index);
             create_among_others(call, &mut parts[index], effect, one_by_one);
-        } else if parts[index].applied.changed {
+        } else if parts[index].pending.changed {
             call.signal_modified(parts[index].name);
         }
     }
     if emptied > 0 {
-        for part in parts.iter().filter(|part| part.applied.emptied) {
+        for part in parts.iter().filter(|part| part.pending.emptied) {
             call.notify(Event::Deleted, part.name);
         }
     }
@@ -140,7 +140,7 @@ pub fn carry_out_all<'a, T>(
 
 /// Whether a limiter is to be stored in an empty key.
 fn is_new<T>(part: &KeyPart<T>) -> bool {
-    part.applied.changed && part.fresh.is_some()
+    part.pending.changed && part.fresh.is_some()
 }
 
 /// Deletes an emptied key. Returns whether another module has left it there.
@@ -166,22 +166,22 @@ fn create_among_others<'a, T>(
     effect: Effect,
     replicates: bool,
 ) {
-    let (name, mut applied, mut fresh) = (part.name, part.applied, part.fresh.take());
+    let (name, mut pending, mut fresh) = (part.name, part.pending, part.fresh.take());
     // Another module may have put a value of another type there meanwhile.
     let Ok(mut key) = OpenKey::to_change(call, name) else { return };
     let (current, Effect::Counted(counted)) = (key.expires_at(), effect) else { return };
     if let Some(limiter) = key.handle_mut().limiter_mut() {
         let Ok(again) = counted.apply(limiter, false) else { return };
-        // It lives as long as either needs it.
-        applied = Applied { moved: again.moved.max(current), ..again };
+        // The key lives as long as either of the two needs it.
+        pending = Pending { moved: again.moved.max(current), ..again };
         fresh = None;
     }
-    match applied.moved {
-        _ if replicates => key.call().replicate(name, || applied.effect(|| counted)),
+    match pending.moved {
+        _ if replicates => key.call().replicate(name, || pending.effect(|| counted)),
         Some(moved) if fresh.is_none() => key.call().replicate(name, || Effect::Moved(moved)),
         _ => {}
     }
-    carry_out(key, fresh, applied);
+    carry_out(key, fresh, pending);
 }
 
 /// Publishes `rl.limited` if the request was limited. Only the server that decided does so, never a copy.

@@ -6,7 +6,6 @@ use redis_rl_core::limiter::key;
 use redis_rl_core::reply;
 use redis_rl_core::request::Refusal;
 
-/// RL.INFO.
 pub struct Info;
 
 impl Command for Info {

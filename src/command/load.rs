@@ -7,7 +7,6 @@ use redis_rl_core::encoding;
 use redis_rl_core::limiter::Key;
 use redis_rl_core::request::Refusal;
 
-/// RL.LOAD.
 pub struct Load;
 
 impl Command for Load {

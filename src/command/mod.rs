@@ -1,4 +1,4 @@
-//! The commands: parse, open, decide by `limiter`, carry out, reply.
+//! The commands: each parses its arguments, opens its keys, decides by the core, does what follows and replies.
 
 mod all;
 mod apply;

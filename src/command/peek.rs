@@ -7,7 +7,6 @@ use redis_rl_core::limiter::{Time, key};
 use redis_rl_core::reply;
 use redis_rl_core::request::{Refusal, Request, Verb};
 
-/// RL.PEEK.
 pub struct Peek;
 
 impl Command for Peek {

@@ -47,8 +47,6 @@ pub(super) fn methods() -> raw::RedisModuleTypeMethods {
     }
 }
 
-/// The limiter that a value points to.
-///
 /// # Safety
 ///
 /// `value` is one of ours, see the module's docs, and does not change while the reference lives.
@@ -91,8 +89,6 @@ unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, encoding_version: c_i
     })
 }
 
-/// Logs why a payload is refused.
-///
 /// # Safety
 ///
 /// `io` is valid.
@@ -116,10 +112,8 @@ unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     unsafe { api!(RedisModule_SaveStringBuffer(io, bytes.as_ptr().cast::<c_char>(), bytes.len())) };
 }
 
-/// The bytes to store for a limiter.
-///
-/// If a bug makes encoding panic, those of a spent limiter: a snapshot that lacks a value could not be
-/// loaded at all.
+/// The bytes to store for a limiter. If a bug makes encoding panic, they are those of a limiter that counts nothing: a snapshot
+/// that lacks a value could not be loaded at all.
 fn stored(limiter: &Limiter) -> Cow<'static, [u8]> {
     let spent = Cow::Borrowed(encoding::spent(limiter.algorithm()));
     guarded(spent, || Cow::Owned(encoding::encode(limiter)))
@@ -184,7 +178,6 @@ unsafe fn relocate(value: *mut *mut c_void, mover: &mut impl Mover) {
     *limiter = held.relocate(mover);
 }
 
-/// Moves allocations for active defrag, while a defrag callback runs.
 struct Defrag {
     ctx: *mut raw::RedisModuleDefragCtx,
 }
@@ -245,9 +238,11 @@ unsafe extern "C" fn aof_rewrite(
 
 #[cfg(test)]
 mod tests {
+    use redis_rl_core::limiter::UnixMs;
+
     use super::*;
 
-    /// Panics at its first move, its second and so on.
+    /// Panics after so many moves.
     struct Panicking {
         moves_left: usize,
     }
@@ -255,7 +250,7 @@ mod tests {
     impl Panicking {
         fn moved<T>(&mut self, piece: T) -> T {
             if self.moves_left == 0 {
-                // See `Mover`.
+                // A `Mover` that panics must not drop the piece.
                 std::mem::forget(piece);
                 panic!("a bug");
             }
@@ -275,10 +270,19 @@ mod tests {
     }
 
     #[test]
+    fn a_spent_limiter_counts_nothing() {
+        for algorithm in Algorithm::ALL {
+            let limiter = encoding::decode(encoding::spent(algorithm)).expect("a valid payload");
+            assert_eq!(limiter.algorithm(), algorithm);
+            assert!(limiter.windows(UnixMs::saturating(2)).iter().all(|window| window.used == 0));
+        }
+    }
+
+    #[test]
     fn a_panic_while_a_value_is_moved_leaves_it_valid() {
         let mut payloads: Vec<Vec<u8>> =
             Algorithm::ALL.into_iter().map(|algorithm| encoding::spent(algorithm).to_vec()).collect();
-        // Another window, and a log of many entries.
+        // A key of two windows, and a log of many entries.
         payloads.push([encoding::spent(Algorithm::Fixed), &[2, 0, 1]].concat());
         let [version, tag, .., at, units] = *encoding::spent(Algorithm::Log) else {
             panic!("it has one entry")

@@ -1,7 +1,7 @@
 //! The native type `ratelimit`, and a safe handle on one key of it.
 #![allow(unsafe_code)]
 
-// Inlined for single commands: see `command::take`.
+// What single commands call is inlined: see `command/take.rs`.
 
 mod ffi;
 
@@ -17,13 +17,12 @@ use redis_module::raw;
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
 use redis_rl_core::limiter::several::{Part, Parts};
-use redis_rl_core::limiter::{Applied, Key, Limiter, UnixMs};
+use redis_rl_core::limiter::{Key, Limiter, Pending, UnixMs};
 use redis_rl_core::request::Refusal;
 
 /// The native type, set once while the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
 
-/// Registers the native type.
 pub fn create_type(loading: &Loading) -> Result<(), LoadFailed> {
     TYPE.store(loading.create_type(ffi::NAME, ffi::ENCODING_VERSION, ffi::methods())?, Ordering::Relaxed);
     Ok(())
@@ -33,25 +32,23 @@ fn native_type() -> *mut raw::RedisModuleType {
     TYPE.load(Ordering::Relaxed)
 }
 
-/// Marks a key opened for reading.
+/// Marks an [`OpenKey`] that is open for reading.
 pub struct ToRead;
 
-/// Marks a key opened for reading and writing.
+/// Marks an [`OpenKey`] that is open for reading and writing.
 pub struct ToWrite;
 
 /// An open key, either empty or holding a limiter. Dropping it closes the key.
 ///
-/// It keeps the call to itself until it is closed. So no other module runs and can delete the limiter, and this
-/// handle has the limiter to itself.
+/// It borrows the call until it is closed. So no other module runs meanwhile, which could delete the limiter, and
+/// no other handle reaches it.
 pub struct OpenKey<'c, 'a, Access> {
     handle: Handle<'a>,
     call: &'c mut Call<'a>,
     access: PhantomData<Access>,
 }
 
-/// The keys of several parts of a call, all open for writing. Dropping it closes them.
-///
-/// It keeps the call to itself, like [`OpenKey`].
+/// The keys of several parts of a call, all open for writing. Dropping it closes them. It borrows the call, as [`OpenKey`] does.
 pub struct OpenKeys<'c, 'a, 'p, T> {
     parts: &'p mut [KeyPart<'a, T>],
     call: &'c mut Call<'a>,
@@ -60,8 +57,8 @@ pub struct OpenKeys<'c, 'a, 'p, T> {
 /// A part of a call about several keys.
 pub type KeyPart<'a, T> = Part<Arg<'a>, Handle<'a>, T>;
 
-/// The server's handle on an open key. One that is open for reading is never lent mutably. Only [`OpenKey`] and
-/// [`OpenKeys`] hold one, and lend it: it is closed before they give back the call.
+/// The server's handle on an open key. Only [`OpenKey`] and [`OpenKeys`] hold one. They lend it, mutably only if it is open for
+/// writing, and close it before they give back the call.
 pub struct Handle<'a> {
     key: *mut raw::RedisModuleKey,
     /// Null if the key is empty. Owned by the server, and valid until the key is closed.
@@ -104,13 +101,11 @@ impl<'a> Handle<'a> {
         Ok(handle)
     }
 
-    /// The name of the key.
     #[inline(always)]
     pub fn name(&self) -> Arg<'a> {
         self.name
     }
 
-    /// Makes the key expire at `at` by the server's clock.
     pub fn expire_at(&mut self, at: UnixMs) {
         // SAFETY: the handle is open for writing.
         unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
@@ -137,7 +132,7 @@ impl Key for Handle<'_> {
         }
         // SAFETY: the handle is open.
         let at = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
-        // Negative: no time to live.
+        // It is negative if the key never expires.
         u64::try_from(at).ok().map(UnixMs::saturating)
     }
 }
@@ -159,16 +154,15 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         OpenKey::open(call, name, WRITE)
     }
 
-    /// As [`to_write`](Self::to_write), but opens an empty key again: see `open_again`.
+    /// Opens a key as [`to_write`](Self::to_write) does, to store a limiter in it if it is empty.
     #[inline(always)]
     pub fn to_change(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
         let key = OpenKey::to_write(call, name)?;
         if key.limiter().is_none() { key.open_again() } else { Ok(key) }
     }
 
-    /// Closes a key that is empty, and opens it again if there are other modules.
-    ///
-    /// Opening it may have deleted an expired value. The server tells other modules so, and hides what they put there.
+    /// Opens an empty key again if there are other modules. Opening it may have deleted an expired value, of which the server tells
+    /// them. What they then put there would be overwritten: this handle does not show it.
     #[cold]
     fn open_again(self) -> Result<Self, Refusal> {
         if neighbors::is_alone() {
@@ -178,14 +172,13 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         OpenKey::to_write(self.close(), name)
     }
 
-    /// The handle, for changing the key.
     #[inline(always)]
     pub fn handle_mut(&mut self) -> &mut Handle<'a> {
         &mut self.handle
     }
 
-    /// Stores a limiter in the empty key and closes it: meanwhile the server tells other modules of a new key,
-    /// and they may do anything to it.
+    /// Stores a limiter in the empty key and closes it, since the server tells other modules of the new key, and they may do
+    /// anything to it.
     #[cold]
     pub fn insert(self, limiter: Limiter) -> &'c mut Call<'a> {
         let limiter = Box::into_raw(Box::new(limiter));
@@ -201,7 +194,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         self.close()
     }
 
-    /// Deletes the key and closes it: newer servers tell other modules.
+    /// Deletes the key and closes it, since newer servers tell other modules so.
     #[cold]
     pub fn delete(self) -> &'c mut Call<'a> {
         // SAFETY: the handle is open for writing; the limiter is not used again.
@@ -214,18 +207,16 @@ impl<'c, 'a, Access> OpenKey<'c, 'a, Access> {
     /// The server may delete an expired value here, and tell other modules.
     #[inline(always)]
     fn open(call: &'c mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
-        // SAFETY: the key keeps the call to itself until the handle is closed.
+        // SAFETY: the key borrows the call until the handle is closed.
         let handle = unsafe { Handle::open(call, name, mode) }?;
         Ok(OpenKey { handle, call, access: PhantomData })
     }
 
-    /// Closes the key, and returns the call.
     #[inline(always)]
     pub fn close(self) -> &'c mut Call<'a> {
         self.call
     }
 
-    /// The call that opened it.
     #[inline(always)]
     pub fn call(&self) -> &Call<'a> {
         self.call
@@ -257,7 +248,7 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
             let no_expire = unsafe { functions() }.no_expire;
             if no_expire != 0 {
                 keys.open(WRITE | no_expire)?;
-                // The server shows an expired key as an empty one.
+                // In this mode an expired key looks empty.
                 if keys.parts.iter().all(|part| part.key.as_ref().is_none_or(|key| key.limiter().is_some())) {
                     return Ok(keys);
                 }
@@ -274,16 +265,17 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
         for index in 0..self.parts.len() {
             let part = &mut self.parts[index];
             if part.first() == index {
-                // SAFETY: this keeps the call to itself until all handles are closed.
+                // SAFETY: this borrows the call until all handles are closed.
                 part.key = Some(unsafe { Handle::open(self.call, part.name, mode) }?);
             }
         }
         Ok(())
     }
 
-    /// Deletes expired keys, until none has expired and no other module has run: time stands still during a command.
+    /// Lets expired keys be deleted until no other module has run meanwhile. Then none expires any more, since time stands still
+    /// during a command.
     fn delete_expired(&mut self) -> Result<(), Refusal> {
-        // More than once only if another module lets one of these keys expire.
+        // The second round finds no expired key, unless another module has set an expiry that is over.
         for _ in 0..=self.parts.len() {
             let touch =
                 || self.parts.iter().try_for_each(|part| OpenKey::to_write(self.call, part.name).map(drop));
@@ -294,7 +286,6 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
         Err(Refusal::INTERNAL)
     }
 
-    /// The parts, with their keys open.
     pub fn parts(&mut self) -> &mut [KeyPart<'a, T>] {
         self.parts
     }
@@ -302,7 +293,7 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Moves the expiries of what is in the keys, and closes them.
     #[inline]
     pub fn move_expiries_and_close(self) {
-        for Part { key, applied: Applied { moved, emptied, .. }, .. } in &mut *self.parts {
+        for Part { key, pending: Pending { moved, emptied, .. }, .. } in &mut *self.parts {
             if let (Some(moved), false, Some(key)) = (moved, *emptied, &mut *key)
                 && key.limiter().is_some()
             {
@@ -310,7 +301,7 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
             }
             *key = None;
         }
-        // All are closed.
+        // All are closed already.
         mem::forget(self);
     }
 

@@ -13,10 +13,10 @@ static ALLOCATOR: ServerAllocator = ServerAllocator;
 /// A process uses only one of them: the module allocates nothing before it knows the server's functions.
 struct ServerAllocator;
 
-/// Bytes allocated and not yet freed. Atomic, since the server frees limiters on other threads too.
+/// Bytes that the module has allocated, without the overhead of `malloc`. Atomic, since the server frees limiters on other
+/// threads too.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that the module has allocated, without the overhead of `malloc`.
 pub(super) fn bytes_held() -> usize {
     HELD.load(Ordering::Relaxed)
 }
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
         unsafe {
             match raw::RedisModule_Alloc {
                 Some(alloc) if layout.align() <= ALIGNMENT => alloc(padded(layout, layout.size())).cast(),
-                // No type here needs more; failing is better than a misaligned address.
+                // No type of the module needs more. If one did, failing would be better than a misaligned address.
                 Some(_) => std::ptr::null_mut(),
                 None => System.alloc(layout),
             }
@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for ServerAllocator {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // A negative difference wraps, and so does the sum.
+        // If it shrinks, the difference wraps, and so does the sum, which is right again.
         HELD.fetch_add(new_size.wrapping_sub(layout.size()), Ordering::Relaxed);
         // SAFETY: `memory` came from `alloc` or `realloc` with this layout.
         unsafe {

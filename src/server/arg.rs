@@ -1,4 +1,4 @@
-//! An argument of a command.
+//! The arguments of a command.
 
 use std::marker::PhantomData;
 use std::slice;
@@ -23,7 +23,6 @@ impl AsRef<[u8]> for Arg<'_> {
 }
 
 impl<'a> Arg<'a> {
-    /// Its bytes.
     #[inline(always)]
     pub fn bytes(self) -> &'a [u8] {
         let mut len = 0;
@@ -34,7 +33,6 @@ impl<'a> Arg<'a> {
         }
     }
 
-    /// The argument as a server string.
     #[inline(always)]
     pub(crate) fn server_string(self) -> *mut raw::RedisModuleString {
         self.string

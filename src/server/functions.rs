@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleKey, RedisModuleString, RedisModuleType};
 
-/// The functions under the server's own names; see its documentation.
+/// The functions, under the names that they have in the server's documentation.
 pub(crate) struct Functions {
     pub open_key:
         unsafe extern "C" fn(*mut RedisModuleCtx, *mut RedisModuleString, c_int) -> *mut RedisModuleKey,
@@ -21,7 +21,7 @@ pub(crate) struct Functions {
     pub reply_with_array: unsafe extern "C" fn(*mut RedisModuleCtx, c_long) -> c_int,
     pub reply_with_long_long: unsafe extern "C" fn(*mut RedisModuleCtx, c_longlong) -> c_int,
     pub milliseconds: unsafe extern "C" fn() -> c_longlong,
-    /// In Redis 7.2 and newer, and in Valkey.
+    /// `None` on Redis 7.0.
     pub cached_microseconds: Option<unsafe extern "C" fn() -> c_longlong>,
     /// The mode in which opening an expired key does not delete it, so that no other module runs; 0 on Redis 7.0, which
     /// has none.
@@ -58,8 +58,6 @@ pub(super) unsafe fn find() -> Option<()> {
     Some(())
 }
 
-/// The functions.
-///
 /// # Safety
 ///
 /// Called only after [`find`] succeeded. That holds in every command and callback, since they are registered

@@ -8,7 +8,6 @@ use super::registration::{LoadFailed, Loading};
 use super::{OK, allocator, api};
 use crate::stats;
 
-/// Registers the section.
 pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
     // SAFETY: the context is the loading one; the callback lives as long as the module.
     let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(add_section))) };
@@ -18,17 +17,16 @@ pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
 /// Adds the section to a reply, or to a crash report: reading counters is safe even then.
 unsafe extern "C" fn add_section(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
-    let figures = stats::figures().map(|(name, counter)| (name, counter.get()));
     let held = (c"memory_bytes", allocator::bytes_held() as u64);
     // SAFETY: the server passes a context that is valid during the call, and copies all texts.
     unsafe {
-        // An error means that this section was not asked for.
+        // The server refuses a section that the caller of INFO has not asked for.
         if api!(RedisModule_InfoAddSection(ctx, c"stats".as_ptr())) != OK {
             return;
         }
         let version = CStr::from_bytes_with_nul(VERSION.as_bytes()).unwrap_or_default();
         api!(RedisModule_InfoAddFieldCString(ctx, c"version".as_ptr(), version.as_ptr()));
-        for (name, figure) in figures.chain([held]) {
+        for (name, figure) in stats::figures().chain([held]) {
             api!(RedisModule_InfoAddFieldULongLong(ctx, name.as_ptr(), figure as c_ulonglong));
         }
     }

@@ -4,17 +4,19 @@
 //! Composing a command that nothing reads would cost half as much as a request. A new listener starts from
 //! a snapshot written by a forked child and needs every command after the fork. So the module checks for
 //! listeners at every fork, and when a replica connects or disconnects, the role changes or the
-//! configuration changes. In a cluster it always assumes one, since slots migrate; and while the server
-//! loads, since it hides its append-only file until it has loaded it. A snapshot that it loads at startup may
-//! leave it with a backlog, so the first check comes after that; until then it assumes a listener.
+//! configuration changes. It assumes a listener in a cluster, since slots may migrate, and while the server
+//! loads its data: until then the server does not tell whether it has an append-only file, and a snapshot that
+//! it loads may leave it with a backlog. So the first check comes after that.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use redis_module::raw;
 
 use super::registration::Loading;
-use super::{OK, api, replication};
+use super::replication::LISTENED_TO;
+use super::{OK, api};
 
 /// Checks for listeners once the server has started, and at every event that may change the answer.
 ///
@@ -32,7 +34,7 @@ pub fn watch(loading: &Loading) {
         let status = unsafe { api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_event))) };
         status == OK
     });
-    // Without the events, always assume a listener.
+    // Without the events, the module always assumes a listener.
     if watched {
         // The server runs timers only after it has loaded its data.
         // SAFETY: the context is the loading one; the callback lives as long as the module.
@@ -79,5 +81,5 @@ unsafe fn check_for_listeners(ctx: *mut raw::RedisModuleCtx) {
             listened_to
         }
     };
-    replication::set_listened_to(listened_to);
+    LISTENED_TO.store(listened_to, Ordering::Relaxed);
 }

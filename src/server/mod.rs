@@ -1,5 +1,5 @@
-//! The server's side: the current call, the clock, replication, registration, the log and the allocator.
-//! Apart from `keyspace` and the entry point, the only place with unsafe code.
+//! All that the module asks of the server: the current call, the clock, replication, registration, the log and memory.
+//! Apart from `keyspace` and the entry point, unsafe code is only here.
 #![allow(unsafe_code)]
 
 mod allocator;
@@ -24,7 +24,7 @@ pub use call::{Call, Command, Event};
 /// The name that the module registers.
 pub const MODULE_NAME: &CStr = c"rl";
 
-/// The status of a call that succeeded, from the server or to it.
+/// The status of a call that succeeded, whether the module or the server was called.
 pub const OK: c_int = raw::REDISMODULE_OK as c_int;
 
 /// Calls a module API function that Redis 7.0 has; [`Loading`](registration::Loading) refuses older servers.
@@ -61,7 +61,7 @@ fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
     unsafe { api!(RedisModule_Log(ctx, level, format, message.as_ptr())) };
 }
 
-/// `message` as a C string; zero bytes become spaces.
+/// A message as a C string, in which zero bytes become spaces.
 pub(crate) fn c_string(message: &str) -> CString {
     CString::new(message.replace('\0', " ")).unwrap_or_default()
 }

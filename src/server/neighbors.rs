@@ -1,5 +1,5 @@
-//! Other modules: whether there are any, and whether they may have run. They may change any key when they are told of an
-//! event, and that a key expires as it is opened is one.
+//! Whether there are other modules, and whether they may have run. They may change any key when they are told of an event, and
+//! that a key has expired, which the server finds out when the key is opened, is an event too.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::slice;
@@ -22,13 +22,13 @@ const HARMLESS: [&[u8]; 6] = [b"vectorset", b"lua", b"search", b"ReJSON", b"time
 /// Whether another module is loaded, or was since this one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether one is that is not [`HARMLESS`].
+/// Whether one of them is not [`HARMLESS`].
 static MAY_WRITE: AtomicBool = AtomicBool::new(false);
 
 /// How many keys have expired since another module was loaded.
 static EXPIRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Whether there is no other module, so that none is told of events.
+/// Whether no other module is told of events.
 #[inline]
 pub fn is_alone() -> bool {
     !ANY.load(Ordering::Relaxed)
@@ -39,7 +39,7 @@ pub fn may_write() -> bool {
     MAY_WRITE.load(Ordering::Relaxed)
 }
 
-/// Runs `f`, which opens keys. Returns whether another module may have run meanwhile, since a key has expired.
+/// Runs `f`, which opens keys. Returns whether a key has expired meanwhile, so that another module may have run.
 pub fn may_run_during<E>(f: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
     let before = EXPIRATIONS.load(Ordering::Relaxed);
     f()?;

@@ -8,14 +8,13 @@ use redis_module::raw;
 use super::call::entry;
 use super::{Command, OK, api, functions, log};
 
-/// The module being loaded.
+/// The context in which the server loads the module.
 pub struct Loading {
     pub(super) ctx: *mut raw::RedisModuleCtx,
 }
 
 /// The description of a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
 pub struct Description {
-    /// In upper case.
     pub name: &'static CStr,
     /// The server's command flags, separated by spaces.
     pub flags: &'static CStr,
@@ -29,57 +28,45 @@ pub struct Description {
     pub key_step: c_int,
     /// Position of the last key; if negative, counted from the end, where -1 is the last argument.
     pub last_key: c_int,
-    /// What it does, in one line.
     pub summary: &'static CStr,
-    /// In big O notation.
     pub complexity: &'static CStr,
     /// The module version that introduced it.
     pub since: &'static CStr,
     /// Hints for clients and proxies, separated by spaces.
     pub tips: Option<&'static CStr>,
-    /// The arguments after the name.
     pub arguments: &'static [Argument],
 }
 
 /// How a command uses its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads it.
     Read,
-    /// Reads and updates it.
     Update,
-    /// Creates it.
     Create,
 }
 
 /// An argument of a command.
 pub struct Argument {
-    /// Its name.
-    pub name: &'static CStr,
-    /// Its type.
-    pub kind: Kind,
-    /// The keyword before its value, or of a pure token, the keyword itself.
-    pub token: Option<&'static CStr>,
-    /// Whether it may be omitted.
-    pub optional: bool,
-    /// Whether it may be repeated.
-    pub multiple: bool,
-    /// The arguments in a block, or to choose from.
-    pub parts: &'static [Argument],
+    name: &'static CStr,
+    kind: Kind,
+    /// The keyword before its value. If it has no value, the keyword is all of it.
+    token: Option<&'static CStr>,
+    optional: bool,
+    multiple: bool,
+    /// The arguments of a group, or those to choose from.
+    parts: &'static [Argument],
 }
 
 impl Argument {
-    /// A mandatory argument without a token.
     pub const fn new(name: &'static CStr, kind: Kind) -> Argument {
         Argument { name, kind, token: None, optional: false, multiple: false, parts: &[] }
     }
 
-    /// An optional argument with a token.
     pub const fn option(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
         Argument { token: Some(token), optional: true, ..Argument::new(name, kind) }
     }
 
-    /// A mandatory keyword without a value.
+    /// A keyword without a value.
     pub const fn token(name: &'static CStr, token: &'static CStr) -> Argument {
         Argument { token: Some(token), ..Argument::new(name, Kind::PureToken) }
     }
@@ -98,19 +85,12 @@ impl Argument {
 /// The type of an argument, as the server distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A key.
     Key,
-    /// An integer.
     Integer,
-    /// Any string.
     Text,
-    /// A Unix time.
     UnixTime,
-    /// A keyword without a value.
     PureToken,
-    /// A group of arguments.
     Block,
-    /// One of several arguments.
     OneOf,
 }
 
@@ -143,7 +123,7 @@ impl Loading {
         Ok(loading)
     }
 
-    /// Refuses to be loaded with arguments, of which the module has none: a misspelt setting must not go unnoticed.
+    /// Refuses arguments, of which the module takes none: whoever passes one expects it to change something.
     pub fn refuse_arguments(&self, count: c_int) -> Result<(), LoadFailed> {
         if count == 0 { Ok(()) } else { Err(self.failed("the module takes no arguments")) }
     }
@@ -161,11 +141,10 @@ impl Loading {
 
     /// The option to declare on Valkey for atomic slot migration; 0 on Redis.
     ///
-    /// Valkey 9 migrates slots atomically only if every module declares it. It holds here because keys of a slot
-    /// that is not owned yet do no harm: no command accesses a key that is not named in its arguments.
+    /// Valkey 9 migrates slots atomically only if every module declares that it is not confused by keys of slots that the
+    /// node does not own yet. This one is not: each command accesses only keys that are named in its arguments.
     fn handles_atomic_slot_migration(&self) -> u32 {
-        // VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION. Redis has no such option and may give this bit
-        // another meaning.
+        // VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION, which Redis does not have: it may give this bit another meaning.
         const OPTION: u32 = 1 << 5;
         // SAFETY: the context is the loading one; the info is freed once.
         let is_valkey = unsafe {
@@ -241,7 +220,7 @@ impl Loading {
             Access::Read => b"read",
             Access::Update | Access::Create => b"write",
         });
-        // Permission for the module's category does not include dangerous commands.
+        // Who may use the module's category may not use its dangerous commands.
         if about.is_dangerous {
             categories.extend_from_slice(b" dangerous");
         } else if add.is_some() {
@@ -285,7 +264,7 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
     key_specs[0].fk.range.lastkey = if about.last_key < 0 { about.last_key } else { about.last_key - 1 };
     key_specs[0].fk.range.keystep = about.key_step;
 
-    // `arguments` points into these lists, so they must outlive it.
+    // `arguments` points to these lists until the server has copied them.
     let mut parts: Vec<Vec<raw::RedisModuleCommandArg>> =
         about.arguments.iter().map(|arg| list(arg.parts)).collect();
     let mut arguments = list(about.arguments);

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -15,18 +15,7 @@ use redis_rl_core::limiter::Effect;
 use redis_rl_core::limiter::several::MAX_ROWS;
 
 /// Whether anything may listen to the replication stream: see `listeners`.
-static LISTENED_TO: AtomicBool = AtomicBool::new(true);
-
-/// Sets whether anything may listen.
-pub(super) fn set_listened_to(listened_to: bool) {
-    LISTENED_TO.store(listened_to, Ordering::Relaxed);
-}
-
-/// Whether anything may listen.
-#[inline(always)]
-pub(super) fn is_listened_to() -> bool {
-    LISTENED_TO.load(Ordering::Relaxed)
-}
+pub(super) static LISTENED_TO: AtomicBool = AtomicBool::new(true);
 
 const COMMAND: &CStr = c"RL.APPLY";
 
@@ -57,13 +46,13 @@ pub(super) fn send<'a>(ctx: *mut raw::RedisModuleCtx, effects: impl Iterator<Ite
     unsafe { api!(RedisModule_Replicate(ctx, name, format, words.as_ptr(), words.len())) };
 }
 
-/// The effect last sent. On a busy server many requests have the same: a unit, in this millisecond, in these windows.
+/// The effect that was sent last, with its word: on a busy server many requests have the same effect, a unit counted in this
+/// millisecond in these windows.
 static LAST: Mutex<Last> = Mutex::new(Last(None));
 
 struct Last(Option<(Effect, ServerString)>);
 
 impl Last {
-    /// The word of an effect.
     fn word(&mut self, effect: Effect) -> &ServerString {
         if self.0.as_ref().is_none_or(|(last, _)| *last != effect) {
             self.0 = None;

@@ -88,8 +88,8 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
     let mut changed = Vec::new();
     for row in rows.iter_mut() {
         if let Some(key) = &mut row.key {
-            changed.push(row.applied.changed);
-            key.carry_out(row.fresh.take(), row.applied);
+            changed.push(row.pending.changed);
+            key.carry_out(row.fresh.take(), row.pending);
         }
     }
     Some(Answer { limited: taken.limited, retry_after: taken.retry_after_ms, rows: verdicts, changed })

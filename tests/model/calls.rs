@@ -5,7 +5,7 @@ use std::fmt;
 use redis_rl_core::encoding::{decode_effect, encode_effect};
 use redis_rl_core::limiter::key::{self, Take};
 use redis_rl_core::limiter::{
-    Algorithm, Applied, Cost, Counted, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mode, Quota,
+    Algorithm, Cost, Counted, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mode, Pending, Quota,
     TakeError, Time, UnixMs, Verdict, WindowMs,
 };
 
@@ -93,16 +93,16 @@ impl Key for MemoryKey<'_> {
 
 impl MemoryKey<'_> {
     /// Does what is left to do after a request or an effect.
-    pub fn carry_out(&mut self, fresh: Option<Limiter>, applied: Applied) {
-        if applied.emptied {
+    pub fn carry_out(&mut self, fresh: Option<Limiter>, pending: Pending) {
+        if pending.emptied {
             (*self.limiter, *self.expires_at) = (Limiter::new(self.limiter.algorithm()), None);
             return;
         }
-        if let Some(fresh) = fresh.filter(|_| applied.changed) {
+        if let Some(fresh) = fresh.filter(|_| pending.changed) {
             *self.limiter = fresh;
         }
-        assert!(!applied.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
-        *self.expires_at = applied.moved.or(*self.expires_at);
+        assert!(!pending.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
+        *self.expires_at = pending.moved.or(*self.expires_at);
     }
 }
 
@@ -129,11 +129,11 @@ pub fn answer_and_send(
         let take = Take { algorithm, quotas: &call.quotas, cost, mode: call.mode(), time: call.time(now) };
         let mut fresh = None;
         let taken = take.run(&mut key, &mut fresh)?;
-        if taken.applied.is_any() {
+        if taken.pending.is_any() {
             let counted = || Counted::of(algorithm, &call.quotas, cost, &taken.outcome);
-            send(taken.applied.effect(counted));
+            send(taken.pending.effect(counted));
         }
-        key.carry_out(fresh, taken.applied);
+        key.carry_out(fresh, taken.pending);
         let (outcome, verdict) = (taken.outcome, taken.verdict);
         Ok(Answer {
             verdict,
@@ -154,16 +154,16 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     let received = decode_effect(&word).expect("what was encoded is decoded");
     assert_eq!(received, *effect, "{}", String::from_utf8_lossy(&word));
     let (mut key, mut fresh) = (MemoryKey { limiter: copy, expires_at }, None);
-    let applied = key::apply(effect, &mut key, &mut fresh).expect("it fits, as it did");
+    let pending = key::apply(effect, &mut key, &mut fresh).expect("it fits, as it did");
     match effect {
         Effect::Counted(counted) => {
-            assert!(applied.changed && !applied.emptied);
-            assert_eq!(applied.moved, counted.expires, "it is told");
+            assert!(pending.changed && !pending.emptied);
+            assert_eq!(pending.moved, counted.expires, "it is told");
         }
-        Effect::Moved(at) => assert_eq!(applied.moved, Some(*at)),
-        Effect::Deleted => assert!(applied.emptied),
+        Effect::Moved(at) => assert_eq!(pending.moved, Some(*at)),
+        Effect::Deleted => assert!(pending.emptied),
     }
-    key.carry_out(fresh, applied);
+    key.carry_out(fresh, pending);
 }
 
 /// The verdict that a request would get.

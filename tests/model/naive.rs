@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use redis_rl_core::limiter::bucket::Bucket;
-use redis_rl_core::limiter::{Algorithm, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage};
+use redis_rl_core::limiter::{
+    Algorithm, Bucket, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage,
+};
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
 const MAX_LIVE_WINDOWS: usize = 8;

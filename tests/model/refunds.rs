@@ -3,8 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl_core::limiter::bucket::Bucket;
-use redis_rl_core::limiter::{Algorithm, Cost, Limiter, Quota, Time, UnixMs, WindowMs};
+use redis_rl_core::limiter::{Algorithm, Bucket, Cost, Limiter, Quota, Time, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, History, answer, quota};
 use crate::cases;

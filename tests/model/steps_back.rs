@@ -44,11 +44,11 @@ impl Host {
         let mut key = MemoryKey { limiter: &mut self.limiter, expires_at: &mut self.expires_at };
         let mut fresh = None;
         let taken = take.run(&mut key, &mut fresh).expect("the windows fit");
-        if taken.applied.is_any() {
-            let effect = taken.applied.effect(|| Counted::of(algorithm, quotas, cost, &taken.outcome));
+        if taken.pending.is_any() {
+            let effect = taken.pending.effect(|| Counted::of(algorithm, quotas, cost, &taken.outcome));
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
-        key.carry_out(fresh, taken.applied);
+        key.carry_out(fresh, taken.pending);
         assert_eq!(encode(&self.copy), encode(&self.limiter), "the copy is equal");
         assert_eq!(self.copy_expires_at, self.expires_at, "the copy expires at the same time");
         taken

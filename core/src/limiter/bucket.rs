@@ -7,8 +7,8 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::algorithm::{Mover, WindowUsage};
-use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
+use super::algorithm::WindowUsage;
+use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
 use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 
@@ -26,7 +26,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The level that `units` are.
+    /// The level of a bucket in which `units` are missing.
     #[inline(always)]
     fn level_of(&self, units: u64) -> u128 {
         u128::from(units) * u128::from(self.window.get())
@@ -56,28 +56,27 @@ impl Bucket {
         div_ceil(self.level, self.window.get())
     }
 
-    /// Milliseconds from its own time until at most `room` units are missing.
+    /// Milliseconds from its own time until at most `most` units are missing.
     #[inline(always)]
-    fn ms_until(&self, room: u64) -> u64 {
-        match self.level.saturating_sub(self.level_of(room)) {
+    fn ms_until(&self, most: u64) -> u64 {
+        match self.level.saturating_sub(self.level_of(most)) {
             0 => 0,
             level => div_ceil(level, self.limit),
         }
     }
 
-    /// Milliseconds from `now` until it is full.
     #[inline(always)]
     fn full_after_ms(&self, now: UnixMs) -> u64 {
         if self.level == 0 { 0 } else { self.full().since(now) }
     }
 
-    /// The first millisecond at which it is full.
+    /// The first millisecond at which it is full again.
     #[inline(always)]
     fn full(&self) -> UnixMs {
         self.last + self.ms_until(0)
     }
 
-    /// When it is full, in steps of an eighth of its window: few requests move it.
+    /// When it is full, rounded up to an eighth of its window, so that few requests move the key's expiry.
     #[inline(always)]
     fn ends(&self) -> UnixMs {
         self.full().rounded_up_to(self.window.get().div_ceil(8))
@@ -184,12 +183,7 @@ impl PackedBucket {
     }
 
     fn source(&self) -> TimeSource {
-        match self.last >> SOURCE_SHIFT {
-            0 => TimeSource::Loaded,
-            1 => TimeSource::Clock,
-            2 => TimeSource::Given,
-            _ => TimeSource::SteppedBack,
-        }
+        TimeSource::from_bits((self.last >> SOURCE_SHIFT) as u8)
     }
 
     fn set_source(&mut self, source: TimeSource) {
@@ -204,10 +198,8 @@ pub trait BucketHolder {
     /// The buckets, shortest window first; or one that is empty.
     fn slots(&self) -> &[PackedBucket];
 
-    /// The buckets, for changing.
     fn slots_mut(&mut self) -> &mut [PackedBucket];
 
-    /// Replaces all buckets.
     fn replace(&mut self, slots: Vec<PackedBucket>);
 }
 
@@ -228,13 +220,6 @@ fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<PackedBucket> {
     buckets.iter().map(|bucket| PackedBucket::pack(bucket, source)).collect()
 }
 
-/// Moves a list of buckets, for active defrag.
-pub fn relocate(list: Box<Vec<PackedBucket>>, mover: &mut impl Mover) -> Box<Vec<PackedBucket>> {
-    let mut list = mover.move_box(list);
-    *list = mover.move_vec(std::mem::take(&mut *list));
-    list
-}
-
 /// The buckets of a key, wherever they are held.
 pub struct Buckets<H>(pub H);
 
@@ -249,7 +234,6 @@ impl<H: Deref<Target: BucketHolder>> Buckets<H> {
         self.0.slots().iter().find_map(|slot| slot.if_window(window))
     }
 
-    /// The bucket of a quota at `now`.
     #[inline(always)]
     fn bucket(&self, quota: Quota, now: UnixMs) -> Bucket {
         let (window, limit) = (quota.window(), quota.limit());
@@ -271,8 +255,8 @@ impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
     }
 
     #[inline(always)]
-    fn wait_until(&self, _quota: Quota, bucket: &Bucket, room: u64, now: UnixMs) -> u64 {
-        bucket.last.since(now) + bucket.ms_until(room)
+    fn wait_until(&self, _quota: Quota, bucket: &Bucket, most: u64, now: UnixMs) -> u64 {
+        bucket.last.since(now) + bucket.ms_until(most)
     }
 
     #[inline(always)]
@@ -281,12 +265,8 @@ impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
     }
 
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        if quotas.len() + self.0.slots().len() <= MAX_TIERS {
-            return true;
-        }
-        let is_named = |window: WindowMs| quotas.iter().any(|quota| quota.window() == window);
-        let others = self.iter().filter(|bucket| bucket.is_live(now) && !is_named(bucket.window)).count();
-        quotas.len() + others <= MAX_TIERS
+        let live = || self.iter().filter(|bucket| bucket.is_live(now)).map(|bucket| bucket.window);
+        quotas.len() + self.0.slots().len() <= MAX_TIERS || fit_beside(quotas, live())
     }
 
     fn is_ahead_of(&self, now: UnixMs) -> bool {
@@ -334,7 +314,6 @@ impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
 }
 
 impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
-    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.0.slots_mut().iter_mut().for_each(|slot| slot.set_source(source));
     }

@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use super::algorithm::{Algorithm, WindowUsage};
 use super::lifetime::{Change, Lifetime, Outcome, TimeSource};
-use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
+use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
 /// How long until a request fits. `Never` compares greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,8 +69,7 @@ impl Verdict {
 pub struct RowVerdict {
     /// The reply of a request about that tier alone.
     pub verdict: Verdict,
-    /// How long until the tier allows the same request again. After FORCE it may refuse it although it allowed this
-    /// one.
+    /// How long until the tier allows the same request again: it may refuse that although it allowed this one, after FORCE.
     pub retry_after: Wait,
 }
 
@@ -101,7 +100,7 @@ impl fmt::Display for TakeError {
 
 impl Error for TakeError {}
 
-/// A decided request about one key.
+/// What was decided about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The reply.
@@ -147,9 +146,9 @@ pub trait State {
     /// Looks up what counts in the window of `quota` at `now`.
     fn usage(&self, quota: Quota, now: UnixMs) -> Usage<Self::Place>;
 
-    /// The exact time from `now` until at most `room` units count in the window of `quota`, in milliseconds. More must
+    /// The exact time from `now` until at most `most` units count in the window of `quota`, in milliseconds. More must
     /// count now, in this place.
-    fn wait_until(&self, quota: Quota, place: &Self::Place, room: u64, now: UnixMs) -> u64;
+    fn wait_until(&self, quota: Quota, place: &Self::Place, most: u64, now: UnixMs) -> u64;
 
     /// How long until everything is available again in `place`, for a quota that allows nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
@@ -196,9 +195,7 @@ pub trait StateMut: State {
 /// A quota, and what counts in its window at the time of a request.
 #[derive(Clone, Copy)]
 pub struct Tier<P> {
-    /// The quota.
     pub quota: Quota,
-    /// What counts in its window.
     pub usage: Usage<P>,
     /// Whether it refuses the request.
     pub refuses: bool,
@@ -210,15 +207,26 @@ impl<P> Tier<P> {
     }
 }
 
-/// The tiers of a request, in the caller's order.
-type Tiers<P> = ArrayVec<Tier<P>, MAX_TIERS>;
+/// Evaluates an expression for the looked-up tiers of a request, in the order of its quotas. A request of one tier, as nearly every
+/// one is, has a copy of the code that keeps no list.
+macro_rules! with_tiers {
+    ($claim:expr, $state:expr, $quotas:expr, $tiers:ident => $then:expr) => {
+        if let [quota] = $quotas {
+            let $tiers = &mut [$claim.tier($state, *quota)];
+            $then
+        } else {
+            let looked_up = $quotas.iter().map(|quota| $claim.tier($state, *quota));
+            let $tiers = &mut looked_up.collect::<ArrayVec<_, MAX_TIERS>>()[..];
+            $then
+        }
+    };
+}
 
-/// What is asked of one key: the same steps for every [`State`].
+/// What is asked of one key: to be decided by the same steps for every [`State`].
 #[derive(Clone, Copy)]
 pub struct Claim {
     /// Units to take, or to give back if negative.
     pub cost: Cost,
-    /// When it is decided.
     pub time: Time,
 }
 
@@ -233,7 +241,6 @@ impl Claim {
         }
     }
 
-    /// Whether a tier refuses.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, TakeError> {
         self.check_windows_fit(state, quotas)?;
@@ -249,23 +256,12 @@ impl Claim {
         force: bool,
     ) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
-        // A single tier, as nearly every request has, needs no list.
-        if let [quota] = quotas {
-            return Ok(self.commit_if_allowed(state, &mut [self.tier(state, *quota)], force));
-        }
-        Ok(self.commit_if_allowed(state, &mut self.tiers(state, quotas), force))
-    }
-
-    #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn commit_if_allowed<S: StateMut>(
-        &self,
-        state: &mut S,
-        tiers: &mut [Tier<S::Place>],
-        force: bool,
-    ) -> Decision {
-        let limited = any_refuses(tiers);
-        let outcome = if force || !limited { self.commit(state, tiers) } else { self.outcome(state, tiers) };
-        Decision { verdict: self.verdict(state, tiers, limited), outcome }
+        Ok(with_tiers!(self, state, quotas, tiers => {
+            let limited = any_refuses(tiers);
+            let outcome =
+                if force || !limited { self.commit(state, tiers) } else { self.outcome(state, tiers) };
+            Decision { verdict: self.verdict(state, tiers, limited), outcome }
+        }))
     }
 
     /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
@@ -275,62 +271,35 @@ impl Claim {
         state: &mut S,
         quotas: &[Quota],
         counts: bool,
-        verdicts: impl FnMut(RowVerdict),
-    ) -> Outcome {
-        if let [quota] = quotas {
-            return self.commit_tiers_if(state, &mut [self.tier(state, *quota)], counts, verdicts);
-        }
-        self.commit_tiers_if(state, &mut self.tiers(state, quotas), counts, verdicts)
-    }
-
-    #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn commit_tiers_if<S: StateMut>(
-        &self,
-        state: &mut S,
-        tiers: &mut [Tier<S::Place>],
-        counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
-        let outcome = if counts { self.commit(state, tiers) } else { self.outcome(state, tiers) };
-        for tier in &*tiers {
-            let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
-            verdicts(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
-        }
-        outcome
+        with_tiers!(self, state, quotas, tiers => {
+            let outcome = if counts { self.commit(state, tiers) } else { self.outcome(state, tiers) };
+            for tier in &*tiers {
+                let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
+                verdicts(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
+            }
+            outcome
+        })
     }
 
     /// Commits without a verdict.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn record<S: StateMut>(&self, state: &mut S, quotas: &[Quota]) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
-        Ok(match quotas {
-            [quota] => self.commit(state, &mut [self.tier(state, *quota)]),
-            _ => self.commit(state, &mut self.tiers(state, quotas)),
-        })
+        Ok(with_tiers!(self, state, quotas, tiers => self.commit(state, tiers)))
     }
 
     /// Decides on a request that will not be committed.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
-        Ok(match quotas {
-            [quota] => self.decision(state, &[self.tier(state, *quota)]),
-            _ => self.decision(state, &self.tiers(state, quotas)),
-        })
+        Ok(with_tiers!(self, state, quotas, tiers => {
+            let verdict = self.verdict(state, tiers, any_refuses(tiers));
+            Decision { verdict, outcome: self.outcome(state, tiers) }
+        }))
     }
 
-    #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn decision<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Decision {
-        let verdict = self.verdict(state, tiers, any_refuses(tiers));
-        Decision { verdict, outcome: self.outcome(state, tiers) }
-    }
-
-    #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn tiers<S: State>(&self, state: &S, quotas: &[Quota]) -> Tiers<S::Place> {
-        quotas.iter().map(|quota| self.tier(state, *quota)).collect()
-    }
-
-    /// Looks up a tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
         let usage = state.usage(quota, self.time.now());
@@ -351,15 +320,16 @@ impl Claim {
         Outcome { change, ..self.outcome(state, tiers) }
     }
 
-    /// Gives units back.
     #[cold]
     #[inline(never)]
     fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
         let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
-        // Without AT, everything there can be given back, even if it is ahead of the clock.
+        // Without AT, everything can be given back, even what was counted at a time ahead of the clock.
         let as_of = self.time.at.unwrap_or_else(|| state.newest_in(&quotas).max(self.time.clock));
         let units = self.cost.get().unsigned_abs();
-        let refund = Refund { units, as_of, ended_by: self.time.earlier() };
+        // The earlier of clock and AT: what has ended by then matters to neither.
+        let ended_by = self.time.now().min(self.time.clock);
+        let refund = Refund { units, as_of, ended_by };
         let Refunded { units, emptied } = state.refund(&quotas, refund);
         for tier in tiers.iter_mut() {
             tier.usage = state.usage(tier.quota, self.time.now());
@@ -367,7 +337,7 @@ impl Claim {
                 tier.usage.used = 0;
             }
         }
-        // Fewer units never need the key for longer.
+        // With fewer units the key never has to live longer.
         let change = Change { units, ..Change::default() };
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
@@ -427,13 +397,19 @@ impl Claim {
     fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
-            Some(room) if units == 0 || tier.usage.used <= room => Wait::Ms(0),
-            Some(room) => Wait::Ms(state.wait_until(tier.quota, &tier.usage.place, room, self.time.now())),
+            Some(most) if units == 0 || tier.usage.used <= most => Wait::Ms(0),
+            Some(most) => Wait::Ms(state.wait_until(tier.quota, &tier.usage.place, most, self.time.now())),
         }
     }
 }
 
-/// Whether one of the tiers refuses the request.
+/// Whether a key can hold the windows of `quotas` beside others that still count.
+#[cold]
+pub fn fit_beside(quotas: &[Quota], live: impl Iterator<Item = WindowMs>) -> bool {
+    let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
+    quotas.len() + live.filter(|window| !is_named(window)).count() <= MAX_TIERS
+}
+
 fn any_refuses<P>(tiers: &[Tier<P>]) -> bool {
     tiers.iter().any(|tier| tier.refuses)
 }

@@ -56,14 +56,14 @@ impl Counted {
         }
     }
 
-    /// The quota by which a copy counts that is not told a limit. Only what a log forgets depends on that: at a limit of 0 it
-    /// forgets an entry, as the original request did; at the largest limit, none that the original request kept.
+    /// The quota by which a copy counts that is not told a limit. Only what a log forgets depends on the limit: at 0 it forgets an
+    /// entry, as the request did; at the largest, none that the request kept.
     #[inline(always)]
     pub fn quota(window: WindowMs, forgets: bool) -> Quota {
         Quota::new(if forgets { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
-    /// It counts by its own time alone, whatever the clock of the copy. Nothing has ended for a copy until it is told so.
+    /// The time of the request alone: whatever the clock of a copy says, nothing has ended there until the copy is told so.
     fn time(&self) -> Time {
         Time { clock: UnixMs::default(), at: Some(self.at) }
     }
@@ -83,22 +83,22 @@ impl Counted {
     ///
     /// Those of [`check`](Self::check). An error changes nothing.
     #[inline]
-    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Applied, TakeError> {
+    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, TakeError> {
         let outcome = limiter.record(self.algorithm, &self.quotas, self.units, self.time())?;
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Loaded);
         let moved = match self.expires {
-            // The key was there when the request came, and is missing here. Without an expiry it would live forever.
+            // The key was there when the request came, but is missing here. Without an expiry it would live forever.
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime(self.at, 0).ms)),
             told => told,
         };
-        Ok(Applied { changed, emptied: outcome.emptied, moved: moved.filter(|_| changed || !is_new) })
+        Ok(Pending { changed, emptied: outcome.emptied, moved: moved.filter(|_| changed || !is_new) })
     }
 }
 
-/// What a request or an effect did to a key, for its host to carry out: see [`Key`](super::Key).
+/// What is still to be done after a request or an effect has changed the limiter of a key: see [`key`](super::key).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct Pending {
     /// Whether anything was counted or given back.
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
@@ -107,13 +107,13 @@ pub struct Applied {
     pub moved: Option<UnixMs>,
 }
 
-impl Applied {
-    /// Whether it did anything.
+impl Pending {
+    /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
         self.changed || self.moved.is_some()
     }
 
-    /// Whether copies are told of it before the host carries it out: of a deletion they are told after it.
+    /// Whether copies are told of it before it is done: of a deletion they are told after it.
     pub fn is_told_first(&self) -> bool {
         self.is_any() && !self.emptied
     }

@@ -1,17 +1,17 @@
-//! What a command does to a key, whatever holds it: a server, or a map in memory.
+//! What a command does to a key, wherever that is stored: on a server, or in the memory of a process.
 //!
-//! A host opens the key, and lends it as a [`Key`]. A function below decides, changes the limiter, and returns what is left
-//! to do: [`Applied`]. The host sends the effect to copies, if there are any, then deletes the key if it was emptied; else it
-//! stores a fresh limiter that has changed, and sets an expiry that moved. Copies learn of a deletion after it.
+//! The store opens the key, and lends it as a [`Key`]. A function below decides, changes the limiter, and returns what is still
+//! to be done: [`Pending`]. The store sends the effect to copies, if there are any, then deletes the key if it was emptied; else
+//! it stores a fresh limiter that has changed, and sets an expiry that moved. Copies learn of a deletion after it.
 
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, TakeError, Verdict};
-use super::effect::{Applied, Effect};
+use super::effect::{Effect, Pending};
 use super::lifetime::{Outcome, TimeSource};
 use super::quota::{Cost, Quota, Time, UnixMs};
 use super::state::Limiter;
 
-/// A key that a host holds open.
+/// An open key.
 pub trait Key {
     /// The limiter in it; `None` if it is empty.
     fn limiter(&self) -> Option<&Limiter>;
@@ -19,7 +19,7 @@ pub trait Key {
     /// The limiter in it, mutably; `None` if it is empty.
     fn limiter_mut(&mut self) -> Option<&mut Limiter>;
 
-    /// When it expires by the host's clock; `None` if it is empty or never expires.
+    /// When it expires by the store's clock; `None` if it is empty or never expires.
     fn expires_at(&self) -> Option<UnixMs>;
 
     /// The limiter in it. If it is empty, a new one of `algorithm`, placed in `fresh`.
@@ -79,12 +79,12 @@ pub struct Take<'r> {
 /// What became of a request about one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
-    /// The verdict, before its waits are bounded by the time to live of the key: see [`Taken::reply`].
+    /// The verdict on the state alone. To reply, use [`Taken::reply`].
     pub verdict: Verdict,
     /// What it changed.
     pub outcome: Outcome,
-    /// What the host has to do.
-    pub applied: Applied,
+    /// What is still to be done.
+    pub pending: Pending,
     /// What the reply to PARTIAL tells besides the verdict.
     pub partial: Option<Partial>,
     longest_wait_ms: u64,
@@ -122,8 +122,8 @@ impl Take<'_> {
         } else {
             limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
         };
-        let applied = applied(key, fresh.as_mut(), time, &outcome);
-        let longest_wait_ms = longest_wait_ms(key, time, &outcome, applied.moved);
+        let pending = pending(key, fresh.as_mut(), time, &outcome);
+        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.moved);
         let partial = match mode {
             Mode::AllOrNothing | Mode::Force => None,
             Mode::Partial => Some(Partial {
@@ -131,7 +131,7 @@ impl Take<'_> {
                 at: counted_at(key.limiter().or(fresh.as_ref()), quotas, cost, time, &outcome),
             }),
         };
-        Ok(Taken { verdict, outcome, applied, partial, longest_wait_ms })
+        Ok(Taken { verdict, outcome, pending, partial, longest_wait_ms })
     }
 }
 
@@ -158,7 +158,7 @@ pub struct Info {
     pub entries: Option<u64>,
 }
 
-/// What RL.INFO shows of a key; `None` if it is empty.
+/// Returns what RL.INFO shows of a key; `None` if it is empty.
 pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
     let limiter = key.limiter()?;
     let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() != TimeSource::Clock;
@@ -176,26 +176,26 @@ pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
 ///
 /// The key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
 #[inline(always)]
-pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Applied, TakeError> {
+pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Pending, TakeError> {
     let is_new = key.limiter().is_none();
     match effect {
         Effect::Counted(counted) => counted.apply(key.limiter_or(fresh, counted.algorithm), is_new),
-        Effect::Moved(at) => Ok(Applied { moved: (!is_new).then_some(*at), ..Applied::default() }),
-        Effect::Deleted => Ok(Applied { changed: !is_new, emptied: !is_new, moved: None }),
+        Effect::Moved(at) => Ok(Pending { moved: (!is_new).then_some(*at), ..Pending::default() }),
+        Effect::Deleted => Ok(Pending { changed: !is_new, emptied: !is_new, moved: None }),
     }
 }
 
-/// What a decided request did to an open key, or to the `fresh` limiter for an empty one. The expiry is not set yet.
+/// What is still to be done after a request that was decided, in an open key or, if that is empty, in the `fresh` limiter.
 #[inline(always)]
-pub(super) fn applied(
+pub(super) fn pending(
     key: &mut impl Key,
     fresh: Option<&mut Limiter>,
     time: Time,
     outcome: &Outcome,
-) -> Applied {
+) -> Pending {
     let (changed, emptied) = (outcome.changed(), outcome.emptied);
     let may_move = !emptied && outcome.may_move_expiry(time);
-    Applied { changed, emptied, moved: if may_move { new_expiry(key, fresh, time, outcome) } else { None } }
+    Pending { changed, emptied, moved: if may_move { new_expiry(key, fresh, time, outcome) } else { None } }
 }
 
 /// The time that the expiry moves to; `None` if it does not.
@@ -214,7 +214,7 @@ fn new_expiry(
     expiry.moves_to
 }
 
-/// The time that units were counted at: for windows ahead of the clock, their own newest time.
+/// See [`Partial::at`].
 #[inline(always)]
 pub(super) fn counted_at(
     limiter: Option<&Limiter>,
@@ -232,8 +232,8 @@ pub(super) fn counted_at(
 }
 
 /// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is over,
-/// `u64::MAX` otherwise. A request with AT is not bounded: its time is not the host's. The expiry has `moved` to that
-/// time, if it did.
+/// `u64::MAX` otherwise. A request with AT is not bounded, since its time is not that of the store's clock. If the expiry has
+/// `moved`, that is the new one.
 #[inline(always)]
 pub(super) fn longest_wait_ms(key: &impl Key, time: Time, outcome: &Outcome, moved: Option<UnixMs>) -> u64 {
     if time.at.is_none() && outcome.may_expire_early() {
@@ -243,7 +243,7 @@ pub(super) fn longest_wait_ms(key: &impl Key, time: Time, outcome: &Outcome, mov
     }
 }
 
-/// Milliseconds until a key has expired by the host's clock; `u64::MAX` if it never does.
+/// Milliseconds until a key has expired by the store's clock; `u64::MAX` if it never does.
 #[cold]
 #[inline(never)]
 fn ms_until(expires_at: Option<UnixMs>, clock: UnixMs) -> u64 {

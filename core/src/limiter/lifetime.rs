@@ -28,6 +28,16 @@ pub enum TimeSource {
     SteppedBack,
 }
 
+impl TimeSource {
+    /// The source whose number the two lowest bits are.
+    #[inline(always)]
+    pub(super) fn from_bits(bits: u8) -> TimeSource {
+        const SOURCES: [TimeSource; 4] =
+            [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
+        SOURCES[usize::from(bits & 3)]
+    }
+}
+
 /// How long a key still counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
@@ -40,7 +50,6 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// The lifetime of an empty key.
     pub(super) const NONE: Lifetime = Lifetime { ms: 0, exact_ms: 0, expires_early: false };
 
     /// The lifetime from `now` of what was counted at `own` and counts until `ends`, which is rounded up to `rounded`.
@@ -53,7 +62,7 @@ impl Lifetime {
         }
     }
 
-    /// The lifetime of a key with several windows, of which this is that of one.
+    /// The lifetime of a key in which two windows count for so long.
     pub(super) fn of_both(self, other: Lifetime) -> Lifetime {
         let longer = if self.ms > other.ms { self } else { other };
         Lifetime { exact_ms: self.exact_ms.max(other.exact_ms), ..longer }
@@ -74,7 +83,7 @@ pub struct Change {
 /// What a request changed, apart from its reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// What it changed.
+    /// What was counted or given back.
     pub change: Change,
     /// The time it was applied as of. A copy that applies the effect as of this time ends up equal.
     pub as_of: UnixMs,
@@ -83,7 +92,7 @@ pub struct Outcome {
     pub emptied: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
-    /// Where the time that set the key's expiry came from, before this request.
+    /// Where the time that set the key's expiry came from, as it was before this request.
     pub source: TimeSource,
     /// Whether the key keeps its units for less time than a window of the request.
     pub retention_too_short: bool,
@@ -123,7 +132,7 @@ impl Outcome {
             None if matches!(self.source, TimeSource::Clock | TimeSource::SteppedBack) => {
                 (lifetime(time.clock, 0), 0)
             }
-            // If it was written with AT, it may also be ahead by the extra time.
+            // A key that was written with AT may be ahead by the extra time too.
             None => (lifetime(time.clock, EXTRA_WITH_AT_MS), 0),
         };
         let early = lifetime.expires_early && time.at.is_none();
@@ -134,7 +143,7 @@ impl Outcome {
                 end < current || (self.needs_end(time) && after(lifetime.exact_ms) > current)
             }
             Some(current) => self.needs_end(time) && end > current,
-            // After PERSIST the key stays until the end of what counts moves, also if it was loaded since.
+            // After PERSIST the key has no expiry, and gets one only when the end of what counts moves.
             None => self.changed() && self.change.end_moved,
         };
         let source = match time.at {

@@ -3,21 +3,21 @@
 //! Pure: no clock, no server, no unsafe code. From the bottom up:
 //!
 //! - `quota`: times, windows, quotas and costs, each within its bounds.
-//! - `algorithm`: the algorithms, and how a limiter shows itself.
+//! - `algorithm`: the algorithms, and what RL.INFO shows of a limiter.
 //! - `lifetime`: what a request changed, and when the key must expire.
-//! - `decision`: what is decided about one key, by the same steps for every algorithm.
-//! - [`counters`]: the state of RL.FIXED and RL.SLIDING.
-//! - [`log`]: the state of RL.LOG.
-//! - [`bucket`]: the state of RL.BUCKET.
+//! - `decision`: decides about one key, by the same steps for every algorithm.
+//! - `counters`: the state of RL.FIXED and RL.SLIDING.
+//! - `log`: the state of RL.LOG.
+//! - `bucket`: the state of RL.BUCKET.
 //! - `state`: [`Limiter`], the state of a key: decide, then commit.
 //! - `effect`: what a request did to a key, for its copies.
-//! - [`key`]: what a command does to a key, for its host to carry out.
-//! - [`several`]: the same for several keys, all or nothing.
+//! - [`key`]: what a command does to a key, wherever that is stored.
+//! - [`several`]: what a command does to several keys: all or nothing.
 //!
 //! `inline(always)` stands where it makes requests to a server faster: see DESIGN.md, Decisions.
 
 pub(crate) mod algorithm;
-pub mod bucket;
+pub(crate) mod bucket;
 pub(crate) mod counters;
 mod decision;
 mod effect;
@@ -29,8 +29,9 @@ pub mod several;
 pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
+pub use bucket::Bucket;
 pub use decision::{Decision, RowVerdict, TakeError, Verdict, Wait};
-pub use effect::{Applied, Counted, Effect};
+pub use effect::{Counted, Effect, Pending};
 pub use key::{Key, Mode};
 pub use lifetime::{Change, Lifetime, Outcome, TimeSource};
 pub use quota::{

@@ -18,7 +18,7 @@ pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 #[inline(always)]
 pub fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     let (mut value, mut digits) = (0, 0);
-    // 17 digits cannot overflow, and are refused below however many more follow.
+    // 17 digits do not overflow, and more than 16 are refused, so what follows them need not be read.
     for byte in &arg[..arg.len().min(17)] {
         let digit = u64::from(*byte).wrapping_sub(u64::from(b'0'));
         if digit > 9 {
@@ -50,9 +50,7 @@ pub const MAX_COUNT: u64 = i64::MAX as u64;
 /// The most tiers in a request, and live windows in a key.
 pub const MAX_TIERS: usize = 8;
 
-/// A time in milliseconds since the Unix epoch, at most [`MAX_SAFE_INTEGER`].
-///
-/// Only the end of a window may exceed that, by a few windows.
+/// A time in milliseconds since the Unix epoch, at most [`MAX_SAFE_INTEGER`]: only the end of a window may be a few windows later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnixMs(u64);
 
@@ -130,11 +128,6 @@ impl Time {
     /// The time to decide as of: AT if given, else the clock.
     pub fn now(self) -> UnixMs {
         self.at.unwrap_or(self.clock)
-    }
-
-    /// The earlier of clock and AT. What has ended by then matters to neither.
-    pub fn earlier(self) -> UnixMs {
-        self.now().min(self.clock)
     }
 }
 

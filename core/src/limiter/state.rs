@@ -38,12 +38,26 @@ pub enum Limiter {
 
 /// Matches a short log of any size.
 macro_rules! any_short {
-    ($bytes:pat) => {
-        Limiter::Short32($bytes)
-            | Limiter::Short48($bytes)
-            | Limiter::Short64($bytes)
-            | Limiter::Short128($bytes)
-            | Limiter::Short256($bytes)
+    () => {
+        Limiter::Short32(_)
+            | Limiter::Short48(_)
+            | Limiter::Short64(_)
+            | Limiter::Short128(_)
+            | Limiter::Short256(_)
+    };
+}
+
+/// Evaluates an expression about the allocation of a short log, or the other one if the limiter is none.
+macro_rules! of_short {
+    ($limiter:expr, $bytes:ident => $then:expr, $otherwise:expr) => {
+        match $limiter {
+            Limiter::Short32($bytes) => $then,
+            Limiter::Short48($bytes) => $then,
+            Limiter::Short64($bytes) => $then,
+            Limiter::Short128($bytes) => $then,
+            Limiter::Short256($bytes) => $then,
+            Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => $otherwise,
+        }
     };
 }
 
@@ -66,19 +80,10 @@ pub(crate) enum Form<'a> {
 macro_rules! read {
     ($limiter:expr, $state:ident => $then:expr) => {
         match $limiter.form() {
-            Form::Counters($state) => {
-                let $state = &$state;
-                $then
-            }
-            Form::Short($state) => {
-                let $state = &$state;
-                $then
-            }
+            Form::Counters(ref $state) => $then,
+            Form::Short(ref $state) => $then,
             Form::Large($state) => $then,
-            Form::Buckets($state) => {
-                let $state = &$state;
-                $then
-            }
+            Form::Buckets(ref $state) => $then,
         }
     };
 }
@@ -88,7 +93,7 @@ macro_rules! change {
     ($limiter:expr, $state:ident => $then:expr) => {
         match $limiter {
             Limiter::Counters(counters) => {
-                let $state = &mut counters.by_method_mut();
+                let $state = &mut ByMethod::of(counters);
                 $then
             }
             Limiter::Large(large) => {
@@ -97,7 +102,7 @@ macro_rules! change {
                 $limiter.shorten();
                 done
             }
-            any_short!(_) => {
+            any_short!() => {
                 let $state = &mut Short::new(&mut *$limiter);
                 $then
             }
@@ -131,25 +136,11 @@ impl LogHolder for Limiter {
     /// Empty if the limiter is no short log.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn bytes(&self) -> &[u8] {
-        match self {
-            Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => &[],
-            Limiter::Short32(bytes) => &bytes[..],
-            Limiter::Short48(bytes) => &bytes[..],
-            Limiter::Short64(bytes) => &bytes[..],
-            Limiter::Short128(bytes) => &bytes[..],
-            Limiter::Short256(bytes) => &bytes[..],
-        }
+        of_short!(self, bytes => &bytes[..], &[])
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => &mut [],
-            Limiter::Short32(bytes) => &mut bytes[..],
-            Limiter::Short48(bytes) => &mut bytes[..],
-            Limiter::Short64(bytes) => &mut bytes[..],
-            Limiter::Short128(bytes) => &mut bytes[..],
-            Limiter::Short256(bytes) => &mut bytes[..],
-        }
+        of_short!(self, bytes => &mut bytes[..], &mut [])
     }
 }
 
@@ -197,9 +188,9 @@ impl Limiter {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(crate) fn form(&self) -> Form<'_> {
         match self {
-            Limiter::Counters(counters) => Form::Counters(counters.by_method()),
+            Limiter::Counters(counters) => Form::Counters(ByMethod::of(counters)),
             Limiter::Large(large) => Form::Large(large),
-            any_short!(_) => Form::Short(Short::new(self)),
+            any_short!() => Form::Short(Short::new(self)),
             any_buckets!() => Form::Buckets(Buckets(self)),
         }
     }
@@ -208,7 +199,7 @@ impl Limiter {
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Limiter::Counters(counters) => counters.algorithm(),
-            Limiter::Large(_) | any_short!(_) => Algorithm::Log,
+            Limiter::Large(_) | any_short!() => Algorithm::Log,
             any_buckets!() => Algorithm::Bucket,
         }
     }
@@ -273,7 +264,7 @@ impl Limiter {
                 self.shorten();
                 return Ok(decision);
             }
-            any_short!(_) => {
+            any_short!() => {
                 let mut short = Short::new(&mut *self);
                 if short.surely_has_room(cost.taken(), time.now()) {
                     return claim.decide_and_commit(&mut short, quotas, force);
@@ -284,8 +275,8 @@ impl Limiter {
         self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
     }
 
-    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm. This is not inlined, so
-    /// that the compiler keeps the state of all other requests in registers.
+    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: what few requests do.
+    /// Inlined, it would make the usual ones slower.
     #[cold]
     #[inline(never)]
     fn decide_then_commit(
@@ -316,9 +307,8 @@ impl Limiter {
     ) -> Result<Decision, TakeError> {
         let mut decision = self.decide_and_commit(algorithm, quotas, cost, false, time)?;
         if decision.verdict.limited {
-            // Allowed, so that it tells of the tier with the least room: fewer units than the cost.
-            let room = self.peek(quotas, Cost::ZERO, time)?.verdict.remaining;
-            let part = cost.at_most(room);
+            // A peek at no units is allowed, so it tells what remains in the tier that has least: fewer than the cost.
+            let part = cost.at_most(self.peek(quotas, Cost::ZERO, time)?.verdict.remaining);
             if part != Cost::ZERO {
                 decision.outcome = self.decide_and_commit(algorithm, quotas, part, false, time)?.outcome;
             }
@@ -345,7 +335,7 @@ impl Limiter {
         change!(self, state => Claim { cost, time }.record(state, quotas))
     }
 
-    /// Decides whatever the algorithm, on a request that will not be counted.
+    /// Decides on a request that will not be counted, by the limiter's own algorithm.
     ///
     /// # Errors
     ///
@@ -366,7 +356,7 @@ impl Limiter {
     /// Turns a short log into a large one if the units do not fit.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn make_room(&mut self, quotas: &[Quota], cost: Cost, time: Time) {
-        if let any_short!(_) = self
+        if let any_short!() = self
             && cost.taken() > 0
             && let mut short = Short::new(&mut *self)
             && !short.make_room(quotas, cost.taken(), time.now())
@@ -413,7 +403,7 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.set_source(source),
             Limiter::Large(large) => large.set_source(source),
-            any_short!(_) => Short::new(self).set_source(source),
+            any_short!() => Short::new(self).set_source(source),
             any_buckets!() => Buckets(self).set_source(source),
         }
     }
@@ -489,7 +479,7 @@ impl Limiter {
         match self {
             Limiter::Counters(counters) => counters.heap_bytes(),
             Limiter::Large(large) => large.heap_bytes(),
-            any_short!(_) => self.bytes().len(),
+            any_short!() => self.bytes().len(),
             Limiter::Bucket(bucket) => size_of_val(&**bucket),
             Limiter::Buckets(list) => {
                 size_of_val(&**list) + list.capacity() * size_of::<bucket::PackedBucket>()
@@ -502,7 +492,7 @@ impl Limiter {
         match self {
             Limiter::Counters(_) => 1,
             Limiter::Large(large) => 1 + large.allocations(),
-            any_short!(_) | Limiter::Bucket(_) => 2,
+            any_short!() | Limiter::Bucket(_) => 2,
             Limiter::Buckets(_) => 3,
         }
     }
@@ -522,7 +512,11 @@ impl Limiter {
             Limiter::Short128(bytes) => Limiter::Short128(mover.move_box(bytes)),
             Limiter::Short256(bytes) => Limiter::Short256(mover.move_box(bytes)),
             Limiter::Bucket(bucket) => Limiter::Bucket(mover.move_box(bucket)),
-            Limiter::Buckets(buckets) => Limiter::Buckets(bucket::relocate(buckets, mover)),
+            Limiter::Buckets(buckets) => {
+                let mut buckets = mover.move_box(buckets);
+                *buckets = mover.move_vec(std::mem::take(&mut *buckets));
+                Limiter::Buckets(buckets)
+            }
         }
     }
 }

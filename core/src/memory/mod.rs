@@ -1,7 +1,7 @@
-//! A host in memory: keys in a map, and commands that reply as a server with the module would, to the byte.
+//! Keys in the memory of a process, and commands that reply as a server with the module would, to the byte.
 //!
 //! - `table`: the keys by name and by expiry, bounded in number.
-//! - `room`: memory for requests, which are refused without.
+//! - `reserve`: memory kept free for requests, which are refused without it.
 //! - `resp`: replies as the bytes of RESP2.
 //!
 //! ```
@@ -12,8 +12,8 @@
 //! assert_eq!(reply, b"*5\r\n:0\r\n:3\r\n:2\r\n:-1\r\n:60000\r\n");
 //! ```
 
+mod reserve;
 mod resp;
-mod room;
 mod table;
 
 use std::hash::{BuildHasher, RandomState};
@@ -23,8 +23,8 @@ use crate::limiter::several::{self, Parts};
 use crate::limiter::{Algorithm, Mode, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Refusal, Request, Verb};
+use reserve::{Needed, Reserve};
 use resp::Resp;
-use room::{Needed, Room};
 use table::Table;
 
 /// The most bytes of a word.
@@ -33,14 +33,14 @@ pub const MAX_WORD_BYTES: usize = 64 << 10;
 /// The reply to a command that needs more memory than there is.
 pub const OUT_OF_MEMORY: &[u8] = b"-OOM command not allowed when this process is out of memory.\r\n";
 
-/// Why a command is refused here that a server would not refuse.
+/// The same, as a command returns it.
 const OOM: Refusal = Refusal::Text(c"OOM command not allowed when this process is out of memory.");
 const LONG_WORD: Refusal = Refusal::Text(c"ERR each word must have at most 65536 bytes");
 
 /// Keys in memory, and the commands on them.
 pub struct Memory {
     table: Table,
-    room: Room,
+    reserve: Reserve,
     reply: Resp,
 }
 
@@ -51,10 +51,10 @@ impl Memory {
         Memory::seeded(max_keys, RandomState::new().hash_one(()))
     }
 
-    /// The same, for a target without random numbers: with a `seed` that nobody can guess, nobody can choose names that collide in
-    /// the map. Allocates nothing yet.
+    /// As [`new`](Self::new), for targets without random numbers: nobody should be able to guess `seed`, since whoever knows it can
+    /// choose names that collide in the table. Allocates nothing yet.
     pub fn seeded(max_keys: usize, seed: u64) -> Memory {
-        Memory { table: Table::new(max_keys, seed), room: Room::default(), reply: Resp::default() }
+        Memory { table: Table::new(max_keys, seed), reserve: Reserve::default(), reply: Resp::default() }
     }
 
     /// Runs a command at `now_ms`, its Unix time in milliseconds by the clock of the caller. Returns the bytes of the reply in
@@ -81,7 +81,7 @@ impl Memory {
             }
             None => self.run_of_server(name, args, now),
         }
-        self.room.close();
+        self.reserve.keep();
         self.reply.bytes()
     }
 
@@ -119,13 +119,13 @@ impl Memory {
         let (mut key, mut fresh) = (self.table.get(name, now), None);
         let mut needed = Needed::default();
         needed.add(name, &key, algorithm, quotas.len());
-        if !(may_grow || key.is_some()) || !self.room.open(&needed) {
+        if !(may_grow || key.is_some()) || !self.reserve.lend(&needed) {
             return Err(OOM);
         }
         let taken = take.run(&mut key, &mut fresh)?;
         reply::taken(&mut self.reply, &taken);
-        if taken.applied.is_any() {
-            self.table.carry_out(name, fresh, taken.applied);
+        if taken.pending.is_any() {
+            self.table.carry_out(name, fresh, taken.pending);
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Memory {
                 rows[index].key = key;
             }
         }
-        let taken = if (may_grow || !has_new) && self.room.open(&needed) {
+        let taken = if (may_grow || !has_new) && self.reserve.lend(&needed) {
             several::take(&mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
         } else {
             Err(OOM)
@@ -156,8 +156,8 @@ impl Memory {
             }
         }
         let taken = taken?;
-        for row in rows.iter_mut().filter(|row| row.applied.is_any()) {
-            self.table.carry_out(row.name.as_ref(), row.fresh.take(), row.applied);
+        for row in rows.iter_mut().filter(|row| row.pending.is_any()) {
+            self.table.carry_out(row.name.as_ref(), row.fresh.take(), row.pending);
         }
         reply::all(&mut self.reply, &taken, rows.iter().map(|row| &row.what.verdict));
         Ok(())
@@ -172,14 +172,13 @@ impl Memory {
 
     fn info(&mut self, name: &[u8], now: UnixMs) -> Result<(), Refusal> {
         let key = self.table.get(name, now);
-        if !self.room.open(&Needed::of_reading()) {
+        if !self.reserve.lend(&Needed::of_reading()) {
             return Err(OOM);
         }
         reply::info(&mut self.reply, key::info(&key, now));
         Ok(())
     }
 
-    /// Replies with an error to the command of this name.
     fn refuse(&mut self, command: &[u8], refusal: Refusal) {
         match refusal {
             Refusal::Arity => self.reply.wrong_arity(command),

@@ -3,29 +3,26 @@
 use crate::limiter::digits;
 use crate::reply::Reply;
 
-/// Bytes of an unknown command's name, and of its arguments, that a server repeats.
+/// The bytes of an unknown command's name, and of its arguments together, that a server repeats in its error.
 const REPEATED: usize = 128;
 
 /// More bytes than any reply has: RL.ALL answers 64 rows with five numbers each.
 const MOST_BYTES: usize = 16 << 10;
 
-/// A reply.
 #[derive(Default)]
 pub struct Resp(Vec<u8>);
 
 impl Resp {
-    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Forgets the last reply. Returns whether there is memory for another.
+    /// Discards the last reply. Returns whether there is memory for another.
     pub fn begin(&mut self) -> bool {
         self.0.clear();
         self.0.try_reserve(MOST_BYTES).is_ok()
     }
 
-    /// Replies with OK.
     pub fn ok(&mut self) {
         self.0.extend_from_slice(b"+OK\r\n");
     }
@@ -35,12 +32,10 @@ impl Resp {
         self.error_of(&[text]);
     }
 
-    /// Refuses the number of words after this name of a command.
     pub fn wrong_arity(&mut self, name: &[u8]) {
         self.error_of(&[b"ERR wrong number of arguments for '", name, b"' command"]);
     }
 
-    /// Refuses a command that does not exist.
     pub fn unknown_command<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W]) {
         let name = start(name, REPEATED);
         self.line(&[b"-ERR unknown command '", name, b"', with args beginning with: "]);
@@ -60,7 +55,7 @@ impl Resp {
         self.0.extend_from_slice(b"\r\n");
     }
 
-    /// Adds to a line. As on servers, a text cannot end it.
+    /// Adds text to a line. As on servers, line breaks in it become spaces, so that it cannot begin another reply.
     fn line(&mut self, parts: &[&[u8]]) {
         let text = parts.iter().flat_map(|part| *part);
         self.0.extend(text.map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
@@ -76,7 +71,7 @@ impl Resp {
     }
 }
 
-/// The first bytes of a text, which for a server ends at a zero.
+/// The first bytes of a text, at most so many. It ends at a zero byte, as it does for a server.
 fn start(text: &[u8], most: usize) -> &[u8] {
     let text = &text[..text.len().min(most)];
     text.split(|byte| *byte == 0).next().unwrap_or_default()

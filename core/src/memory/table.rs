@@ -1,23 +1,23 @@
-//! A table of keys: by name and by expiry, bounded in number.
+//! A table of keys by name and by expiry, bounded in number.
 //!
-//! Keys stand in one list without holes, and are named by their index there. Buckets chain those whose names have the same hash,
-//! and a heap orders them by expiry. Each key keeps its hash, its place in the heap and the next of its bucket, so growing
-//! moves memory and hashes no name: 65,536 keys become 131,072 within a millisecond or two.
+//! Keys are in one list without gaps, and the rest refers to them by their index in it: buckets chain the keys whose names have the
+//! same hash, and a heap orders all keys by expiry. Each key stores its hash, its place in the heap and the next key of its bucket.
+//! So growing moves memory and hashes no name: 65,536 keys become 131,072 within a millisecond or two.
 
 use std::collections::TryReserveError;
 use std::hash::{DefaultHasher, Hasher};
 use std::mem;
 
 use crate::limiter::several::MAX_ROWS;
-use crate::limiter::{Algorithm, Applied, Key, Limiter, UnixMs};
+use crate::limiter::{Algorithm, Key, Limiter, Pending, UnixMs};
 
 /// The most expired keys that a command drops: as many as a command can create, so that they never pile up.
 const DROPPED_AT_ONCE: usize = MAX_ROWS;
 
-/// Allocations of a large log that take as long to free as a key: blocks of hundreds of units, each.
+/// Allocations of a large log, of which each has hundreds of units, that take as long to free as a key.
 const ALLOCATIONS_OF_A_KEY: usize = 64;
 
-/// A key by its index, or none.
+/// The index of a key in the list, or [`NONE`].
 type Index = u32;
 const NONE: Index = Index::MAX;
 
@@ -28,7 +28,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// When it expires. It is still served in that millisecond.
+    /// When it expires: it is still there in that millisecond.
     pub fn expires_at(&self) -> UnixMs {
         self.expires_at
     }
@@ -66,11 +66,10 @@ impl Key for &mut Held {
     }
 }
 
-/// A key with its name and its places.
 struct Slot {
     name: Box<[u8]>,
     held: Held,
-    /// The number of keys created before it and with it; 0 once [`Table::clear`] has removed it.
+    /// The number of keys created until then, this one included; 0 once [`Table::clear`] has removed it.
     age: u64,
     hash: u32,
     /// The next key of its bucket.
@@ -90,19 +89,18 @@ impl Slot {
     }
 }
 
-/// Keys by name and by expiry.
 pub struct Table {
     slots: Vec<Slot>,
-    /// The first key of each bucket: none, or a power of two, at least as many as keys.
+    /// The first key of each bucket. There are no buckets, or a power of two of them, and at least as many as keys.
     buckets: Vec<Index>,
-    /// A heap: no key expires before the one at half of its place.
+    /// A heap: no key expires before its parent, which is at half of its place.
     by_expiry: Vec<Index>,
     max_keys: usize,
     /// The number of keys created so far.
     created: u64,
     /// The number of keys that [`Table::clear`] has removed and that are not dropped yet.
     cleared: usize,
-    /// What hashes begin with.
+    /// What is hashed before each name: whoever does not know it cannot choose names that collide.
     seed: u64,
 }
 
@@ -120,7 +118,7 @@ impl Table {
         }
     }
 
-    /// The number of keys, with the expired ones that are left.
+    /// The number of keys, with those that have expired and were not dropped yet.
     pub fn len(&self) -> usize {
         self.slots.len() - self.cleared
     }
@@ -160,7 +158,6 @@ impl Table {
         }
     }
 
-    /// The key of this name.
     #[inline]
     pub fn get(&mut self, name: &[u8], now: UnixMs) -> Option<&mut Held> {
         let index = self.find(name)?;
@@ -178,20 +175,20 @@ impl Table {
         Some(mem::replace(place, nothing))
     }
 
-    /// Puts a lent key back.
+    /// Puts back a key that was lent.
     pub fn give_back(&mut self, name: &[u8], held: Held) {
         if let Some(index) = self.find(name) {
             self.slots[index as usize].held = held;
         }
     }
 
-    /// Does what is left to do after a request. There must be room for the key.
-    pub fn carry_out(&mut self, name: &[u8], fresh: Option<Limiter>, applied: Applied) {
-        if applied.emptied {
+    /// Does what is still to be done after a request. There must be memory for the key: see [`reserve`](Self::reserve).
+    pub fn carry_out(&mut self, name: &[u8], fresh: Option<Limiter>, pending: Pending) {
+        if pending.emptied {
             self.remove(name);
-        } else if let Some(limiter) = fresh.filter(|_| applied.changed) {
-            self.insert(name, limiter, applied.moved.unwrap_or(UnixMs::MAX));
-        } else if let Some(moved) = applied.moved
+        } else if let Some(limiter) = fresh.filter(|_| pending.changed) {
+            self.insert(name, limiter, pending.moved.unwrap_or(UnixMs::MAX));
+        } else if let Some(moved) = pending.moved
             && let Some(index) = self.find(name)
         {
             let slot = &mut self.slots[index as usize];
@@ -206,11 +203,11 @@ impl Table {
         self.find(name).map(|index| self.remove_at(index)).is_some()
     }
 
-    /// Removes all keys: marks them, and later commands drop them.
+    /// Removes all keys. Only marks them, which is fast: later commands drop them, each a few.
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
             slot.age = 0;
-            // All alike, so they are in order.
+            // With equal expiries the heap is in order.
             slot.held.expires_at = UnixMs::default();
         }
         self.cleared = self.slots.len();
@@ -244,7 +241,7 @@ impl Table {
         if (rank as usize) < last_rank {
             self.settle(rank as usize);
         }
-        // The last key takes its index.
+        // The last key of the list takes the index of the removed one.
         let last = (self.slots.len() - 1) as Index;
         if index != last {
             *self.link_to(last) = index;
@@ -288,7 +285,7 @@ impl Table {
         self.slots[index as usize].next = mem::replace(&mut self.buckets[bucket], index);
     }
 
-    /// What names a key: its bucket, or the key before it there.
+    /// Where the index of a key is stored: in its bucket, or in the key before it there.
     fn link_to(&mut self, index: Index) -> &mut Index {
         let bucket = self.bucket(self.slots[index as usize].hash);
         let (mut before, mut at) = (NONE, self.buckets[bucket]);

@@ -46,7 +46,6 @@ impl Counter {
         Counter { window, number: now.window_number(window), current: 0, previous: 0 }
     }
 
-    /// The first millisecond of the current window.
     pub fn start(&self) -> UnixMs {
         UnixMs::start_of_window(self.number, self.window)
     }
@@ -56,13 +55,12 @@ impl Counter {
         self.start() + self.window
     }
 
-    /// Whether it counts nothing.
     pub fn is_zero(&self) -> bool {
         self.current == 0 && self.previous == 0
     }
 
-    /// The counter as of `now`. In a later window it is empty, but of a sliding window that is the next, the
-    /// current units become the previous ones. At an earlier time it is unchanged.
+    /// The counter as of `now`. In a later window it is empty, except that in the next one the current units of a
+    /// sliding window become the previous ones. At an earlier time it is unchanged.
     #[inline(always)]
     pub fn advance(self, method: Method, now: UnixMs) -> Counter {
         let number = now.window_number(self.window);
@@ -84,18 +82,18 @@ impl Counter {
         (self.current + scale(self.previous, left, window)).min(MAX_COUNT)
     }
 
-    /// Milliseconds from `now` until at most `room` units count, if more do now.
+    /// Milliseconds from `now` until at most `most` units count, if more do now.
     ///
     /// In a fixed window, that is the next window, which is empty. In a sliding one, the previous units fade during
     /// the current window, and the current ones during the next.
     #[inline(always)]
-    pub fn wait_until(&self, method: Method, room: u64, now: UnixMs) -> u64 {
+    pub fn wait_until(&self, method: Method, most: u64, now: UnixMs) -> u64 {
         let fits = match method {
             Method::Fixed => self.end(),
-            Method::Sliding if self.current <= room => {
-                self.start() + fades_to(room - self.current, self.previous, self.window)
+            Method::Sliding if self.current <= most => {
+                self.start() + fades_to(most - self.current, self.previous, self.window)
             }
-            Method::Sliding => self.end() + fades_to(room, self.current, self.window),
+            Method::Sliding => self.end() + fades_to(most, self.current, self.window),
         };
         fits.since(now)
     }
@@ -135,13 +133,13 @@ impl Counter {
     }
 }
 
-/// The smallest `elapsed`, at most `window`, for which `floor(units * (window - elapsed) / window) <= room`.
-fn fades_to(room: u64, units: u64, window: WindowMs) -> u64 {
-    if units <= room {
+/// The smallest `elapsed`, at most `window`, for which `floor(units * (window - elapsed) / window) <= most`.
+fn fades_to(most: u64, units: u64, window: WindowMs) -> u64 {
+    if units <= most {
         return 0;
     }
-    // units * (window - elapsed) < (room + 1) * window
-    let overlap = ((u128::from(room) + 1) * u128::from(window.get()) - 1) / u128::from(units);
+    // units * (window - elapsed) < (most + 1) * window
+    let overlap = ((u128::from(most) + 1) * u128::from(window.get()) - 1) / u128::from(units);
     window.get() - overlap as u64
 }
 
@@ -151,32 +149,5 @@ fn scale(units: u64, part: u64, whole: u64) -> u64 {
         // Spares nearly every request a 128-bit division, which takes much longer.
         Some(product) => product / whole,
         None => (u128::from(units) * u128::from(part) / u128::from(whole)) as u64,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_time_at_which_a_count_has_faded_is_exact() {
-        for window in 1..=12 {
-            for units in 0..=30 {
-                for room in 0..=31 {
-                    let first = (0..=window).find(|e| scale(units, window - e, window) <= room).unwrap();
-                    let window = WindowMs::new(window).unwrap();
-                    assert_eq!(fades_to(room, units, window), first, "{units} in {window:?} to {room}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn scaling_is_exact_when_the_product_exceeds_64_bits() {
-        let window = WindowMs::MAX.get();
-        assert_eq!(scale(MAX_COUNT, window, window), MAX_COUNT);
-        assert_eq!(scale(MAX_COUNT, window - 1, window), MAX_COUNT - MAX_COUNT / window - 1);
-        assert_eq!(fades_to(MAX_COUNT - 1, MAX_COUNT, WindowMs::MAX), 1);
-        assert_eq!(fades_to(0, MAX_COUNT, WindowMs::MAX), window);
     }
 }

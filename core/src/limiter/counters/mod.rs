@@ -8,7 +8,7 @@ use std::ops::Deref;
 pub use counter::{Counter, Method};
 
 use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
-use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage};
+use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
 use super::lifetime::{Change, Lifetime, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 use packed::PackedCounter;
@@ -36,7 +36,6 @@ struct Many {
 }
 
 impl Counters {
-    /// Empty counters.
     pub fn new(method: Method) -> Counters {
         Counters(Store::None(method))
     }
@@ -51,17 +50,7 @@ impl Counters {
         }
     }
 
-    /// The counters with their method, for reading.
-    pub fn by_method(&self) -> ByMethod<&Counters> {
-        ByMethod { method: self.method(), counters: self }
-    }
-
-    /// The counters with their method, for changing.
-    pub fn by_method_mut(&mut self) -> ByMethod<&mut Counters> {
-        ByMethod { method: self.method(), counters: self }
-    }
-
-    /// [`by_method_mut`](Self::by_method_mut) of counters that are known to be counted by `algorithm`.
+    /// [`ByMethod::of`] for counters that are known to be counted by `algorithm`, which is not looked up then.
     pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
         let method = match algorithm {
             Algorithm::Fixed => Method::Fixed,
@@ -71,7 +60,6 @@ impl Counters {
         ByMethod { method, counters: self }
     }
 
-    /// The algorithm they are counted by.
     pub fn algorithm(&self) -> Algorithm {
         match self.method() {
             Method::Fixed => Algorithm::Fixed,
@@ -112,21 +100,12 @@ impl Counters {
         Some(all)
     }
 
-    /// The number of counters.
     fn len(&self) -> usize {
         match &self.0 {
             Store::Fixed(_) | Store::Sliding(_) => 1,
             Store::Many(many) => many.counters.len(),
             Store::None(_) => 0,
         }
-    }
-
-    /// Whether the counters that are live and those of `quotas` are few enough for a key.
-    #[cold]
-    fn fit_beside(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);
-        let others = self.live(now).filter(|counter| !is_named(&counter.window)).count();
-        quotas.len() + others <= MAX_TIERS
     }
 
     fn source(&self) -> TimeSource {
@@ -137,7 +116,6 @@ impl Counters {
         }
     }
 
-    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source = source,
@@ -212,7 +190,7 @@ impl Counters {
         true
     }
 
-    /// The slow path of `put`, which adds a counter or changes how they are stored.
+    /// What [`put`](Self::put) does if the counter is new, or does not fit where it is.
     fn insert(&mut self, counter: Counter, now: UnixMs) {
         let mut all: Vec<Counter> =
             self.iter().filter(|old| old.window != counter.window && self.is_live(old, now)).collect();
@@ -239,14 +217,20 @@ impl Counters {
     }
 }
 
-/// Counters with their method, looked up once.
+/// Counters with their method, which is looked up once for a request.
 pub struct ByMethod<C> {
     counters: C,
     method: Method,
 }
 
+impl<C: Deref<Target = Counters>> ByMethod<C> {
+    #[inline(always)]
+    pub fn of(counters: C) -> ByMethod<C> {
+        ByMethod { method: counters.method(), counters }
+    }
+}
+
 impl<'a> ByMethod<&'a Counters> {
-    /// The counters.
     pub fn counters(&self) -> &'a Counters {
         self.counters
     }
@@ -267,13 +251,14 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     }
 
     #[inline(always)]
-    fn wait_until(&self, _quota: Quota, counter: &Counter, room: u64, now: UnixMs) -> u64 {
-        counter.wait_until(self.method, room, now)
+    fn wait_until(&self, _quota: Quota, counter: &Counter, most: u64, now: UnixMs) -> u64 {
+        counter.wait_until(self.method, most, now)
     }
 
     #[inline(always)]
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        quotas.len() + self.counters.len() <= MAX_TIERS || self.counters.fit_beside(quotas, now)
+        let live = || self.counters.live(now).map(|counter| counter.window);
+        quotas.len() + self.counters.len() <= MAX_TIERS || fit_beside(quotas, live())
     }
 
     fn is_ahead_of(&self, now: UnixMs) -> bool {

@@ -77,36 +77,3 @@ impl PackedCounter {
         u64::from(u32::from_le_bytes(self.number))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_that_just_fit_are_packed_and_unpacked_and_larger_ones_are_not() {
-        let (count, word) = ((1 << 24) - 1, (1 << 32) - 1);
-        let window = WindowMs::new(word).expect("49 days");
-        let most = Counter { window, number: word, current: count, previous: count };
-        let packed = PackedCounter::pack(&most, TimeSource::Given).expect("it fits");
-        assert_eq!((packed.unpack(), packed.source), (Some(most), TimeSource::Given));
-        assert_eq!(packed.start_ms(), word * word);
-        let larger = [
-            Counter { window: WindowMs::new(word + 1).expect("49 days"), ..most },
-            Counter { number: word + 1, ..most },
-            Counter { current: count + 1, ..most },
-            Counter { previous: count + 1, ..most },
-        ];
-        for counter in larger {
-            assert_eq!(PackedCounter::pack(&counter, TimeSource::Clock), None, "{counter:?}");
-        }
-    }
-
-    #[test]
-    fn a_packed_counter_is_that_of_its_window_only() {
-        let minute = WindowMs::new(60_000).expect("a minute");
-        let counter = Counter { window: minute, number: 7, current: 1, previous: 0 };
-        let packed = PackedCounter::pack(&counter, TimeSource::Clock).expect("it fits");
-        assert_eq!(packed.if_window(minute), Some(counter));
-        assert_eq!(packed.if_window(WindowMs::MIN), None);
-    }
-}

@@ -48,13 +48,9 @@ pub fn iter(mut bytes: &[u8]) -> impl Iterator<Item = (u64, u64)> {
 
 /// Appends an entry. Returns its length.
 pub fn put(bytes: &mut Vec<u8>, since: u64, units: u64) -> usize {
-    let before = bytes.len();
-    if units != 1 {
-        bytes.push(UNITS_FOLLOW);
-        varint::put(bytes, units);
-    }
-    varint::put(bytes, since);
-    bytes.len() - before
+    let (start, length) = (bytes.len(), length(since, units));
+    bytes.resize(start + length, 0);
+    write(&mut bytes[start..], since, units)
 }
 
 /// The length of an entry in bytes.
@@ -66,10 +62,6 @@ pub fn length(since: u64, units: u64) -> usize {
 /// Writes an entry to the start of `bytes`, which must have room for it. Returns its length.
 #[inline(always)]
 pub fn write(bytes: &mut [u8], since: u64, units: u64) -> usize {
-    if units == 1 && since < 0x80 {
-        bytes[0] = since as u8;
-        return 1;
-    }
     let mut length = 0;
     if units != 1 {
         bytes[0] = UNITS_FOLLOW;
@@ -90,12 +82,10 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Units between `earlier` and this mark.
     pub fn units_since(&self, earlier: &Mark) -> u64 {
         self.units.wrapping_sub(earlier.units)
     }
 
-    /// Entries between `earlier` and this mark.
     pub fn entries_since(&self, earlier: &Mark) -> u64 {
         self.entries.wrapping_sub(earlier.entries)
     }

@@ -5,18 +5,20 @@ use super::super::decision::{Refund, Refunded, StateMut, Tier, Usage};
 use super::super::lifetime::{Change, TimeSource};
 use super::super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::entry::{Cursor, Entry, Mark};
-use super::starts::RunWithStarts;
+use super::run::Run;
+use super::starts::Starts;
 use super::{Entries, EntriesMut, longest, rounded_end};
 
-/// A log with more entries than this drops old units that FORCE counted beyond the limit. Small logs stay whole,
-/// and a flood of forced requests takes only a few kilobytes.
+/// A log with more entries than this drops old units that FORCE counted beyond the limit, so that a flood of forced requests
+/// takes only a few kilobytes. With fewer entries it keeps them all.
 const FORGET_ABOVE_ENTRIES: u64 = 1025;
 
 /// The units of one key, each with its own time.
 #[derive(Clone, Debug, Default)]
 pub struct Large {
     retention: Option<WindowMs>,
-    run: RunWithStarts,
+    run: Run,
+    starts: Starts,
     source: TimeSource,
 }
 
@@ -53,23 +55,22 @@ impl Large {
         self.run.bytes_up_to(most)
     }
 
-    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.source = source;
     }
 
     /// Bytes on the heap, itself included.
     pub fn heap_bytes(&self) -> usize {
-        size_of::<Large>() + self.run.heap_bytes()
+        size_of::<Large>() + self.run.heap_bytes() + self.starts.heap_bytes()
     }
 
-    /// The number of allocations it holds.
     pub fn allocations(&self) -> usize {
         self.run.allocations()
     }
 
     /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
     pub fn relocate(&mut self, mover: &mut impl Mover) {
+        self.starts.relocate(mover);
         self.run.relocate(mover);
     }
 
@@ -116,8 +117,8 @@ impl Entries for Large {
     fn in_window(&self, window: WindowMs, now: UnixMs) -> Usage<Cursor> {
         let as_of = now.max(self.newest());
         let has_expired = |mark: &Mark| mark.at_ms + window.get() <= as_of.get();
-        let place = match self.run.start_of(window) {
-            // The usual case, except when the log is full: every entry still counts.
+        let place = match self.starts.of(window) {
+            // Every entry still counts, as is usual unless the log is full.
             None if self.run.oldest_at_ms() + window.get() > as_of.get() => self.front(),
             start => self.seek(start.unwrap_or(self.front()), has_expired).0,
         };
@@ -135,6 +136,7 @@ impl Entries for Large {
 
 impl EntriesMut for Large {
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>) {
+        self.starts.clear();
         self.run.replace(from, to, kept.map(|entry| (entry.at.get(), entry.units)));
     }
 }
@@ -145,7 +147,7 @@ impl StateMut for Large {
         let longest = longest(tiers);
         let named = longest.quota.window();
         let retention = self.retention.map_or(named, |retention| retention.max(named));
-        // Later requests are decided as of `now` or later, so what has expired stays expired.
+        // Later requests are decided as of this time or later, so what has expired by now never counts again.
         let Usage { place: from, used } =
             if retention == named { longest.usage } else { self.in_window(retention, now) };
         let units = units.min(MAX_COUNT - used);
@@ -155,7 +157,6 @@ impl StateMut for Large {
         let end_moved = used == 0
             || self.retention != Some(retention)
             || as_of + retention > rounded_end(self.newest(), retention);
-        // Whether shorter windows must be looked up again.
         let mut starts_stale = used == 0;
         if starts_stale {
             *self = Large { retention: Some(named), source: self.source, ..Large::default() };
@@ -167,14 +168,14 @@ impl StateMut for Large {
         let mut forgot = false;
         if self.retention == Some(named) {
             let largest = tiers.iter().map(|tier| tier.quota.limit()).max().unwrap_or(0);
-            // Twice the limit, so that a whole limit can be given back and the units before it still count.
+            // Twice the limit, so that the units before still count after a whole limit was given back.
             forgot = self.forget_oldest_beyond(2 * largest);
             starts_stale |= forgot;
         }
         for tier in tiers {
             let window = tier.quota.window();
             if self.retention == Some(window) {
-                // All units held.
+                // This is the longest window, in which every unit held counts.
                 tier.usage = Usage { used: self.units(), place: self.front() };
                 continue;
             }
@@ -183,7 +184,7 @@ impl StateMut for Large {
             } else {
                 tier.usage.used += units;
             }
-            self.run.remember(window, tier.usage.place);
+            self.starts.remember(window, tier.usage.place);
         }
         Change { units, end_moved, forgot }
     }

@@ -1,7 +1,7 @@
 //! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
 //!
 //! A log of few units is [`short`]: one small allocation. A log of many is [`large`]: blocks with totals, and
-//! remembered places. What they do alike stands here once, over [`Entries`].
+//! remembered places. What both do alike is here, in terms of [`Entries`].
 
 pub mod entry;
 pub mod large;
@@ -18,7 +18,7 @@ use super::lifetime::{Lifetime, TimeSource};
 use super::quota::{Quota, UnixMs, WindowMs};
 use entry::Mark;
 
-/// The entries of a log, in either form.
+/// The entries of a log, whether it is short or large.
 pub trait Entries {
     /// How long units are kept: the longest window that has counted anything; `None` if none ever did.
     fn retention(&self) -> Option<WindowMs>;
@@ -32,10 +32,8 @@ pub trait Entries {
     /// The place before the oldest entry.
     fn front(&self) -> Cursor;
 
-    /// Units after this place.
     fn units_after(&self, mark: &Mark) -> u64;
 
-    /// Entries after this place.
     fn entries_after(&self, mark: &Mark) -> u64;
 
     /// The units with a timestamp above `now - window`, and the place where they begin. A time before the newest
@@ -89,10 +87,10 @@ pub trait EntriesMut: Entries {
         let (to, _) = self.seek(from, |mark| mark.at_ms <= as_of.get());
         let counted = to.mark.units_since(&from.mark);
         let units = units.min(counted);
-        // This window begins no later than that of `as_of`, so it holds all that is given back.
+        // The window that ends at `ended_by` begins no later than that of `as_of`, so all that is given back is in it.
         let emptied = units > 0 && self.in_window(retention, ended_by).used == units;
         if units > 0 && !emptied {
-            // The entry before the refunded ones may keep a part of its units.
+            // Of the oldest entry that gives units back, some may stay.
             let kept = counted - units;
             let (place, after) = self.seek(from, |mark| mark.units_since(&from.mark) < kept);
             let partly = after.filter(|_| kept > 0).map(|after| Entry {
@@ -116,17 +114,17 @@ impl<L: Entries> State for L {
 
     /// Finds the newest entry that must expire before the units fit.
     #[inline(always)]
-    fn wait_until(&self, quota: Quota, place: &Cursor, room: u64, now: UnixMs) -> u64 {
-        let last_to_expire = if room == 0 {
+    fn wait_until(&self, quota: Quota, place: &Cursor, most: u64, now: UnixMs) -> u64 {
+        let last_to_expire = if most == 0 {
             self.newest()
         } else {
-            let (_, after) = self.seek(*place, |mark| self.units_after(mark) > room);
+            let (_, after) = self.seek(*place, |mark| self.units_after(mark) > most);
             after.map_or(self.newest(), |after| UnixMs::saturating(after.mark.at_ms))
         };
         (last_to_expire + quota.window()).since(now)
     }
 
-    /// A log serves any number of windows: it keeps its units for the longest.
+    /// A log has a window of any length, since it keeps its units for the longest.
     fn windows_fit(&self, _quotas: &[Quota], _now: UnixMs) -> bool {
         true
     }
@@ -160,7 +158,6 @@ impl<L: Entries> State for L {
         self.retention().is_some_and(|retention| retention < quota.window())
     }
 
-    /// One window: the longest.
     fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
         let shown = |window| {
             let used = self.in_window(window, now).used;

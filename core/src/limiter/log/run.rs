@@ -2,8 +2,8 @@
 //!
 //! The bytes are in blocks, so that growing copies at most one block, and dropping a million entries costs about
 //! as much as dropping a thousand blocks. Each block stores the running totals before its first entry: a place
-//! is found by a binary search over the blocks and a walk through one of them, and every count is the difference
-//! of two totals.
+//! is found by a binary search over the blocks and then entry by entry in one of them, and every count is the
+//! difference of two totals.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use std::ops::Range;
 use super::super::algorithm::Mover;
 use super::entry::{self, Cursor, FIRST_SINCE, MOST_BYTES, Mark};
 
-/// Bytes in a full block: large enough to make its 48 bytes of bookkeeping negligible, small enough that a walk
-/// through it takes a microsecond or two.
+/// Bytes in a full block: large enough to make its 48 bytes of bookkeeping negligible, small enough that reading
+/// all its entries takes a microsecond or two.
 const BLOCK_BYTES: usize = 1024;
 
 #[derive(Clone, Debug)]
@@ -21,17 +21,17 @@ struct Block {
     before: Mark,
 }
 
-/// A compact queue of entries. See the module's docs.
+/// A compact queue of entries.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     blocks: VecDeque<Block>,
     /// The place before the oldest entry held, in the first block.
     front: Cursor,
-    /// The time of that entry, cached so that most requests need not decode it.
+    /// The time of the oldest entry, so that most requests need not decode it.
     oldest_at_ms: u64,
     /// The totals after the newest entry held.
     end: Mark,
-    /// Bytes of that entry, cached so that units of the same millisecond can join it.
+    /// Bytes of the newest entry, so that units of the same millisecond can join it.
     newest_length: usize,
 }
 
@@ -51,7 +51,6 @@ impl Run {
         self.end
     }
 
-    /// Whether it holds no entry.
     pub fn is_empty(&self) -> bool {
         self.end.entries == self.front.mark.entries
     }
@@ -66,12 +65,7 @@ impl Run {
             self.restart(at_ms);
         }
         let since = at_ms.wrapping_sub(self.end.at_ms);
-        self.newest_length = if units == 1 && since < 0x80 {
-            self.tail(1).push(since as u8);
-            1
-        } else {
-            entry::put(self.tail(MOST_BYTES), since, units)
-        };
+        self.newest_length = entry::put(self.tail(), since, units);
         self.end = self.end.plus(at_ms, units);
     }
 
@@ -104,9 +98,9 @@ impl Run {
         Some(units)
     }
 
-    /// The last block's bytes, with room for `most` more.
-    fn tail(&mut self, most: usize) -> &mut Vec<u8> {
-        if self.blocks.back().is_none_or(|block| block.bytes.len() + most > BLOCK_BYTES) {
+    /// The bytes of the last block, for one more entry.
+    fn tail(&mut self) -> &mut Vec<u8> {
+        if self.blocks.back().is_none_or(|block| block.bytes.len() + MOST_BYTES > BLOCK_BYTES) {
             if self.blocks.capacity() == 0 {
                 // Most logs never have more than one block.
                 self.blocks.reserve_exact(1);
@@ -115,7 +109,7 @@ impl Run {
         }
         let last = self.blocks.len() - 1;
         let bytes = &mut self.blocks[last].bytes;
-        make_room(bytes, most);
+        reserve(bytes, MOST_BYTES);
         bytes
     }
 
@@ -142,11 +136,7 @@ impl Run {
             }
             place = next;
         }
-        let Some(next) = self.blocks.get(index + 1) else {
-            return (place, None);
-        };
-        place = Cursor { block: place.block + 1, offset: 0, mark: place.mark };
-        (place, place.after(&next.bytes))
+        (place, self.after(&place))
     }
 
     /// The place after the entry at `place`; `None` at the end.
@@ -164,7 +154,6 @@ impl Run {
         first.into_iter().chain(self.blocks.iter().skip(1).map(|block| block.bytes.as_slice()))
     }
 
-    /// Drops all entries before `place`.
     pub fn drop_before(&mut self, place: Cursor) {
         if place > self.front {
             let dropped = (place.block - self.front.block) as usize;
@@ -252,7 +241,7 @@ impl Run {
             self.blocks[last] = Block { bytes, before };
             self.drop_blocks(first + 1..last);
         }
-        // The last pair first, since a join shifts the blocks after it.
+        // From the last pair to the first, since a join moves the blocks after it.
         for index in (first.saturating_sub(1)..=first + 1).rev() {
             self.join_with_next(index);
         }
@@ -275,7 +264,7 @@ impl Run {
             && let Some(next) = self.blocks.remove(index + 1)
         {
             let bytes = &mut self.blocks[index].bytes;
-            make_room(bytes, two);
+            reserve(bytes, two);
             bytes.extend_from_slice(&next.bytes);
         }
     }
@@ -317,14 +306,14 @@ impl Run {
     }
 }
 
-/// Makes room for `most` more bytes.
-fn make_room(bytes: &mut Vec<u8>, most: usize) {
+/// Reserves `most` more bytes.
+fn reserve(bytes: &mut Vec<u8>, most: usize) {
     if bytes.capacity() - bytes.len() < most {
         grow(bytes, most);
     }
 }
 
-/// Allocates `most` more bytes, in the allocator's size classes.
+/// Allocates `most` more bytes, up to the next of the allocator's size classes: the rest of it would be lost.
 fn grow(bytes: &mut Vec<u8>, most: usize) {
     let wanted = bytes.len() + most;
     let size = if wanted <= 128 { wanted.next_power_of_two().max(32) } else { wanted.next_multiple_of(128) };

@@ -40,11 +40,6 @@ const HEAD_BYTES: usize = 22;
 const BITS_32: u64 = (1 << 32) - 1;
 const BITS_48: u64 = (1 << 48) - 1;
 
-/// By the number stored in two bits.
-const SOURCES: [TimeSource; 4] =
-    [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
-
-/// The header, unpacked.
 #[derive(Clone, Copy, Default)]
 struct Head {
     newest: UnixMs,
@@ -72,14 +67,14 @@ impl Head {
             units: word(12) >> 32,
             older_length: head[20].into(),
             newest_length: usize::from(head[21] >> 2),
-            source: SOURCES[usize::from(head[21] & 3)],
+            source: TimeSource::from_bits(head[21]),
         }
     }
 
     #[inline(always)]
     fn write(&self, bytes: &mut [u8]) {
         let head = bytes.first_chunk_mut::<HEAD_BYTES>().expect("every allocation holds a header");
-        // Each number overwrites the end of the one before.
+        // A number of 6 or 5 bytes is written as 8, the last of which the next number overwrites.
         let mut put = |at: usize, word: u64| head[at..at + 8].copy_from_slice(&word.to_le_bytes());
         put(0, self.newest.get());
         put(6, self.span_ms);
@@ -89,7 +84,7 @@ impl Head {
         head[21] = (self.newest_length as u8) << 2 | self.source as u8;
     }
 
-    /// The header of a short log like `log`, except for what describes its bytes.
+    /// The header of a short log with the content of `log`, but without what describes its bytes.
     fn like(log: &Large) -> Head {
         Head {
             newest: log.newest(),
@@ -100,7 +95,7 @@ impl Head {
         }
     }
 
-    /// This header for a log without entries.
+    /// The header as it is without entries.
     fn emptied(self) -> Head {
         let Head { newest, retention_ms, source, .. } = self;
         Head { newest, retention_ms, source, ..Head::default() }
@@ -131,19 +126,18 @@ impl Head {
         self.newest_offset() + self.newest_length
     }
 
-    /// Whether a short log can have this header.
+    /// Whether its numbers fit the bytes that they have in a short log.
     fn fits(&self) -> bool {
         self.size() <= MOST_BYTES && (self.units | self.newest.get() >> 16) <= BITS_32
     }
 }
 
-/// What holds the allocation of a short log: a limiter, whose variant is the size of the allocation.
+/// What holds the allocation of a short log: a limiter, whose variant tells the size of the allocation.
 pub trait LogHolder: Sized {
     /// The smallest that holds `size` bytes, beginning with `bytes`; the rest is 0.
     fn allocate(bytes: &[u8], size: usize) -> Self;
     /// The allocation.
     fn bytes(&self) -> &[u8];
-    /// The allocation, to change.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
@@ -154,7 +148,6 @@ pub struct Short<H> {
 }
 
 impl<H: Deref<Target: LogHolder>> Short<H> {
-    /// The short log in `holder`.
     #[inline(always)]
     pub fn new(holder: H) -> Short<H> {
         let head = Head::read(holder.bytes());
@@ -200,7 +193,7 @@ impl<H: Deref<Target: LogHolder>> Entries for Short<H> {
         let Head { newest, span_ms, units, .. } = self.head;
         let front = self.front();
         if now.since(newest) + span_ms < window.get() {
-            // The usual case, except when the log is full: every entry still counts.
+            // Every entry still counts, as is usual unless the log is full.
             return Usage { used: units, place: front };
         }
         let expired_ms = now.max(newest).get() - window.get();
@@ -226,13 +219,12 @@ impl<H: Deref<Target: LogHolder>> Entries for Short<H> {
 }
 
 impl<H: LogHolder> Short<&mut H> {
-    /// Records where the time that set the key's expiry came from.
     pub fn set_source(&mut self, source: TimeSource) {
         self.head.source = source;
         self.head.write(self.holder.bytes_mut());
     }
 
-    /// Whether `units` at `now` fit for certain, even if nothing has expired.
+    /// Whether `units` at `now` fit even if nothing has expired. It may be false if they would just fit.
     pub fn surely_has_room(&self, units: u64, now: UnixMs) -> bool {
         let numbers = self.head.units | units | now.get() >> 16;
         self.head.size() + ENTRY_BYTES <= MOST_BYTES && numbers <= BITS_32 / 2
@@ -288,8 +280,6 @@ impl<H: LogHolder> Short<&mut H> {
     }
 }
 
-// The two functions below do not take the header by reference, so that a request keeps it in registers.
-
 /// Moves the first `kept` bytes to the smallest allocation that holds `size`.
 fn resize<H: LogHolder>(holder: &mut H, kept: usize, size: usize) {
     *holder = H::allocate(&holder.bytes()[..kept], size);
@@ -307,7 +297,7 @@ fn drop_before(holder: &mut impl LogHolder, offset: usize, at_ms: u64, units: u6
         let shorter = entry::write(&mut bytes[HEAD_BYTES..], FIRST_SINCE, first);
         bytes.copy_within(rest..head.size(), HEAD_BYTES + shorter);
         let length = shorter + head.size() - rest;
-        // The first entry may be the newest.
+        // If only one entry is left, it is the newest too.
         new.newest_length = head.newest_length.min(length);
         new.older_length = length - new.newest_length;
         new.span_ms = head.newest.get() - at_ms.wrapping_add(since);
@@ -316,7 +306,7 @@ fn drop_before(holder: &mut impl LogHolder, offset: usize, at_ms: u64, units: u6
 }
 
 impl<H: LogHolder> StateMut for Short<&mut H> {
-    /// There must be room: see [`Short::make_room`].
+    /// The units must fit: see [`Short::make_room`].
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
         let old = self.head;
@@ -356,7 +346,7 @@ impl<H: LogHolder> EntriesMut for Short<&mut H> {
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>) {
         let before = self.iter().take(from.mark.entries as usize);
         let after = self.iter().skip(to.mark.entries as usize);
-        // Fewer entries always fit.
+        // They always fit, since there are fewer than before.
         let Some((size, bytes)) = written(self.head, before.chain(kept).chain(after)) else { return };
         let allocated = self.holder.bytes().len();
         let size = if is_wasteful(size, allocated) { size } else { allocated };
@@ -404,7 +394,6 @@ fn is_wasteful(size: usize, allocated: usize) -> bool {
     2 * size <= allocated && allocated > LEAST_BYTES
 }
 
-/// An empty short log.
 pub fn empty<H: LogHolder>() -> H {
     H::allocate(&[], LEAST_BYTES)
 }
