@@ -20,7 +20,7 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
@@ -40,7 +40,7 @@ class Guard(AsyncGuard):
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """For the middlewares of an application, the first of them."""
+        """For the middlewares of an application, after those of CORS."""
         visit = await self.begin(request, limits_of(request.match_info.handler))
         try:
             if visit.refusal:
@@ -49,11 +49,11 @@ class Guard(AsyncGuard):
                 response = await handler(request)
             except web.HTTPException as answer:
                 if visit.refusal:
-                    return _response(visit.refusal)
+                    return _response(visit.refusal, answer)
                 answer.headers.update(visit.fields())
                 raise
             if visit.refusal and not response.prepared:
-                return _response(visit.refusal)
+                return _response(visit.refusal, response)
             if not response.prepared:
                 await self.prepare(request, response)
             return response
@@ -103,5 +103,10 @@ class Guard(AsyncGuard):
         return route_name(() if method == "*" else (method,), route.resource.canonical)
 
 
-def _response(answer: Answer) -> web.Response:
-    return web.Response(status=answer.status, headers=answer.fields, body=answer.body)
+def _response(answer: Answer, instead_of: web.StreamResponse | None = None) -> web.Response:
+    """The refusal, with what middleware further in has set, if that was asked."""
+    response = web.Response(status=answer.status, headers=answer.fields, body=answer.body)
+    if instead_of is not None:
+        response.headers.extend(beside(answer, instead_of.headers.items()))
+        response.cookies.update(instead_of.cookies)
+    return response

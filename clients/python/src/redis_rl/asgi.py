@@ -13,7 +13,7 @@ A client learns its limits from the header fields of every answer; one that goes
 import functools
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
@@ -22,7 +22,7 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
 from ._guard.policies import Chosen, Cost, Limit, Policies, route_name
 from ._guard.visit import Taken, Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
@@ -56,7 +56,8 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+# Each framework has types of its own for what an application is called with.
+App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"description": "Quota Exceeded", "content": {"application/problem+json": {}}},
@@ -67,7 +68,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 _FIRST = {"http": "http.response.start", "websocket": "websocket.accept"}
 # A status of websockets.
 _TRY_AGAIN_LATER = 1013
-_ABOUT_BODY = {b"content-length", b"content-type", b"content-encoding", b"etag"}
 
 
 def client_address(proxies: int = 0) -> Callable[[Scope], str]:
@@ -298,7 +298,7 @@ class _Answering:
             return
         if message["type"] == self._first:
             visit.has_begun = True
-            message = {**message, "headers": [*message.get("headers", ()), *_encoded(visit.fields())]}
+            message = {**message, "headers": [*message.get("headers", ()), *_encoded(visit.fields().items())]}
         await self._send(message)
 
     async def finish(self) -> None:
@@ -339,14 +339,13 @@ def _messages(scope: Scope, answer: Answer, headers: Iterable[tuple[bytes, bytes
         if response not in (scope.get("extensions") or {}):
             # The server can say no more than 403.
             return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
-    fields = [*_encoded(answer.fields), (b"content-length", str(len(answer.body)).encode())]
-    replaced = _ABOUT_BODY.union(name for name, _ in fields)
-    kept = [(name, value) for name, value in headers if name.lower() not in replaced]
+    kept = beside(answer, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
+    fields = [*kept, *answer.fields.items(), ("Content-Length", str(len(answer.body)))]
     return [
-        {"type": f"{response}.start", "status": answer.status, "headers": [*kept, *fields]},
+        {"type": f"{response}.start", "status": answer.status, "headers": _encoded(fields)},
         {"type": f"{response}.body", "body": answer.body},
     ]
 
 
-def _encoded(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
+def _encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]

@@ -1,6 +1,6 @@
 """Guards of Django's projects, for views of both kinds. For Django REST framework's throttles see :mod:`redis_rl.drf`.
 
-# limits.py, of which settings.MIDDLEWARE begins with "project.limits.middleware"
+# limits.py: settings.MIDDLEWARE has "project.limits.middleware" after those of security and CORS
 guard = Guard(redis, "5/10s, 100/h")
 middleware = guard.middleware
 
@@ -11,7 +11,7 @@ def search(request: HttpRequest) -> HttpResponse: ...
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -22,7 +22,7 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, blocking, run
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
@@ -48,7 +48,7 @@ class Guard(SyncGuard):
 
     @sync_and_async_middleware
     def middleware(self, get_response: Any) -> Any:
-        """For ``settings.MIDDLEWARE``, the first of them."""
+        """For ``settings.MIDDLEWARE``, after those of security and CORS."""
         guarded: Any
         if iscoroutinefunction(get_response):
 
@@ -135,8 +135,12 @@ def _response(answer: Answer | None) -> HttpResponse | None:
 
 def _answered(visit: Visit, response: Any) -> Any:
     visit.end()
+    fields: Iterable[tuple[str, str]] = visit.fields().items()
     if visit.refusal:
-        return _response(visit.refusal)
-    for name, value in visit.fields().items():
+        # Middleware further in has set fields and cookies, for other origins say.
+        refused: Any = _response(visit.refusal)
+        fields = beside(visit.refusal, response.items())
+        refused.cookies, response = response.cookies, refused
+    for name, value in fields:
         response[name] = value
     return response

@@ -20,7 +20,7 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, run
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
@@ -40,6 +40,9 @@ class Guard(SyncGuard):
         app.teardown_request(self._end)
 
     def _before(self) -> Response | None:
+        if _is_answered_by_flask():
+            Visit(self._state(request), VISIT)
+            return None
         view = current_app.view_functions.get(request.endpoint or "")
         return _response(run(self.begin(request, limits_of(view))).refusal)
 
@@ -47,7 +50,10 @@ class Guard(SyncGuard):
         visit: Visit | None = request.environ.get(VISIT)
         if visit:
             visit.has_begun = True
-            response = _response(visit.refusal) or response
+            if visit.refusal:
+                # What was set by now stays, for other origins say.
+                fields = beside(visit.refusal, response.headers)
+                response = Response(visit.refusal.body, visit.refusal.status, [*fields, *visit.refusal.fields.items()])
             response.headers.update(visit.fields() if not visit.refusal else {})
         return response
 
@@ -60,7 +66,7 @@ class Guard(SyncGuard):
         limit = Limit(self, policies)
 
         def refusal() -> Response | None:
-            return _response(run(self.take_route(limit, request)).refusal)
+            return None if _is_answered_by_flask() else _response(run(self.take_route(limit, request)).refusal)
 
         def decorate(view: Any = None) -> Any:
             if view is None:
@@ -88,6 +94,11 @@ class Guard(SyncGuard):
         if len(request.blueprints) == 1:
             return route_name((), current_app.blueprints[request.blueprints[0]].url_prefix or "") or None
         return None
+
+
+def _is_answered_by_flask() -> bool:
+    """Whether no view is asked, as for a preflight: that costs nothing."""
+    return request.method == "OPTIONS" and getattr(request.url_rule, "provide_automatic_options", False)
 
 
 def _response(answer: Answer | None) -> Response | None:
