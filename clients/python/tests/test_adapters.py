@@ -14,8 +14,11 @@ import redis
 import redis.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from django.conf.urls.i18n import i18n_patterns
 from django.http import Http404, HttpRequest, HttpResponse
 from django.test import Client as DjangoClient
+from django.test import override_settings
+from django.urls import include, path, re_path
 from fastapi import FastAPI
 from starlette.testclient import TestClient as StarletteClient
 
@@ -189,6 +192,19 @@ def test_a_blueprint_of_flask_is_one_limit(app: tuple[flask.Flask, Any], raw: re
     assert set(raw.keys()) == {"requests:{127.0.0.1}", "/shop:{127.0.0.1}"}
 
 
+def test_a_text_on_two_routes_is_told_once_where_the_framework_does_not_show_them_before(
+    app: tuple[flask.Flask, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site, guard = app
+    hello = guard.limit("2/h")(lambda: "hello")
+    for each in ("/a", "/b"):
+        site.add_url_rule(each, view_func=hello, endpoint=each)
+    client = site.test_client()
+    assert [client.get(each).status_code for each in ("/a", "/b", "/b", "/a")] == [200, 500, 500, 500]
+    cause = 'it stands on GET /a and GET /b: give the limit a name, Policy("search", "2/h")'
+    assert [record.message for record in caplog.records if record.name == "redis_rl"] == [cause]
+
+
 def test_an_error_of_flask_has_the_fields(app: tuple[flask.Flask, Any]) -> None:
     site, _ = app
     site.add_url_rule("/fails", view_func=lambda: str(1 / 0), endpoint="fails")
@@ -294,6 +310,25 @@ def test_errors_of_django_have_the_fields_and_a_limit_may_be_for_one_method(serv
         assert [site.post("/both").status_code for _ in range(2)] == [200, 429]
         answer = site.get("/both")
         assert answer["RateLimit"] == '"requests-1h";r=6;t=3600, "/both-1h";r=1;t=3600'
+
+
+@pytest.mark.parametrize("get_response", [lambda request: HttpResponse(), until], ids=["sync", "async"])
+def test_a_text_on_two_views_of_django_is_an_error_at_the_start(server: Server, get_response: Any) -> None:
+    guard = redis_rl.django.Guard(redis.Redis(port=server.port), timeout=PATIENT)
+
+    @guard.limit("5/h", method="POST")
+    @guard.limit("9/m")
+    def hello(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("hello")
+
+    once = [re_path("^shop/", include([re_path("^once", hello)]))]
+    with project(guard, {"/nothing": lambda request: HttpResponse()}), override_settings(ROOT_URLCONF=tuple(once)):
+        guard.middleware(get_response)
+        assert '"POST /^shop/once-1h";r=4;t=3600' in DjangoClient().post("/shop/once")["RateLimit"]
+    twice = [*once, *i18n_patterns(path("<lang>", hello)), path("<int:number>/", hello)]
+    cause = r'it stands on POST /\^shop/once and POST /<int:number>/: .* Policy\("search", "5/h"\)'
+    with override_settings(ROOT_URLCONF=tuple(twice)), pytest.raises(ValueError, match=cause):
+        guard.middleware(get_response)
 
 
 def test_what_a_handler_of_starlette_answers_after_a_refusal_is_left_out(server: Server) -> None:

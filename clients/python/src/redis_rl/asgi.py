@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, route_name
+from ._guard.policies import Chosen, Cost, Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Taken, Visit
 from .http import Answer, Policy, beside
 
@@ -175,7 +175,7 @@ class Route(Limit):
 
             return await run_in_threadpool(handler, *args, **arguments)
 
-        return limited
+        return with_limit(limited, self)
 
     def middleware(self, app: App) -> App:
         """Limits a route or a router of Starlette."""
@@ -237,6 +237,34 @@ def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
+def _limits(route: Any) -> Iterator[Limit]:
+    """The texts that limit a route or a mount: as dependencies, in its handler, and as middleware."""
+    places = [*(getattr(route, "dependencies", None) or ()), getattr(_original(route), "endpoint", None)]
+    places += vars(places[-1]).values() if isinstance(places[-1], type) else ()
+    app = getattr(_original(route), "app", None)
+    while app is not None:
+        places.append(app)
+        app = getattr(app, "app", None)
+    for place in places:
+        found = [getattr(place, "dependency", getattr(place, "limit", None)), *limits_of(place)]
+        yield from (each for each in found if isinstance(each, Limit) and each.text)
+
+
+def _check_routes(app: Any, routes: Any, root: str = "") -> None:
+    """Raises an error if a text limits what gives it no name: before the first request."""
+    for route in routes:
+        original = _original(route)
+        path = root + getattr(original, "path", "")
+        mount = path if isinstance(original, Mount) else root
+        kind = "http" if hasattr(original, "methods") else "websocket"
+        scope = {"type": kind, "app": app, "path_params": dict.fromkeys(re.findall(r"\{(\w+)", path))}
+        for limit in _limits(route):
+            limit.stands_on(_name(scope, original, mount, limit))
+        if isinstance(original, Mount):
+            inner = original.app if hasattr(original.app, "router") else app
+            _check_routes(inner, _routes(original), mount)
+
+
 def _has(place: Any, limit: Limit) -> bool:
     """Whether a route, or a router, depends on this limit."""
     return any(each.dependency is limit for each in getattr(place, "dependencies", None) or ())
@@ -244,12 +272,18 @@ def _has(place: Any, limit: Limit) -> bool:
 
 class _Middleware:
     def __init__(self, guard: Guard, limit: Limit, app: App) -> None:
-        self.app, self._guard, self._limit = app, guard, limit
+        self.app, self.limit, self._guard = app, limit, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Anything but a request passes, and so do the messages of a websocket."""
         first = _FIRST.get(scope["type"])
         if first is None:
+            try:
+                _check_routes(scope.get("app"), _routes(scope.get("app")))
+            except ValueError as error:
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
             return await self.app(scope, receive, send)
         if visit := scope.get(VISIT):
             return await self._pass(visit, scope, receive, send)
@@ -269,7 +303,7 @@ class _Middleware:
         return None
 
     async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        taken = await self._guard.take_of([self._limit], scope, visit=visit)
+        taken = await self._guard.take_of([self.limit], scope, visit=visit)
         if taken.refused:
             if scope["type"] == "websocket":
                 await receive()  # that a client wants to connect

@@ -16,6 +16,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
+from django.urls import LocalePrefixPattern, get_resolver
 from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
@@ -50,6 +51,7 @@ class Guard(SyncGuard):
     def middleware(self, get_response: Any) -> Any:
         """For ``settings.MIDDLEWARE``, after those of security and CORS."""
         guarded: Any
+        _check_routes(get_resolver().url_patterns)
         if iscoroutinefunction(get_response):
 
             async def guarded(request: HttpRequest) -> Any:
@@ -109,9 +111,7 @@ class Guard(SyncGuard):
 
     def route(self, request: HttpRequest, limit: Limit) -> str | None:
         """The name of the pattern, which is for all methods."""
-        assert isinstance(limit, _ViewLimit)
-        match = request.resolver_match
-        return route_name([limit.method] if limit.method else (), f"/{match.route}") if match else None
+        return _route_name(request.resolver_match.route, limit) if request.resolver_match else None
 
 
 class _ViewLimit(Limit):
@@ -123,6 +123,21 @@ class _ViewLimit(Limit):
 
     def is_for(self, request: HttpRequest) -> bool:
         return self.method is None or request.method == self.method
+
+
+def _check_routes(patterns: Any, before: str = "") -> None:
+    """Raises an error if a text limits several views: before the first request."""
+    for each in patterns:
+        path = before + (str(each.pattern).removeprefix("^") if before else str(each.pattern))
+        for limit in limits_of(getattr(each, "callback", None)):
+            limit.stands_on(_route_name(path, limit))
+        # Paths that begin with a language are several.
+        if not isinstance(each.pattern, LocalePrefixPattern):
+            _check_routes(getattr(each, "url_patterns", ()), path)
+
+
+def _route_name(path: str, limit: Any) -> str:
+    return route_name([limit.method] if limit.method else (), f"/{path}")
 
 
 def _limits(view: Any, request: HttpRequest) -> list[Limit]:
