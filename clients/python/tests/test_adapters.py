@@ -231,8 +231,24 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
     with flask.Flask(__name__).test_request_context():
         guard._state(flask.request)[VISIT] = None
-        with pytest.raises(RuntimeError, match="needs an asynchronous view"):
+        with pytest.raises(RuntimeError, match=r"waits for an event loop, .* make it plain"):
             guard.take(flask.request)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01])
+@pytest.mark.parametrize("place", ["key", "on_limited", "on_away"])
+def test_what_awaits_in_django_under_wsgi_is_an_error_that_names_the_cause(
+    place: str, seconds: float, own_server: Server
+) -> None:
+    async def waits(*_: Any) -> Any:
+        await asyncio.sleep(seconds)
+
+    options: dict[str, Any] = {place: waits, "timeout": PATIENT}
+    guard = redis_rl.django.Guard(redis.Redis(port=own_server.port), Policy("none", "0/h"), **options)
+    if place == "on_away":
+        own_server.kill()
+    with project(guard, {"/": lambda request: HttpResponse()}), pytest.raises(RuntimeError, match="Django by ASGI"):
+        DjangoClient().get("/")
 
 
 def test_a_route_of_flask_without_the_guard_in_front_is_an_error(server: Server) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from aiohttp import web
 
@@ -25,6 +25,7 @@ from .http import Answer, Policy, beside
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = TypeVar("_Handler", bound=Callable[[Any], Awaitable[web.StreamResponse]])
 
 # Older versions have no such keys.
 _STATE: Any = web.RequestKey("redis_rl", dict) if hasattr(web, "RequestKey") else "redis_rl"
@@ -67,21 +68,20 @@ class Guard(AsyncGuard):
             visit.has_begun = True
             response.headers.update(visit.fields())
 
-    def limit(self, policies: Policies) -> Callable[[Any], Any]:
+    def limit(self, policies: Policies) -> Callable[[_Handler], _Handler]:
         """Decorates a handler, or a method of a ``web.View``."""
         limit = Limit(self, policies)
 
-        def decorate(handler: Any) -> Any:
+        def decorate(handler: _Handler) -> _Handler:
             @functools.wraps(handler)
             async def limited(first: Any) -> web.StreamResponse:
                 request = getattr(first, "request", first)
                 if (await self.take_route(limit, request)).refused:
                     # The middleware answers.
                     return web.Response()
-                response: web.StreamResponse = await handler(first)
-                return response
+                return await handler(first)
 
-            return with_limit(limited, limit)
+            return cast(_Handler, with_limit(limited, limit))
 
         return decorate
 

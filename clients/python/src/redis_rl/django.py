@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
@@ -26,6 +26,8 @@ from ._guard.visit import Visit
 from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+
+_View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
@@ -79,7 +81,7 @@ class Guard(SyncGuard):
         limits = [self.all, *_limits(view, request)]
         return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
 
-    def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[Any], Any]:
+    def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
         limit = _ViewLimit(self, policies, method)
 

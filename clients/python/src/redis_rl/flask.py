@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 from flask import Flask, Request, Response, current_app, request
 
@@ -28,6 +28,18 @@ __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 def client_address(proxies: int = 0) -> Callable[[Request], str]:
     """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
     return lambda request: behind(proxies, request.remote_addr, request.headers.getlist("X-Forwarded-For"))
+
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """Decorates a view; without one, it is what a blueprint calls before a request."""
+
+    @overload
+    def __call__(self) -> Response | None: ...
+    @overload
+    def __call__(self, view: _View) -> _View: ...
 
 
 class Guard(SyncGuard):
@@ -61,7 +73,7 @@ class Guard(SyncGuard):
         if visit := request.environ.get(VISIT):
             visit.end()
 
-    def limit(self, policies: Policies) -> Any:
+    def limit(self, policies: Policies) -> Decorator:
         """Decorates a view; or is a blueprint's: ``blueprint.before_request(guard.limit("9/h"))``."""
         limit = Limit(self, policies)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from .. import http
 from .._commands.limiter import check_client
-from .._commands.wire import Clock, Decision, check_seconds, is_mistake
+from .._commands.wire import Clock, Decision, check_seconds, is_mistake, sendable
 from .._keys import Request
 from .._lines.errors import is_away
 from ..http import Answer, Policy
@@ -38,6 +38,10 @@ _MEANWHILE = {
     "closed": "requests are answered 503 meanwhile",
     "local": "limits are local meanwhile",
 }
+_NO_LOOP = (
+    "a function of the request, or a hook, waits for an event loop, and the guard runs in a thread that has none: make "
+    "it plain, or serve Django by ASGI, where all middleware behind the guard is asynchronous too"
+)
 _log = logging.getLogger("redis_rl")
 # Whether the caller blocks its thread, in a framework that has both kinds of handlers.
 blocking = ContextVar("blocking", default=False)
@@ -51,10 +55,15 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     except StopIteration as end:
         result: _Result = end.value
         return result
+    except RuntimeError as error:
+        # What asyncio says, and so what is built on it.
+        if str(error) == "no running event loop":
+            raise RuntimeError(_NO_LOOP) from error
+        raise
     finally:
         blocking.reset(token)
     work.close()
-    raise RuntimeError("what a function of the request awaits needs an asynchronous view")
+    raise RuntimeError(_NO_LOOP)
 
 
 def _check_keys(charges: Sequence[Charge]) -> None:
@@ -161,6 +170,8 @@ class Guard:
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
+        # Policies that were told to the log, since a request has no key.
+        self._unlimited: set[str] = set()
         # When the next warning of a request that is not decided may come, though Redis is not away.
         self._next_warning = 0.0
 
@@ -283,6 +294,9 @@ class Guard:
                     raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
                 key = whose = await resolved(key_of(request)) if key_of else next(iter(outer), _ADDRESS)
                 if key is None:
+                    if policy.name not in self._unlimited:
+                        self._unlimited.add(policy.name)
+                        _log.warning("%s does not limit a request whose key is None, as one has just had", policy.name)
                     continue
                 if key is _ADDRESS:
                     # All that counts for an address is in one slot.
@@ -295,10 +309,7 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             http.check_cost(units)
-            text = f"{self._prefix}{policy.name}:{key}"
-            # Also what is no proper text has a key of its own.
-            name = text if text.isascii() else text.encode(errors="surrogatepass")
-            charges.append(Charge(policy, name, units, whose))
+            charges.append(Charge(policy, sendable(f"{self._prefix}{policy.name}:{key}"), units, whose))
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
