@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis
 import redis.asyncio
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from django.http import HttpRequest, HttpResponse
 from flask import Blueprint
 from starlette.requests import Request
@@ -21,10 +21,8 @@ import redis_rl.flask
 if TYPE_CHECKING:
     from typing_extensions import assert_type
 
-    aiohttp_request: web.Request
 
-
-def test_handlers_keep_their_types() -> None:
+async def test_handlers_keep_their_types() -> None:
     flask, django = redis_rl.flask.Guard(redis.Redis(), "9/h"), redis_rl.django.Guard(redis.Redis(), "9/h")
     aiohttp, asgi = redis_rl.aiohttp.Guard(redis.asyncio.Redis()), redis_rl.asgi.Guard(redis.asyncio.Redis())
 
@@ -59,9 +57,9 @@ def test_handlers_keep_their_types() -> None:
         assert_type(limit, redis_rl.flask.Decorator)
         assert_type(item(1), str)
         assert_type(view(HttpRequest(), 1), HttpResponse)
-        assert_type(later(HttpRequest()), Coroutine[Any, Any, HttpResponse])
-        assert_type(handler(aiohttp_request), Coroutine[Any, Any, web.Response])
-        assert_type(View(aiohttp_request).get(), Coroutine[Any, Any, web.Response])
-        assert_type(endpoint(Request({})), Coroutine[Any, Any, PlainTextResponse])
+        assert_type(await later(HttpRequest()), HttpResponse)
+        assert_type(await handler(make_mocked_request("GET", "/")), web.Response)
+        assert_type(await View(make_mocked_request("GET", "/")).get(), web.Response)
+        assert_type(await endpoint(Request({})), PlainTextResponse)
         item("1")  # type: ignore[arg-type]
         aiohttp.limit("1/m")(item)  # type: ignore[type-var]
