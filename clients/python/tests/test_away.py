@@ -19,7 +19,7 @@ from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
-from .servers import Server, wait_for
+from .servers import PATIENCE, Server, wait_for
 from .test_policies import SCOPE
 
 TIMEOUT = 0.1
@@ -36,17 +36,18 @@ class ThreadGuard(SyncGuard):
 
 
 @contextlib.contextmanager
-def deciding(kind: str, port: int, **options: Any) -> Iterator[Callable[[], Any]]:
+def deciding(kind: str, port: int, *, client: Any = None, **options: Any) -> Iterator[Callable[[], Any]]:
     """Takes a unit, in an event loop that goes on meanwhile or in this thread, and returns what was decided."""
+    options = {"policies": Policy("q", "100000/h"), "timeout": TIMEOUT, **options}
     if kind == "threads":
-        guard: Any = ThreadGuard(redis.Redis(port=port), Policy("q", "100000/h"), timeout=TIMEOUT, **options)
+        guard: Any = ThreadGuard(redis.Redis(port=port, **client or {}), **options)
         yield lambda: guard.take(dict(SCOPE)).decision
         guard.close()
         return
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    guard = Guard(redis.asyncio.Redis(port=port), Policy("q", "100000/h"), timeout=TIMEOUT, **options)
+    guard = Guard(redis.asyncio.Redis(port=port, **client or {}), **options)
 
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
@@ -116,10 +117,48 @@ def test_the_log_says_once_what_a_person_should_do(
     assert caplog.messages[1:] == ["Redis decides again"]
 
 
-def test_a_server_without_the_module_is_named(server_without_module: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with deciding("threads", server_without_module.port) as decide:
+@kinds
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize(
+    ("spoil", "client", "says"),
+    [
+        (["maxclients", "1"], {}, "the server has too many connections: raise maxclients"),
+        (["maxclients", "1"], {"db": 1}, "the server has too many connections: raise maxclients"),
+        (["requirepass", "secret"], {}, "the server asks for a password: name one"),
+        (["requirepass", "secret"], {"password": "other"}, "the user or the password is wrong"),
+        (["maxclients", "100"], {"username": "eve", "password": "x"}, "the user or the password is wrong"),
+        (["maxclients", "100"], {"password": "x", "protocol": 2}, "a password is given, and the server has none"),
+        (["maxclients", "100"], {"username": "bob", "password": "x", "db": 1}, "the user lacks a right"),
+    ],
+    ids=["clients", "clients, database", "password", "other password", "user", "no password", "right"],
+)
+def test_the_log_says_why_a_server_refuses_a_connection(
+    kind: str, protocol: int, spoil: list[str], client: Any, says: str, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.client() as raw:
+        before = raw.config_get(spoil[0])[spoil[0]]
+        raw.execute_command("ACL", "SETUSER", "bob", "on", ">x", "~*", "+@all", "-select")
+        raw.config_set(*spoil)
+        for _ in range(5):
+            with deciding(kind, server.port, client={"protocol": protocol, **client}, timeout=PATIENCE) as decide:
+                assert decide() is None
+        raw.config_set(spoil[0], before)
+        raw.execute_command("ACL", "DELUSER", "bob")
+    assert [message for message in caplog.messages if not message.startswith(f"Redis is away: {says}")] == []
+
+
+@kinds
+@pytest.mark.parametrize("algorithm", ["log", "bucket"])
+def test_a_server_without_the_module_or_with_an_older_one_is_named(
+    kind: str, algorithm: Any, server_without_module: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = Policy("q", "5/h", algorithm=algorithm)
+    with deciding(kind, server_without_module.port, policies=policies, timeout=PATIENCE) as decide:
         assert decide() is None
-    assert "the server has not loaded the redis-rl module: load it" in caplog.messages[0]
+    older = (
+        ", or one older than this package: load the newest" if algorithm == "bucket" else ": load it, also on replicas"
+    )
+    assert f"the server has not loaded the redis-rl module{older}" in caplog.messages[0]
 
 
 def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_server: Server) -> None:

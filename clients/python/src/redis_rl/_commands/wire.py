@@ -34,7 +34,7 @@ _NO_WINDOW = (
     "from 1ms to 3650d"
 )
 
-NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
+NOT_LOADED = "the server has not loaded the redis-rl module, or one older than this package: it lacks the command"
 # How the server says that it cannot read a command. redis-py leaves out a leading ERR.
 _UNREADABLE = re.compile(
     r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|algorithm|each row|rows|rows of one key) must (?!be one of)"

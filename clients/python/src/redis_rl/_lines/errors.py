@@ -74,6 +74,8 @@ def text_of(error: Exception) -> str:
     text, code = str(error), _CODES.get(type(error).__name__)
     if code == "WRONGPASS" and text.startswith(("Authentication required", "HELLO must be called")):
         code = "NOAUTH"
+    elif code == "WRONGPASS" and text.startswith("AUTH "):
+        code = "ERR"
     # Of an error that has none, the library has left out this; of one that it does not know, nothing.
     return f"{code} {text}" if code else text if re.match("[A-Z]{3,} ", text) else f"ERR {text}"
 
