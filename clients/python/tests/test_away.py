@@ -182,7 +182,7 @@ def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_se
         assert time.monotonic() - begun < 2
 
 
-@pytest.mark.parametrize("threads", [100, 400])
+@pytest.mark.parametrize("threads", [100, 400, pytest.param(10_000, marks=pytest.mark.rest)])
 def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, threads: int) -> None:
     guard: Any = ThreadGuard(redis.Redis(port=server.port), Policy("q", "5/h"), timeout=60, fail="closed")
     start = threading.Barrier(threads)
