@@ -31,6 +31,7 @@ from redis_rl._guard.guard import VISIT
 from redis_rl._guard.policies import route_name
 from redis_rl.http import Answer, Policy
 
+from . import services
 from .servers import Monitor, Server, until, wait_for
 from .services import FRAMEWORKS, project
 from .test_asgi import PATIENT
@@ -149,6 +150,24 @@ async def test_a_dry_run_is_counted_told_and_settled_and_refuses_nothing(server:
 def test_a_route_has_a_name_that_is_no_hash_tag(methods: list[str], pattern: str, name: str) -> None:
     assert route_name(methods, pattern) == name
     redis_rl.asgi.Route(redis_rl.asgi.Guard(redis.Redis()), "5/10s")
+
+
+def test_a_second_middleware_is_an_error(server: Server, app: tuple[flask.Flask, Any]) -> None:
+    site, guard = app
+    guard.middleware(site)
+    site.testing = True
+    with pytest.raises(RuntimeError, match=r"one guard\.middleware"):
+        site.test_client().get("/")
+    again = redis_rl.django.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+    middleware = [f"{project.__module__}.again", f"{project.__module__}.again"]
+    services.again = again.middleware  # type: ignore[attr-defined]
+    with project(again, {}), override_settings(MIDDLEWARE=middleware), pytest.raises(RuntimeError, match="one guard"):
+        DjangoClient().get("/")
+    twice = FastAPI()
+    for _ in range(2):
+        twice.add_middleware(redis_rl.asgi.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT).middleware)
+    with StarletteClient(twice) as asking, pytest.raises(ValueError, match="needs a name of its own: requests"):
+        asking.get("/")
 
 
 def test_documentation_of_fastapi_lists_429_and_503() -> None:
