@@ -1,12 +1,4 @@
-"""Guards of aiohttp's applications.
-
-guard = Guard(redis, "5/10s, 100/h")
-app = web.Application(middlewares=[guard.middleware])
-
-@routes.get("/search")
-@guard.limit("1/s, 20/m")
-async def search(request: web.Request) -> web.Response: ...
-"""
+"""Guards of aiohttp's applications: ``web.Application(middlewares=[guard.middleware])``, ``@guard.limit("20/m")``."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
 """Guards of ASGI applications: Starlette, FastAPI, Litestar and others.
 
-    guard = Guard(redis, "5/10s, 100/h")
-    app.add_middleware(guard.middleware)
-
-    @app.get("/search", dependencies=[Depends(guard.limit("1/s, 20/m"))])
-    async def search() -> list[str]: ...
-
-A client learns its limits from the header fields of every answer; one that goes beyond them gets problem details.
+``app.add_middleware(guard.middleware)``, and of a route ``Depends(guard.limit("20/m"))`` or ``@guard.limit("20/m")``.
 """
 
 # FastAPI reads the annotations of Route.__call__ as they are: they may not be texts.
@@ -237,17 +231,16 @@ def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
-def _limits(route: Any) -> Iterator[Limit]:
+def _limits(route: Any) -> list[Limit]:
     """The texts that limit a route or a mount: as dependencies, in its handler, and as middleware."""
-    places = [*(getattr(route, "dependencies", None) or ()), getattr(_original(route), "endpoint", None)]
-    places += vars(places[-1]).values() if isinstance(places[-1], type) else ()
-    app = getattr(_original(route), "app", None)
-    while app is not None:
-        places.append(app)
-        app = getattr(app, "app", None)
-    for place in places:
-        found = [getattr(place, "dependency", getattr(place, "limit", None)), *limits_of(place)]
-        yield from (each for each in found if isinstance(each, Limit) and each.text)
+    places = [each.dependency for each in getattr(route, "dependencies", None) or ()]
+    endpoint = getattr(_original(route), "endpoint", None)
+    for each in (endpoint, *(vars(endpoint).values() if isinstance(endpoint, type) else ())):
+        places += limits_of(each)
+    app = _original(route)
+    while (app := getattr(app, "app", None)) is not None:
+        places.append(getattr(app, "limit", None))
+    return [each for each in places if isinstance(each, Limit) and each.text]
 
 
 def _check_routes(app: Any, routes: Any, root: str = "") -> None:

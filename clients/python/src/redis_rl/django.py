@@ -1,11 +1,6 @@
 """Guards of Django's projects, for views of both kinds. For Django REST framework's throttles see :mod:`redis_rl.drf`.
 
-# limits.py: settings.MIDDLEWARE has "project.limits.middleware" after those of security and CORS
-guard = Guard(redis, "5/10s, 100/h")
-middleware = guard.middleware
-
-@guard.limit("1/s, 20/m", method="GET")
-def search(request: HttpRequest) -> HttpResponse: ...
+``guard.middleware`` is named in ``settings.MIDDLEWARE``, after those of security and CORS; ``@guard.limit("20/m")``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""Guards of Flask's applications.
-
-guard = Guard(redis, "5/10s, 100/h")
-guard.middleware(app)
-
-@app.get("/search")
-@guard.limit("1/s, 20/m")
-def search() -> list[str]: ...
-"""
+"""Guards of Flask's applications: ``guard.middleware(app)``, ``@guard.limit("20/m")``."""
 
 from __future__ import annotations
 

@@ -97,27 +97,20 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
 class Guard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
-    ``client`` is that of the application: it asks on connections of its own, made for the same server. ``policies`` is
-    one policy, a list that is decided in one step, or a function of the request, plain or asynchronous, that returns a
-    policy, a list, or None where nothing limits the request. With an empty list only routes are limited.
+    ``client`` is that of the application: the guard asks on connections of its own, made for the same server.
+    ``policies`` is one policy, a list that is decided in one step, or a function of the request that returns one of
+    these, or None where nothing limits the request. With an empty list only routes are limited. ``key`` is a function
+    of the request, for the policies that have none: else it is the network address. ``prefix`` stands before every key.
 
-    ``key`` names whose quotas a request takes: a function of the request for all policies that have none; else it is
-    the network address. ``prefix`` stands before every stored key. Redis is away if there is no connection, no answer
-    in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", are answered 503 if it
-    is "closed", and are decided in this process by the same policies if it is "local"; a warning is logged, at most one
-    a second, and when Redis decides again. ``timeout`` is in seconds in which Redis could answer: while this process is
-    busy with something else, they do not count.
-
-    ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
-    left of the leases of policies.
+    While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
+    this process if it is "local". ``timeout`` is in seconds in which Redis could answer: while this process is busy
+    with something else, they do not count. ``remember`` is in seconds for which a refusal is repeated without asking.
 
     ``on_decision`` is told of each decision, with its policies: a policy of a dry run has a decision of its own.
-    ``on_error`` is told why Redis did not decide a request, instead of the warnings. ``on_limited`` returns the answer
-    to send instead of 429 or 403, or None for that; the header fields are kept unless it names them. ``on_away``
-    returns what to answer while Redis is away, in place of ``fail``; None lets the request pass. The latter two may be
-    asynchronous.
-
-    ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
+    ``on_error`` is told why Redis did not decide a request. ``on_limited`` returns the answer to send instead of 429 or
+    403, or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while
+    Redis is away, in place of ``fail``; None lets the request pass. The latter two, ``key`` and ``policies`` may be
+    asynchronous. ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
     """
 
     def __init__(
