@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+import valkey.asyncio
 
 from redis_rl import Leases, RateLimiter
 from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
+from .rights import Rights
 from .servers import PATIENCE, Server, wait_for
 from .test_policies import SCOPE
 
@@ -145,6 +147,32 @@ def test_the_log_says_why_a_server_refuses_a_connection(
         raw.config_set(spoil[0], before)
         raw.execute_command("ACL", "DELUSER", "bob")
     assert [message for message in caplog.messages if not message.startswith(f"Redis is away: {says}")] == []
+
+
+@pytest.mark.parametrize("kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster])
+@pytest.mark.parametrize(
+    ("client", "says"),
+    [
+        ({"password": "y"}, "the user or the password is wrong"),
+        ({"password": "x"}, "the user lacks a right that the reply names: add it by ACL SETUSER"),
+    ],
+)
+def test_the_log_says_why_a_cluster_is_not_learned(
+    kind: Any, client: Any, says: str, cluster: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    rights = Rights(cluster)
+    rights.give("reset", "on", ">x", "~*", "+@all", "-cluster")
+
+    async def decide() -> None:
+        made = kind(host="127.0.0.1", port=cluster[0].port, username="app", **client)
+        guard = Guard(made, "5/h", timeout=PATIENCE)
+        assert (await guard.take(dict(SCOPE))).decision is None
+        await guard.close()
+        await made.aclose()
+
+    asyncio.run(decide())
+    rights.close()
+    assert caplog.messages[0].startswith(f"Redis is away: {says}")
 
 
 @kinds

@@ -88,6 +88,14 @@ def state_of(error: object) -> State | None:
     return next((state for state in TABLE if text.startswith(state.starts)), None)
 
 
+def said_by(error: Exception) -> Exception:
+    """The reply that tells of a state, also if the client of a cluster has hidden it behind an error of its own."""
+    said: BaseException | None = error
+    while said is not None and not state_of(said):
+        said = said.__cause__ or said.__context__
+    return said if isinstance(said, Exception) else error
+
+
 def is_moved(error: object) -> bool:
     """Whether another node of the cluster has the slot, or soon will."""
     return isinstance(error, Exception) and text_of(error).startswith(("MOVED ", "ASK ", "TRYAGAIN "))
