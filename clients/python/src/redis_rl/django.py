@@ -73,25 +73,26 @@ class Guard(SyncGuard):
         return guarded
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
-        limits = [self.all, *_limits(view, request)]
+        limits = [self.all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
         return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
-        limit = _ViewLimit(self, policies, method)
+        limit = Limit(self, policies)
+        limit.method = method
 
         def decorate(view: Any) -> Any:
             if iscoroutinefunction(view):
 
                 @functools.wraps(view)
                 async def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    taken = await self.take_route(limit, request) if limit.is_for(request) else None
+                    taken = await self.take_route(limit, request) if method in (None, request.method) else None
                     return (taken and _response(taken.refusal)) or await view(request, *args, **arguments)
             else:
 
                 @functools.wraps(view)
                 def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    taken = run(self.take_route(limit, request)) if limit.is_for(request) else None
+                    taken = run(self.take_route(limit, request)) if method in (None, request.method) else None
                     return (taken and _response(taken.refusal)) or view(request, *args, **arguments)
 
             return with_limit(limited, limit)
@@ -111,17 +112,6 @@ class Guard(SyncGuard):
         return _route_name(request.resolver_match.route, limit) if request.resolver_match else None
 
 
-class _ViewLimit(Limit):
-    """Limits a view, for all methods or one."""
-
-    def __init__(self, guard: Guard, policies: Policies, method: str | None) -> None:
-        super().__init__(guard, policies)
-        self.method = method
-
-    def is_for(self, request: HttpRequest) -> bool:
-        return self.method is None or request.method == self.method
-
-
 def _check_routes(patterns: Any, before: str = "") -> None:
     """Raises an error if a text limits several views: before the first request."""
     for each in patterns:
@@ -133,12 +123,8 @@ def _check_routes(patterns: Any, before: str = "") -> None:
             _check_routes(getattr(each, "url_patterns", ()), path)
 
 
-def _route_name(path: str, limit: Any) -> str:
+def _route_name(path: str, limit: Limit) -> str:
     return route_name([limit.method] if limit.method else (), f"/{path}")
-
-
-def _limits(view: Any, request: HttpRequest) -> list[Limit]:
-    return [limit for limit in limits_of(view) if isinstance(limit, _ViewLimit) and limit.is_for(request)]
 
 
 def _response(answer: Answer | None) -> HttpResponse | None:

@@ -33,7 +33,9 @@ _MAX_ROWS = 64
 
 
 class Limit:
-    """Policies that limit requests: those of an application or of a route."""
+    """Policies that limit requests: those of an application or of a route, there perhaps of one method."""
+
+    method: str | None = None
 
     def __init__(self, guard: Any, policies: Policies, *, is_route: bool = True) -> None:
         if policies is None:
