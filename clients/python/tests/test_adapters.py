@@ -20,6 +20,8 @@ from django.test import Client as DjangoClient
 from django.test import override_settings
 from django.urls import include, path, re_path
 from fastapi import FastAPI
+from litestar import Litestar, Router, get
+from litestar.testing import TestClient as LitestarClient
 from starlette.testclient import TestClient as StarletteClient
 
 import redis_rl.aiohttp
@@ -33,7 +35,7 @@ from redis_rl.http import Answer, Policy
 
 from . import services
 from .servers import Monitor, Server, until, wait_for
-from .services import FRAMEWORKS, project
+from .services import FRAMEWORKS, project, says_in_loop
 from .test_asgi import PATIENT
 
 frameworks = pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
@@ -222,6 +224,23 @@ def test_a_text_on_two_routes_is_told_once_where_the_framework_does_not_show_the
     assert [client.get(each).status_code for each in ("/a", "/b", "/b", "/a")] == [200, 500, 500, 500]
     cause = 'it stands on GET /a and GET /b: give the limit a name, Policy("search", "2/h")'
     assert [record.message for record in caplog.records if record.name == "redis_rl"] == [cause]
+
+
+@pytest.mark.parametrize("policies", ["2/h", Policy("shop", "2/h")], ids=["text", "policy"])
+def test_a_limit_of_a_router_of_litestar_is_one_for_all_its_routes(
+    policies: Any, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = redis_rl.asgi.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+    handlers = [get(path)(says_in_loop("hello")) for path in ("/a", "/b")]
+    inner = Router("/shop", route_handlers=handlers, middleware=[guard.limit(policies).middleware])
+    app = Litestar([Router("/", route_handlers=[inner], middleware=[guard.middleware])], logging_config=None)
+    with LitestarClient(app, raise_server_exceptions=False) as site:
+        told = [site.get(path).status_code for path in ("/shop/a", "/shop/b", "/shop/a")]
+    assert told == ([200, 500, 500] if policies == "2/h" else [200, 200, 429])
+    logged = [record.message for record in caplog.records if record.name == "redis_rl"]
+    assert [message.partition(":")[0] for message in logged] == (
+        ["it stands on GET /shop/a and GET /shop/b"] if policies == "2/h" else []
+    )
 
 
 def test_an_error_of_flask_has_the_fields(app: tuple[flask.Flask, Any]) -> None:

@@ -168,6 +168,10 @@ class Guard:
         # When the next warning of a request that is not decided may come, though Redis is not away.
         self._next_warning = 0.0
 
+    def __deepcopy__(self, memo: Any) -> Guard:
+        """Itself: see :class:`Limit`."""
+        return self
+
     @property
     def asking(self) -> Any:
         """Decides requests: in this thread, or in the event loop that runs."""

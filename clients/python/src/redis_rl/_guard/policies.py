@@ -53,6 +53,10 @@ class Limit:
         self._mistake = ""
         self.known: dict[Any, tuple[Any, str | None]] = {}
 
+    def __deepcopy__(self, memo: Any) -> Limit:
+        """Itself: Litestar copies what stands on a router."""
+        return self
+
     async def of(self, request: Any) -> tuple[Policy, ...]:
         if self.text:
             if self._mistake:
