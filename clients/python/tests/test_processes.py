@@ -84,8 +84,8 @@ async def hello():
 """
 GUNICORN = [sys.executable, "-m", "gunicorn", "-w", "2", "-b", "127.0.0.1:{port}", "service:application", "-k"]
 UVICORN = [sys.executable, "-m", "uvicorn", "--port", "{port}", "service:application"]
-UWSGI = ["uwsgi", "--http-socket", "127.0.0.1:{port}", "--module", "service:application", "--master"]
-UWSGI += ["--processes", "2", "--die-on-term", "--need-app"]
+UWSGI = [str(Path(sys.executable).with_name("uwsgi")), "--http-socket", "127.0.0.1:{port}", "--master"]
+UWSGI += ["--module", "service:application", "--processes", "2", "--die-on-term", "--need-app"]
 # What gunicorn.conf.py says, so that all that is preloaded is patched.
 PATCHED = "from gevent import monkey; monkey.patch_all()"
 
@@ -168,7 +168,7 @@ def test_a_limit_is_exact_in_all_workers_together(model: Model, server: Server, 
     with running(model, server.port, tmp_path) as status, ThreadPoolExecutor(10) as pool:
         assert Counter(pool.map(lambda _: status(), range(60))) == {200: 20, 429: 40}
     # What workers had leased is back. uWSGI ends some before Python is told.
-    lost = 2 * 100 if model[1][0] == "uwsgi" else 0
+    lost = 2 * 100 if model[1][0] == UWSGI[0] else 0
     with server.client() as raw:
         assert 980 - lost <= raw.execute_command("RL.PEEK", "leased:me", 1000, "1h")[2] <= 980
 
