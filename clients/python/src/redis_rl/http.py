@@ -207,7 +207,7 @@ def away() -> Answer:
 
 
 def beside(answer: Answer, fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those fields of another answer to the request that this one may have too: it has another body."""
+    """Fields of another answer that this one takes over: all but those it names itself, and those about the body."""
     replaced = _ABOUT_BODY.union(name.lower() for name in answer.fields)
     return [(name, value) for name, value in fields if name.lower() not in replaced]
 
