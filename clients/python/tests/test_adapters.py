@@ -14,9 +14,14 @@ import redis
 import redis.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from django.conf.urls.i18n import i18n_patterns
 from django.http import Http404, HttpRequest, HttpResponse
 from django.test import Client as DjangoClient
+from django.test import override_settings
+from django.urls import include, path, re_path
 from fastapi import FastAPI
+from litestar import Litestar, Router, get
+from litestar.testing import TestClient as LitestarClient
 from starlette.testclient import TestClient as StarletteClient
 
 import redis_rl.aiohttp
@@ -28,8 +33,9 @@ from redis_rl._guard.guard import VISIT
 from redis_rl._guard.policies import route_name
 from redis_rl.http import Answer, Policy
 
+from . import services
 from .servers import Monitor, Server, until, wait_for
-from .services import FRAMEWORKS, project
+from .services import FRAMEWORKS, project, says_in_loop
 from .test_asgi import PATIENT
 
 frameworks = pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
@@ -148,6 +154,24 @@ def test_a_route_has_a_name_that_is_no_hash_tag(methods: list[str], pattern: str
     redis_rl.asgi.Route(redis_rl.asgi.Guard(redis.Redis()), "5/10s")
 
 
+def test_a_second_middleware_is_an_error(server: Server, app: tuple[flask.Flask, Any]) -> None:
+    site, guard = app
+    guard.middleware(site)
+    site.testing = True
+    with pytest.raises(RuntimeError, match=r"one guard\.middleware"):
+        site.test_client().get("/")
+    again = redis_rl.django.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+    middleware = [f"{project.__module__}.again", f"{project.__module__}.again"]
+    services.again = again.middleware  # type: ignore[attr-defined]
+    with project(again, {}), override_settings(MIDDLEWARE=middleware), pytest.raises(RuntimeError, match="one guard"):
+        DjangoClient().get("/")
+    twice = FastAPI()
+    for _ in range(2):
+        twice.add_middleware(redis_rl.asgi.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT).middleware)
+    with StarletteClient(twice) as asking, pytest.raises(ValueError, match="needs a name of its own: requests"):
+        asking.get("/")
+
+
 def test_documentation_of_fastapi_lists_429_and_503() -> None:
     app = FastAPI(responses=redis_rl.asgi.RESPONSES)
 
@@ -189,6 +213,36 @@ def test_a_blueprint_of_flask_is_one_limit(app: tuple[flask.Flask, Any], raw: re
     assert set(raw.keys()) == {"requests:{127.0.0.1}", "/shop:{127.0.0.1}"}
 
 
+def test_a_text_on_two_routes_is_told_once_where_the_framework_does_not_show_them_before(
+    app: tuple[flask.Flask, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site, guard = app
+    hello = guard.limit("2/h")(lambda: "hello")
+    for each in ("/a", "/b"):
+        site.add_url_rule(each, view_func=hello, endpoint=each)
+    client = site.test_client()
+    assert [client.get(each).status_code for each in ("/a", "/b", "/b", "/a")] == [200, 500, 500, 500]
+    cause = 'it stands on GET /a and GET /b: give the limit a name, Policy("search", "2/h")'
+    assert [record.message for record in caplog.records if record.name == "redis_rl"] == [cause]
+
+
+@pytest.mark.parametrize("policies", ["2/h", Policy("shop", "2/h")], ids=["text", "policy"])
+def test_a_limit_of_a_router_of_litestar_is_one_for_all_its_routes(
+    policies: Any, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = redis_rl.asgi.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+    handlers = [get(path)(says_in_loop("hello")) for path in ("/a", "/b")]
+    inner = Router("/shop", route_handlers=handlers, middleware=[guard.limit(policies).middleware])
+    app = Litestar([Router("/", route_handlers=[inner], middleware=[guard.middleware])], logging_config=None)
+    with LitestarClient(app, raise_server_exceptions=False) as site:
+        told = [site.get(path).status_code for path in ("/shop/a", "/shop/b", "/shop/a")]
+    assert told == ([200, 500, 500] if policies == "2/h" else [200, 200, 429])
+    logged = [record.message for record in caplog.records if record.name == "redis_rl"]
+    assert [message.partition(":")[0] for message in logged] == (
+        ["it stands on GET /shop/a and GET /shop/b"] if policies == "2/h" else []
+    )
+
+
 def test_an_error_of_flask_has_the_fields(app: tuple[flask.Flask, Any]) -> None:
     site, _ = app
     site.add_url_rule("/fails", view_func=lambda: str(1 / 0), endpoint="fails")
@@ -215,8 +269,24 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
     with flask.Flask(__name__).test_request_context():
         guard._state(flask.request)[VISIT] = None
-        with pytest.raises(RuntimeError, match="needs an asynchronous view"):
+        with pytest.raises(RuntimeError, match=r"waits for an event loop, .* make it plain"):
             guard.take(flask.request)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01])
+@pytest.mark.parametrize("place", ["key", "on_limited", "on_away"])
+def test_what_awaits_in_django_under_wsgi_is_an_error_that_names_the_cause(
+    place: str, seconds: float, own_server: Server
+) -> None:
+    async def waits(*_: Any) -> Any:
+        await asyncio.sleep(seconds)
+
+    options: dict[str, Any] = {place: waits, "timeout": PATIENT}
+    guard = redis_rl.django.Guard(redis.Redis(port=own_server.port), Policy("none", "0/h"), **options)
+    if place == "on_away":
+        own_server.kill()
+    with project(guard, {"/": lambda request: HttpResponse()}), pytest.raises(RuntimeError, match="Django by ASGI"):
+        DjangoClient().get("/")
 
 
 def test_a_route_of_flask_without_the_guard_in_front_is_an_error(server: Server) -> None:
@@ -294,6 +364,25 @@ def test_errors_of_django_have_the_fields_and_a_limit_may_be_for_one_method(serv
         assert [site.post("/both").status_code for _ in range(2)] == [200, 429]
         answer = site.get("/both")
         assert answer["RateLimit"] == '"requests-1h";r=6;t=3600, "/both-1h";r=1;t=3600'
+
+
+@pytest.mark.parametrize("get_response", [lambda request: HttpResponse(), until], ids=["sync", "async"])
+def test_a_text_on_two_views_of_django_is_an_error_at_the_start(server: Server, get_response: Any) -> None:
+    guard = redis_rl.django.Guard(redis.Redis(port=server.port), timeout=PATIENT)
+
+    @guard.limit("5/h", method="POST")
+    @guard.limit("9/m")
+    def hello(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("hello")
+
+    once = [re_path("^shop/", include([re_path("^once", hello)]))]
+    with project(guard, {"/nothing": lambda request: HttpResponse()}), override_settings(ROOT_URLCONF=tuple(once)):
+        guard.middleware(get_response)
+        assert '"POST /^shop/once-1h";r=4;t=3600' in DjangoClient().post("/shop/once")["RateLimit"]
+    twice = [*once, *i18n_patterns(path("<lang>", hello)), path("<int:number>/", hello)]
+    cause = r'it stands on POST /\^shop/once and POST /<int:number>/: .* Policy\("search", "5/h"\)'
+    with override_settings(ROOT_URLCONF=tuple(twice)), pytest.raises(ValueError, match=cause):
+        guard.middleware(get_response)
 
 
 def test_what_a_handler_of_starlette_answers_after_a_refusal_is_left_out(server: Server) -> None:

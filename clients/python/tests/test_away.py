@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+import valkey.asyncio
 
 from redis_rl import Leases, RateLimiter
 from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
-from .servers import Server, wait_for
+from .rights import Rights
+from .servers import PATIENCE, Server, wait_for
 from .test_policies import SCOPE
 
 TIMEOUT = 0.1
@@ -36,17 +38,18 @@ class ThreadGuard(SyncGuard):
 
 
 @contextlib.contextmanager
-def deciding(kind: str, port: int, **options: Any) -> Iterator[Callable[[], Any]]:
+def deciding(kind: str, port: int, *, client: Any = None, **options: Any) -> Iterator[Callable[[], Any]]:
     """Takes a unit, in an event loop that goes on meanwhile or in this thread, and returns what was decided."""
+    options = {"policies": Policy("q", "100000/h"), "timeout": TIMEOUT, **options}
     if kind == "threads":
-        guard: Any = ThreadGuard(redis.Redis(port=port), Policy("q", "100000/h"), timeout=TIMEOUT, **options)
+        guard: Any = ThreadGuard(redis.Redis(port=port, **client or {}), **options)
         yield lambda: guard.take(dict(SCOPE)).decision
         guard.close()
         return
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    guard = Guard(redis.asyncio.Redis(port=port), Policy("q", "100000/h"), timeout=TIMEOUT, **options)
+    guard = Guard(redis.asyncio.Redis(port=port, **client or {}), **options)
 
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
@@ -116,10 +119,74 @@ def test_the_log_says_once_what_a_person_should_do(
     assert caplog.messages[1:] == ["Redis decides again"]
 
 
-def test_a_server_without_the_module_is_named(server_without_module: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with deciding("threads", server_without_module.port) as decide:
+@kinds
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize(
+    ("spoil", "client", "says"),
+    [
+        (["maxclients", "1"], {}, "the server has too many connections: raise maxclients"),
+        (["maxclients", "1"], {"db": 1}, "the server has too many connections: raise maxclients"),
+        (["requirepass", "secret"], {}, "the server asks for a password: name one"),
+        (["requirepass", "secret"], {"password": "other"}, "the user or the password is wrong"),
+        (["maxclients", "100"], {"username": "eve", "password": "x"}, "the user or the password is wrong"),
+        (["maxclients", "100"], {"password": "x", "protocol": 2}, "a password is given, and the server has none"),
+        (["maxclients", "100"], {"username": "bob", "password": "x", "db": 1}, "the user lacks a right"),
+    ],
+    ids=["clients", "clients, database", "password", "other password", "user", "no password", "right"],
+)
+def test_the_log_says_why_a_server_refuses_a_connection(
+    kind: str, protocol: int, spoil: list[str], client: Any, says: str, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.client() as raw:
+        before = raw.config_get(spoil[0])[spoil[0]]
+        raw.execute_command("ACL", "SETUSER", "bob", "on", ">x", "~*", "+@all", "-select")
+        raw.config_set(*spoil)
+        for _ in range(5):
+            with deciding(kind, server.port, client={"protocol": protocol, **client}, timeout=PATIENCE) as decide:
+                assert decide() is None
+        raw.config_set(spoil[0], before)
+        raw.execute_command("ACL", "DELUSER", "bob")
+    assert [message for message in caplog.messages if not message.startswith(f"Redis is away: {says}")] == []
+
+
+@pytest.mark.parametrize("kind", [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster])
+@pytest.mark.parametrize(
+    ("client", "says"),
+    [
+        ({"password": "y"}, "the user or the password is wrong"),
+        ({"password": "x"}, "the user lacks a right that the reply names: add it by ACL SETUSER"),
+    ],
+)
+def test_the_log_says_why_a_cluster_is_not_learned(
+    kind: Any, client: Any, says: str, cluster: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    rights = Rights(cluster)
+    rights.give("reset", "on", ">x", "~*", "+@all", "-cluster")
+
+    async def decide() -> None:
+        made = kind(host="127.0.0.1", port=cluster[0].port, username="app", **client)
+        guard = Guard(made, "5/h", timeout=PATIENCE)
+        assert (await guard.take(dict(SCOPE))).decision is None
+        await guard.close()
+        await made.aclose()
+
+    asyncio.run(decide())
+    rights.close()
+    assert caplog.messages[0].startswith(f"Redis is away: {says}")
+
+
+@kinds
+@pytest.mark.parametrize("algorithm", ["log", "bucket"])
+def test_a_server_without_the_module_or_with_an_older_one_is_named(
+    kind: str, algorithm: Any, server_without_module: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = Policy("q", "5/h", algorithm=algorithm)
+    with deciding(kind, server_without_module.port, policies=policies, timeout=PATIENCE) as decide:
         assert decide() is None
-    assert "the server has not loaded the redis-rl module: load it" in caplog.messages[0]
+    older = (
+        ", or one older than this package: load the newest" if algorithm == "bucket" else ": load it, also on replicas"
+    )
+    assert f"the server has not loaded the redis-rl module{older}" in caplog.messages[0]
 
 
 def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_server: Server) -> None:
@@ -143,7 +210,7 @@ def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_se
         assert time.monotonic() - begun < 2
 
 
-@pytest.mark.parametrize("threads", [100, 400])
+@pytest.mark.parametrize("threads", [100, 400, pytest.param(10_000, marks=pytest.mark.rest)])
 def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, threads: int) -> None:
     guard: Any = ThreadGuard(redis.Redis(port=server.port), Policy("q", "5/h"), timeout=60, fail="closed")
     start = threading.Barrier(threads)

@@ -108,7 +108,6 @@ async def test_an_error_is_that_of_its_own_request(server: Server, raw: redis.Re
         limiter.log("k", (5, "1h")),
         limiter.log("text", (5, "1h")),
         limiter.log("k", (-1, "1h")),
-        limiter.log("\ud800", (5, "1h")),
         limiter.log("k", (5, "1h"), cost=None),  # type: ignore[arg-type]
         limiter.all([]),
         limiter.log("k", (5, "1h")),
@@ -120,7 +119,6 @@ async def test_an_error_is_that_of_its_own_request(server: Server, raw: redis.Re
     assert [type(error).__name__ for error in errors] == [
         "ResponseError",
         "ResponseError",
-        "UnicodeEncodeError",
         "DataError",
         "ResponseError",
     ]

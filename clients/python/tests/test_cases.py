@@ -40,7 +40,7 @@ class Recorder:
         self.words: list[str] = []
 
     def execute_command(self, *words: Any) -> Any:
-        self.words = [str(word) for word in words]
+        self.words = [word.decode() if isinstance(word, bytes) else str(word) for word in words]
         return self.client.execute_command(*words)
 
 

@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from redis_rl import AsyncRateLimiter, RateLimiter, Row, cmd
+from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter, Row, cmd
 from redis_rl.testing import Clock
 
 from . import servers
@@ -39,6 +39,39 @@ def test_keys_are_bytes_too(raw: redis.Redis) -> None:
     limiter = RateLimiter(raw)
     limiter.log(b"\xff\x00", (5, "10s"), at=T)
     assert limiter.peek(b"\xff\x00", (5, "10s"), at=T).remaining == 4
+
+
+# A lone surrogate, and what Python makes of bytes that are no text.
+ODD_KEYS = ["\ud800", "\ud801", b"k\xff".decode(errors="surrogateescape"), "ü", b"\xff"]
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=map(ascii, ODD_KEYS))
+@pytest.mark.parametrize("place", ["server", "cluster", "memory"])
+async def test_a_key_that_is_no_proper_text_is_limited_as_any_other(
+    place: str, key: Any, server: Server, cluster: list[Server]
+) -> None:
+    client: Any = redis.Redis(port=server.port)
+    async_client: Any = redis.asyncio.Redis(port=server.port)
+    if place == "cluster":
+        client = redis.RedisCluster(host="127.0.0.1", port=cluster[0].port)
+        async_client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port)
+    elif place == "memory":
+        client = async_client = MemoryLimiter()
+    limiter, later = RateLimiter(client), AsyncRateLimiter(async_client)
+    with Leases(limiter, "log", "9/h") as leases:
+        assert [limiter.log(key, "9/h").remaining, leases.take(key).remaining] == [8, 7]
+    async with AsyncLeases(later, "log", "9/h") as async_leases:
+        assert [(await later.log(key, "9/h")).remaining, (await async_leases.take(key)).remaining] == [6, 5]
+    assert limiter.all([(key, "log", 9, "1h", 1)]).rows[0].remaining == 4
+    assert limiter.acquire("log", key, "9/h").remaining == 3
+    assert client.execute_command(*cmd.peek(key, "9/h"))[2] == 3
+    told = limiter.info(key)
+    assert told is not None
+    assert told.windows[0].used == 6
+    assert limiter.peek("other", "9/h").remaining == 9
+    assert limiter.reset(key)
+    client.close()
+    await async_client.aclose()
 
 
 def test_a_wait_says_whether_it_helps(raw: redis.Redis) -> None:

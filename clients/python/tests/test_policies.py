@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from redis_rl import Decision
-from redis_rl._guard import loops
+from redis_rl._guard import address, loops
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
@@ -116,6 +116,19 @@ async def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw:
             await guard.take({**SCOPE, "path": "/12", "user": user})
     assert sorted(raw.keys()) == ["bytes:", "bytes:bob"]
     assert raw.execute_command("RL.PEEK", "bytes:bob", 100, "1h")[2] == 97
+
+
+async def test_a_key_that_is_none_and_an_address_that_is_unknown_are_told_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    address._unknown.cache_clear()
+    policies = [Policy("user", "5/h", key=lambda scope: None), Policy("all", "5/h")]
+    async with guarded(server, policies) as (guard, _):
+        for _ in range(3):
+            assert fields(await guard.take({**SCOPE, "client": None}))
+    unlimited, unknown = caplog.messages
+    assert unlimited == "user does not limit a request whose key is None, as one has just had"
+    assert unknown.startswith("the address of a request is unknown: all such requests count as one client. Behind")
 
 
 async def test_the_key_of_the_guard_is_for_the_policies_that_have_none(server: Server, raw: redis.Redis) -> None:

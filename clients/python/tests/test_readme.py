@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_the_first_program_runs_without_a_server_and_the_sixth_request_is_refuse
     assert [each.status_code for each in told] == [200] * 5 + [429]
     assert f"    RateLimit-Policy: {told[-1].headers['RateLimit-Policy']}" == shown[2]
     assert told[-1].text == shown[6].strip()
+
+
+@pytest.mark.usefixtures("abandoned")
+@pytest.mark.parametrize("port", ["1", "listener.getsockname()[1]"], ids=["refused", "silent"])
+def test_the_first_program_starts_and_answers_while_redis_is_away(port: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        names: dict[str, Any] = {"__name__": __name__, "listener": listener}
+        exec(BLOCK.findall(README)[0][1].replace("Redis()", f"Redis(port={port})"), names)
+        with TestClient(names["app"]) as site:
+            assert site.get("/search").status_code == 200
 
 
 @pytest.mark.usefixtures("abandoned")

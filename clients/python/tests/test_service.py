@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+import redis.sentinel
 
-from redis_rl import Decision
+from redis_rl import Decision, MemoryLimiter
 
-from .servers import Server
+from .servers import Server, sentinel
 from .services import FRAMEWORKS, Answer, Ask, body_of
 from .test_asgi import PATIENT
 from .test_cases import FOLDERS
@@ -33,17 +34,16 @@ def compare(ask: Ask, step: Any) -> Answer:
     return answer
 
 
-@frameworks
-@pytest.mark.parametrize("client", [redis.asyncio.Redis, redis.Redis], ids=["async", "sync"])
-def test_the_service_answers_as_the_table_says(make: Callable[..., Any], client: Any, server: Server) -> None:
+def follow(make: Callable[..., Any], client: Any, **options: Any) -> None:
+    """Takes the steps of the table."""
     now, told = 0, []
 
     def on_decision(request: Any, decision: Decision, policies: Any) -> None:
         names = ", ".join(policy.name for policy in policies)
         told.append(f"{names}: {'limited' if decision.limited else 'allowed'}")
 
-    options = {"clock": lambda: now, "on_decision": on_decision, "timeout": PATIENT}
-    with contextmanager(make)(client(port=server.port), **options) as ask:
+    options = {"clock": lambda: now, "on_decision": on_decision, "timeout": PATIENT, **options}
+    with contextmanager(make)(client, **options) as ask:
         for step in SERVICE["steps"]:
             now = step["at"]
             told.clear()
@@ -52,11 +52,55 @@ def test_the_service_answers_as_the_table_says(make: Callable[..., Any], client:
 
 
 @frameworks
-@pytest.mark.parametrize("fail", ["open", "closed"])
+@pytest.mark.parametrize("client", [redis.asyncio.Redis, redis.Redis], ids=["async", "sync"])
+def test_the_service_answers_as_the_table_says(make: Callable[..., Any], client: Any, server: Server) -> None:
+    follow(make, client(port=server.port))
+
+
+def of_pool(library: Any, port: int) -> Any:
+    return library.Redis(connection_pool=library.BlockingConnectionPool(port=port, max_connections=1))
+
+
+def of_sentinel(library: Any, port: int) -> Any:
+    return library.sentinel.Sentinel([("127.0.0.1", port)]).master_for("mine")
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[tuple[Server, int]]:
+    """A master, and the port of the Sentinel that knows it."""
+    master = Server()
+    with sentinel(master) as port:
+        yield master, port
+    master.stop()
+
+
+@pytest.mark.parametrize("make", [FRAMEWORKS["starlette"], FRAMEWORKS["flask"]], ids=["starlette", "flask"])
+@pytest.mark.parametrize("library", [redis.asyncio, redis], ids=["async", "sync"])
+@pytest.mark.parametrize("fail", ["open", "closed", "local"])
+@pytest.mark.parametrize("kind", ["server", "pool", "cluster", "sentinel", "memory"])
+def test_the_service_answers_so_with_each_client_whatever_is_to_happen_while_redis_is_away(
+    kind: str, fail: str, library: Any, make: Any, server: Server, cluster: list[Server], watched: tuple[Any, int]
+) -> None:
+    watched[0].empty()
+    clients: dict[str, Callable[[], Any]] = {
+        "server": lambda: library.Redis(port=server.port),
+        "pool": lambda: of_pool(library, server.port),
+        "cluster": lambda: library.RedisCluster(host="127.0.0.1", port=cluster[0].port),
+        "sentinel": lambda: of_sentinel(library, watched[1]),
+        "memory": MemoryLimiter,
+    }
+    follow(make, clients[kind](), fail=fail)
+
+
+@frameworks
+@pytest.mark.parametrize("fail", ["open", "closed", "local"])
 def test_the_service_answers_while_redis_is_away(make: Callable[..., Any], fail: str, own_server: Server) -> None:
     errors: list[Exception] = []
     with contextmanager(make)(redis.Redis(port=own_server.port), fail=fail, on_error=errors.append) as ask:
         own_server.kill()
-        compare(ask, SERVICE["away"][fail])
+        if fail == "local":
+            assert [ask("GET", "/search", {}).status for _ in range(3)] == [200, 200, 429]
+        else:
+            compare(ask, SERVICE["away"][fail])
     assert {type(error) for error in errors} == {redis.ConnectionError}
     assert "Error 111 connecting" in str(errors[0])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, WebSocket
 from fastapi import Request as FastAPIRequest
 from fastapi.middleware.cors import CORSMiddleware
@@ -18,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Refused, Scope
@@ -184,8 +185,10 @@ def test_a_text_on_a_router_needs_a_name_however_many_routes_that_has(
     app.include_router(router, dependencies=limited if place == "inclusion" else None)
     path = "/a/0" if place == "router with a prefix" else "/0"
     cause = r'it stands on .*: give the limit a name, Policy\("search", "9/h"\)'
-    with TestClient(app) as site, pytest.raises(ValueError, match=cause):
-        site.get(path)
+    with pytest.raises(ValueError, match=cause):
+        TestClient(app).get(path)  # without a lifespan
+    with pytest.raises(ValueError, match=cause), TestClient(app):
+        pass
 
 
 def test_a_route_of_a_router_that_is_included_twice_needs_a_name(make: Make) -> None:
@@ -193,8 +196,8 @@ def test_a_route_of_a_router_that_is_included_twice_needs_a_name(make: Make) -> 
     router.add_api_route("/z", lambda: "hello", dependencies=[Depends(limit("9/h"))])
     for version in ("/v1", "/v2"):
         app.include_router(router, prefix=version)
-    with TestClient(app) as site, pytest.raises(ValueError, match="on several routes, GET /v1/z and GET /v2/z say"):
-        site.get("/v2/z")
+    with pytest.raises(ValueError, match="on several routes, GET /v1/z and GET /v2/z say"), TestClient(app):
+        pass
 
 
 def test_the_path_of_a_mount_belongs_to_the_name(make: Make, raw: redis.Redis) -> None:
@@ -219,8 +222,8 @@ def test_what_a_client_writes_in_the_path_of_a_mount_is_in_no_name(make: Make) -
     inner, (app, limit, _) = FastAPI(), make()
     inner.add_api_route("/z/{item}", lambda item: "hello", dependencies=[Depends(limit("9/h"))])
     app.mount("/{tenant}", inner)
-    with TestClient(app) as site, pytest.raises(ValueError, match="in a mount with a parameter: give the limit a name"):
-        site.get("/acme/z/1")
+    with pytest.raises(ValueError, match="in a mount with a parameter: give the limit a name"), TestClient(app):
+        pass
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -232,8 +235,53 @@ def test_what_a_route_does_not_name_is_an_error_that_says_so(make: Make, shared:
     @app.get("/b", dependencies=[Depends(first if shared else limit("9/h")), Depends(limit("1/h"))])
     async def show() -> None: ...
 
-    with TestClient(app) as site, pytest.raises(ValueError, match=r'give the limit a name, Policy\("search", "./h"\)'):
-        site.get("/b")
+    with pytest.raises(ValueError, match=r'give the limit a name, Policy\("search", "./h"\)'), TestClient(app):
+        pass
+
+
+@pytest.mark.parametrize("place", ["function", "class", "websocket", "route", "mount"])
+def test_a_text_on_two_routes_of_starlette_is_an_error_at_the_start(
+    guard_of: MakeGuard, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = guard_of()
+    limit = guard.limit("9/h")
+
+    async def hello(request: Any) -> Response:
+        return PlainTextResponse("hello")
+
+    class Endpoint(HTTPEndpoint):
+        get = limit(hello)
+
+    limited = [Middleware(GZipMiddleware), Middleware(limit.middleware)]
+    routes: dict[str, Callable[[str], Any]] = {
+        "function": lambda path: Route(path, limit(hello)),
+        "class": lambda path: Route(path, Endpoint),
+        "websocket": lambda path: WebSocketRoute(path, limit(hello)),
+        "route": lambda path: Route(path, hello, middleware=limited),
+        "mount": lambda path: Mount(path, routes=[Route("/", hello)], middleware=limited),
+    }
+    app = Starlette(routes=list(map(routes[place], ("/a", "/b"))), middleware=[Middleware(guard.middleware)])
+    with pytest.raises(ValueError, match=r'it stands on .*/a and .*/b: .* Policy\("search", "9/h"\)'), TestClient(app):
+        pass
+    assert caplog.messages == []
+    site = TestClient(app, raise_server_exceptions=False)
+    if place != "websocket":
+        assert {site.get(path).status_code for path in ("/a/", "/b/", "/a", "/b")} == {500}
+
+
+def test_uvicorn_says_what_is_wrong_and_does_not_start(guard_of: MakeGuard, caplog: pytest.LogCaptureFixture) -> None:
+    guard, app = guard_of(), FastAPI(dependencies=[])
+    app.add_middleware(guard.middleware)
+    for path in ("/a", "/b"):
+        app.get(path, dependencies=[Depends(guard.limit("9/h"))])(lambda: "hello")
+    app.include_router(APIRouter(), dependencies=[])
+    router = APIRouter(dependencies=[Depends(guard.limit("5/m"))])
+    router.get("/c")(lambda: "hello")
+    app.include_router(router)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+    with pytest.raises(SystemExit):
+        server.run()
+    assert 'it stands on a router or an application: give the limit a name, Policy("search", "5/m")' in caplog.messages
 
 
 def test_policies_of_a_route_may_be_several_or_depend_on_the_request(make: Make) -> None:

@@ -1,18 +1,10 @@
-"""Guards of aiohttp's applications.
-
-guard = Guard(redis, "5/10s, 100/h")
-app = web.Application(middlewares=[guard.middleware])
-
-@routes.get("/search")
-@guard.limit("1/s, 20/m")
-async def search(request: web.Request) -> web.Response: ...
-"""
+"""Guards of aiohttp's applications: ``web.Application(middlewares=[guard.middleware])``, ``@guard.limit("20/m")``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from aiohttp import web
 
@@ -20,11 +12,12 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = TypeVar("_Handler", bound=Callable[[Any], Awaitable[web.StreamResponse]])
 
 # Older versions have no such keys.
 _STATE: Any = web.RequestKey("redis_rl", dict) if hasattr(web, "RequestKey") else "redis_rl"
@@ -40,7 +33,7 @@ class Guard(AsyncGuard):
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """For the middlewares of an application, the first of them."""
+        """For the middlewares of an application, after those of CORS."""
         visit = await self.begin(request, limits_of(request.match_info.handler))
         try:
             if visit.refusal:
@@ -49,11 +42,11 @@ class Guard(AsyncGuard):
                 response = await handler(request)
             except web.HTTPException as answer:
                 if visit.refusal:
-                    return _response(visit.refusal)
+                    return _response(visit.refusal, answer)
                 answer.headers.update(visit.fields())
                 raise
             if visit.refusal and not response.prepared:
-                return _response(visit.refusal)
+                return _response(visit.refusal, response)
             if not response.prepared:
                 await self.prepare(request, response)
             return response
@@ -67,21 +60,20 @@ class Guard(AsyncGuard):
             visit.has_begun = True
             response.headers.update(visit.fields())
 
-    def limit(self, policies: Policies) -> Callable[[Any], Any]:
+    def limit(self, policies: Policies) -> Callable[[_Handler], _Handler]:
         """Decorates a handler, or a method of a ``web.View``."""
         limit = Limit(self, policies)
 
-        def decorate(handler: Any) -> Any:
+        def decorate(handler: _Handler) -> _Handler:
             @functools.wraps(handler)
             async def limited(first: Any) -> web.StreamResponse:
                 request = getattr(first, "request", first)
                 if (await self.take_route(limit, request)).refused:
                     # The middleware answers.
                     return web.Response()
-                response: web.StreamResponse = await handler(first)
-                return response
+                return await handler(first)
 
-            return with_limit(limited, limit)
+            return cast(_Handler, with_limit(limited, limit))
 
         return decorate
 
@@ -103,5 +95,10 @@ class Guard(AsyncGuard):
         return route_name(() if method == "*" else (method,), route.resource.canonical)
 
 
-def _response(answer: Answer) -> web.Response:
-    return web.Response(status=answer.status, headers=answer.fields, body=answer.body)
+def _response(answer: Answer, instead_of: web.StreamResponse | None = None) -> web.Response:
+    """The refusal, with what middleware further in has set, if that was asked."""
+    response = web.Response(status=answer.status, headers=answer.fields, body=answer.body)
+    if instead_of is not None:
+        response.headers.extend(beside(answer, instead_of.headers.items()))
+        response.cookies.update(instead_of.cookies)
+    return response

@@ -1,28 +1,22 @@
 """Guards of ASGI applications: Starlette, FastAPI, Litestar and others.
 
-    guard = Guard(redis, "5/10s, 100/h")
-    app.add_middleware(guard.middleware)
-
-    @app.get("/search", dependencies=[Depends(guard.limit("1/s, 20/m"))])
-    async def search() -> list[str]: ...
-
-A client learns its limits from the header fields of every answer; one that goes beyond them gets problem details.
+``app.add_middleware(guard.middleware)``, and of a route ``Depends(guard.limit("20/m"))`` or ``@guard.limit("20/m")``.
 """
 
 # FastAPI reads the annotations of Route.__call__ as they are: they may not be texts.
 import functools
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, route_name
+from ._guard.policies import Chosen, Cost, Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Taken, Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
@@ -56,7 +50,8 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+# Each framework has types of its own for what an application is called with.
+App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"description": "Quota Exceeded", "content": {"application/problem+json": {}}},
@@ -67,7 +62,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 _FIRST = {"http": "http.response.start", "websocket": "websocket.accept"}
 # A status of websockets.
 _TRY_AGAIN_LATER = 1013
-_ABOUT_BODY = {b"content-length", b"content-type", b"content-encoding", b"etag"}
 
 
 def client_address(proxies: int = 0) -> Callable[[Scope], str]:
@@ -175,7 +169,7 @@ class Route(Limit):
 
             return await run_in_threadpool(handler, *args, **arguments)
 
-        return limited
+        return with_limit(limited, self)
 
     def middleware(self, app: App) -> App:
         """Limits a route or a router of Starlette."""
@@ -237,6 +231,33 @@ def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
+def _limits(route: Any) -> list[Limit]:
+    """The texts that limit a route or a mount: as dependencies, in its handler, and as middleware."""
+    places = [each.dependency for each in getattr(route, "dependencies", None) or ()]
+    endpoint = getattr(_original(route), "endpoint", None)
+    for each in (endpoint, *(vars(endpoint).values() if isinstance(endpoint, type) else ())):
+        places += limits_of(each)
+    app = _original(route)
+    while (app := getattr(app, "app", None)) is not None:
+        places.append(getattr(app, "limit", None))
+    return [each for each in places if isinstance(each, Limit) and each.text]
+
+
+def _check_routes(app: Any, routes: Any, root: str = "") -> None:
+    """Raises an error if a text limits what gives it no name: before the first request."""
+    for route in routes:
+        original = _original(route)
+        path = root + getattr(original, "path", "")
+        mount = path if isinstance(original, Mount) else root
+        kind = "http" if hasattr(original, "methods") else "websocket"
+        scope = {"type": kind, "app": app, "path_params": dict.fromkeys(re.findall(r"\{(\w+)", path))}
+        for limit in _limits(route):
+            limit.stands_on(_name(scope, original, mount, limit))
+        if isinstance(original, Mount):
+            inner = original.app if hasattr(original.app, "router") else app
+            _check_routes(inner, _routes(original), mount)
+
+
 def _has(place: Any, limit: Limit) -> bool:
     """Whether a route, or a router, depends on this limit."""
     return any(each.dependency is limit for each in getattr(place, "dependencies", None) or ())
@@ -244,12 +265,18 @@ def _has(place: Any, limit: Limit) -> bool:
 
 class _Middleware:
     def __init__(self, guard: Guard, limit: Limit, app: App) -> None:
-        self.app, self._guard, self._limit = app, guard, limit
+        self.app, self.limit, self._guard = app, limit, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Anything but a request passes, and so do the messages of a websocket."""
         first = _FIRST.get(scope["type"])
         if first is None:
+            try:
+                _check_routes(scope.get("app"), _routes(scope.get("app")))
+            except ValueError as error:
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
             return await self.app(scope, receive, send)
         if visit := scope.get(VISIT):
             return await self._pass(visit, scope, receive, send)
@@ -269,7 +296,7 @@ class _Middleware:
         return None
 
     async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        taken = await self._guard.take_of([self._limit], scope, visit=visit)
+        taken = await self._guard.take_of([self.limit], scope, visit=visit)
         if taken.refused:
             if scope["type"] == "websocket":
                 await receive()  # that a client wants to connect
@@ -298,7 +325,7 @@ class _Answering:
             return
         if message["type"] == self._first:
             visit.has_begun = True
-            message = {**message, "headers": [*message.get("headers", ()), *_encoded(visit.fields())]}
+            message = {**message, "headers": [*message.get("headers", ()), *_encoded(visit.fields().items())]}
         await self._send(message)
 
     async def finish(self) -> None:
@@ -339,14 +366,13 @@ def _messages(scope: Scope, answer: Answer, headers: Iterable[tuple[bytes, bytes
         if response not in (scope.get("extensions") or {}):
             # The server can say no more than 403.
             return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
-    fields = [*_encoded(answer.fields), (b"content-length", str(len(answer.body)).encode())]
-    replaced = _ABOUT_BODY.union(name for name, _ in fields)
-    kept = [(name, value) for name, value in headers if name.lower() not in replaced]
+    kept = beside(answer, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
+    fields = [*kept, *answer.fields.items(), ("Content-Length", str(len(answer.body)))]
     return [
-        {"type": f"{response}.start", "status": answer.status, "headers": [*kept, *fields]},
+        {"type": f"{response}.start", "status": answer.status, "headers": _encoded(fields)},
         {"type": f"{response}.body", "body": answer.body},
     ]
 
 
-def _encoded(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
+def _encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]

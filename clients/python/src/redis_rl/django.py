@@ -1,30 +1,28 @@
 """Guards of Django's projects, for views of both kinds. For Django REST framework's throttles see :mod:`redis_rl.drf`.
 
-# limits.py, of which settings.MIDDLEWARE begins with "project.limits.middleware"
-guard = Guard(redis, "5/10s, 100/h")
-middleware = guard.middleware
-
-@guard.limit("1/s, 20/m", method="GET")
-def search(request: HttpRequest) -> HttpResponse: ...
+``guard.middleware`` is named in ``settings.MIDDLEWARE``, after those of security and CORS; ``@guard.limit("20/m")``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
+from django.urls import LocalePrefixPattern, get_resolver
 from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, blocking, run
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+
+_View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
@@ -48,8 +46,9 @@ class Guard(SyncGuard):
 
     @sync_and_async_middleware
     def middleware(self, get_response: Any) -> Any:
-        """For ``settings.MIDDLEWARE``, the first of them."""
+        """For ``settings.MIDDLEWARE``, after those of security and CORS."""
         guarded: Any
+        _check_routes(get_resolver().url_patterns)
         if iscoroutinefunction(get_response):
 
             async def guarded(request: HttpRequest) -> Any:
@@ -74,25 +73,26 @@ class Guard(SyncGuard):
         return guarded
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
-        limits = [self.all, *_limits(view, request)]
+        limits = [self.all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
         return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
 
-    def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[Any], Any]:
+    def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
-        limit = _ViewLimit(self, policies, method)
+        limit = Limit(self, policies)
+        limit.method = method
 
         def decorate(view: Any) -> Any:
             if iscoroutinefunction(view):
 
                 @functools.wraps(view)
                 async def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    taken = await self.take_route(limit, request) if limit.is_for(request) else None
+                    taken = await self.take_route(limit, request) if method in (None, request.method) else None
                     return (taken and _response(taken.refusal)) or await view(request, *args, **arguments)
             else:
 
                 @functools.wraps(view)
                 def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    taken = run(self.take_route(limit, request)) if limit.is_for(request) else None
+                    taken = run(self.take_route(limit, request)) if method in (None, request.method) else None
                     return (taken and _response(taken.refusal)) or view(request, *args, **arguments)
 
             return with_limit(limited, limit)
@@ -109,24 +109,22 @@ class Guard(SyncGuard):
 
     def route(self, request: HttpRequest, limit: Limit) -> str | None:
         """The name of the pattern, which is for all methods."""
-        assert isinstance(limit, _ViewLimit)
-        match = request.resolver_match
-        return route_name([limit.method] if limit.method else (), f"/{match.route}") if match else None
+        return _route_name(request.resolver_match.route, limit) if request.resolver_match else None
 
 
-class _ViewLimit(Limit):
-    """Limits a view, for all methods or one."""
+def _check_routes(patterns: Any, before: str = "") -> None:
+    """Raises an error if a text limits several views: before the first request."""
+    for each in patterns:
+        path = before + (str(each.pattern).removeprefix("^") if before else str(each.pattern))
+        for limit in limits_of(getattr(each, "callback", None)):
+            limit.stands_on(_route_name(path, limit))
+        # Paths that begin with a language are several.
+        if not isinstance(each.pattern, LocalePrefixPattern):
+            _check_routes(getattr(each, "url_patterns", ()), path)
 
-    def __init__(self, guard: Guard, policies: Policies, method: str | None) -> None:
-        super().__init__(guard, policies)
-        self.method = method
 
-    def is_for(self, request: HttpRequest) -> bool:
-        return self.method is None or request.method == self.method
-
-
-def _limits(view: Any, request: HttpRequest) -> list[Limit]:
-    return [limit for limit in limits_of(view) if isinstance(limit, _ViewLimit) and limit.is_for(request)]
+def _route_name(path: str, limit: Limit) -> str:
+    return route_name([limit.method] if limit.method else (), f"/{path}")
 
 
 def _response(answer: Answer | None) -> HttpResponse | None:
@@ -135,8 +133,12 @@ def _response(answer: Answer | None) -> HttpResponse | None:
 
 def _answered(visit: Visit, response: Any) -> Any:
     visit.end()
+    fields: Iterable[tuple[str, str]] = visit.fields().items()
     if visit.refusal:
-        return _response(visit.refusal)
-    for name, value in visit.fields().items():
+        # Middleware further in has set fields and cookies, for other origins say.
+        refused: Any = _response(visit.refusal)
+        fields = beside(visit.refusal, response.items())
+        refused.cookies, response = response.cookies, refused
+    for name, value in fields:
         response[name] = value
     return response

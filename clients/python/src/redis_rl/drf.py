@@ -1,13 +1,7 @@
 """Throttles for Django REST framework, each request one command, tiers included.
 
-They take the place of those of ``rest_framework.throttling`` and read the same settings. A rate may have several
-tiers, and a window of several units::
-
-    REDIS_RL = {"URL": "redis://127.0.0.1:6379", "FAIL": "open"}
-    REST_FRAMEWORK = {
-        "DEFAULT_THROTTLE_CLASSES": ["redis_rl.drf.UserRateThrottle"],
-        "DEFAULT_THROTTLE_RATES": {"user": "5/s, 100/10min, 1000/day"},
-    }
+They take the place of those of ``rest_framework.throttling`` and read the same settings; ``settings.REDIS_RL`` has the
+``URL`` and what else they need. A rate may have several tiers, and a window of several units: ``5/s, 100/10min``.
 """
 
 from __future__ import annotations

@@ -1,18 +1,10 @@
-"""Guards of Flask's applications.
-
-guard = Guard(redis, "5/10s, 100/h")
-guard.middleware(app)
-
-@app.get("/search")
-@guard.limit("1/s, 20/m")
-def search() -> list[str]: ...
-"""
+"""Guards of Flask's applications: ``guard.middleware(app)``, ``@guard.limit("20/m")``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 from flask import Flask, Request, Response, current_app, request
 
@@ -20,7 +12,7 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, run
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy
+from .http import Answer, Policy, beside
 
 __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
@@ -28,6 +20,18 @@ __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 def client_address(proxies: int = 0) -> Callable[[Request], str]:
     """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
     return lambda request: behind(proxies, request.remote_addr, request.headers.getlist("X-Forwarded-For"))
+
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """Decorates a view; without one, it is what a blueprint calls before a request."""
+
+    @overload
+    def __call__(self) -> Response | None: ...
+    @overload
+    def __call__(self, view: _View) -> _View: ...
 
 
 class Guard(SyncGuard):
@@ -40,6 +44,9 @@ class Guard(SyncGuard):
         app.teardown_request(self._end)
 
     def _before(self) -> Response | None:
+        if _is_answered_by_flask():
+            Visit(self._state(request), VISIT)
+            return None
         view = current_app.view_functions.get(request.endpoint or "")
         return _response(run(self.begin(request, limits_of(view))).refusal)
 
@@ -47,7 +54,10 @@ class Guard(SyncGuard):
         visit: Visit | None = request.environ.get(VISIT)
         if visit:
             visit.has_begun = True
-            response = _response(visit.refusal) or response
+            if visit.refusal:
+                # What was set by now stays, for other origins say.
+                fields = beside(visit.refusal, response.headers)
+                response = Response(visit.refusal.body, visit.refusal.status, [*fields, *visit.refusal.fields.items()])
             response.headers.update(visit.fields() if not visit.refusal else {})
         return response
 
@@ -55,12 +65,12 @@ class Guard(SyncGuard):
         if visit := request.environ.get(VISIT):
             visit.end()
 
-    def limit(self, policies: Policies) -> Any:
+    def limit(self, policies: Policies) -> Decorator:
         """Decorates a view; or is a blueprint's: ``blueprint.before_request(guard.limit("9/h"))``."""
         limit = Limit(self, policies)
 
         def refusal() -> Response | None:
-            return _response(run(self.take_route(limit, request)).refusal)
+            return None if _is_answered_by_flask() else _response(run(self.take_route(limit, request)).refusal)
 
         def decorate(view: Any = None) -> Any:
             if view is None:
@@ -88,6 +98,11 @@ class Guard(SyncGuard):
         if len(request.blueprints) == 1:
             return route_name((), current_app.blueprints[request.blueprints[0]].url_prefix or "") or None
         return None
+
+
+def _is_answered_by_flask() -> bool:
+    """Whether no view is asked, as for a preflight: that costs nothing."""
+    return request.method == "OPTIONS" and getattr(request.url_rule, "provide_automatic_options", False)
 
 
 def _response(answer: Answer | None) -> Response | None:

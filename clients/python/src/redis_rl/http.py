@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
+_ABOUT_BODY = {"content-length", "content-type", "content-encoding", "etag"}
 # How long a lease lasts.
 _LEASE_MS = 100
 
@@ -203,6 +204,12 @@ def check_cost(cost: int) -> None:
 def away() -> Answer:
     """What to tell a client that is not let through while Redis is away."""
     return _problem(503, {"Retry-After": "1"}, {"title": "The rate limiter is away"})
+
+
+def beside(answer: Answer, fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Fields of another answer that this one takes over: all but those it names itself, and those about the body."""
+    replaced = _ABOUT_BODY.union(name.lower() for name in answer.fields)
+    return [(name, value) for name, value in fields if name.lower() not in replaced]
 
 
 def _left(item: Item, remaining: int, wait: timedelta | None) -> str:

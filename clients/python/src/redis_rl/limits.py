@@ -301,12 +301,9 @@ class _AsyncWindows(_Windows):
 
     async def _call(self, *words: Key | int) -> Any:
         reply: Future[Any] = get_running_loop().create_future()
+        words = tuple(map(wire.sendable, words))
         # A script's key stands behind its text and the number of keys.
-        key = str(words[3 if words[0] in ("EVAL", "EVALSHA") else 1])
-        for word in words:
-            if isinstance(word, str) and not word.isascii():
-                # What cannot be sent is an error of this command alone.
-                word.encode()
+        key: Any = words[3 if words[0] in ("EVAL", "EVALSHA") else 1]
         self._lines.here().send(key, words, partial(_end, reply))
         return await reply
 

@@ -123,7 +123,7 @@ def _encoded(word: Any) -> bytes:
         raise redis.DataError(f"a word is bytes, text or a whole number: {word!r}")
     # A character has at least a byte.
     if isinstance(word, int) or len(word) <= _MOST_WORD_BYTES:
-        encoded = word if isinstance(word, bytes) else str(word).encode()
+        encoded = word if isinstance(word, bytes) else str(word).encode(errors="surrogatepass")
         if len(encoded) <= _MOST_WORD_BYTES:
             return encoded
     raise redis.ResponseError(f"each word must have at most {_MOST_WORD_BYTES} bytes")

@@ -128,11 +128,11 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
 
     def info(self, key: Key) -> _Info:
         """What is counted in a key, None if nothing is: RL.INFO."""
-        return self._call(["RL.INFO", key], wire.info)
+        return self._call(["RL.INFO", wire.sendable(key)], wire.info)
 
     def reset(self, key: Key) -> _Bool:
         """Forgets what is counted in a key, and tells whether there was one: DEL."""
-        return self._call(["DEL", key], bool)
+        return self._call(["DEL", wire.sendable(key)], bool)
 
     def acquire(
         self, algorithm: Algorithm, key: Key, *quotas: Quota, cost: int = 1, timeout: float | None = None

@@ -34,7 +34,7 @@ _NO_WINDOW = (
     "from 1ms to 3650d"
 )
 
-NOT_LOADED = "the server has not loaded the redis-rl module: it does not know its commands"
+NOT_LOADED = "the server has not loaded the redis-rl module, or one older than this package: it lacks the command"
 # How the server says that it cannot read a command. redis-py leaves out a leading ERR.
 _UNREADABLE = re.compile(
     r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|algorithm|each row|rows|rows of one key) must (?!be one of)"
@@ -227,6 +227,11 @@ def _parsed_one(text: str) -> Pair:
     raise ValueError(f'"{text}" {_NO_QUOTA}')
 
 
+def sendable(word: Key | int) -> Any:
+    """Also text with a lone surrogate, which UTF-8 does not allow, is a key as any other."""
+    return word.encode(errors="surrogatepass") if isinstance(word, str) and not word.isascii() else word
+
+
 def take(
     command: str,
     key: Key,
@@ -237,7 +242,7 @@ def take(
     partial: bool = False,
 ) -> list[Key | int]:
     """What takes from one key, or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
-    words: list[Key | int] = [command, key]
+    words: list[Key | int] = [command, sendable(key)]
     for quota in quotas:
         for limit, window in parsed(quota) if isinstance(quota, str) else (_pair(quota),):
             words += (limit, _window(window))
@@ -258,7 +263,7 @@ def take_all(
             name = algorithm.upper()
         except (AttributeError, TypeError, ValueError):
             raise TypeError(f"a row is key, algorithm, limit, window and cost: {row!r}") from None
-        words += (key, name, limit, _window(window), cost)
+        words += (sendable(key), name, limit, _window(window), cost)
     return words + _options(force, at)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-UNKNOWN = "unknown"
-"""Whoever has no address, as on a Unix socket: all of them together."""
+_log = logging.getLogger("redis_rl")
 # The first 96 bits of ::1.2.3.4, ::ffff:1.2.3.4, ::ffff:0:1.2.3.4 and 64:ff9b::1.2.3.4.
 _IPV4_IN_IPV6 = {0, 0xFFFF, 0xFFFF_0000, 0x0064_FF9B << 64}
 
@@ -23,9 +23,19 @@ def behind(proxies: int, peer: str | None, forwarded: Iterable[str]) -> str:
 def network(address: str | None) -> str:
     """Of an IPv6 client, which has a whole network, 64 bits are named."""
     if not address:
-        return UNKNOWN
+        return _unknown()
     # A client may send long texts: to remember them could fill the memory.
     return _canonical(address) if len(address) <= 64 else _canonical.__wrapped__(address)
+
+
+@lru_cache(maxsize=1)
+def _unknown() -> str:
+    """Whoever has no address, as on a Unix socket: all of them together, which the log is told once."""
+    _log.warning(
+        "the address of a request is unknown: all such requests count as one client. Behind a proxy on a Unix socket, "
+        "Guard(..., key=client_address(proxies=1)) names who asks"
+    )
+    return "unknown"
 
 
 # A busy client asks often.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from .. import http
 from .._commands.limiter import check_client
-from .._commands.wire import Clock, Decision, check_seconds, is_mistake
+from .._commands.wire import Clock, Decision, check_seconds, is_mistake, sendable
 from .._keys import Request
 from .._lines.errors import is_away
 from ..http import Answer, Policy
@@ -38,6 +38,10 @@ _MEANWHILE = {
     "closed": "requests are answered 503 meanwhile",
     "local": "limits are local meanwhile",
 }
+_NO_LOOP = (
+    "a function of the request, or a hook, waits for an event loop, and the guard runs in a thread that has none: make "
+    "it plain, or serve Django by ASGI, where all middleware behind the guard is asynchronous too"
+)
 _log = logging.getLogger("redis_rl")
 # Whether the caller blocks its thread, in a framework that has both kinds of handlers.
 blocking = ContextVar("blocking", default=False)
@@ -51,10 +55,15 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     except StopIteration as end:
         result: _Result = end.value
         return result
+    except RuntimeError as error:
+        # What asyncio says, and so what is built on it.
+        if str(error) == "no running event loop":
+            raise RuntimeError(_NO_LOOP) from error
+        raise
     finally:
         blocking.reset(token)
     work.close()
-    raise RuntimeError("what a function of the request awaits needs an asynchronous view")
+    raise RuntimeError(_NO_LOOP)
 
 
 def _check_keys(charges: Sequence[Charge]) -> None:
@@ -88,27 +97,20 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
 class Guard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
-    ``client`` is that of the application: it asks on connections of its own, made for the same server. ``policies`` is
-    one policy, a list that is decided in one step, or a function of the request, plain or asynchronous, that returns a
-    policy, a list, or None where nothing limits the request. With an empty list only routes are limited.
+    ``client`` is that of the application: the guard asks on connections of its own, made for the same server.
+    ``policies`` is one policy, a list that is decided in one step, or a function of the request that returns one of
+    these, or None where nothing limits the request. With an empty list only routes are limited. ``key`` is a function
+    of the request, for the policies that have none: else it is the network address. ``prefix`` stands before every key.
 
-    ``key`` names whose quotas a request takes: a function of the request for all policies that have none; else it is
-    the network address. ``prefix`` stands before every stored key. Redis is away if there is no connection, no answer
-    in time, or an error as the answer. Then requests pass without limits if ``fail`` is "open", are answered 503 if it
-    is "closed", and are decided in this process by the same policies if it is "local"; a warning is logged, at most one
-    a second, and when Redis decides again. ``timeout`` is in seconds in which Redis could answer: while this process is
-    busy with something else, they do not count.
-
-    ``remember`` is in seconds: for so long at most a refusal is repeated without asking. ``close`` gives back what is
-    left of the leases of policies.
+    While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
+    this process if it is "local". ``timeout`` is in seconds in which Redis could answer: while this process is busy
+    with something else, they do not count. ``remember`` is in seconds for which a refusal is repeated without asking.
 
     ``on_decision`` is told of each decision, with its policies: a policy of a dry run has a decision of its own.
-    ``on_error`` is told why Redis did not decide a request, instead of the warnings. ``on_limited`` returns the answer
-    to send instead of 429 or 403, or None for that; the header fields are kept unless it names them. ``on_away``
-    returns what to answer while Redis is away, in place of ``fail``; None lets the request pass. The latter two may be
-    asynchronous.
-
-    ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
+    ``on_error`` is told why Redis did not decide a request. ``on_limited`` returns the answer to send instead of 429 or
+    403, or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while
+    Redis is away, in place of ``fail``; None lets the request pass. The latter two, ``key`` and ``policies`` may be
+    asynchronous. ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
     """
 
     def __init__(
@@ -161,8 +163,14 @@ class Guard:
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
+        # Policies that were told to the log, since a request has no key.
+        self._unlimited: set[str] = set()
         # When the next warning of a request that is not decided may come, though Redis is not away.
         self._next_warning = 0.0
+
+    def __deepcopy__(self, memo: Any) -> Guard:
+        """Itself: see :class:`Limit`."""
+        return self
 
     @property
     def asking(self) -> Any:
@@ -283,6 +291,9 @@ class Guard:
                     raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
                 key = whose = await resolved(key_of(request)) if key_of else next(iter(outer), _ADDRESS)
                 if key is None:
+                    if policy.name not in self._unlimited:
+                        self._unlimited.add(policy.name)
+                        _log.warning("%s does not limit a request whose key is None, as one has just had", policy.name)
                     continue
                 if key is _ADDRESS:
                     # All that counts for an address is in one slot.
@@ -295,10 +306,7 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             http.check_cost(units)
-            text = f"{self._prefix}{policy.name}:{key}"
-            # Also what is no proper text has a key of its own.
-            name = text if text.isascii() else text.encode(errors="surrogatepass")
-            charges.append(Charge(policy, name, units, whose))
+            charges.append(Charge(policy, sendable(f"{self._prefix}{policy.name}:{key}"), units, whose))
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:

@@ -64,7 +64,7 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
         """Takes units, of the lease if it has them."""
         if type(cost) is not int:
             _check_cost(cost)
-        here = self._asking.here()
+        key, here = wire.sendable(key), self._asking.here()
         verdict: Verdict | None = here.known(key, self._rules, cost)
         if verdict is not None:
             return verdict
@@ -120,6 +120,7 @@ def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
     """Takes units in this thread, of a lease if that has them."""
     if type(cost) is not int:
         _check_cost(cost)
+    key = wire.sendable(key)
     verdict = asking.known(key, rules, cost)
     if verdict is not None:
         return verdict
@@ -129,9 +130,6 @@ def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
 
 def _request(key: Key, rules: Rules, cost: int) -> Request:
     _check_cost(cost)
-    if isinstance(key, str) and not key.isascii():
-        # What cannot be sent is an error of this request alone.
-        key.encode()
     return Request([Share(key, rules, cost)])
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .._keys import Share
 from .._lines.away import Away
-from .._lines.errors import state_of, text_of
+from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
 
 _log = logging.getLogger("redis_rl")
@@ -55,9 +55,10 @@ class Nodes:
             entry.away.failed(_now_ms())
             is_first = len(self._away) == 1
         if is_first:
-            state = state_of(error)
+            said = said_by(error)
+            state = state_of(said)
             # Of an unknown command the server quotes the words, and so the key of a user.
-            reply = text_of(error).partition(", with args")[0]
+            reply = text_of(said).partition(", with args")[0]
             why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
             _log.warning("Redis is away: %s; %s", why, self._meanwhile)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -24,56 +25,67 @@ KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
 
 _View = TypeVar("_View")
 
+_log = logging.getLogger("redis_rl")
+
 # Where a handler has the limits of its route.
 LIMITS = "redis_rl_limits"
 _MAX_ROWS = 64
 
 
 class Limit:
-    """Policies that limit requests: those of an application or of a route."""
+    """Policies that limit requests: those of an application or of a route, there perhaps of one method."""
+
+    method: str | None = None
 
     def __init__(self, guard: Any, policies: Policies, *, is_route: bool = True) -> None:
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
         self.guard = guard
         self._function = policies if callable(policies) else None
-        self._text = policies if is_route and isinstance(policies, str) else None
+        self.text = policies if is_route and isinstance(policies, str) else None
         # What is wrong with a text is an error now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
-        self.fixed = None if self._text else checked
+        self.fixed = None if self.text else checked
         if is_route and self.fixed and guard.all.fixed:
             check_together([*guard.all.fixed, *self.fixed])
-        # Of a text: the name of the route, once that is known; and what an adapter knows of routes.
+        # Of a text: the name of the route, once that is known, or what is wrong; and what an adapter knows of routes.
         self._route: str | None = None
+        self._mistake = ""
         self.known: dict[Any, tuple[Any, str | None]] = {}
 
+    def __deepcopy__(self, memo: Any) -> Limit:
+        """Itself: Litestar copies what stands on a router."""
+        return self
+
     async def of(self, request: Any) -> tuple[Policy, ...]:
-        if self._text:
-            return self._of_route(self._text, request)
+        if self.text:
+            if self._mistake:
+                raise ValueError(self._mistake)
+            try:
+                self.stands_on(self.guard.route(request, self))
+            except ValueError as error:
+                _log.error("%s", error)
+                raise
         if self.fixed is not None:
             return self.fixed
         assert self._function
         return _checked(await resolved(self._function(request)))
 
-    def _of_route(self, quotas: str, request: Any) -> tuple[Policy, ...]:
-        name = self.guard.route(request, self)
-        if name != self._route:
-            cause = None
-            if not name:
-                cause = "the framework does not tell the route"
-            elif self._route:
-                cause = f"it stands on {self._route} and {name}"
-            elif self.guard.routes.setdefault(name, self) is not self:
-                cause = f"there is another on {name}"
-            if cause:
-                raise self.unnamed(cause)
-            assert name
-            self._route, self.fixed = name, (RoutePolicy(name, quotas),)
-        assert self.fixed
-        return self.fixed
+    def stands_on(self, name: str | None) -> None:
+        """Gives a text the name of its route, or raises what is wrong with it: from then on, on every route."""
+        if not self.text or name == self._route:
+            return
+        if not name:
+            raise self.unnamed("the framework does not tell the route")
+        if self._route:
+            raise self.unnamed(f"it stands on {self._route} and {name}")
+        if self.guard.routes.setdefault(name, self) is not self:
+            raise self.unnamed(f"there is another on {name}")
+        self._route, self.fixed = name, (RoutePolicy(name, self.text),)
 
     def unnamed(self, cause: str) -> ValueError:
-        return ValueError(f'{cause}: give the limit a name, Policy("search", "{self._text}")')
+        self._mistake = f'{cause}: give the limit a name, Policy("search", "{self.text}")'
+        return ValueError(self._mistake)
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:

@@ -123,6 +123,8 @@ class Visit:
 
     def __init__(self, state: MutableMapping[str, Any], key: str) -> None:
         """The visit is found by ``key`` in ``state`` while the request lasts."""
+        if state.get(key):
+            raise RuntimeError("a guard is in front of this application already: it needs one guard.middleware")
         self.taken: list[Taken] = []
         self.refusal: Answer | None = None
         self.has_begun = False

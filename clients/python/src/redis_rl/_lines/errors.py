@@ -74,6 +74,8 @@ def text_of(error: Exception) -> str:
     text, code = str(error), _CODES.get(type(error).__name__)
     if code == "WRONGPASS" and text.startswith(("Authentication required", "HELLO must be called")):
         code = "NOAUTH"
+    elif code == "WRONGPASS" and text.startswith("AUTH "):
+        code = "ERR"
     # Of an error that has none, the library has left out this; of one that it does not know, nothing.
     return f"{code} {text}" if code else text if re.match("[A-Z]{3,} ", text) else f"ERR {text}"
 
@@ -84,6 +86,14 @@ def state_of(error: object) -> State | None:
         return None
     text = text_of(error)
     return next((state for state in TABLE if text.startswith(state.starts)), None)
+
+
+def said_by(error: Exception) -> Exception:
+    """The reply that tells of a state, also if the client of a cluster has hidden it behind an error of its own."""
+    said: BaseException | None = error
+    while said is not None and not state_of(said):
+        said = said.__cause__ or said.__context__
+    return said if isinstance(said, Exception) else error
 
 
 def is_moved(error: object) -> bool:

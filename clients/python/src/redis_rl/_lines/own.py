@@ -32,6 +32,8 @@ _LEFT_OUT = {
     "retry_on_timeout",
     "ssl",
 }
+# Connections tell the server of their library in two writes, which these leave out.
+_LIBRARY = {"lib_name", "lib_version"}
 # While a cluster's nodes are asked who has which slots.
 TOPOLOGY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
@@ -71,6 +73,8 @@ class Library:
             # With these, redis-py 7 and newer do not see that a connection which rests has been closed.
             notifications = import_module(f"{self.name}.maint_notifications").MaintNotificationsConfig
             options["maint_notifications_config"] = notifications(enabled=False)
+        # A server with too many connections says so and closes. A second write would fail before that is read.
+        options.update({"driver_info": None} if "driver_info" in accepted else dict.fromkeys(_LIBRARY & accepted))
         return {**options, "retry": self.retry, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
