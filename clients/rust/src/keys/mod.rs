@@ -6,6 +6,7 @@
 
 mod command;
 mod key;
+pub mod place;
 mod request;
 mod share;
 
